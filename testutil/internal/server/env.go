@@ -1,0 +1,26 @@
+package server
+
+import "os"
+
+// The environment variables by which testutil/servers tells a command where the servers are.
+const (
+	EnvRedis       = "ONELANE_REDIS"        // host:port
+	EnvRedisServer = "ONELANE_REDIS_SERVER" // path of the redis-server binary
+	EnvMySQL       = "ONELANE_MYSQL_DSN"    // for go-sql-driver/mysql
+	EnvPostgres    = "ONELANE_POSTGRES_DSN" // for pgx
+	EnvRequire     = "ONELANE_REQUIRE_SERVERS"
+)
+
+// Advice says how a test gets its servers.
+const Advice = "run the tests through the command that finds or installs the servers: go run github.com/onelane/onelane/testutil/servers go test ./..."
+
+// Required says whether a missing server is a failure of the test: under CI, and under testutil/servers.
+func Required() bool { return set(EnvRequire) || set("CI") }
+
+func set(name string) bool {
+	switch os.Getenv(name) {
+	case "", "0", "false":
+		return false
+	}
+	return true
+}

@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// StartMariaDB starts a MariaDB with a user root without a password. Nothing is synced to disk; what matters for isolation is as
+// MariaDB's defaults have it.
+func StartMariaDB(ctx context.Context) (*Server, error) {
+	binary, err := Find(MySQL)
+	if err != nil {
+		return nil, err
+	}
+	// Beside mariadbd in Homebrew, in /usr/bin while that is in /usr/sbin on Debian.
+	beside := filepath.Dir(binary)
+	install, err := find("mariadb-install-db", []string{beside, filepath.Join(beside, "..", "bin")}, MySQL)
+	if err != nil {
+		return nil, fmt.Errorf("server: %s is here, mariadb-install-db is not: install MariaDB completely: %w", binary, err)
+	}
+	acc, err := accountFor(MySQL, "mysql", "nobody")
+	if err != nil {
+		return nil, err
+	}
+	common := func(dir string) []string {
+		return []string{"--no-defaults", "--datadir=" + filepath.Join(dir, "data"), "--tmpdir=" + dir}
+	}
+	return start(ctx, spec{
+		kind:    MySQL,
+		account: acc, // not --user: a process that changes its user by itself no longer ends with its parent
+		end:     syscall.SIGKILL,
+		prepare: func(ctx context.Context, dir string) error {
+			return run(ctx, acc, dir, install, append(common(dir),
+				"--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")...)
+		},
+		command: func(dir string, port int) *exec.Cmd {
+			return exec.Command(binary, append(common(dir),
+				"--bind-address=127.0.0.1", "--port="+strconv.Itoa(port),
+				"--socket="+mariaSocket(dir), "--pid-file="+filepath.Join(dir, "pid"),
+				"--max-connections=500", "--skip-name-resolve", "--skip-log-bin",
+				"--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",
+				"--innodb-flush-log-at-trx-commit=0")...)
+		},
+		ready: mariaReady,
+		dsn: func(port int) string {
+			return fmt.Sprintf("root@tcp(127.0.0.1:%d)/%s?parseTime=true", port, database)
+		},
+	})
+}
+
+// database is the name of the database that the DSNs name.
+const database = "onelane"
+
+func mariaSocket(dir string) string { return filepath.Join(dir, "s") }
+
+// mariaReady goes through the socket in our own folder, which opens after the port is bound: so it is our own server.
+func mariaReady(ctx context.Context, s *Server, _ int) error {
+	cfg := mysql.NewConfig()
+	cfg.User, cfg.Net, cfg.Addr = "root", "unix", mariaSocket(s.dir)
+	cfg.Logger = &mysql.NopLogger{} // it would report every try while the server starts
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return err
+	}
+	db := sql.OpenDB(connector)
+	defer db.Close()
+	_, err = db.ExecContext(ctx, "CREATE DATABASE IF NOT EXISTS "+database)
+	return err
+}

@@ -1,0 +1,207 @@
+// Package server runs private Redis, MariaDB and PostgreSQL processes for tests: each on a free loopback port, with its data in a
+// temporary folder, ended by Stop and, on Linux, together with the process that started it.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	startTimeout = time.Minute
+	pollEvery    = 5 * time.Millisecond
+	portTries    = 10
+)
+
+// Server is a running server process. Its methods are safe for concurrent use.
+type Server struct {
+	Addr string // host:port on loopback
+	DSN  string // for database/sql drivers, with a database "onelane" in it; empty for Redis
+
+	spec spec
+	dir  string
+	port int
+
+	mu      sync.Mutex
+	process *process // nil once stopped
+}
+
+// spec is what differs between the kinds of server.
+type spec struct {
+	kind    Kind
+	account *account                                          // whom the process runs as; nil: the caller
+	prepare func(ctx context.Context, dir string) error       // fills the data folder, once; may be nil
+	command func(dir string, port int) *exec.Cmd              // runs in the foreground
+	ready   func(ctx context.Context, s *Server, p int) error // nil once the process with that pid answers
+	dsn     func(port int) string                             // may be nil
+	end     syscall.Signal                                    // ends it at once; what is in the data folder no longer matters
+}
+
+// Start starts a server of the given kind and returns when it answers. It returns a *MissingError where the server is not installed.
+func Start(ctx context.Context, kind Kind) (*Server, error) {
+	switch kind {
+	case Redis:
+		return StartRedis(ctx)
+	case MySQL:
+		return StartMariaDB(ctx)
+	case Postgres:
+		return StartPostgres(ctx)
+	}
+	return nil, fmt.Errorf("server: unknown kind %q: use one of %v", kind, Kinds)
+}
+
+func start(ctx context.Context, sp spec) (_ *Server, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s := &Server{spec: sp}
+	if s.dir, err = os.MkdirTemp("", "onelane-"); err != nil {
+		return nil, fmt.Errorf("server: no folder for the data of %s: %w", sp.kind, err)
+	}
+	defer func() {
+		if err != nil {
+			s.Stop()
+		}
+	}()
+	if err := sp.account.own(s.dir); err != nil {
+		return nil, err
+	}
+	if sp.prepare != nil {
+		if err := sp.prepare(ctx, s.dir); err != nil {
+			return nil, err
+		}
+	}
+	for range portTries {
+		if s.port, err = freePort(); err != nil {
+			return nil, err
+		}
+		s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+		if sp.dsn != nil {
+			s.DSN = sp.dsn(s.port)
+		}
+		// Another process may take the port between its choice and the server's bind.
+		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
+			return s, err
+		}
+	}
+	return nil, err
+}
+
+var errPortTaken = errors.New("the port is taken")
+
+func (s *Server) launch(ctx context.Context) error {
+	p, err := startProcess(s.spec, s.dir, s.port)
+	if err != nil {
+		return fmt.Errorf("server: starting %s: %w", s.spec.kind, err)
+	}
+	s.mu.Lock()
+	s.process = p
+	s.mu.Unlock()
+	for {
+		err := s.spec.ready(ctx, s, p.pid())
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			log := p.log()
+			if strings.Contains(strings.ToLower(log), "address already in use") {
+				return fmt.Errorf("server: %s on port %d: %w", s.spec.kind, s.port, errPortTaken)
+			}
+			return fmt.Errorf("server: %s ended while starting (%v); its log ends:\n%s", s.spec.kind, p.err, log)
+		case <-ctx.Done():
+			return fmt.Errorf("server: %s did not answer: %w (last: %v); its log ends:\n%s", s.spec.kind, ctx.Err(), err, p.log())
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// Pid is the process id of the server, 0 once it was stopped.
+func (s *Server) Pid() int {
+	if p := s.current(); p != nil {
+		return p.pid()
+	}
+	return 0
+}
+
+// Stop ends the process and removes its data. It is idempotent.
+func (s *Server) Stop() {
+	if p := s.current(); p != nil {
+		p.stop(s.spec.end)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.process = nil
+	_ = os.RemoveAll(s.dir)
+}
+
+// Kill ends the process with SIGKILL and returns when it is gone; the port and the data folder are kept for Restart.
+func (s *Server) Kill() {
+	if p := s.current(); p != nil {
+		p.stop(syscall.SIGKILL)
+	}
+}
+
+// Pause stops the process in its tracks (SIGSTOP): connections stay open and nothing answers. It returns when the process stands still.
+func (s *Server) Pause() error { return s.act(pause) }
+
+// Resume lets a paused process go on (SIGCONT).
+func (s *Server) Resume() error { return s.act(resume) }
+
+func (s *Server) act(do func(*os.Process) error) error {
+	p := s.current()
+	if p == nil {
+		return fmt.Errorf("server: %s was stopped", s.spec.kind)
+	}
+	if err := do(p.cmd.Process); err != nil {
+		return fmt.Errorf("server: %s, process %d: %w", s.spec.kind, p.pid(), err)
+	}
+	return nil
+}
+
+// Restart kills the process, if it still runs, and starts it again on the same port and data folder. A Redis without persistence comes
+// back empty.
+func (s *Server) Restart(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if s.current() == nil {
+		return fmt.Errorf("server: %s was stopped and cannot be restarted; start a new one", s.spec.kind)
+	}
+	s.Kill()
+	var err error
+	for range portTries {
+		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return err
+}
+
+func (s *Server) current() *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.process
+}
+
+// freePort chooses below the ephemeral range, so that no outgoing connection takes the port of a server while it is being restarted.
+func freePort() (int, error) {
+	var err error
+	for range 100 {
+		port := 15000 + rand.IntN(17000)
+		var l net.Listener
+		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, fmt.Errorf("server: no free port on 127.0.0.1: %w", err)
+}

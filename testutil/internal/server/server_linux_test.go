@@ -1,0 +1,87 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const childEnv = "ONELANE_TEST_CHILD_KIND"
+
+// The child of TestEndsWithItsParent: it starts a server, says its pid and waits to be killed.
+func init() {
+	kind := os.Getenv(childEnv)
+	if kind == "" {
+		return
+	}
+	s, err := Start(context.Background(), Kind(kind))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(s.Pid(), s.dir)
+	select {}
+}
+
+func TestEndsWithItsParent(t *testing.T) {
+	each(t, func(t *testing.T, kind Kind) {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), childEnv+"="+string(kind))
+		child.Stderr = os.Stderr
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var pid int
+		var dir string
+		_, err = fmt.Fscan(bufio.NewReader(out), &pid, &dir)
+		_ = child.Process.Kill()
+		_ = child.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		for range 1000 {
+			if err := syscall.Kill(pid, 0); err == syscall.ESRCH {
+				return
+			}
+			if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); bytes.Contains(stat, []byte(") Z")) {
+				return // nobody reaps orphans in some containers
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		t.Errorf("process %d outlives its parent", pid)
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	})
+}
+
+func TestPauseAndResume(t *testing.T) {
+	each(t, func(t *testing.T, kind Kind) {
+		s := begin(t, kind)
+		if err := s.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		answered := make(chan error, 1)
+		go func() { answered <- ask(kind, s) }()
+		select {
+		case err := <-answered:
+			t.Errorf("a paused server let a call return: %v", err)
+		case <-time.After(100 * time.Millisecond):
+			if err := s.Resume(); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-answered; err != nil {
+				t.Errorf("after Resume: %v", err)
+			}
+		}
+	})
+}

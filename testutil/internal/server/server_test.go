@@ -1,0 +1,183 @@
+package server
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// each runs fn for every kind that is installed. A missing one fails where servers are required.
+func each(t *testing.T, fn func(t *testing.T, kind Kind)) {
+	for _, kind := range Kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			_, err := Find(kind)
+			switch {
+			case err == nil:
+				t.Parallel()
+				fn(t, kind)
+			case Required():
+				t.Fatal(err)
+			default:
+				t.Log(err)
+			}
+		})
+	}
+}
+
+func begin(t *testing.T, kind Kind) *Server {
+	t.Helper()
+	began := time.Now()
+	s, err := Start(t.Context(), kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	t.Logf("%s answered after %v", kind, time.Since(began).Round(time.Millisecond))
+	return s
+}
+
+// ask talks to the server as a user of its address would.
+func ask(kind Kind, s *Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if kind == Redis {
+		client := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
+		defer client.Close()
+		return client.Ping(ctx).Err()
+	}
+	driver := map[Kind]string{MySQL: "mysql", Postgres: "pgx"}[kind]
+	db, err := sql.Open(driver, s.DSN)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	_, err = db.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS t (id INT)")
+	return err
+}
+
+func TestStartAndStop(t *testing.T) {
+	each(t, func(t *testing.T, kind Kind) {
+		s := begin(t, kind)
+		if err := ask(kind, s); err != nil {
+			t.Fatal(err)
+		}
+		pid := s.Pid()
+		if pid == 0 {
+			t.Fatal("a running server has no pid")
+		}
+		s.Stop()
+		s.Stop()
+		if s.Pid() != 0 {
+			t.Error("a stopped server has a pid")
+		}
+		if err := ask(kind, s); err == nil {
+			t.Error("the server answers after Stop")
+		}
+		if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("its folder is still there: %v", err)
+		}
+		if err := s.Restart(t.Context()); err == nil || !strings.Contains(err.Error(), "start a new one") {
+			t.Errorf("Restart after Stop: %v", err)
+		}
+		if err := s.Pause(); err == nil {
+			t.Error("Pause after Stop gave no error")
+		}
+	})
+}
+
+// The port of a server that was killed may be taken for a moment by somebody else.
+func TestRestartOnATakenPort(t *testing.T) {
+	each(t, func(t *testing.T, kind Kind) {
+		s := begin(t, kind)
+		s.Kill()
+		other, err := net.Listen("tcp", s.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.launch(t.Context()); !errors.Is(err, errPortTaken) {
+			t.Fatalf("started on a taken port: %v, want %v", err, errPortTaken)
+		}
+		if err := other.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(kind, s); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestRedisArgumentsWin(t *testing.T) {
+	if _, err := Find(Redis); err != nil {
+		if Required() {
+			t.Fatal(err)
+		}
+		t.Log(err)
+		return
+	}
+	s, err := StartRedis(t.Context(), "--appendonly", "yes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	client := redis.NewClient(&redis.Options{Addr: s.Addr})
+	defer client.Close()
+	got, err := client.ConfigGet(t.Context(), "appendonly").Result()
+	if err != nil || got["appendonly"] != "yes" {
+		t.Errorf("appendonly is %v, %v", got, err)
+	}
+	if err := client.Set(t.Context(), "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := client.Get(t.Context(), "k").Result(); err != nil || v != "v" {
+		t.Errorf("after a restart with an append-only file the key is %q, %v", v, err)
+	}
+
+	_, err = StartRedis(t.Context(), "--no-such-option", "1")
+	if err == nil || !strings.Contains(err.Error(), "no-such-option") {
+		t.Errorf("a bad option gives %v, want Redis's own words", err)
+	}
+}
+
+func TestMissing(t *testing.T) {
+	t.Setenv("PATH", "")
+	t.Setenv(EnvRedisServer, "")
+	var missing *MissingError
+	if _, err := find("onelane-no-such-binary", []string{t.TempDir()}, Redis); !errors.As(err, &missing) {
+		t.Fatalf("got %v", err)
+	}
+	for _, word := range []string{"redis-server was not found", "apt-get install redis-server", "brew install redis", EnvRedisServer} {
+		if !strings.Contains(missing.Error(), word) {
+			t.Errorf("%q does not say %q", missing, word)
+		}
+	}
+	t.Setenv(EnvRedisServer, "/no/such/file")
+	if _, err := Find(Redis); err == nil || !strings.Contains(err.Error(), EnvRedisServer) {
+		t.Errorf("a wrong %s gives %v", EnvRedisServer, err)
+	}
+	if _, err := Start(t.Context(), "oracle"); err == nil || !strings.Contains(err.Error(), "oracle") {
+		t.Errorf("an unknown kind gives %v", err)
+	}
+}
+
+func TestNewestVersionIsFound(t *testing.T) {
+	if a, b := version("/usr/lib/postgresql/9/bin/postgres"), version("/usr/lib/postgresql/15/bin/postgres"); a >= b {
+		t.Errorf("version 9 counts as %d, 15 as %d", a, b)
+	}
+}
