@@ -1,0 +1,37 @@
+// Package core is the lock engine of onelane: distributed locks with fencing tokens, renewal, loss signals and seals,
+// on one Redis, a Redis Cluster or Sentinel, or on any other [Backend].
+//
+//	locker, err := core.New(core.Clients(redisClient))
+//	err = locker.Do(ctx, "stock:42", func(ctx context.Context) error {
+//		// one at a time, in all processes that share the Redis
+//		return nil
+//	})
+//
+// A key is free, held or sealed. A [Lock] is the holder's: it can be extended, released, or sealed: swapped, in one
+// atomic step, for a value that whoever wants the key gets instead of it. An idempotency record is a sealed lock.
+//
+// # Guarantees
+//
+//   - One holder at a time per key, from when Acquire returned until Release is called, the deadline has passed or the
+//     lock is lost, as long as the Redis master keeps its data and clocks run at the same speed within 1 %.
+//   - A lock that ends early is never silent: its context is cancelled with cause [ErrLost] no later than its
+//     deadline, and Release says so. Loss is final: nothing takes an expired key back.
+//   - Fencing tokens of a key strictly increase. A resource that refuses smaller tokens than it has seen is safe
+//     even where the first guarantee does not hold.
+//   - Only the holder releases, extends and seals: another's key is never touched. A renewal under way is over before
+//     the key is released.
+//   - When the context of Acquire ends, it returns an error and nothing stays held: what may have been set is released
+//     in the background, or lapses with its TTL.
+//   - Every call returns when its context's deadline passes, within 100 ms, whatever the client or the server do.
+//   - Every key written to Redis has an expiry.
+//
+// # Does not guarantee
+//
+//   - Exclusion after a fail-over to a replica that had not got the key yet, or after Redis lost or evicted its data:
+//     set maxmemory-policy to noeviction, and use the fencing token where money is at stake.
+//   - That a process that was stopped for longer than the TTL does nothing after its lock is lost: it can only be told.
+//     The resource must check the token, or the transaction must (see gormlock).
+//   - Order between processes: a process serves its own waiters first come, first served, but which process gets the
+//     key next is up to Redis.
+//   - Exclusion between goroutines that share a context which carries the lock: see [WithoutLock].
+package core

@@ -1,0 +1,206 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Locker acquires locks from one backend. It owns what is the same for every backend: waiting, the local queue,
+// re-entrance, renewal and loss. It is safe for concurrent use; a process needs one per backend.
+type Locker struct {
+	backend Backend
+	config
+
+	mu     sync.Mutex // taken after a lease's mutex where both are needed
+	lines  map[string]*line
+	closed bool
+	done   chan struct{} // closed by Close
+}
+
+// New returns a Locker on b. It does not talk to the backend; bad options and impossible backends (no node, two nodes)
+// are errors. Close it when the process ends.
+func New(b Backend, opts ...Option) (*Locker, error) {
+	if b == nil {
+		return nil, errors.New("core: New needs a backend: core.Clients(client), core.Pools(pool…) or one of your own")
+	}
+	c, err := newConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	if r, ok := b.(*redisBackend); ok {
+		if b, err = r.open(c); err != nil {
+			return nil, err
+		}
+	}
+	return &Locker{backend: b, config: *c, lines: make(map[string]*line), done: make(chan struct{})}, nil
+}
+
+var defaultLocker atomic.Pointer[Locker]
+
+// SetDefault sets the Locker that the adapters use where none is named. Call it once, when the process starts.
+func SetDefault(l *Locker) { defaultLocker.Store(l) }
+
+// Default returns the Locker passed to [SetDefault], nil before.
+func Default() *Locker { return defaultLocker.Load() }
+
+// Acquire holds key for this process, waiting until it is free, ctx ends or [WithWait] has passed. Waiters of one
+// process stand in one line per key: first come, first served.
+//
+// A key has 1 to 512 bytes of UTF-8 without control characters; [Join] makes one of several parts. The error is
+// [*TakenError] when the wait ended (it matches ctx's error too, if that ended it), [*SealedError], [*UnavailableError],
+// or one that matches [ErrInvalidKey] or [ErrClosed]. With an error nothing stays held. If ctx carries a lock on the
+// key ([WithLock]), Acquire returns another handle on it at once.
+func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
+	return l.acquire(ctx, key, opts, false)
+}
+
+// TryAcquire is [Locker.Acquire] without waiting: if anybody holds the key, or waits for it in this process, the
+// answer is [*TakenError]. It talks to the backend once at most.
+func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
+	return l.acquire(ctx, key, opts, true)
+}
+
+func (l *Locker) acquire(ctx context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
+	name, err := backendKey(l.prefix, key)
+	if err != nil {
+		return nil, err
+	}
+	s, err := l.settings.with(opts)
+	if err != nil {
+		return nil, err
+	}
+	if k := l.carriedLock(ctx, name); k != nil {
+		if again, err := k.again(ctx); again != nil || err != nil {
+			return again, err
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("core: acquire key %q: %w", key, context.Cause(ctx))
+	}
+	w := &waiter{ctx: ctx, key: key, name: name, settings: s}
+	if try {
+		return l.tryInLine(w)
+	}
+	return l.waitInLine(w)
+}
+
+// Do runs fn while it holds key, acquired as by [Locker.Acquire], and releases it when fn returns or panics. The context passed to fn
+// carries the lock (see [WithLock]) and is cancelled, with cause [ErrLost], when the lock is lost.
+//
+// It returns fn's error. If the lock was lost while fn ran the error also matches [ErrLost]: somebody else may have
+// run at the same time. A release that fails otherwise is logged and does not make Do fail: fn was alone, and the key
+// is free when its lease runs out.
+func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context) error, opts ...AcquireOption) (err error) {
+	k, err := l.Acquire(ctx, key, opts...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		released := k.Release(ctx)
+		switch {
+		case released == nil:
+		case errors.Is(released, ErrLost) && err == nil:
+			err = released
+		case errors.Is(released, ErrLost):
+			err = errors.Join(err, released)
+		default:
+			l.logger.WarnContext(ctx, "core: release failed; the key is free when its lease runs out", "key", key, "error", released)
+		}
+	}()
+	return fn(WithLock(k.Context(), k))
+}
+
+// Locks are locks on several keys, from [Locker.AcquireAll].
+type Locks []*Lock
+
+// AcquireAll holds all keys or none. It removes duplicates and takes them in one order everywhere, so that two calls
+// cannot wait for each other; [WithWait] bounds the whole call. Otherwise as [Locker.Acquire].
+func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (Locks, error) {
+	s, err := l.settings.with(opts)
+	if err != nil {
+		return nil, err
+	}
+	sorted := slices.Compact(slices.Sorted(slices.Values(keys)))
+	for _, key := range sorted {
+		if _, err := backendKey(l.prefix, key); err != nil {
+			return nil, err
+		}
+	}
+	waiting, cancel := s.limit(ctx)
+	defer cancel()
+	locks := make(Locks, 0, len(sorted))
+	for _, key := range sorted {
+		k, err := l.Acquire(waiting, key, opts...)
+		if err != nil {
+			released := locks.Release(ctx)
+			var taken *TakenError
+			if errors.As(err, &taken) && taken.Cause != nil && ctx.Err() == nil {
+				taken.Cause = nil // the wait was over, not the caller's context
+			}
+			return nil, errors.Join(err, released)
+		}
+		k.parent = ctx // not the context of the wait, which ends here
+		locks = append(locks, k)
+	}
+	return locks, nil
+}
+
+// Release releases all the locks, the last acquired first, and returns their errors joined.
+func (ks Locks) Release(ctx context.Context) error {
+	var errs []error
+	for _, k := range slices.Backward(ks) {
+		errs = append(errs, k.Release(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Unseal frees a key that was sealed. Nothing happens to a key that is free or held.
+func (l *Locker) Unseal(ctx context.Context, key string) error {
+	name, err := backendKey(l.prefix, key)
+	if err != nil {
+		return err
+	}
+	return named(l.backend.Unseal(ctx, name), key)
+}
+
+// Inspect tells whether key is free, held or sealed, and by whom, without changing it.
+func (l *Locker) Inspect(ctx context.Context, key string) (State, error) {
+	name, err := backendKey(l.prefix, key)
+	if err != nil {
+		return State{}, err
+	}
+	st, err := l.backend.Inspect(ctx, name)
+	return st, named(err, key)
+}
+
+// Close makes every waiting and later Acquire fail with [ErrClosed], cancels the contexts of held locks with that
+// cause, and stops renewing them. Holders can still release and seal; what they do not release lapses with its lease.
+// It does not close the clients it was given.
+func (l *Locker) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	close(l.done)
+	var held []*lease
+	for _, ln := range l.lines {
+		if ln.lease != nil {
+			held = append(held, ln.lease)
+		}
+	}
+	l.mu.Unlock()
+	for _, s := range held {
+		s.abandon()
+	}
+	if c, ok := l.backend.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}

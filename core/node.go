@@ -1,0 +1,238 @@
+package core
+
+import (
+	"context"
+	"crypto/sha1" // the name Redis gives a script
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	sameOwnerTries = 3  // of one call, when its connection broke
+	maxStuck       = 64 // calls of one node that were given up and have not returned
+	renewalConns   = 4
+)
+
+type script = redsyncredis.Script
+
+func newScript(keys int, source string) *script {
+	sum := sha1.Sum([]byte(source))
+	return redsyncredis.NewScript(keys, source, hex.EncodeToString(sum[:]))
+}
+
+// node is one Redis master. eval returns soon after ctx ends, with late set if the call is then still under way.
+type node interface {
+	eval(ctx context.Context, s *script, keys []string, args []any) (v any, late <-chan struct{}, err error)
+	close() error
+}
+
+// call runs a script, again with the same arguments when the connection broke: the scripts know their own work.
+func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []string, args ...any) (r reply, err error) {
+	if b.err != nil {
+		return r, b.err
+	}
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) > b.timeout {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, b.timeout)
+		defer cancel()
+	}
+	for try := 1; ; try++ {
+		r.sent = time.Now()
+		var v any
+		v, r.late, err = b.node.eval(ctx, s, keys, args)
+		if err == nil {
+			if err = r.decode(v); err != nil {
+				return r, b.unavailable(key, err)
+			}
+			return r, nil
+		}
+		if foreign(err) {
+			return r, fmt.Errorf("%w %q: Redis holds a value of another type there: %w", ErrInvalidKey, key, err)
+		}
+		if try == sameOwnerTries || ctx.Err() != nil || !broken(err) {
+			return r, b.unavailable(key, err)
+		}
+		r.retried = true
+	}
+}
+
+func (b *redisBackend) unavailable(key string, cause error) error {
+	return &UnavailableError{Key: key, Nodes: []error{cause}}
+}
+
+// broken says that a connection ended under a call: the next try has a new one.
+func broken(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.As(err, &op) && !op.Timeout() && op.Op != "dial"
+}
+
+// cleanUp releases what a call of unknown outcome may have left behind: in the background, for at most ttl, after
+// which it has lapsed.
+func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{}) {
+	if ttl <= 0 || b.done.Err() != nil {
+		return
+	}
+	select {
+	case b.cleaning <- struct{}{}:
+	default:
+		b.logger.Warn("core: too many clean-ups under way; a key stays held until its lease ends", "key", g.Key, "ttl", ttl)
+		return
+	}
+	go func() {
+		defer func() { <-b.cleaning }()
+		ctx, cancel := context.WithTimeout(b.done, ttl)
+		defer cancel()
+		if late != nil {
+			select {
+			case <-late:
+			case <-ctx.Done():
+			}
+		}
+		for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+			_, err := b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
+			if err == nil || !errors.Is(err, ErrUnavailable) {
+				return
+			}
+			select {
+			case <-time.After(jitter(pause)):
+			case <-ctx.Done():
+				b.logger.Warn("core: clean-up failed; the key was held until its lease ended", "key", g.Key, "error", err)
+				return
+			}
+		}
+	}()
+}
+
+// clientNode is a go-redis client.
+type clientNode struct {
+	client redis.UniversalClient
+	direct redis.UniversalClient // honours a context's deadline by itself; nil where none does
+	stuck  atomic.Int64
+
+	mu       sync.Mutex
+	renewals *redis.Client // made when it is first needed
+	closed   bool
+}
+
+func newClientNode(c redis.UniversalClient) *clientNode {
+	n := &clientNode{client: c}
+	if single, ok := c.(*redis.Client); ok {
+		// By default a go-redis client ignores the context once the command is on the wire. A copy shares its
+		// connections, and may have other options.
+		clone := single.WithTimeout(single.Options().ReadTimeout)
+		clone.Options().ContextTimeoutEnabled = true
+		clone.Options().MaxRetries = 0 // the tries are counted above, where a lost reply matters
+		n.direct = clone
+	}
+	return n
+}
+
+func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, error) {
+	if n.direct == nil {
+		return giveUp(ctx, &n.stuck, func() (any, error) { return run(ctx, n.client, s, keys, args) })
+	}
+	c := n.direct
+	if s == extendScript {
+		c = n.forRenewals()
+	}
+	v, err := run(ctx, c, s, keys, args)
+	return v, nil, err
+}
+
+// forRenewals returns a client with connections of its own.
+func (n *clientNode) forRenewals() redis.UniversalClient {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return n.direct
+	}
+	if n.renewals == nil {
+		o := *n.direct.(*redis.Client).Options()
+		o.PoolSize, o.MinIdleConns, o.MaxIdleConns, o.MaxActiveConns = renewalConns, 0, renewalConns, 0
+		n.renewals = redis.NewClient(&o)
+	}
+	return n.renewals
+}
+
+func (n *clientNode) close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	if n.renewals == nil {
+		return nil
+	}
+	r := n.renewals
+	n.renewals = nil
+	return r.Close()
+}
+
+func run(ctx context.Context, c redis.Scripter, s *script, keys []string, args []any) (any, error) {
+	v, err := c.EvalSha(ctx, s.Hash, keys, args...).Result()
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		v, err = c.Eval(ctx, s.Src, keys, args...).Result()
+	}
+	return v, err
+}
+
+// poolNode is a redsync pool.
+type poolNode struct {
+	pool  redsyncredis.Pool
+	stuck atomic.Int64
+}
+
+func (n *poolNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, error) {
+	return giveUp(ctx, &n.stuck, func() (v any, err error) {
+		c, err := n.pool.Get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.Close()) }()
+		all := make([]any, 0, len(keys)+len(args))
+		for _, k := range keys {
+			all = append(all, k)
+		}
+		return c.Eval(s, append(all, args...)...)
+	})
+}
+
+func (n *poolNode) close() error { return nil }
+
+var errStuck = errors.New("core: too many earlier calls to this node have not returned")
+
+// giveUp runs a call that may ignore ctx, and returns without it when ctx ends.
+func giveUp(ctx context.Context, stuck *atomic.Int64, call func() (any, error)) (any, <-chan struct{}, error) {
+	if stuck.Load() >= maxStuck {
+		return nil, nil, errStuck
+	}
+	type result struct {
+		v   any
+		err error
+	}
+	results, returned := make(chan result, 1), make(chan struct{})
+	go func() {
+		v, err := call()
+		results <- result{v, err}
+		close(returned)
+	}()
+	select {
+	case r := <-results:
+		return r.v, nil, r.err
+	case <-ctx.Done():
+		stuck.Add(1)
+		go func() {
+			<-returned
+			stuck.Add(-1)
+		}()
+		return nil, returned, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,167 @@
+package core
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+)
+
+const (
+	defaultTTL     = 10 * time.Second
+	defaultMaxHold = 15 * time.Minute
+	defaultPrefix  = "onelane:"
+	minTTL         = 10 * time.Millisecond
+	maxDuration    = 10 * 365 * 24 * time.Hour
+	maxInstance    = 128
+	maxTag         = 256
+)
+
+// Option configures a [Locker]. A nil Option is ignored, the later of two wins.
+type Option interface{ applyLocker(*config) }
+
+// AcquireOption configures one call of [Locker.Acquire] and its like. A nil one is ignored, the later of two wins.
+type AcquireOption interface{ applyAcquire(*settings) }
+
+// LockOption is both: a default when it is passed to [New], and a choice for one call.
+type LockOption interface {
+	Option
+	AcquireOption
+}
+
+// settings are what one acquisition goes by.
+type settings struct {
+	ttl     time.Duration
+	wait    time.Duration // 0: until ctx ends
+	maxHold time.Duration
+	tag     string
+	noRenew bool
+}
+
+type config struct {
+	settings
+	prefix      string
+	instance    string
+	nodeTimeout time.Duration
+	logger      *slog.Logger
+}
+
+type lockerOption func(*config)
+
+func (o lockerOption) applyLocker(c *config) { o(c) }
+
+type acquireOption func(*settings)
+
+func (o acquireOption) applyAcquire(s *settings) { o(s) }
+
+type lockOption func(*settings)
+
+func (o lockOption) applyLocker(c *config)    { o(&c.settings) }
+func (o lockOption) applyAcquire(s *settings) { o(s) }
+
+// WithTTL sets how long a lease lasts if it is not renewed, and so how long a crashed holder blocks the others.
+// Default 10 s, at least 10 ms; Redis counts whole milliseconds.
+func WithTTL(d time.Duration) LockOption { return lockOption(func(s *settings) { s.ttl = d }) }
+
+// WithWait sets how long Acquire waits for a taken key at most. By default it waits until its context ends.
+func WithWait(d time.Duration) LockOption { return lockOption(func(s *settings) { s.wait = d }) }
+
+// WithMaxHold sets for how long a lock is renewed at most, counted from when it was acquired. After that its lease
+// runs out, and the lock is lost: a holder that hangs does not block the others for ever. Default 15 min.
+func WithMaxHold(d time.Duration) LockOption { return lockOption(func(s *settings) { s.maxHold = d }) }
+
+// WithoutRenewal leaves the lease to end at its TTL unless its holder calls [Lock.Extend].
+func WithoutRenewal() LockOption { return lockOption(func(s *settings) { s.noRenew = true }) }
+
+// WithTag sets a text of up to 256 bytes that travels with the lock and that others see in [TakenError].
+func WithTag(tag string) AcquireOption { return acquireOption(func(s *settings) { s.tag = tag }) }
+
+// WithPrefix sets what comes before every key in the backend: "onelane:" by default, so that stock:42 is
+// onelane:{stock:42} in Redis. With "" keys are written as they are, and exclude plain redsync users of the same
+// name; they must not have braces then.
+func WithPrefix(prefix string) Option {
+	return lockerOption(func(c *config) { c.prefix = prefix })
+}
+
+// WithInstance sets the name that says who holds a key, in [TakenError] and in GET of redis-cli.
+// Default "<host>:<pid>"; at most 128 bytes without "/", "#" or control characters.
+func WithInstance(name string) Option {
+	return lockerOption(func(c *config) { c.instance = name })
+}
+
+// WithNodeTimeout bounds each call to one Redis node, unless the caller's context ends sooner. Default 1 s.
+func WithNodeTimeout(d time.Duration) Option {
+	return lockerOption(func(c *config) { c.nodeTimeout = d })
+}
+
+// WithLogger sets where lost locks and failed clean-ups are reported. Default [slog.Default].
+func WithLogger(l *slog.Logger) Option {
+	return lockerOption(func(c *config) {
+		if l != nil {
+			c.logger = l
+		}
+	})
+}
+
+func newConfig(opts []Option) (*config, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	c := &config{
+		settings: settings{ttl: defaultTTL, maxHold: defaultMaxHold},
+		prefix:   defaultPrefix,
+		instance: fmt.Sprintf("%s:%d", host, os.Getpid()),
+		logger:   slog.Default(),
+	}
+	for _, o := range opts {
+		if o != nil {
+			o.applyLocker(c)
+		}
+	}
+	badInstance := c.instance == "" || len(c.instance) > maxInstance || strings.ContainsAny(c.instance, "/#") ||
+		strings.IndexFunc(c.instance, unicode.IsControl) >= 0
+	err = cmp.Or(validPrefix(c.prefix), c.settings.valid())
+	switch {
+	case err != nil:
+		return nil, err
+	case badInstance:
+		return nil, fmt.Errorf("core: instance %q: it must have 1 to %d bytes, without \"/\", \"#\" or control characters", c.instance, maxInstance)
+	case c.nodeTimeout < 0:
+		return nil, fmt.Errorf("core: node time-out %v: it must be positive", c.nodeTimeout)
+	}
+	return c, nil
+}
+
+// with returns the settings of one call.
+func (s settings) with(opts []AcquireOption) (settings, error) {
+	if len(opts) == 0 {
+		return s, nil
+	}
+	for _, o := range opts {
+		if o != nil {
+			o.applyAcquire(&s)
+		}
+	}
+	return s, s.valid()
+}
+
+var errTag = errors.New("core: a tag must have at most 256 bytes, without control characters")
+
+func (s *settings) valid() error {
+	switch {
+	case s.ttl < minTTL || s.ttl > maxDuration:
+		return fmt.Errorf("core: TTL %v: it must be at least %v", s.ttl, minTTL)
+	case s.wait < 0:
+		return fmt.Errorf("core: wait %v: it must not be negative; use TryAcquire not to wait at all", s.wait)
+	case s.maxHold <= 0:
+		return fmt.Errorf("core: longest hold %v: it must be positive", s.maxHold)
+	case len(s.tag) > maxTag || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
+		return errTag
+	}
+	return nil
+}

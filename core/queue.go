@@ -1,0 +1,357 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// A lease is handed from one local holder to the next (lock cohorting, Dice, Marathe, Shavit 2012) at most this
+	// long; then it is released, and the local line stands back for a moment, so that other processes get their turn.
+	handOverFor = 100 * time.Millisecond
+	standBack   = 2 * time.Millisecond
+
+	firstPause   = 2 * time.Millisecond
+	longestPause = 128 * time.Millisecond
+	longestWatch = time.Second // between tries of a waiter that is told of changes
+)
+
+// line is where the waiters of this process for one key stand. Only its head talks to the backend, and only while no
+// local holder has the key. Guarded by Locker.mu.
+type line struct {
+	lease     *lease // held locally
+	head      *waiter
+	queue     []*waiter
+	notBefore time.Time // the head stands back until then
+}
+
+// waiter is one caller of Acquire.
+type waiter struct {
+	ctx       context.Context
+	key, name string
+	settings
+	ready chan delivery // made when the waiter queues; has room for its one delivery
+}
+
+// delivery is what a queued waiter gets: a lock, an error, or neither: then it is the head now.
+type delivery struct {
+	lock *Lock
+	err  error
+}
+
+func (s *settings) sameLease(o *settings) bool {
+	return s.ttl == o.ttl && s.tag == o.tag && s.noRenew == o.noRenew
+}
+
+var errWaitOver = errors.New("core: the wait is over")
+
+// limit bounds ctx by WithWait.
+func (s *settings) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.wait == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, s.wait, errWaitOver)
+}
+
+// enter puts w into the line of its key, as the head if nobody is there. A nil line means it did not queue because
+// queue is false and somebody is there.
+func (l *Locker) enter(w *waiter, queue bool) (ln *line, head bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, false, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+	}
+	ln = l.lines[w.name]
+	if ln == nil {
+		ln = &line{head: w}
+		l.lines[w.name] = ln
+		return ln, true, nil
+	}
+	if queue {
+		w.ready = make(chan delivery, 1)
+		ln.queue = append(ln.queue, w)
+	}
+	return ln, false, nil
+}
+
+// tryInLine answers at once: as the head of an empty line, or from what is known of who is there.
+func (l *Locker) tryInLine(w *waiter) (*Lock, error) {
+	ln, head, err := l.enter(w, false)
+	if err != nil {
+		return nil, err
+	}
+	if head {
+		k, taken, err := l.try(w.ctx, ln, w)
+		if taken != nil {
+			l.leave(ln, w)
+			return nil, taken
+		}
+		return k, err
+	}
+	l.mu.Lock()
+	lease, before := ln.lease, ln.head
+	l.mu.Unlock()
+	if lease != nil {
+		if taken := lease.takenBy(w.key); taken != nil {
+			return nil, taken
+		}
+	}
+	// Somebody of this process is about to get the key; ask who has it now without getting in between.
+	st, err := l.backend.Inspect(w.ctx, w.name)
+	if err != nil {
+		return nil, named(err, w.key)
+	}
+	switch st.Status {
+	case Sealed:
+		return nil, &SealedError{Key: w.key, Value: st.Value, Token: st.Token, ExpiresIn: st.ExpiresIn}
+	case Held:
+		holder, tag := splitOwner(st.Owner)
+		return nil, &TakenError{Key: w.key, Holder: holder, Tag: tag, RetryAfter: st.ExpiresIn}
+	default:
+		taken := &TakenError{Key: w.key, Holder: l.instance}
+		if before != nil {
+			taken.Tag = before.tag
+		}
+		return nil, taken
+	}
+}
+
+// waitInLine waits for its turn and then for the key.
+func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
+	ln, head, err := l.enter(w, true)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := w.limit(w.ctx)
+	defer cancel()
+	if head {
+		k, taken, err := l.try(ctx, ln, w)
+		if taken == nil {
+			return k, err
+		}
+		return l.waitAsHead(ctx, ln, w, taken)
+	}
+	select {
+	case d := <-w.ready:
+		if d.lock != nil || d.err != nil {
+			return d.lock, d.err
+		}
+		return l.waitAsHead(ctx, ln, w, nil)
+	case <-ctx.Done():
+	case <-l.done:
+	}
+	l.mu.Lock()
+	left := ln.remove(w)
+	holder := ln.lease
+	l.mu.Unlock()
+	if !left { // something was delivered just now
+		d := <-w.ready
+		if d.lock != nil {
+			_ = d.lock.Release(w.ctx) // passes it on; a failure is the backend's to clean up
+		}
+		if d.lock == nil && d.err == nil {
+			l.leave(ln, w)
+		}
+	}
+	return nil, l.gaveUp(ctx, w, holder.takenBy(w.key))
+}
+
+// waitAsHead asks the backend again and again until the key is ours. taken is the answer to the try before, if any.
+func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *TakenError) (*Lock, error) {
+	var changed <-chan struct{}
+	watcher, _ := l.backend.(Watcher)
+	pause := firstPause
+	l.mu.Lock()
+	delay := time.Until(ln.notBefore)
+	l.mu.Unlock()
+	for {
+		if taken != nil {
+			if watcher != nil { // subscribe, then try once more: the key may have been freed in between
+				c, stop, err := watcher.Watch(ctx, w.name)
+				watcher = nil
+				if err == nil {
+					defer stop()
+					changed, pause, delay = c, longestWatch, 0
+				}
+			}
+		}
+		if delay > 0 {
+			timer := time.NewTimer(delay)
+			select {
+			case <-timer.C:
+			case <-changed:
+			case <-ctx.Done():
+			case <-l.done:
+			}
+			timer.Stop()
+		}
+		if ctx.Err() != nil || l.isClosed() {
+			l.leave(ln, w)
+			return nil, l.gaveUp(ctx, w, taken)
+		}
+		k, held, err := l.try(ctx, ln, w)
+		if held == nil {
+			if ctx.Err() != nil && taken != nil && errors.Is(err, ErrUnavailable) {
+				err = l.gaveUp(ctx, w, taken) // the wait ended in the middle of a try
+			}
+			return k, err
+		}
+		taken = held
+		delay = jitter(pause)
+		if taken.RetryAfter > 0 && taken.RetryAfter < delay {
+			delay = taken.RetryAfter
+		}
+		if changed == nil {
+			pause = min(2*pause, longestPause)
+		}
+	}
+}
+
+func (l *Locker) isClosed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// jitter spreads d over half of it to one and a half.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+
+// try makes one attempt at the backend for the head of the line. If the key is taken it says by whom, and w is still
+// the head; otherwise w is not in the line any more.
+func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenError, error) {
+	g, err := l.backend.Acquire(ctx, w.name, newOwner(l.instance, w.tag), w.ttl)
+	if err == nil {
+		k, err := l.granted(ln, w, g)
+		return k, nil, err
+	}
+	err = named(err, w.key)
+	var taken *TakenError
+	if errors.As(err, &taken) {
+		return nil, taken, nil
+	}
+	if ctx.Err() == nil { // sealed or unavailable: all who wait now get that answer
+		l.mu.Lock()
+		for _, q := range ln.queue {
+			q.ready <- delivery{err: err}
+		}
+		ln.queue = nil
+		l.mu.Unlock()
+	}
+	l.leave(ln, w)
+	return nil, nil, err
+}
+
+// granted makes a lock of what the backend granted to the head.
+func (l *Locker) granted(ln *line, w *waiter, g Grant) (*Lock, error) {
+	s := newLease(l, w, g)
+	k := s.first(w)
+	l.mu.Lock()
+	closed := l.closed
+	ln.lease, ln.head = s, nil
+	l.mu.Unlock()
+	if k.Err() != nil { // lost before it stood in the line
+		l.leaseOver(s)
+	}
+	switch {
+	case closed:
+		_ = k.Release(w.ctx) // the lease lapses where this fails
+		return nil, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+	case w.ctx.Err() != nil: // I4: a context that is done never gets a lock
+		_ = k.Release(w.ctx)
+		return nil, l.gaveUp(w.ctx, w, nil)
+	}
+	return k, nil
+}
+
+// gaveUp is the error of a waiter whose wait ended; seen is who has the key, where that is known.
+func (l *Locker) gaveUp(ctx context.Context, w *waiter, seen *TakenError) error {
+	if l.isClosed() {
+		return fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+	}
+	e := &TakenError{Key: w.key}
+	if seen != nil {
+		*e = *seen
+	}
+	if !errors.Is(context.Cause(ctx), errWaitOver) {
+		e.Cause = ctx.Err()
+	}
+	return e
+}
+
+// leave ends w's time as the head.
+func (l *Locker) leave(ln *line, w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ln.head == w {
+		ln.head = nil
+		l.promote(ln, w.name)
+	}
+}
+
+// leaseOver says that s holds the key no more; the next in line may ask the backend.
+func (l *Locker) leaseOver(s *lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ln := l.lines[s.grant.Key]; ln != nil && ln.lease == s {
+		ln.lease = nil
+		l.promote(ln, s.grant.Key)
+	}
+}
+
+// promote makes the first in the queue the head, or removes the line when nobody is there. Locker.mu is held.
+func (l *Locker) promote(ln *line, name string) {
+	if ln.lease != nil || ln.head != nil {
+		return
+	}
+	if len(ln.queue) == 0 {
+		delete(l.lines, name)
+		return
+	}
+	ln.head = ln.shift()
+	ln.head.ready <- delivery{}
+}
+
+// next picks who gets the lease s without a round trip: the first in the queue, if it wants the same kind of lease and
+// the lease has been handed over for less than its share of time.
+func (l *Locker) next(s *lease, now time.Time) *waiter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ln := l.lines[s.grant.Key]
+	if ln == nil || ln.lease != s || len(ln.queue) == 0 || l.closed {
+		return nil
+	}
+	if s.handed+1 >= s.grant.Tokens || now.Sub(s.began) > handOverFor {
+		ln.notBefore = now.Add(jitter(standBack))
+		return nil
+	}
+	if !ln.queue[0].sameLease(&s.settings) {
+		return nil
+	}
+	return ln.shift()
+}
+
+func (ln *line) shift() *waiter {
+	w := ln.queue[0]
+	ln.queue[0] = nil
+	if ln.queue = ln.queue[1:]; len(ln.queue) == 0 {
+		ln.queue = nil
+	}
+	return w
+}
+
+// remove takes w out of the queue; false means that it was not there any more.
+func (ln *line) remove(w *waiter) bool {
+	for i, q := range ln.queue {
+		if q == w {
+			ln.queue = append(ln.queue[:i:i], ln.queue[i+1:]...)
+			return true
+		}
+	}
+	return false
+}

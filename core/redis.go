@@ -1,0 +1,268 @@
+package core
+
+import (
+	"bytes"
+	"context"
+	_ "embed" // the scripts
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	defaultNodeTimeout = time.Second
+	tokenBlock         = 256       // fencing tokens reserved per lease
+	fenceLife          = time.Hour // a fence counter outlives its last lease by this; then the server's clock takes over
+)
+
+// Each verb is one script, and so one atomic step and one round trip.
+var (
+	//go:embed acquire.lua
+	acquireSource string
+	//go:embed extend.lua
+	extendSource string
+	//go:embed release.lua
+	releaseSource string
+	//go:embed seal.lua
+	sealSource string
+	//go:embed unseal.lua
+	unsealSource string
+	//go:embed inspect.lua
+	inspectSource string
+
+	acquireScript = newScript(2, acquireSource)
+	extendScript  = newScript(1, extendSource)
+	releaseScript = newScript(1, releaseSource)
+	sealScript    = newScript(1, sealSource)
+	unsealScript  = newScript(2, unsealSource)
+	inspectScript = newScript(2, inspectSource)
+)
+
+// redisBackend is the Backend on Redis. The one node of today is the first of a quorum's.
+type redisBackend struct {
+	node     node
+	err      error // why it cannot work; reported by New and by every call
+	timeout  time.Duration
+	logger   *slog.Logger
+	cleaning chan struct{} // bounds the clean-ups under way
+	done     context.Context
+	stop     context.CancelFunc
+}
+
+// Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel. The client's own connection pool
+// is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
+// commands. The clients stay yours to close, after the Locker.
+func Clients(clients ...redis.UniversalClient) Backend {
+	nodes := make([]node, len(clients))
+	for i, c := range clients {
+		if c != nil {
+			nodes[i] = newClientNode(c)
+		}
+	}
+	return newRedisBackend(nodes)
+}
+
+// Pools is the Backend on any pool that redsync can use: go-redis, redigo, rueidis, valkey.
+// Waiters poll, since such a pool has no pub/sub.
+func Pools(pools ...redsyncredis.Pool) Backend {
+	nodes := make([]node, len(pools))
+	for i, p := range pools {
+		if p != nil {
+			nodes[i] = &poolNode{pool: p}
+		}
+	}
+	return newRedisBackend(nodes)
+}
+
+func newRedisBackend(nodes []node) Backend {
+	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), cleaning: make(chan struct{}, 64)}
+	b.done, b.stop = context.WithCancel(context.Background())
+	switch len(nodes) {
+	case 0:
+		b.err = errors.New("core: a backend needs a Redis: pass core.Clients or core.Pools at least one")
+	case 1:
+		if b.node = nodes[0]; b.node == nil {
+			b.err = errors.New("core: the Redis client or pool is nil")
+		}
+	case 2:
+		b.err = errors.New("core: two Redis masters cannot outvote each other: use one, or an odd number from three on")
+	default:
+		b.err = fmt.Errorf("core: a quorum of %d Redis masters is not there yet: use one Redis, a Redis Cluster or Sentinel", len(nodes))
+	}
+	return b
+}
+
+// open returns the backend as a Locker uses it.
+func (b *redisBackend) open(c *config) (*redisBackend, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	opened := *b
+	opened.done, opened.stop = context.WithCancel(context.Background())
+	opened.logger = c.logger
+	if c.nodeTimeout > 0 {
+		opened.timeout = c.nodeTimeout
+	}
+	return &opened, nil
+}
+
+// Close ends the clean-ups under way and the connections that are the backend's own.
+func (b *redisBackend) Close() error {
+	b.stop()
+	if b.node == nil {
+		return nil
+	}
+	return b.node.close()
+}
+
+func (b *redisBackend) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
+	r, err := b.call(ctx, key, acquireScript, []string{key, companion(key, "fence")},
+		owner, millis(ttl), tokenBlock, millis(fenceLife))
+	if err == nil {
+		switch r.status {
+		case 1:
+			g := Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(r.sent, ttl)}
+			g.Token, err = r.uint(1)
+			if err == nil && time.Now().Before(g.Deadline) {
+				return g, nil
+			}
+			if err == nil {
+				err = b.unavailable(key, errors.New("the answer came when the lease was about to end"))
+			}
+		case 2:
+			holder, tag := splitOwner(r.text(1))
+			return Grant{}, &TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: r.millis(2)}
+		case 3:
+			token, value := unpackSeal(r.text(1))
+			return Grant{}, &SealedError{Key: key, Value: value, Token: token, ExpiresIn: r.millis(2)}
+		default:
+			err = r.unexpected(key)
+		}
+	}
+	if errors.Is(err, ErrInvalidKey) || refused(err) {
+		return Grant{}, err
+	}
+	b.cleanUp(Grant{Key: key, Owner: owner}, ttl, r.late)
+	return Grant{}, err
+}
+
+func (b *redisBackend) Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error) {
+	r, err := b.call(ctx, g.Key, extendScript, []string{g.Key}, g.Owner, millis(ttl))
+	if err != nil {
+		return g, lostIfForeign(err)
+	}
+	switch r.status {
+	case 1:
+		if d := deadline(r.sent, ttl); d.After(g.Deadline) {
+			g.Deadline = d
+		}
+		return g, nil
+	case 2, 4:
+		return g, r.lost()
+	default:
+		return g, r.unexpected(g.Key)
+	}
+}
+
+func (b *redisBackend) Release(ctx context.Context, g Grant) error {
+	r, err := b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
+	if err != nil {
+		if err = lostIfForeign(err); !errors.Is(err, ErrLost) && !refused(err) {
+			b.cleanUp(g, time.Until(g.Deadline), r.late)
+		}
+		return err
+	}
+	switch r.status {
+	case 1:
+		return nil
+	case 3:
+		if token, _ := unpackSeal(r.text(1)); token >= g.Token && token < g.Token+max(g.Tokens, 1) {
+			return nil // by us: a seal whose reply was lost
+		}
+		return r.lost()
+	case 2, 4:
+		if r.retried && time.Now().Before(g.Deadline) {
+			return nil // by us: the reply to the try before was lost
+		}
+		return r.lost()
+	default:
+		return r.unexpected(g.Key)
+	}
+}
+
+func (b *redisBackend) Seal(ctx context.Context, g Grant, token uint64, value []byte, retention time.Duration) error {
+	r, err := b.call(ctx, g.Key, sealScript, []string{g.Key},
+		g.Owner, companion(g.Key, "free"), packSeal(token, value), millis(retention))
+	if err != nil {
+		return lostIfForeign(err)
+	}
+	switch r.status {
+	case 1:
+		return nil
+	case 2, 3, 4:
+		return r.lost()
+	default:
+		return r.unexpected(g.Key)
+	}
+}
+
+func (b *redisBackend) Unseal(ctx context.Context, key string) error {
+	r, err := b.call(ctx, key, unsealScript, []string{key, companion(key, "fence")}, companion(key, "free"), millis(fenceLife))
+	if err == nil && r.status != 1 && r.status != 4 {
+		err = r.unexpected(key)
+	}
+	return err
+}
+
+func (b *redisBackend) Inspect(ctx context.Context, key string) (State, error) {
+	r, err := b.call(ctx, key, inspectScript, []string{key, companion(key, "fence")}, tokenBlock)
+	if err != nil {
+		return State{}, err
+	}
+	switch r.status {
+	case 2:
+		token, err := r.uint(3)
+		return State{Status: Held, Owner: r.text(1), Token: token, ExpiresIn: r.millis(2)}, err
+	case 3:
+		token, value := unpackSeal(r.text(1))
+		return State{Status: Sealed, Token: token, Value: value, ExpiresIn: r.millis(2)}, nil
+	case 4:
+		return State{Status: Free}, nil
+	default:
+		return State{}, r.unexpected(key)
+	}
+}
+
+// deadline is until when a lease granted by a request sent then is certain to be valid: less 1 % and 2 ms for clocks
+// that run at different speeds (Redlock).
+func deadline(sent time.Time, ttl time.Duration) time.Time {
+	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
+}
+
+// millis is d as Redis counts it, rounded up.
+func millis(d time.Duration) int64 { return int64(math.Ceil(float64(d) / float64(time.Millisecond))) }
+
+// A sealed key holds a NUL byte, which no owner begins with, the token in decimal, a colon and the value.
+func packSeal(token uint64, value []byte) []byte {
+	b := make([]byte, 0, 22+len(value))
+	b = append(b, 0)
+	b = strconv.AppendUint(b, token, 10)
+	b = append(b, ':')
+	return append(b, value...)
+}
+
+func unpackSeal(seal string) (token uint64, value []byte) {
+	number, rest, ok := bytes.Cut([]byte(strings.TrimPrefix(seal, "\x00")), []byte(":"))
+	if !ok {
+		return 0, number
+	}
+	token, _ = strconv.ParseUint(string(number), 10, 64) // 0 is no token of ours
+	return token, rest
+}

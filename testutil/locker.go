@@ -1,0 +1,18 @@
+package testutil
+
+import (
+	"testing"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends.
+func Locker(t testing.TB, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(core.Clients(Redis(t).Client()), opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
