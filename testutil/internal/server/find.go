@@ -89,6 +89,14 @@ func find(binary string, dirs []string, kind Kind) (string, error) {
 	return best, nil
 }
 
+// beside is the folder the binary really is in, where its companions are: PATH may name a link to it.
+func beside(binary string) string {
+	if real, err := filepath.EvalSymlinks(binary); err == nil {
+		binary = real
+	}
+	return filepath.Dir(binary)
+}
+
 var digits = regexp.MustCompile(`\d+`)
 
 // version is the first number in the path: 15 in /usr/lib/postgresql/15/bin/postgres.

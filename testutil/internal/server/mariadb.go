@@ -20,8 +20,7 @@ func StartMariaDB(ctx context.Context) (*Server, error) {
 		return nil, err
 	}
 	// Beside mariadbd in Homebrew, in /usr/bin while that is in /usr/sbin on Debian.
-	beside := filepath.Dir(binary)
-	install, err := find("mariadb-install-db", []string{beside, filepath.Join(beside, "..", "bin")}, MySQL)
+	install, err := find("mariadb-install-db", []string{beside(binary), filepath.Join(beside(binary), "..", "bin")}, MySQL)
 	if err != nil {
 		return nil, fmt.Errorf("server: %s is here, mariadb-install-db is not: install MariaDB completely: %w", binary, err)
 	}

@@ -29,7 +29,7 @@ func StartPostgres(ctx context.Context) (*Server, error) {
 		account: acc,
 		end:     syscall.SIGQUIT, // "immediate shutdown"; SIGKILL would leave its shared memory behind
 		prepare: func(ctx context.Context, dir string) error {
-			return run(ctx, acc, dir, filepath.Join(filepath.Dir(binary), "initdb"), "-D", filepath.Join(dir, "data"),
+			return run(ctx, acc, dir, filepath.Join(beside(binary), "initdb"), "-D", filepath.Join(dir, "data"),
 				"-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
 		},
 		command: func(dir string, port int) *exec.Cmd {
