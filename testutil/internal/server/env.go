@@ -12,7 +12,7 @@ const (
 )
 
 // Advice says how a test gets its servers.
-const Advice = "run the tests through the command that finds or installs the servers: go run github.com/onelane/onelane/testutil/servers go test ./..."
+const Advice = "go run github.com/onelane/onelane/testutil/servers go test ./... finds or installs what the tests need"
 
 // Required says whether a missing server is a failure of the test: under CI, and under testutil/servers.
 func Required() bool { return set(EnvRequire) || set("CI") }

@@ -32,8 +32,7 @@ type Package struct {
 }
 
 var packages = map[Kind]Package{
-	Redis: {Binary: "redis-server", Apt: "redis-server", Brew: "redis", env: EnvRedisServer,
-		dirs: []string{"/opt/homebrew/bin", "/usr/local/bin"}},
+	Redis: {Binary: "redis-server", Apt: "redis-server", Brew: "redis", env: EnvRedisServer},
 	MySQL: {Binary: "mariadbd", Apt: "mariadb-server", Brew: "mariadb",
 		dirs: []string{"/usr/sbin", "/usr/libexec", "/opt/homebrew/opt/mariadb/bin", "/usr/local/opt/mariadb/bin"}},
 	Postgres: {Binary: "postgres", Apt: "postgresql", Brew: "postgresql",

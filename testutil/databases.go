@@ -1,0 +1,152 @@
+package testutil
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/glebarez/sqlite"
+	gomysql "github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"gorm.io/driver/mysql"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/testutil/internal/server"
+)
+
+// Databases runs fn as the subtests "sqlite", "mysql" and "postgres", each with an empty database of its own that is dropped at the end.
+// MariaDB and PostgreSQL take part where ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name one (testutil/servers sets them); a missing one
+// is logged, or a failure when CI or ONELANE_REQUIRE_SERVERS is set. The opts go to gorm.Open, for example &gorm.Config{PrepareStmt: true};
+// without a Logger among them GORM is silent.
+func Databases(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Option) {
+	t.Helper()
+	for _, d := range []struct {
+		name, env, instead string
+		open               func(t *testing.T, dsn string) gorm.Dialector
+	}{
+		{name: "sqlite", open: openSQLite},
+		{name: "mysql", env: server.EnvMySQL, open: openMySQL, instead: "these tests run without MariaDB"},
+		{name: "postgres", env: server.EnvPostgres, open: openPostgres, instead: "these tests run without PostgreSQL"},
+	} {
+		t.Run(d.name, func(t *testing.T) {
+			dsn := os.Getenv(d.env)
+			if d.env != "" && dsn == "" {
+				err := fmt.Errorf("%s is not set", d.env)
+				if server.Required() {
+					t.Fatalf("testutil: %v: set it to the DSN of a server on which databases may be created; %s", err, server.Advice)
+				}
+				missing(t, d.name, d.instead, err)
+				return
+			}
+			fn(t, openGORM(t, d.open(t, dsn), opts))
+		})
+	}
+}
+
+func openGORM(t *testing.T, d gorm.Dialector, opts []gorm.Option) *gorm.DB {
+	t.Helper()
+	// GORM applies a *gorm.Config before other options.
+	db, err := gorm.Open(d, append([]gorm.Option{silent{}}, opts...)...)
+	if err != nil {
+		t.Fatalf("testutil: %v", err)
+	}
+	return db
+}
+
+type silent struct{}
+
+func (silent) AfterInitialize(*gorm.DB) error { return nil }
+
+func (silent) Apply(c *gorm.Config) error {
+	if c.Logger == nil {
+		c.Logger = logger.Discard
+	}
+	return nil
+}
+
+// In openSQLite a transaction takes the write lock when it begins: a read lock could not be turned into one while others write.
+func openSQLite(t *testing.T, _ string) gorm.Dialector {
+	t.Helper()
+	db, err := sql.Open(sqlite.DriverName, "file:"+filepath.Join(t.TempDir(), "test.db")+
+		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate")
+	if err != nil {
+		t.Fatalf("testutil: %v", err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return &sqlite.Dialector{Conn: db}
+}
+
+func openMySQL(t *testing.T, dsn string) gorm.Dialector {
+	t.Helper()
+	cfg, err := gomysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatalf("testutil: %s: %v", server.EnvMySQL, err)
+	}
+	cfg.ParseTime = true
+	return mysql.New(mysql.Config{Conn: fresh(t, func(database string) (*sql.DB, error) {
+		cfg := cfg.Clone()
+		if database != "" {
+			cfg.DBName = database
+		}
+		connector, err := gomysql.NewConnector(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return sql.OpenDB(connector), nil
+	}, "DROP DATABASE %s")})
+}
+
+func openPostgres(t *testing.T, dsn string) gorm.Dialector {
+	t.Helper()
+	cfg, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		t.Fatalf("testutil: %s: %v", server.EnvPostgres, err)
+	}
+	return postgres.New(postgres.Config{Conn: fresh(t, func(database string) (*sql.DB, error) {
+		cfg := cfg.Copy()
+		if database != "" {
+			cfg.Database = database
+		}
+		return stdlib.OpenDB(*cfg), nil
+	}, "DROP DATABASE %s WITH (FORCE)")})
+}
+
+// fresh creates a database on the server that open connects to, and returns a connection pool for it; both end with the test.
+func fresh(t *testing.T, open func(database string) (*sql.DB, error), drop string) *sql.DB {
+	t.Helper()
+	name := "onelane_" + strings.ToLower(rand.Text())
+	execute := func(statement string) error {
+		admin, err := open("")
+		if err != nil {
+			return err
+		}
+		defer admin.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		_, err = admin.ExecContext(ctx, statement)
+		return err
+	}
+	if err := execute("CREATE DATABASE " + name); err != nil {
+		t.Fatalf("testutil: creating a database for the test: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := execute(fmt.Sprintf(drop, name)); err != nil {
+			t.Errorf("testutil: dropping the database of the test (is a transaction still open?): %v", err)
+		}
+	})
+	db, err := open(name)
+	if err != nil {
+		t.Fatalf("testutil: %v", err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}

@@ -1,0 +1,143 @@
+package testutil_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/testutil"
+)
+
+type row struct {
+	ID int
+	N  int
+}
+
+func TestDatabases(t *testing.T) {
+	for name, opts := range map[string][]gorm.Option{
+		"plain":    nil,
+		"prepared": {&gorm.Config{PrepareStmt: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var ran []string
+			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+				ran = append(ran, db.Name())
+				if db.PrepareStmt != (opts != nil) {
+					t.Errorf("PrepareStmt is %v", db.PrepareStmt)
+				}
+				if db.Migrator().HasTable(&row{}) {
+					t.Error("the database is not new")
+				}
+				if err := db.AutoMigrate(&row{}); err != nil {
+					t.Fatal(err)
+				}
+				if err := db.Create(&row{ID: 1}).Error; err != nil {
+					t.Fatal(err)
+				}
+				writeAtOnce(t, db)
+			}, opts...)
+			t.Logf("ran on %v", ran)
+			if len(ran) == 0 || ran[0] != "sqlite" {
+				t.Errorf("ran on %v, want sqlite at least", ran)
+			}
+		})
+	}
+}
+
+// writeAtOnce adds from many goroutines, in transactions that read what they write.
+func writeAtOnce(t *testing.T, db *gorm.DB) {
+	t.Helper()
+	const writers, each = 8, 10
+	var all sync.WaitGroup
+	for range writers {
+		all.Go(func() {
+			for range each {
+				err := db.Transaction(func(tx *gorm.DB) error {
+					if err := tx.Model(&row{}).Where("id = 1").Update("n", gorm.Expr("n + 1")).Error; err != nil {
+						return err
+					}
+					return tx.First(&row{}, 1).Error
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	var r row
+	if err := db.First(&r, 1).Error; err != nil || r.N != writers*each {
+		t.Errorf("after %d increments n is %d, %v", writers*each, r.N, err)
+	}
+}
+
+func TestDatabasesAreSeparate(t *testing.T) {
+	var names []string
+	for range 2 {
+		testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+			if db.Name() == "sqlite" {
+				return
+			}
+			names = append(names, db.Migrator().CurrentDatabase())
+		})
+	}
+	seen := map[string]bool{}
+	for _, name := range names {
+		if seen[name] || !strings.HasPrefix(name, "onelane_") {
+			t.Errorf("databases %v", names)
+		}
+		seen[name] = true
+	}
+}
+
+// Each subtest's database is gone when it has ended.
+func TestDatabasesAreDropped(t *testing.T) {
+	left := map[string]string{}
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) { left[db.Name()] = db.Migrator().CurrentDatabase() })
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" {
+			return
+		}
+		var n int64
+		query := "SELECT count(*) FROM information_schema.schemata WHERE schema_name = ?"
+		if db.Name() == "postgres" {
+			query = "SELECT count(*) FROM pg_database WHERE datname = ?"
+		}
+		if err := db.Raw(query, left[db.Name()]).Scan(&n).Error; err != nil || n != 0 {
+			t.Errorf("database %s: found %d, %v", left[db.Name()], n, err)
+		}
+	})
+}
+
+// The subtests of a test that fails would fail this one too, so it runs in a process of its own.
+func TestDatabasesWhereThereAreNone(t *testing.T) {
+	if os.Getenv("ONELANE_TEST_DATABASES") != "" {
+		testutil.Databases(t, func(*testing.T, *gorm.DB) {})
+		return
+	}
+	for _, c := range []struct{ name, required, says string }{
+		{"required", "1", "ONELANE_POSTGRES_DSN is not set: set it to the DSN"},
+		{"not required", "", "these tests run without PostgreSQL"},
+	} {
+		withoutServers(t, c.required)
+		t.Setenv("ONELANE_TEST_DATABASES", "1")
+		cmd := exec.Command(os.Args[0], "-test.run=^TestDatabasesWhereThereAreNone$", "-test.count=2")
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if (err != nil) != (c.required != "") {
+			t.Errorf("%s: %v\n%s", c.name, err, out)
+		}
+		if said := string(out) + stderr.String(); !strings.Contains(said, c.says) || !strings.Contains(said, "testutil/servers") {
+			t.Errorf("%s: it does not say %q: %s", c.name, c.says, said)
+		}
+		if n := strings.Count(stderr.String(), c.says); c.required == "" && n != 1 {
+			t.Errorf("it says %d times on standard error, want once: %s", n, &stderr)
+		}
+	}
+}
