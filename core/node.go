@@ -14,6 +14,7 @@ import (
 
 	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 const (
@@ -159,6 +160,8 @@ func (n *clientNode) forRenewals() redis.UniversalClient {
 	if n.renewals == nil {
 		o := *n.direct.(*redis.Client).Options()
 		o.PoolSize, o.MinIdleConns, o.MaxIdleConns, o.MaxActiveConns = renewalConns, 0, renewalConns, 0
+		o.PushNotificationProcessor = nil // the application's client has taken that one
+		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		n.renewals = redis.NewClient(&o)
 	}
 	return n.renewals

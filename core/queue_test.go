@@ -1,0 +1,297 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// noWatch hides the Watch of a backend, so that waiters poll.
+type noWatch struct{ core.Backend }
+
+func TestAcquire_IsFirstComeFirstServedInAProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, l, "k")
+		var mu sync.Mutex
+		var order []int
+		var last uint64
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				k, err := l.Acquire(t.Context(), "k")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, i)
+				if k.Token() <= last {
+					t.Errorf("token %d after %d", k.Token(), last)
+				}
+				last = k.Token()
+				if err := k.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		ok(t, "Release", k.Release(t.Context()))
+		wg.Wait()
+		for i, who := range order {
+			if i != who {
+				t.Fatalf("order %v", order)
+			}
+		}
+		if a, r := s.count("acquire"), s.count("release"); a != 1 || r != 1 {
+			t.Errorf("%d acquires and %d releases for 21 holders, want one lease handed over", a, r)
+		}
+	})
+}
+
+func TestHandOver_EndsSoThatOtherProcessesGetTheirTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := testutil.Memory()
+		l, other := locker(t, noWatch{b}), locker(t, noWatch{b})
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 10 { // a process that always has waiters
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if err := l.Do(t.Context(), "k", func(context.Context) error { time.Sleep(10 * time.Millisecond); return nil }); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		k, err := other.Acquire(ctx, "k")
+		close(stop)
+		ok(t, "Acquire by another process", err)
+		ok(t, "Release", k.Release(ctx))
+		wg.Wait()
+	})
+}
+
+func TestHandOver_GivesALockWithTheWaitersOwnTagAndTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := testutil.Memory()
+		l, other := locker(t, b), locker(t, b)
+		k := acquire(t, l, "k", core.WithTag("a"))
+		got := make(chan *core.Lock)
+		go func() {
+			k, err := l.Acquire(t.Context(), "k", core.WithTag("b"), core.WithTTL(time.Minute))
+			if err != nil {
+				t.Error(err)
+			}
+			got <- k
+		}()
+		synctest.Wait()
+		ok(t, "Release", k.Release(t.Context()))
+		next := <-got
+		_, err := other.TryAcquire(t.Context(), "k")
+		var taken *core.TakenError
+		if !errors.As(err, &taken) || taken.Tag != "b" || taken.RetryAfter != time.Minute {
+			t.Errorf("got %+v", taken)
+		}
+		ok(t, "Release", next.Release(t.Context()))
+	})
+}
+
+func TestHandOver_NeverPassesOnALostLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithoutRenewal())
+		got := make(chan *core.Lock)
+		go func() {
+			k, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Second), core.WithoutRenewal())
+			if err != nil {
+				t.Error(err)
+			}
+			got <- k
+		}()
+		next := <-got // while the first has not released: its lease ran out
+		want(t, "Release of the lost lock", k.Release(t.Context()), core.ErrLost)
+		ok(t, "Err of the next holder", next.Err())
+		if next.Token() <= k.Token() || s.count("acquire") != 2 {
+			t.Errorf("tokens %d, %d; %d acquires", k.Token(), next.Token(), s.count("acquire"))
+		}
+		ok(t, "Release", next.Release(t.Context()))
+	})
+}
+
+func TestWait_EndsWithTheContextOrWithWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := testutil.Memory()
+		holder, l := locker(t, b), locker(t, b)
+		k := acquire(t, holder, "k")
+		for _, who := range []*core.Locker{holder, l} { // behind a local holder, and another process's
+			start := time.Now()
+			_, err := who.Acquire(t.Context(), "k", core.WithWait(3*time.Second))
+			want(t, "WithWait", err, core.ErrTaken)
+			if errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 3*time.Second {
+				t.Errorf("after %v: %v", time.Since(start), err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			start = time.Now()
+			_, err = who.Acquire(ctx, "k", core.WithWait(3*time.Second))
+			cancel()
+			want(t, "context", err, core.ErrTaken)
+			want(t, "context", err, context.DeadlineExceeded)
+			if time.Since(start) != time.Second {
+				t.Errorf("after %v", time.Since(start))
+			}
+			var taken *core.TakenError
+			if errors.As(err, &taken); taken.Holder == "" || taken.Key != "k" {
+				t.Errorf("%+v does not say who holds the key", taken)
+			}
+		}
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
+
+func TestWait_ADepartedWaiterIsSkipped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, testutil.Memory())
+		k := acquire(t, l, "k")
+		ctx, cancel := context.WithCancel(t.Context())
+		gone, got := make(chan error), make(chan *core.Lock)
+		go func() { _, err := l.Acquire(ctx, "k"); gone <- err }()
+		synctest.Wait()
+		go func() { k, err := l.Acquire(t.Context(), "k"); ok(t, "Acquire", err); got <- k }()
+		synctest.Wait()
+		cancel()
+		want(t, "the one who left", <-gone, context.Canceled)
+		ok(t, "Release", k.Release(t.Context()))
+		ok(t, "Release", (<-got).Release(t.Context()))
+	})
+}
+
+func TestWait_ASealAnswersAllWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, l, "k")
+		answers := make(chan error, 50)
+		for range 50 {
+			go func() { _, err := l.Acquire(t.Context(), "k"); answers <- err }()
+		}
+		synctest.Wait()
+		ok(t, "Seal", k.Seal(t.Context(), []byte("v"), time.Minute))
+		for range 50 {
+			want(t, "a waiter", <-answers, core.ErrSealed)
+		}
+		if n := s.count("acquire"); n != 2 {
+			t.Errorf("%d acquires, want one for all waiters", n)
+		}
+	})
+}
+
+func TestWait_AnUnavailableBackendAnswersAllWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, l, "k")
+		answers := make(chan error, 50)
+		for range 50 {
+			go func() { _, err := l.Acquire(t.Context(), "k"); answers <- err }()
+		}
+		synctest.Wait()
+		for _, verb := range []string{"acquire", "release"} {
+			s.on(verb, func(context.Context) error { time.Sleep(time.Second); return unavailable("k") })
+		}
+		start := time.Now()
+		// A lease that cannot be handed over, because it is about to end, has to be released.
+		time.Sleep(0)
+		_ = k
+		s.on("extend", func(context.Context) error { return core.ErrLost })
+		<-k.Context().Done()
+		for range 50 {
+			want(t, "a waiter", <-answers, core.ErrUnavailable)
+		}
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("the last waiter was told after %v", took)
+		}
+		want(t, "Release", k.Release(t.Context()), core.ErrLost)
+	})
+}
+
+func TestTryAcquire_DoesNotPushIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := testutil.Memory()
+		l, other := locker(t, noWatch{b}), locker(t, noWatch{b})
+		k := acquire(t, other, "k", core.WithTag("theirs"))
+		got := make(chan *core.Lock)
+		go func() { k, err := l.Acquire(t.Context(), "k"); ok(t, "Acquire", err); got <- k }()
+		synctest.Wait()
+		_, err := l.TryAcquire(t.Context(), "k")
+		var taken *core.TakenError
+		if !errors.As(err, &taken) || taken.Tag != "theirs" {
+			t.Errorf("behind a local waiter: %v", err)
+		}
+		ok(t, "Release", k.Release(t.Context()))
+		_, err = l.TryAcquire(t.Context(), "k") // free, but somebody stands in line
+		want(t, "TryAcquire", err, core.ErrTaken)
+		ok(t, "Release", (<-got).Release(t.Context()))
+	})
+}
+
+func TestAcquire_ADoneContextNeverGetsALock(t *testing.T) {
+	t.Parallel()
+	s := memorySpy()
+	l := locker(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.on("acquire", func(context.Context) error { cancel(); s.on("acquire", nil); return nil })
+	if _, err := l.Acquire(context.WithValue(ctx, struct{}{}, 0), "k"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	eventually(t, "the key is free", func() bool { return status(t, l, "k") == core.Free })
+}
+
+func TestManyGoroutines_OneAtATime(t *testing.T) {
+	t.Parallel()
+	b := core.Clients(testutil.Redis(t).Client())
+	lockers := []*core.Locker{locker(t, b), locker(t, b), locker(t, b)}
+	var wg sync.WaitGroup
+	n, rounds := 0, 40
+	var last uint64
+	for i := range 24 {
+		wg.Go(func() {
+			for range rounds {
+				k, err := lockers[i%3].Acquire(t.Context(), "hot")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				n++ // the race detector and the sum tell when two are inside
+				if k.Token() <= last {
+					t.Errorf("token %d after %d", k.Token(), last)
+				}
+				last = k.Token()
+				if err := k.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n != 24*rounds {
+		t.Errorf("counted %d, want %d", n, 24*rounds)
+	}
+}
