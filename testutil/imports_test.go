@@ -1,0 +1,233 @@
+package testutil_test
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/onelane/onelane"
+
+// What each folder may import besides the standard library and itself: a path, and what is below it.
+var mayImport = map[string][]string{
+	"core":        {"github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9", "go.opentelemetry.io/otel"},
+	"idempotency": {module + "/core", "google.golang.org/protobuf"},
+	"ginlock":     {module + "/core", module + "/idempotency", "github.com/gin-gonic/gin"},
+	"grpclock": {module + "/core", module + "/idempotency", "google.golang.org/grpc", "google.golang.org/protobuf",
+		"google.golang.org/genproto"},
+	"gormlock": {module + "/core", module + "/idempotency", "gorm.io/gorm"},
+}
+
+// What is below an allowed path and is not meant.
+var neverImport = []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters"}
+
+// These are not shipped: they may import anything, and nothing shipped may import them.
+var notShipped = []string{"testutil", "examples"}
+
+var topLevel = []string{"go.mod", "go.sum", "core", "ginlock", "grpclock", "gormlock", "idempotency", "examples", "testutil",
+	"README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md"}
+
+// imports are the imports of each package, by its folder relative to the module, with / in it.
+type imports map[string][]string
+
+// violations returns a sentence for every import that the rules do not allow.
+func violations(packages imports) []string {
+	var found []string
+	for folder, paths := range packages {
+		top, _, _ := strings.Cut(folder, "/")
+		allowed, shipped := mayImport[top]
+		for _, path := range paths {
+			first, _, _ := strings.Cut(path, "/")
+			switch {
+			case !strings.Contains(first, "."): // the standard library
+			case within(path, module+"/"+top):
+			case !shipped && slices.Contains(notShipped, top):
+			case !shipped:
+				found = append(found, fmt.Sprintf("%s: no rule says what it may import, and it imports %s", folder, path))
+			case slices.ContainsFunc(neverImport, func(p string) bool { return within(path, p) }),
+				!slices.ContainsFunc(allowed, func(p string) bool { return within(path, p) }):
+				found = append(found, fmt.Sprintf("%s imports %s", folder, path))
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
+
+// readImports reads the imports of all packages below root, those of other systems too, and not those of tests and nested modules.
+func readImports(root string) (imports, error) {
+	packages := imports{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			_, err := os.Stat(filepath.Join(path, "go.mod"))
+			hidden := strings.HasPrefix(d.Name(), ".") || strings.HasPrefix(d.Name(), "_") || d.Name() == "testdata"
+			if path != root && (err == nil || hidden) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		folder = filepath.ToSlash(folder)
+		for _, spec := range file.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(packages[folder], imported) {
+				packages[folder] = append(packages[folder], imported)
+			}
+		}
+		return nil
+	})
+	return packages, err
+}
+
+func TestDependencyRules(t *testing.T) {
+	packages, err := readImports("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range []string{"core", "ginlock", "gormlock", "idempotency"} {
+		if len(packages[folder]) == 0 {
+			t.Errorf("the package %s was not found: this test looks at %d packages and misses what it is for", folder, len(packages))
+		}
+	}
+	for _, violation := range violations(packages) {
+		t.Error(violation)
+	}
+}
+
+func TestTopLevel(t *testing.T) {
+	entries, err := os.ReadDir("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if !slices.Contains(names, "go.mod") {
+		t.Fatalf("this is not the top level: %v", names)
+	}
+	for _, name := range strangers(names) {
+		t.Errorf("%s is new at the top level: move it into a folder there is, or give the reason for it in this test", name)
+	}
+}
+
+// strangers are the names that do not belong to the top level. What git and editors keep in hidden files, and what .gitignore names, is
+// nobody's business.
+func strangers(names []string) []string {
+	var found []string
+	for _, name := range names {
+		ignored := slices.Contains([]string{".test", ".out", ".prof"}, filepath.Ext(name))
+		if !strings.HasPrefix(name, ".") && !ignored && !slices.Contains(topLevel, name) {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
+func TestTheRulesFindEachViolation(t *testing.T) {
+	const redsync = "github.com/go-redsync/redsync/v4"
+	for _, c := range []struct {
+		folder, path string
+		allowed      bool
+	}{
+		{"core", "context", true},
+		{"core", redsync + "/redis", true},
+		{"core", redsync + "/redis/goredis/v9", true},
+		{"core", "github.com/redis/go-redis/v9", true},
+		{"core", "go.opentelemetry.io/otel/metric", true},
+		{"core", module + "/core/internal/x", true},
+		{"core", redsync, false},
+		{"core", "go.opentelemetry.io/otel/sdk/metric", false},
+		{"core", "go.opentelemetry.io/otelfake", false},
+		{"core", "github.com/gin-gonic/gin", false},
+		{"core", module + "/idempotency", false},
+		{"core/internal/x", module + "/gormlock", false},
+		{"idempotency", module + "/core", true},
+		{"idempotency", "google.golang.org/protobuf/proto", true},
+		{"idempotency", module + "/ginlock", false},
+		{"idempotency", "github.com/redis/go-redis/v9", false},
+		{"ginlock", "github.com/gin-gonic/gin/render", true},
+		{"ginlock", module + "/idempotency", true},
+		{"ginlock", module + "/grpclock", false},
+		{"ginlock", module + "/gormlock", false},
+		{"grpclock", "google.golang.org/grpc/codes", true},
+		{"grpclock", module + "/ginlock", false},
+		{"grpclock", "gorm.io/gorm", false},
+		{"gormlock", "gorm.io/gorm/clause", true},
+		{"gormlock", "gorm.io/driver/mysql", false},
+		{"gormlock", "github.com/glebarez/sqlite", false},
+		{"gormlock", module + "/grpclock", false},
+		{"core", module + "/testutil", false},
+		{"ginlock", module + "/examples/grab", false},
+		{"gormlock", module + "/testutil/internal/server", false},
+		{"testutil", module + "/core", true},
+		{"examples/seckill", "gorm.io/driver/mysql", true},
+		{"util", module + "/core", false},
+		{"util", "strings", true}, // TestTopLevel finds the folder
+	} {
+		found := violations(imports{c.folder: {"fmt", c.path}})
+		if (len(found) == 0) != c.allowed {
+			t.Errorf("%s imports %s: allowed is %v, found %q", c.folder, c.path, c.allowed, found)
+		}
+		if !c.allowed && len(found) == 1 && (!strings.Contains(found[0], c.folder) || !strings.Contains(found[0], c.path)) {
+			t.Errorf("%q names not both %s and %s", found[0], c.folder, c.path)
+		}
+	}
+	if got, want := strangers([]string{".git", ".ci", "core", "go.mod", "pkg", "x.test", "main.go"}), []string{"pkg", "main.go"}; !slices.Equal(got, want) {
+		t.Errorf("strangers %v, want %v", got, want)
+	}
+}
+
+func TestImportsAreRead(t *testing.T) {
+	root := t.TempDir()
+	for path, text := range map[string]string{
+		"a/a.go":               "package a\nimport \"fmt\"\n",
+		"a/b_windows.go":       "package a\nimport (\n\t\"fmt\"\n\t_ \"x.org/windows\"\n)\n",
+		"a/a_test.go":          "package a\nimport \"x.org/test\"\n",
+		"a/testdata/t.go":      "package t\nimport \"x.org/testdata\"\n",
+		"a/nested/go.mod":      "module nested\n",
+		"a/nested/n.go":        "package n\nimport \"x.org/nested\"\n",
+		"a/internal/deep/d.go": "package deep\nimport \"x.org/deep\"\n",
+	} {
+		file := filepath.Join(root, filepath.FromSlash(path))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := readImports(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "map[a:[fmt x.org/windows] a/internal/deep:[x.org/deep]]"
+	if fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
