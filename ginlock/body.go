@@ -1,0 +1,117 @@
+package ginlock
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/idempotency"
+)
+
+var errTooLarge = errors.New("ginlock: the request's body is too large")
+
+// readBody reads the body once and puts it back. Where a middleware has read it for ShouldBindBodyWith, that copy is
+// it: what is left to read would be empty.
+func (m *middleware) readBody(c *gin.Context) ([]byte, error) {
+	if v, ok := c.Get(gin.BodyBytesKey); ok {
+		if body, ok := v.([]byte); ok && body != nil {
+			if len(body) > m.maxRequestBody {
+				return nil, errTooLarge
+			}
+			return body, nil
+		}
+	}
+	r := c.Request
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, nil
+	}
+	if r.ContentLength > int64(m.maxRequestBody) {
+		return nil, errTooLarge
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, int64(m.maxRequestBody)+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(body) > m.maxRequestBody {
+		return nil, errTooLarge
+	}
+	r.Body = restored{bytes.NewReader(body), r.Body}
+	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
+	return body, nil
+}
+
+// restored is a body that was read before.
+type restored struct {
+	io.Reader
+	io.Closer
+}
+
+// refuseBody answers a request whose body could not be read.
+func (m *middleware) refuseBody(c *gin.Context, err error) {
+	var outside *http.MaxBytesError
+	switch {
+	case errors.Is(err, errTooLarge) || errors.As(err, &outside):
+		m.refuse(c, problemTooLarge)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		m.refuse(c, problemTimeout)
+	default:
+		m.refuse(c, problemUnreadable)
+	}
+}
+
+// fingerprint is what a retry must repeat, unless [Fingerprint] says otherwise.
+func fingerprint(c *gin.Context, body []byte) []byte {
+	r := c.Request
+	parts := [][]byte{[]byte(r.Method), []byte(r.URL.EscapedPath()), []byte(r.URL.RawQuery)}
+	if form := multipartDigest(r.Header.Get("Content-Type"), body); form != nil {
+		parts = append(parts, []byte("multipart"), form)
+	} else {
+		parts = append(parts, []byte(r.Header.Get("Content-Type")), body)
+	}
+	sum := idempotency.Digest(parts...)
+	return sum[:]
+}
+
+// multipartDigest digests a form by its parts, since clients choose a new boundary for each try; nil where body is no
+// form that can be read to its end.
+func multipartDigest(contentType string, body []byte) []byte {
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil || !strings.HasPrefix(media, "multipart/") || params["boundary"] == "" {
+		return nil
+	}
+	parts := [][]byte{[]byte(media)}
+	for r := multipart.NewReader(bytes.NewReader(body), params["boundary"]); ; {
+		p, err := r.NextRawPart()
+		if err == io.EOF {
+			sum := idempotency.Digest(parts...)
+			return sum[:]
+		}
+		if err != nil {
+			return nil
+		}
+		content, err := io.ReadAll(p)
+		if err != nil {
+			return nil
+		}
+		parts = append(parts, headerDigest(http.Header(p.Header)), content)
+	}
+}
+
+func headerDigest(h http.Header) []byte {
+	var parts [][]byte
+	for name, values := range h {
+		sum := idempotency.Digest([]byte(name), []byte(strings.Join(values, "\x00")))
+		parts = append(parts, sum[:])
+	}
+	slices.SortFunc(parts, bytes.Compare)
+	sum := idempotency.Digest(parts...)
+	return sum[:]
+}

@@ -1,0 +1,4 @@
+package ginlock
+
+// HeaderKey is for the fuzz test.
+var HeaderKey = headerKey

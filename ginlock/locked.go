@@ -1,0 +1,60 @@
+package ginlock
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+)
+
+// serveLocked runs a request under a lock.
+func (m *middleware) serveLocked(c *gin.Context, l *core.Locker, key string) {
+	parts := m.lock(c, key)
+	if m.principal != nil {
+		parts = append(parts, m.principal(c))
+	}
+	k, err := m.acquire(c.Request.Context(), l, core.Join(parts...))
+	switch {
+	case err == nil:
+		m.runLocked(c, k)
+	case errors.Is(err, core.ErrInvalidKey):
+		m.log(c, slog.LevelWarn, "ginlock: a lock's key is refused", err)
+		m.refuseKey(c, errLong)
+	case m.runUnprotected(c, err):
+	default:
+		m.refuseErr(c, err)
+	}
+}
+
+func (m *middleware) acquire(ctx context.Context, l *core.Locker, key string) (*core.Lock, error) {
+	if m.wait == 0 {
+		return l.TryAcquire(ctx, key)
+	}
+	return l.Acquire(ctx, key, core.WithWait(m.wait))
+}
+
+func (m *middleware) runLocked(c *gin.Context, k *core.Lock) {
+	request := c.Request
+	c.Set(tokenKey{}, k.Token())
+	c.Request = request.WithContext(core.WithLock(k.Context(), k))
+	done := false
+	defer func() {
+		c.Request = leave(c.Request, request)
+		err := k.Release(c.Request.Context())
+		lost := errors.Is(err, core.ErrLost)
+		switch {
+		case lost:
+			m.log(c, slog.LevelError, "ginlock: the lock was lost while the handler ran; another may have run", err)
+		case err != nil:
+			m.log(c, slog.LevelWarn, "ginlock: a lock was not released; its key is free when its lease ends", err)
+		}
+		if lost && done && !c.Writer.Written() {
+			m.refuse(c, problemLost)
+		}
+	}()
+	c.Next()
+	done = true
+}

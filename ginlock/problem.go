@@ -1,0 +1,189 @@
+package ginlock
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
+)
+
+// The codes of a [Problem]. They are stable.
+const (
+	CodeKeyMissing         = "idempotency_key_missing"         // 400, see Require
+	CodeKeyInvalid         = "idempotency_key_invalid"         // 400
+	CodeKeyReused          = "idempotency_key_reused"          // 422: with another request
+	CodeCredentialsChanged = "idempotency_credentials_changed" // 422
+	CodeInFlight           = "idempotency_in_flight"           // 409: the first still runs
+	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: it ran, and its answer was not recorded
+	CodeLockBusy           = "lock_busy"                       // 409
+	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
+	CodeLockLost           = "lock_lost"                       // 409: while the handler ran
+	CodeLockUnavailable    = "lock_unavailable"                // 503: Redis is down, or there is no Locker
+	CodeRequestTooLarge    = "request_too_large"               // 413, see MaxRequestBody
+	CodeRequestTimeout     = "request_timeout"                 // 408: the body came too slowly
+	CodeRequestUnreadable  = "request_unreadable"              // 400: the body could not be read
+	CodeMisconfigured      = "misconfigured"                   // 500: a mistake in the wiring, which is logged
+)
+
+// Problem is a refusal of this package, in the words of RFC 9457. Its JSON is what clients get.
+type Problem struct {
+	// Type is a URI that ends in the code.
+	Type string `json:"type"`
+	// Title says what the code means.
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	// Detail says more about this request; it may be empty.
+	Detail string `json:"detail,omitempty"`
+	// Code is one of the constants of this package.
+	Code string `json:"code"`
+	// Retryable says that the same request may succeed later.
+	Retryable bool `json:"retryable"`
+	// Correction says what to change before it is sent again; empty where nothing needs to be.
+	Correction string `json:"correction,omitempty"`
+	// RetryAfter is sent as the Retry-After header, in whole seconds; 0: not sent.
+	RetryAfter time.Duration `json:"-"`
+}
+
+const problemType = "https://pkg.go.dev/github.com/onelane/onelane/ginlock#"
+
+// soon is when to try again: most requests take less. When a lease ends would be too late: that is for those that died.
+const soon = time.Second
+
+var (
+	problemKeyMissing  = Problem{Status: 400, Code: CodeKeyMissing, Title: "The idempotency key is missing"}
+	problemKeyInvalid  = Problem{Status: 400, Code: CodeKeyInvalid, Title: "The idempotency key is invalid"}
+	problemReused      = Problem{Status: 422, Code: CodeKeyReused, Title: "The idempotency key was used with another request", Correction: "Send a new request with a new key, or a retry exactly as the first."}
+	problemCredentials = Problem{Status: 422, Code: CodeCredentialsChanged, Title: "The idempotency key was used with other credentials", Correction: "Send the retry with the credentials of the first request, or a new request with a new key."}
+	problemInFlight    = Problem{Status: 409, Code: CodeInFlight, Title: "A request with this idempotency key is still running", Retryable: true, RetryAfter: soon}
+	problemNotKept     = Problem{Status: 409, Code: CodeResponseNotKept, Title: "The request was answered before, and its answer was not kept", Correction: "Look up the result of the first request, or send a new one with a new key."}
+	problemBusy        = Problem{Status: 409, Code: CodeLockBusy, Title: "Another request is working on this", Retryable: true, RetryAfter: soon}
+	problemSealed      = Problem{Status: 409, Code: CodeLockSealed, Title: "This is closed for further requests"}
+	problemLost        = Problem{Status: 409, Code: CodeLockLost, Title: "The lock was lost while the request ran", Correction: "Check what became of the request before it is sent again."}
+	problemUnavailable = Problem{Status: 503, Code: CodeLockUnavailable, Title: "Locks are not available", Retryable: true, RetryAfter: soon}
+	problemNoLocker    = Problem{Status: 503, Code: CodeLockUnavailable, Title: "Locks are not available", Detail: "The server was started without a Locker: it has to call core.SetDefault.", Retryable: true, RetryAfter: soon}
+	problemTooLarge    = Problem{Status: 413, Code: CodeRequestTooLarge, Title: "The request's body is too large"}
+	problemTimeout     = Problem{Status: 408, Code: CodeRequestTimeout, Title: "The request's body came too slowly", Retryable: true}
+	problemUnreadable  = Problem{Status: 400, Code: CodeRequestUnreadable, Title: "The request's body could not be read", Retryable: true}
+	problemWiring      = Problem{Status: 500, Code: CodeMisconfigured, Title: "The server is misconfigured"}
+)
+
+type refusedKey struct{}
+
+// refuse answers with p instead of the handler. What ran outside of this middleware does not record it.
+func (m *middleware) refuse(c *gin.Context, p Problem) {
+	p.Type = problemType + p.Code
+	if p.RetryAfter > 0 {
+		c.Header("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
+	}
+	c.Set(refusedKey{}, true)
+	c.Abort()
+	m.writeProblem(c, p)
+}
+
+func writeProblem(c *gin.Context, p Problem) {
+	body, _ := json.Marshal(p) // cannot fail: text, numbers and a bool
+	c.Data(p.Status, "application/problem+json", body)
+}
+
+// refuseKey answers a request whose key could not be read.
+func (m *middleware) refuseKey(c *gin.Context, err error) {
+	var p Problem
+	switch err {
+	case errNoKey:
+		p = problemKeyMissing
+		p.Correction = "Send the key in the header " + m.name + "."
+	case errNoSuchPart:
+		m.misconfigured(c, "ginlock: the route has no such parameter: name one of its own in ByParam", "parameter", m.name)
+		return
+	default:
+		p = problemKeyInvalid
+		p.Detail = "Of " + m.name + ": " + err.Error() + "."
+		p.Correction = `Send one key of 1 to 255 visible characters, as "key" or key.`
+	}
+	m.refuse(c, p)
+}
+
+// misconfigured answers a request that cannot be protected because of a mistake in the program.
+func (m *middleware) misconfigured(c *gin.Context, text string, args ...any) {
+	slog.ErrorContext(c.Request.Context(), text, append(args, "route", c.FullPath(), "method", c.Request.Method)...)
+	m.refuse(c, problemWiring)
+}
+
+// refuseErr answers a request that got no lock or claim.
+func (m *middleware) refuseErr(c *gin.Context, err error) {
+	var mismatch *idempotency.MismatchError
+	switch {
+	case errors.As(err, &mismatch) && mismatch.Credentials:
+		m.refuse(c, problemCredentials)
+	case mismatch != nil:
+		m.refuse(c, problemReused)
+	case errors.Is(err, idempotency.ErrInFlight):
+		m.refuse(c, problemInFlight)
+	case errors.Is(err, idempotency.ErrRecord):
+		m.log(c, slog.LevelError, "ginlock: a record cannot be read; the request is refused", err)
+		m.refuse(c, problemNotKept)
+	case errors.Is(err, core.ErrTaken):
+		m.refuse(c, problemBusy)
+	case errors.Is(err, core.ErrSealed):
+		m.refuse(c, problemSealed)
+	default:
+		if c.Request.Context().Err() == nil {
+			m.log(c, slog.LevelError, "ginlock: no lock can be had; the request is refused", err)
+		}
+		m.refuse(c, problemUnavailable)
+	}
+}
+
+func (m *middleware) log(c *gin.Context, level slog.Level, text string, err error) {
+	slog.Log(c.Request.Context(), level, text, "route", c.FullPath(), "method", c.Request.Method, "error", err)
+}
+
+// runUnprotected says whether a request is to run although Redis is not available.
+func (m *middleware) runUnprotected(c *gin.Context, err error) bool {
+	if !m.failOpen || !errors.Is(err, core.ErrUnavailable) {
+		return false
+	}
+	m.log(c, slog.LevelWarn, "ginlock: no lock can be had; the request runs unprotected (FailOpen)", err)
+	return true
+}
+
+// replay answers with what was recorded.
+func (m *middleware) replay(c *gin.Context, r *idempotency.Record) {
+	if r.NotKept || r.Status < 100 || r.Status > 999 {
+		m.refuse(c, problemNotKept)
+		return
+	}
+	h := c.Writer.Header()
+	for name, values := range r.Header {
+		if len(values) == 0 {
+			delete(h, name)
+		} else {
+			h[name] = values
+		}
+	}
+	h.Set("Idempotency-Replayed", "true")
+	c.Abort()
+	c.Status(r.Status)
+	c.Writer.WriteHeaderNow()
+	if len(r.Body) > 0 {
+		if _, err := c.Writer.Write(r.Body); err != nil {
+			_ = c.Error(err)
+		}
+	}
+}
+
+// recordByDefault leaves out what says nothing about the request itself: try again, log in, slow down.
+func recordByDefault(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+		return false
+	}
+	return status < 500
+}

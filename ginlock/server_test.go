@@ -1,0 +1,179 @@
+package ginlock_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"go.uber.org/goleak"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+const idempotencyKey = "Idempotency-Key"
+
+func TestMain(m *testing.M) {
+	gin.SetMode(gin.ReleaseMode)
+	goleak.VerifyTestMain(m)
+}
+
+// server is a Gin server on a socket.
+type server struct {
+	t   testing.TB
+	url string
+}
+
+func serve(t testing.TB, routes func(r *gin.Engine)) *server {
+	t.Helper()
+	r := gin.New()
+	r.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(500) }))
+	routes(r)
+	s := httptest.NewServer(r)
+	t.Cleanup(func() {
+		s.Close()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return &server{t, s.URL}
+}
+
+// post is the most used server: one route, POST /orders, under ByHeader on a private Redis.
+func post(t testing.TB, handler gin.HandlerFunc, opts ...ginlock.Option) *server {
+	t.Helper()
+	opts = append([]ginlock.Option{ginlock.WithLocker(testutil.Locker(t))}, opts...)
+	return serve(t, func(r *gin.Engine) { r.POST("/orders", ginlock.ByHeader(idempotencyKey, opts...), handler) })
+}
+
+// answer is what a client sees.
+type answer struct {
+	status int
+	body   string
+	header http.Header
+}
+
+func (a answer) replayed() bool { return a.header.Get("Idempotency-Replayed") == "true" }
+
+func (a answer) problem(t testing.TB) ginlock.Problem {
+	t.Helper()
+	if got := a.header.Get("Content-Type"); got != "application/problem+json" {
+		t.Fatalf("content type %q of %d %s, want a problem", got, a.status, a.body)
+	}
+	var p ginlock.Problem
+	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// do sends a request; header is names and values. It may be called from any goroutine.
+func (s *server) do(method, path, body string, header ...string) answer {
+	s.t.Helper()
+	return s.doCtx(context.Background(), method, path, body, header...)
+}
+
+func (s *server) doCtx(ctx context.Context, method, path, body string, header ...string) answer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Error(err)
+		return answer{}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	return s.send(req)
+}
+
+func (s *server) send(req *http.Request) answer {
+	s.t.Helper()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		if req.Context().Err() == nil {
+			s.t.Errorf("%s %s: %v", req.Method, req.URL, err)
+		}
+		return answer{}
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Errorf("%s %s: %v", req.Method, req.URL, err)
+	}
+	return answer{resp.StatusCode, string(b), resp.Header}
+}
+
+// order posts an order with a key.
+func (s *server) order(key, body string, header ...string) answer {
+	s.t.Helper()
+	return s.do("POST", "/orders", body, append(header, idempotencyKey, key)...)
+}
+
+func (a answer) want(t testing.TB, status int, body string, replayed bool) {
+	t.Helper()
+	if a.status != status || a.body != body || a.replayed() != replayed {
+		t.Fatalf("got %d %q, replayed %v; want %d %q, replayed %v", a.status, a.body, a.replayed(), status, body, replayed)
+	}
+}
+
+func (a answer) wantProblem(t testing.TB, status int, code string) {
+	t.Helper()
+	if p := a.problem(t); a.status != status || p.Status != status || p.Code != code {
+		t.Fatalf("got %d %s, want %d %s", a.status, a.body, status, code)
+	}
+}
+
+// counter answers 201 and the number of the run.
+func counter(runs *atomic.Int64) gin.HandlerFunc {
+	return func(c *gin.Context) { c.String(http.StatusCreated, "run %d", runs.Add(1)) }
+}
+
+// gate is a handler that stands still until it is opened.
+type gate struct {
+	entered, open chan struct{}
+}
+
+func newGate() *gate { return &gate{make(chan struct{}, 64), make(chan struct{})} }
+
+func (g *gate) handle(c *gin.Context) {
+	g.entered <- struct{}{}
+	<-g.open
+}
+
+// behind runs next once the gate is open.
+func (g *gate) behind(next gin.HandlerFunc) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		g.handle(c)
+		next(c)
+	}
+}
+
+// until asks again until ok, for up to 10 s.
+func until(t testing.TB, ask func() answer, ok func(answer) bool) answer {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if a := ask(); ok(a) {
+			return a
+		} else if time.Now().After(end) {
+			t.Fatalf("still %d %s after 10 s", a.status, a.body)
+		}
+	}
+}
+
+// lockerOn returns a Locker on a node; closed at the end of the test.
+func lockerOn(t testing.TB, n *testutil.Node, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(core.Clients(n.Client()), opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}

@@ -1,0 +1,162 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	completeTimeout = 2 * time.Second // then the answer is sent, and sealing goes on in the background
+	abandonTimeout  = time.Second
+	firstSealPause  = 20 * time.Millisecond
+	longestPause    = 500 * time.Millisecond
+)
+
+// Claim is the right, and the duty, to run a request. End it with [Claim.Complete] or [Claim.Abandon]; Abandon may be
+// deferred, since after Complete it leaves the record alone. It is safe for concurrent use.
+type Claim struct {
+	claims *Claims
+	key    string
+	mark   mark
+	lock   *core.Lock
+	outer  *Claim // which the context carried before
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu   sync.Mutex
+	over bool // Complete or Abandon was called
+}
+
+type claimKey struct{}
+
+func newClaim(ctx context.Context, c *Claims, key string, m mark, lock *core.Lock) *Claim {
+	k := &Claim{claims: c, key: key, mark: m, lock: lock}
+	k.outer, _ = FromContext(ctx)
+	ctx = context.WithValue(core.WithLock(ctx, lock), claimKey{}, k)
+	k.ctx, k.cancel = context.WithCancelCause(ctx)
+	// Not simply the lock's context: that ends when a tombstone is sealed, and the work goes on.
+	held := lock.Context()
+	context.AfterFunc(held, func() {
+		if err := context.Cause(held); errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrClosed) {
+			k.cancel(err)
+		}
+	})
+	return k
+}
+
+// FromContext returns the innermost claim that ctx carries.
+func FromContext(ctx context.Context) (*Claim, bool) {
+	k, ok := ctx.Value(claimKey{}).(*Claim)
+	return k, ok
+}
+
+// carries says whether ctx carries a claim on the lock of this name that is not over.
+func carries(ctx context.Context, name string) bool {
+	k, _ := FromContext(ctx)
+	for ; k != nil; k = k.outer {
+		if k.lock.Key() == name && k.lock.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Key returns the key as it was passed to Begin.
+func (k *Claim) Key() string { return k.key }
+
+// Token returns the fencing token of the claim: larger than that of every earlier claim on the key.
+func (k *Claim) Token() uint64 { return k.lock.Token() }
+
+// Context returns a child of the context that was passed to Begin. It carries the claim, and the lock behind it (see
+// [core.WithLock]). It is cancelled with a cause that matches [core.ErrLost] when the claim is lost, and by Abandon.
+func (k *Claim) Context() context.Context { return k.ctx }
+
+// Complete seals the key with r, for the retention: from now on every repeat gets it. Only r is copied, not what it
+// points to: it must not be modified.
+//
+// It does not end with ctx, which may be done already, but after 2 s: Redis may be away for a moment. If the outcome is
+// not known then, the error matches [core.ErrUnavailable], and sealing is tried again in the background until the
+// lease ends; the key is not given to anybody before that. An error that matches [core.ErrLost] says that the claim
+// was lost, and somebody else may be running: nothing was recorded. The second call is [ErrCompleted]. A record that
+// is too large, over 16 MiB, is refused and leaves the claim as it was.
+func (k *Claim) Complete(ctx context.Context, r *Record) error {
+	if r == nil {
+		return fmt.Errorf("idempotency: key %q: complete a claim with a record, or with Tombstone", k.key)
+	}
+	value, err := r.encode(k.mark)
+	if err != nil {
+		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
+	}
+	if !k.end() {
+		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrCompleted)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), completeTimeout)
+	defer cancel()
+	if err = k.seal(ctx, value); err == nil {
+		return nil
+	}
+	if errors.Is(err, core.ErrUnavailable) {
+		go k.sealLater(value)
+	}
+	return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
+}
+
+// end says that the claim is over; false if it was before.
+func (k *Claim) end() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	was := k.over
+	k.over = true
+	return !was
+}
+
+// seal tries to seal until the outcome is known, ctx ends or the lock is lost.
+func (k *Claim) seal(ctx context.Context, value []byte) error {
+	for pause := firstSealPause; ; pause = min(2*pause, longestPause) {
+		err := k.lock.Seal(ctx, value, k.claims.retention)
+		if !errors.Is(err, core.ErrUnavailable) {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
+}
+
+// sealLater goes on sealing while the lease is held: it is over when Redis answers, or when the lease ends since it
+// does not, and Seal says that it is lost.
+func (k *Claim) sealLater(value []byte) {
+	switch err := k.seal(context.Background(), value); {
+	case err == nil:
+		slog.Info("idempotency: a late answer was recorded", "key", k.key)
+	default:
+		slog.Warn("idempotency: an answer was not recorded; a repeat runs again", "key", k.key, "error", err)
+	}
+}
+
+// Abandon gives the claim up, so that the next request with the key runs, and cancels its context. It works on a
+// context of its own for up to 1 s, even if ctx is done. After Complete, whatever its outcome was, it only cancels the
+// context. The error matches [core.ErrLost] when the claim was lost before, and [core.ErrUnavailable] when Redis did
+// not answer: then the key is free when its lease ends.
+func (k *Claim) Abandon(ctx context.Context) error {
+	defer k.cancel(nil)
+	if !k.end() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
+	defer cancel()
+	if err := k.lock.Release(ctx); err != nil {
+		return fmt.Errorf("idempotency: abandon key %q: %w", k.key, err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package idempotency
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"strings"
+)
+
+// Fingerprint tells requests apart that have the same key. Make its parts with [Digest].
+type Fingerprint struct {
+	// Payload is a digest of all that makes it the same request.
+	Payload [sha256.Size]byte
+	// Credentials is a digest of who asks. Leave it zero where the caller's name is part of the key.
+	Credentials [sha256.Size]byte
+}
+
+// Digest is the SHA-256 of the parts and their lengths, so that other parts with the same bytes in a row differ.
+func Digest(parts ...[]byte) [sha256.Size]byte {
+	h := sha256.New()
+	var size [8]byte
+	for _, p := range parts {
+		binary.BigEndian.PutUint64(size[:], uint64(len(p)))
+		h.Write(size[:])
+		h.Write(p)
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// markPart is the length of each part of a mark: 128 bits, since nobody can choose a payload knowing the salt.
+const markPart = 16
+
+// mark is a fingerprint as it is stored: keyed with a random salt that stands beside it, so that neither the text of
+// the owner nor the record is a plain hash of a payload that could be guessed.
+type mark struct{ salt, payload, credentials [markPart]byte }
+
+func newMark(fp Fingerprint) mark {
+	var salt [markPart]byte
+	_, _ = rand.Read(salt[:]) // never fails
+	return saltedMark(salt, fp)
+}
+
+func saltedMark(salt [markPart]byte, fp Fingerprint) mark {
+	return mark{salt, keyed(salt, "payload", fp.Payload), keyed(salt, "credentials", fp.Credentials)}
+}
+
+func keyed(salt [markPart]byte, what string, digest [sha256.Size]byte) [markPart]byte {
+	h := hmac.New(sha256.New, salt[:])
+	h.Write([]byte(what))
+	h.Write(digest[:])
+	return [markPart]byte(h.Sum(nil))
+}
+
+// check returns a *MismatchError unless the mark was made of fp.
+func (m mark) check(key string, fp Fingerprint) error {
+	same := saltedMark(m.salt, fp)
+	switch {
+	case !hmac.Equal(m.credentials[:], same.credentials[:]):
+		return &MismatchError{Key: key, Credentials: true}
+	case !hmac.Equal(m.payload[:], same.payload[:]):
+		return &MismatchError{Key: key}
+	}
+	return nil
+}
+
+const tagPrefix = "idem1." // and the three parts, each followed by a dot but the last
+
+// tag is the mark as text, for the owner of the lock: 74 bytes.
+func (m mark) tag() string {
+	b := make([]byte, 0, 80)
+	b = append(b, tagPrefix...)
+	b = base64.RawURLEncoding.AppendEncode(b, m.salt[:])
+	b = append(b, '.')
+	b = base64.RawURLEncoding.AppendEncode(b, m.payload[:])
+	b = append(b, '.')
+	b = base64.RawURLEncoding.AppendEncode(b, m.credentials[:])
+	return string(b)
+}
+
+// parseTag reads a tag; false where it is none of ours.
+func parseTag(tag string) (m mark, ok bool) {
+	rest, ok := strings.CutPrefix(tag, tagPrefix)
+	if !ok {
+		return m, false
+	}
+	parts := strings.Split(rest, ".")
+	if len(parts) != 3 {
+		return m, false
+	}
+	for i, to := range []*[markPart]byte{&m.salt, &m.payload, &m.credentials} {
+		b, err := base64.RawURLEncoding.DecodeString(parts[i])
+		if err != nil || len(b) != markPart {
+			return mark{}, false
+		}
+		*to = [markPart]byte(b)
+	}
+	return m, true
+}

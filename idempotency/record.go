@@ -1,0 +1,87 @@
+package idempotency
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/onelane/onelane/idempotency/internal/recordpb"
+)
+
+const (
+	recordVersion = 1
+	maxRecord     = 16 << 20 // what core seals
+)
+
+// Record is the answer of a completed claim. What it means is up to the protocol that answers.
+type Record struct {
+	// Status is the protocol's status of the answer, not negative.
+	Status int
+	// Header is what is sent beside the body. A name with no values was removed by the handler.
+	Header map[string][]string
+	Body   []byte
+	// NotKept makes it a tombstone: the request was answered, but the answer was not kept. The rest is empty.
+	NotKept bool
+}
+
+// Tombstone returns the record of an answer that cannot be kept, because it is too large or is sent while it is made.
+// A retry is told so, and nothing runs twice.
+func Tombstone() *Record { return &Record{NotKept: true} }
+
+// encode is the record, and the mark of the request it answers, as protobuf: see internal/recordpb/record.proto.
+func (r *Record) encode(m mark) ([]byte, error) {
+	p := &recordpb.Record{
+		Version: recordVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
+		NotKept: r.NotKept,
+	}
+	if !r.NotKept {
+		if r.Status < 0 || r.Status > 1<<30 {
+			return nil, fmt.Errorf("idempotency: a record cannot have status %d", r.Status)
+		}
+		p.Status, p.Body = uint32(r.Status), r.Body
+		for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+			f := &recordpb.Field{Name: []byte(name)}
+			for _, v := range r.Header[name] {
+				f.Values = append(f.Values, []byte(v))
+			}
+			p.Header = append(p.Header, f)
+		}
+	}
+	if n := proto.Size(p); n > maxRecord {
+		return nil, fmt.Errorf("idempotency: a record of %d bytes is too large, at most %d are allowed: complete the claim with Tombstone", n, maxRecord)
+	}
+	return proto.Marshal(p)
+}
+
+// decode reads a record. Its error matches ErrRecord.
+func decode(b []byte) (*Record, mark, error) {
+	var p recordpb.Record
+	var m mark
+	if err := proto.Unmarshal(b, &p); err != nil {
+		return nil, m, fmt.Errorf("%w: %w", ErrRecord, err)
+	}
+	if p.Version != recordVersion {
+		return nil, m, fmt.Errorf("%w: it has version %d, this process reads version %d", ErrRecord, p.Version, recordVersion)
+	}
+	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart {
+		return nil, m, fmt.Errorf("%w: its fingerprint is incomplete", ErrRecord)
+	}
+	m = mark{[markPart]byte(p.Salt), [markPart]byte(p.Payload), [markPart]byte(p.Credentials)}
+	if p.NotKept {
+		return Tombstone(), m, nil
+	}
+	r := &Record{Status: int(p.Status), Body: p.Body}
+	if len(p.Header) > 0 {
+		r.Header = make(map[string][]string, len(p.Header))
+	}
+	for _, f := range p.Header {
+		values := make([]string, 0, len(f.Values))
+		for _, v := range f.Values {
+			values = append(values, string(v))
+		}
+		r.Header[string(f.Name)] = values
+	}
+	return r, m, nil
+}
