@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Locker acquires locks from one backend. It owns what is the same for every backend: waiting, the local queue,
@@ -15,6 +16,8 @@ import (
 type Locker struct {
 	backend Backend
 	config
+
+	standBack time.Duration
 
 	mu     sync.Mutex // taken after a lease's mutex where both are needed
 	lines  map[string]*line
@@ -32,12 +35,18 @@ func New(b Backend, opts ...Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r, ok := b.(*redisBackend); ok {
+	if r, ok := b.(interface {
+		open(*config) (Backend, error)
+	}); ok {
 		if b, err = r.open(c); err != nil {
 			return nil, err
 		}
 	}
-	return &Locker{backend: b, config: *c, lines: make(map[string]*line), done: make(chan struct{})}, nil
+	l := &Locker{backend: b, config: *c, lines: make(map[string]*line), done: make(chan struct{}), standBack: pollingStandBack}
+	if _, ok := b.(Watcher); ok {
+		l.standBack = wokenStandBack
+	}
+	return l, nil
 }
 
 var defaultLocker atomic.Pointer[Locker]

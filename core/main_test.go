@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
+		hold(addr)
+	}
 	goleak.VerifyTestMain(m)
 }
 

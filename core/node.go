@@ -41,6 +41,7 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 	if b.err != nil {
 		return r, b.err
 	}
+	caller := ctx
 	if end, ok := ctx.Deadline(); !ok || time.Until(end) > b.timeout {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
@@ -59,11 +60,22 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 		if foreign(err) {
 			return r, fmt.Errorf("%w %q: Redis holds a value of another type there: %w", ErrInvalidKey, key, err)
 		}
+		if over := ended(caller); over != nil && !errors.Is(err, over) {
+			err = fmt.Errorf("%w: %w", over, err)
+		}
 		if try == sameOwnerTries || ctx.Err() != nil || !broken(err) {
 			return r, b.unavailable(key, err)
 		}
 		r.retried = true
 	}
+}
+
+// ended is ctx's error, also when the connection has noticed the deadline before the context's timer.
+func ended(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 func (b *redisBackend) unavailable(key string, cause error) error {

@@ -10,12 +10,14 @@ import (
 
 const (
 	// A lease is handed from one local holder to the next (lock cohorting, Dice, Marathe, Shavit 2012) at most this
-	// long; then it is released, and the local line stands back for a moment, so that other processes get their turn.
-	handOverFor = 100 * time.Millisecond
-	standBack   = 2 * time.Millisecond
+	// long; then it is released, and the local line stands back for a moment, so that other processes get their turn:
+	// for as long as it takes a waiter that is told of the release to ask, or one that polls.
+	handOverFor      = 100 * time.Millisecond
+	wokenStandBack   = 2 * time.Millisecond
+	pollingStandBack = longestPause / 2
 
 	firstPause   = 2 * time.Millisecond
-	longestPause = 128 * time.Millisecond
+	longestPause = 64 * time.Millisecond
 	longestWatch = time.Second // between tries of a waiter that is told of changes
 )
 
@@ -327,7 +329,7 @@ func (l *Locker) next(s *lease, now time.Time) *waiter {
 		return nil
 	}
 	if s.handed+1 >= s.grant.Tokens || now.Sub(s.began) > handOverFor {
-		ln.notBefore = now.Add(jitter(standBack))
+		ln.notBefore = now.Add(jitter(l.standBack))
 		return nil
 	}
 	if !ln.queue[0].sameLease(&s.settings) {

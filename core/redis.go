@@ -58,7 +58,7 @@ type redisBackend struct {
 
 // Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel. The client's own connection pool
 // is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
-// commands. The clients stay yours to close, after the Locker.
+// commands. Waiters are woken by pub/sub, over one more connection while there are any. The clients stay yours to close, after the Locker.
 func Clients(clients ...redis.UniversalClient) Backend {
 	nodes := make([]node, len(clients))
 	for i, c := range clients {
@@ -66,7 +66,11 @@ func Clients(clients ...redis.UniversalClient) Backend {
 			nodes[i] = newClientNode(c)
 		}
 	}
-	return newRedisBackend(nodes)
+	b := newRedisBackend(nodes)
+	if b.err != nil {
+		return b
+	}
+	return &wokenRedis{b, newWakes(clients[0])}
 }
 
 // Pools is the Backend on any pool that redsync can use: go-redis, redigo, rueidis, valkey.
@@ -81,7 +85,7 @@ func Pools(pools ...redsyncredis.Pool) Backend {
 	return newRedisBackend(nodes)
 }
 
-func newRedisBackend(nodes []node) Backend {
+func newRedisBackend(nodes []node) *redisBackend {
 	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), cleaning: make(chan struct{}, 64)}
 	b.done, b.stop = context.WithCancel(context.Background())
 	switch len(nodes) {
@@ -100,7 +104,7 @@ func newRedisBackend(nodes []node) Backend {
 }
 
 // open returns the backend as a Locker uses it.
-func (b *redisBackend) open(c *config) (*redisBackend, error) {
+func (b *redisBackend) open(c *config) (Backend, error) {
 	if b.err != nil {
 		return nil, b.err
 	}

@@ -1,0 +1,7 @@
+package core
+
+// What the fuzz tests look at.
+var (
+	BackendKey = backendKey
+	Companion  = companion
+)

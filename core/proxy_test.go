@@ -1,0 +1,120 @@
+package core_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+	"github.com/redis/go-redis/v9"
+)
+
+// proxy stands between a client and a Redis, and can lose replies.
+type proxy struct {
+	net.Listener
+	target string
+	cut    atomic.Int64 // how many replies to lose, each with its connection
+}
+
+func newProxy(t testing.TB, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, "Listen", err)
+	p := &proxy{Listener: l, target: target}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go p.serve(c)
+		}
+	}()
+	return p
+}
+
+func (p *proxy) serve(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		_, _ = io.Copy(server, client)
+		_ = server.Close()
+	}()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buf)
+		if err != nil || p.cut.Add(-1) >= 0 {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// The request has its effect, and the reply is lost with the connection: the try that follows knows its own work.
+func TestLostReply_TheNextTryKnowsItsOwnWork(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	p := newProxy(t, node.Addr())
+	client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), PoolSize: 1})
+	t.Cleanup(func() { _ = client.Close() })
+	l := locker(t, core.Clients(client))
+	ok(t, "Release", acquire(t, l, "warm").Release(t.Context()))
+
+	p.cut.Store(1)
+	k := acquire(t, l, "k")
+	p.cut.Store(1)
+	ok(t, "Release", k.Release(t.Context()))
+	if got := status(t, l, "k"); got != core.Free {
+		t.Errorf("key is %v", got)
+	}
+	k = acquire(t, l, "k")
+	p.cut.Store(1)
+	ok(t, "Seal", k.Seal(t.Context(), []byte("v"), time.Minute))
+	p.cut.Store(1)
+	_, err := l.TryAcquire(t.Context(), "k")
+	want(t, "TryAcquire", err, core.ErrSealed)
+}
+
+// When every reply is lost the outcome is unknown, and what was set is cleaned up.
+func TestLostReplies_AreUnavailableAndCleanedUp(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	p := newProxy(t, node.Addr())
+	client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), PoolSize: 1})
+	t.Cleanup(func() { _ = client.Close() })
+	l, direct := locker(t, core.Clients(client)), locker(t, core.Clients(node.Client()))
+	ok(t, "Release", acquire(t, l, "warm").Release(t.Context()))
+	p.cut.Store(1 << 20)
+	_, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Minute))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	p.cut.Store(0)
+	eventually(t, "the key is free", func() bool { return status(t, direct, "k") == core.Free })
+}
+
+const childVar = "ONELANE_CORE_CHILD_"
+
+// startChild starts this test binary as a process of its own with a job to do, see TestMain.
+func startChild(t testing.TB, job string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	ok(t, "Executable", err)
+	cmd := exec.CommandContext(context.Background(), self)
+	cmd.Env = append(os.Environ(), childVar+job)
+	cmd.Stderr = os.Stderr
+	ok(t, "Start", cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return cmd
+}
