@@ -135,19 +135,18 @@ func (s *Server) Pid() int {
 
 // Stop ends the process and removes its data. It is idempotent.
 func (s *Server) Stop() {
-	if p := s.current(); p != nil {
-		p.stop(s.spec.end)
-	}
+	s.Kill()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.process = nil
 	_ = os.RemoveAll(s.dir)
 }
 
-// Kill ends the process with SIGKILL and returns when it is gone; the port and the data folder are kept for Restart.
+// Kill ends the process as a crash would, by SIGKILL, or for PostgreSQL, whose children would outlive that for a moment, by its immediate
+// shutdown. It returns when the process is gone; the port and the data folder are kept for Restart.
 func (s *Server) Kill() {
 	if p := s.current(); p != nil {
-		p.stop(syscall.SIGKILL)
+		p.stop(s.spec.end)
 	}
 }
 
