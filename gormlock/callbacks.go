@@ -1,0 +1,121 @@
+package gormlock
+
+import (
+	"fmt"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+)
+
+// operation is one of GORM's processors.
+type operation struct {
+	name    string
+	reads   bool
+	writes  bool // builds its SQL from a model
+	handled []string
+}
+
+// The callbacks of GORM that run code of users: hooks, and serializers of fields.
+var operations = []operation{
+	{name: "create", writes: true, handled: []string{"gorm:before_create", "gorm:save_before_associations", "gorm:create", "gorm:save_after_associations", "gorm:after_create"}},
+	{name: "update", writes: true, handled: []string{"gorm:setup_reflect_value", "gorm:before_update", "gorm:save_before_associations", "gorm:update", "gorm:save_after_associations", "gorm:after_update"}},
+	{name: "delete", writes: true, handled: []string{"gorm:before_delete", "gorm:delete_before_associations", "gorm:delete", "gorm:after_delete"}},
+	{name: "query", reads: true},
+	{name: "row", reads: true},
+	{name: "raw", handled: []string{"gorm:raw"}},
+}
+
+const (
+	beforeName = "gormlock:before"
+	afterName  = "gormlock:after"
+)
+
+// registerCallbacks puts ours around all others, and around GORM's what gives a guard up when one panics.
+func (p *plugin) registerCallbacks(db *gorm.DB, protected map[string]bool) error {
+	loud := db.Logger
+	db.Logger = logger.Discard // GORM logs every Replace
+	defer func() { db.Logger = loud }()
+	for _, op := range operations {
+		before := func(db *gorm.DB) { p.before(db, op, protected) }
+		if err := register(db, op, before, p.after); err != nil {
+			return fmt.Errorf("gormlock: registering callbacks: %w", err)
+		}
+	}
+	return nil
+}
+
+func register(db *gorm.DB, op operation, before, after func(*gorm.DB)) error {
+	all := db.Callback()
+	processor := all.Raw()
+	switch op.name {
+	case "create":
+		processor = all.Create()
+	case "update":
+		processor = all.Update()
+	case "delete":
+		processor = all.Delete()
+	case "query":
+		processor = all.Query()
+	case "row":
+		processor = all.Row()
+	}
+	for _, name := range op.handled {
+		if fn := processor.Get(name); fn != nil {
+			if err := processor.Replace(name, giveUpOnPanic(fn)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := processor.Before("*").Register(beforeName, before); err != nil {
+		return err
+	}
+	return processor.After("*").Register(afterName, after)
+}
+
+// before runs before every statement.
+func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
+	if db.Error != nil {
+		return
+	}
+	err := p.enter(db, op)
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if err == nil && op.writes && !db.DryRun && !t.guarded() {
+		if s := db.Statement; protected[s.Table] || s.Schema != nil && protected[s.Schema.Table] {
+			err = fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
+		}
+	}
+	if op.name != "row" {
+		_ = db.AddError(err)
+		return
+	}
+	if err == nil && t != nil && !db.DryRun {
+		_, err = t.conn() // here, as GORM makes an empty sql.Row of an error in preparing one
+	}
+	if _, rows := db.Get("rows"); err != nil && !rows {
+		db.Statement.Dest = failedRow(err) // what Row returns
+	}
+	_ = db.AddError(err)
+}
+
+// enter makes sure that a statement runs under what its guards ask for.
+func (p *plugin) enter(db *gorm.DB, op operation) error {
+	if len(guardsOf(db.Statement)) == 0 && len(demandOf(db.Statement.Context).keys) == 0 {
+		return nil
+	}
+	t, open := transactionOf(db.Statement.ConnPool)
+	d, err := resolve(db.Statement, open)
+	_, evaluating := db.Get(evaluateKey)
+	switch {
+	case err != nil:
+		return err
+	case db.DryRun && !evaluating:
+		return guardError(d.keys, fmt.Errorf("%w: it sends nothing and locks nothing; leave the guard out", gorm.ErrDryRunModeUnsupported))
+	case open && t == nil:
+		return guardError(d.keys, ErrUnmanagedTransaction)
+	case open:
+		return t.guard(db.Statement.Context, d)
+	case op.reads:
+		return guardError(d.keys, fmt.Errorf("%w: the lock would end before what this reads is used; put the guard before .Transaction", ErrNoTransaction))
+	}
+	return p.openOwn(db, d)
+}

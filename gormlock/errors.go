@@ -1,0 +1,62 @@
+package gormlock
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The errors of this package. Match them with [errors.Is]; what they are wrapped in names the key and says what to do.
+// A guard whose key cannot be had returns core's errors: core.ErrTaken, core.ErrSealed, core.ErrUnavailable; one whose
+// lock ends too early core.ErrLost.
+var (
+	// ErrNotRegistered says that a guard was used on a database without the plugin of [New].
+	ErrNotRegistered = errors.New("the plugin is not registered: call db.Use(gormlock.New(locker)) when the database is opened")
+	// ErrNoTransaction says that a guarded read runs outside a transaction: the lock would end before what was read
+	// is used.
+	ErrNoTransaction = errors.New("not in a transaction")
+	// ErrUnmanagedTransaction says that a guard was used in a transaction that did not begin through the plugin, so
+	// that nothing would hold the lock until its COMMIT.
+	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: begin it with gorm, on a *gorm.DB that was made after db.Use")
+	// ErrGuardTooLate says that a guard came after the BEGIN, when the snapshot and other locks had been taken.
+	ErrGuardTooLate = errors.New("the guard comes too late")
+	// ErrTemplate says that the key of a [Guard] is a template that has no value here.
+	ErrTemplate = errors.New("the key's template has no value")
+	// ErrUnguarded says that a table of [Protect] was written without a guard.
+	ErrUnguarded = errors.New("the table is protected and no guard is held: put db.Scopes(gormlock.Guard(key)) before the statement or its transaction")
+	// ErrCommitUnknown says that COMMIT was sent and no answer came: what was written is there, or it is not. The key
+	// stays locked until its lease runs out.
+	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
+	// ErrInsufficient says that [Decrement] found less than it should take. See [InsufficientError].
+	ErrInsufficient = errors.New("gormlock: not enough left")
+)
+
+// InsufficientError says what [Decrement] could not take. It matches [ErrInsufficient].
+type InsufficientError struct {
+	Column string
+	N      int64
+}
+
+// Error names the column and how much was wanted.
+func (e *InsufficientError) Error() string {
+	return fmt.Sprintf("gormlock: no row with %d or more left in column %q", e.N, e.Column)
+}
+
+// Is makes the error match [ErrInsufficient].
+func (e *InsufficientError) Is(target error) bool { return target == ErrInsufficient }
+
+// guardError says what is wrong with the guard on keys.
+func guardError(keys []string, why error) error {
+	return fmt.Errorf("gormlock: guard %s: %w", quoted(keys), why)
+}
+
+func quoted(keys []string) string {
+	var b strings.Builder
+	for i, k := range keys {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%q", k)
+	}
+	return b.String()
+}

@@ -1,0 +1,130 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Commit implements gorm.TxCommitter: the locks end when the outcome is known, or with their leases.
+func (t *transaction) Commit() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.locks) == 0 && t.failed == nil {
+		return t.commitUnguarded()
+	}
+	if err := t.usable(); err != nil {
+		if t.failed == nil && !t.over {
+			t.fail(err)
+		}
+		return err
+	}
+	if t.real == nil {
+		t.release()
+		return nil
+	}
+	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give COMMIT up when the context ends
+	err := t.real.Commit()
+	stop()
+	switch {
+	case err == nil:
+		t.release()
+		return nil
+	case rejected(t.real, err):
+		t.failed = err
+		t.release()
+		return err
+	}
+	t.failed = t.unknown(err)
+	for _, k := range t.locks {
+		k.Lapse()
+	}
+	t.locks = nil
+	t.release()
+	return t.failed
+}
+
+func (t *transaction) commitUnguarded() error {
+	switch {
+	case t.real != nil:
+		return t.real.Commit()
+	case t.over:
+		return sql.ErrTxDone
+	case t.ctx.Err() != nil:
+		return t.ctx.Err()
+	}
+	t.over = true
+	return nil
+}
+
+// unknown is the error of a COMMIT without an answer.
+func (t *transaction) unknown(err error) error {
+	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	return guardError(t.keys, fmt.Errorf("%w, the key stays locked until its lease runs out; read the data under a new guard to know: %w", ErrCommitUnknown, err))
+}
+
+// Rollback implements gorm.TxCommitter. After a transaction that was given up, or a Commit that failed, it does nothing
+// and returns nil: GORM always calls it then, and a second error would hide the first from errors.Is.
+func (t *transaction) Rollback() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.failed != nil:
+		return nil
+	case len(t.locks) == 0 && t.real != nil:
+		return t.real.Rollback()
+	case t.over:
+		return sql.ErrTxDone
+	}
+	return t.undo()
+}
+
+// abort rolls back when the context has ended or a lock is lost.
+func (t *transaction) abort() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return
+	}
+	if err := t.usable(); err != nil {
+		t.fail(err)
+	}
+}
+
+// fail gives the transaction up: it is rolled back and the locks are released. t.mu is held.
+func (t *transaction) fail(err error) {
+	t.failed = err
+	if rollback := t.undo(); rollback != nil {
+		t.pool.log.Warn(t.ctx, "gormlock: rolling back after %v: %v", err, rollback)
+	}
+}
+
+// undo rolls back, then releases the locks. t.mu is held.
+func (t *transaction) undo() error {
+	var err error
+	if t.real != nil {
+		err = t.real.Rollback()
+	}
+	t.release()
+	return err
+}
+
+// release ends the locks, which is the last thing a transaction does. t.mu is held.
+func (t *transaction) release() {
+	for _, stop := range t.watch {
+		stop()
+	}
+	err := t.locks.Release(t.ctx)
+	if err != nil && !errors.Is(err, core.ErrLost) { // a loss was told before COMMIT, or came after it
+		t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v", quoted(t.keys), err)
+	}
+	for _, cancel := range t.cancel {
+		cancel()
+	}
+	t.over, t.watch, t.cancel = true, nil, nil
+}

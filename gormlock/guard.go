@@ -1,0 +1,125 @@
+package gormlock
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"gorm.io/gorm"
+)
+
+// guard is what one Guard asks for.
+type guard struct {
+	key  template
+	wait time.Duration // 0: not given
+	err  error
+}
+
+// demand is what all guards of a statement or a transaction ask for, with keys that are ready to be locked.
+type demand struct {
+	keys []string
+	wait time.Duration
+}
+
+func (d demand) and(keys []string, wait time.Duration) demand {
+	return demand{append(slices.Clip(d.keys), keys...), max(d.wait, wait)}
+}
+
+// literal is what asks for the same, in Statement.Settings.
+func (d demand) literal() []guard {
+	var gs []guard
+	for _, key := range d.keys {
+		gs = append(gs, guard{key: template{source: key}, wait: d.wait})
+	}
+	return gs
+}
+
+// orDefault fills in how long to wait.
+func (d demand) orDefault() demand {
+	d.wait = cmp.Or(d.wait, defaultWait)
+	return d
+}
+
+const guardsKey = "gormlock:guards" // in Statement.Settings: []guard
+
+type demandKey struct{} // in a context: demand
+
+// Guard returns a scope that runs a write, or a whole transaction, while it holds the lock on key:
+//
+//	db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error { … })
+//	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).Where("sku = ?", 42).Update("left", gorm.Expr("left - 1"))
+//
+// A single statement (a create, update, delete or Exec) runs in a transaction of its own: lock, BEGIN, the statement
+// with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
+// statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered; what the block does
+// before its first statement is not under the lock ([Transaction] and [WithGuard] take it at the beginning). Several
+// guards are taken together, in one order everywhere, all or none.
+//
+// It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join
+// makes one of parts. "{Field}" in it stands for a field of the statement's model, as in "stock:{SKU}", escaped as by
+// core.Join: for single statements on one model whose field is set. Text from outside does not belong into the key of a
+// Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
+//
+// What goes wrong is the error of the statement, and nothing was sent then: core's errors where the lock was not had,
+// [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction, [ErrGuardTooLate],
+// [ErrUnmanagedTransaction], [ErrTemplate]; gorm.ErrDryRunModeUnsupported for a DryRun, which locks nothing. A guard that fails in a transaction ends it: it is rolled back, and its
+// later statements and its Commit return that error.
+//
+// The returned scope may be kept and used concurrently.
+func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
+	var g guard
+	for _, o := range opts {
+		if o != nil {
+			o.applyGuard(&g)
+		}
+	}
+	parsed, err := parseTemplate(key)
+	if g.key = parsed; g.err == nil {
+		g.err = err
+	}
+	return func(db *gorm.DB) *gorm.DB {
+		tx := db.Set(guardsKey, append(slices.Clip(guardsOf(db.Statement)), g))
+		if _, err := registered(db); err != nil {
+			_ = tx.AddError(guardError([]string{key}, err))
+		}
+		return tx
+	}
+}
+
+// WithGuard returns a context that guards with these keys every transaction, and every single write, that gets it: the
+// form that also works for Begin by hand and for the generics API. The keys are taken as they are, together with those
+// that ctx has already. A transaction takes the locks in Begin, and the error is Begin's. Otherwise as [Guard], which
+// also says what reads outside a transaction get.
+//
+//	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
+func WithGuard(ctx context.Context, keys ...string) context.Context {
+	if len(keys) == 0 {
+		return ctx
+	}
+	return context.WithValue(ctx, demandKey{}, demandOf(ctx).and(keys, 0))
+}
+
+func demandOf(ctx context.Context) demand {
+	d, _ := ctx.Value(demandKey{}).(demand)
+	return d
+}
+
+func guardsOf(s *gorm.Statement) []guard {
+	v, _ := s.Settings.Load(guardsKey)
+	gs, _ := v.([]guard)
+	return gs
+}
+
+// resolve gathers what a statement asks for; open says that it is in a transaction.
+func resolve(s *gorm.Statement, open bool) (demand, error) {
+	d := demandOf(s.Context)
+	for _, g := range guardsOf(s) {
+		key, err := g.key.text(s, open)
+		if err = cmp.Or(g.err, err); err != nil {
+			return d, guardError([]string{g.key.source}, err)
+		}
+		d = d.and([]string{key}, g.wait)
+	}
+	return d.orDefault(), nil
+}

@@ -1,0 +1,217 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestMain(m *testing.M) {
+	// The cache of prepared statements of a gorm.DB has a goroutine that nothing ends.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gorm.io/gorm/internal/lru.NewLRU[...].func1"))
+}
+
+type Stock struct {
+	ID    uint
+	SKU   int    `gorm:"uniqueIndex"`
+	Name  string `gorm:"size:64"`
+	Left  int64
+	Items []Item
+}
+
+type Item struct {
+	ID      uint
+	StockID uint
+	Name    string `gorm:"size:64"`
+}
+
+// each runs fn on each database, with prepared statements and without, with the tables of Stock and Item in it.
+func each(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Option) {
+	t.Helper()
+	for _, prepared := range []bool{false, true} {
+		t.Run(fmt.Sprintf("prepared=%v", prepared), func(t *testing.T) {
+			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+				ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+				fn(t, db)
+			}, append([]gorm.Option{config(func(c *gorm.Config) { c.PrepareStmt = prepared })}, opts...)...)
+		})
+	}
+}
+
+// config is a gorm.Option that changes the configuration of each database that is opened with it.
+type config func(*gorm.Config)
+
+func (c config) Apply(g *gorm.Config) error    { c(g); return nil }
+func (config) AfterInitialize(*gorm.DB) error { return nil }
+
+// guarded runs fn as each does, with the plugin on a Locker of its own.
+func guarded(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker), opts ...gorm.Option) {
+	t.Helper()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		fn(t, db, l)
+	}, opts...)
+}
+
+func locker(t testing.TB, b core.Backend, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(b, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	ok(t, "core.New", err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func ok(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func want(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
+	}
+}
+
+func put(t testing.TB, db *gorm.DB, sku int, left int64) {
+	t.Helper()
+	ok(t, "Create", db.Create(&Stock{SKU: sku, Name: "thing", Left: left}).Error)
+}
+
+// left reads a stock in a session without context or guards.
+func left(t testing.TB, db *gorm.DB, sku int) int64 {
+	t.Helper()
+	var s Stock
+	ok(t, "Take", db.Session(&gorm.Session{NewDB: true, Context: context.Background()}).Take(&s, "sku = ?", sku).Error)
+	return s.Left
+}
+
+func wantLeft(t testing.TB, db *gorm.DB, sku int, n int64) {
+	t.Helper()
+	if got := left(t, db, sku); got != n {
+		t.Fatalf("stock %d: %d left, want %d", sku, got, n)
+	}
+}
+
+func held(t testing.TB, l *core.Locker, key string) bool {
+	t.Helper()
+	st, err := l.Inspect(context.Background(), key)
+	ok(t, "Inspect", err)
+	return st.Status == core.Held
+}
+
+// wantIdle fails if a key is locked, or a connection is in use.
+func wantIdle(t testing.TB, db *gorm.DB, l *core.Locker, keys ...string) {
+	t.Helper()
+	for _, k := range keys {
+		if held(t, l, k) {
+			t.Fatalf("key %q is still locked", k)
+		}
+	}
+	if n := inUse(t, db); n != 0 {
+		t.Fatalf("%d connections are in use", n)
+	}
+}
+
+func inUse(t testing.TB, db *gorm.DB) int {
+	t.Helper()
+	return pool(t, db).Stats().InUse
+}
+
+func pool(t testing.TB, db *gorm.DB) *sql.DB {
+	t.Helper()
+	p, err := db.DB()
+	ok(t, "DB", err)
+	return p
+}
+
+// eventually polls for what happens in the background; it fails after ten seconds.
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: it did not happen within 10 s", what)
+		}
+	}
+}
+
+// take is the statement most tests guard.
+func take(db *gorm.DB, sku int) error {
+	return db.Model(&Stock{}).Where("sku = ?", sku).Update("left", gorm.Expr("? - 1", column("left"))).Error
+}
+
+// hooked is a Backend that runs functions when a key was locked and before it is unlocked.
+type hooked struct {
+	core.Backend
+	mu       sync.Mutex
+	locked   func(key string)
+	unlock   func(key string)
+	owners   []string
+	noAnswer bool // Extend fails
+}
+
+func (h *hooked) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	g, err := h.Backend.Acquire(ctx, key, owner, ttl)
+	if err == nil && h.locked != nil {
+		h.locked(key)
+	}
+	if err == nil {
+		h.mu.Lock()
+		h.owners = append(h.owners, owner)
+		h.mu.Unlock()
+	}
+	return g, err
+}
+
+func (h *hooked) Release(ctx context.Context, g core.Grant) error {
+	if h.unlock != nil {
+		h.unlock(g.Key)
+	}
+	return h.Backend.Release(ctx, g)
+}
+
+// journal is what happened, in order.
+type journal struct {
+	mu     sync.Mutex
+	events []string
+}
+
+func (j *journal) note(format string, args ...any) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.events = append(j.events, fmt.Sprintf(format, args...))
+}
+
+func (j *journal) want(t testing.TB, what string, events ...string) {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !slices.Equal(j.events, events) {
+		t.Fatalf("%s: got %q, want %q", what, j.events, events)
+	}
+	j.events = nil
+}
+
+func (j *journal) backend() core.Backend {
+	return &hooked{
+		Backend: testutil.Memory(),
+		locked:  func(key string) { j.note("lock %s", key) },
+		unlock:  func(key string) { j.note("unlock %s", key) },
+	}
+}

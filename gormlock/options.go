@@ -1,0 +1,51 @@
+package gormlock
+
+import (
+	"fmt"
+	"time"
+)
+
+// defaultWait is how long a guard waits for its keys.
+const defaultWait = 5 * time.Second
+
+// Option configures the plugin of [New]. A nil Option is ignored.
+type Option interface{ applyPlugin(*plugin) }
+
+// GuardOption configures one [Guard]. A nil one is ignored, the later of two wins.
+type GuardOption interface{ applyGuard(*guard) }
+
+// TransactionOption configures one [Transaction]. A nil one is ignored, the later of two wins.
+type TransactionOption interface{ applyTransaction(*guard) }
+
+type pluginOption func(*plugin)
+
+func (o pluginOption) applyPlugin(p *plugin) { o(p) }
+
+// SharedOption is a [GuardOption] and a [TransactionOption].
+type SharedOption interface {
+	GuardOption
+	TransactionOption
+}
+
+type sharedOption func(*guard)
+
+func (o sharedOption) applyGuard(g *guard)       { o(g) }
+func (o sharedOption) applyTransaction(g *guard) { o(g) }
+
+// WithWait sets how long a guard waits for its keys at most, and not longer than its context lives. Default 5 s; it
+// must be positive. Where several guards come together, the longest of their waits counts.
+func WithWait(d time.Duration) SharedOption {
+	return sharedOption(func(g *guard) {
+		g.wait, g.err = d, nil
+		if d <= 0 {
+			g.err = fmt.Errorf("WithWait(%v): it must be positive", d)
+		}
+	})
+}
+
+// Protect makes every create, update and delete on the tables of these models need a guard, whatever its key:
+// without one it is [ErrUnguarded]. It catches what drops the scopes of a block, such as Session(NewDB) and the
+// generics API. Raw SQL is not looked at.
+func Protect(models ...any) Option {
+	return pluginOption(func(p *plugin) { p.protect = append(p.protect, models...) })
+}

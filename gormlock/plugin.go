@@ -1,0 +1,116 @@
+package gormlock
+
+import (
+	"errors"
+	"fmt"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	pluginName   = "gormlock"
+	resolverName = "gorm:db_resolver"
+)
+
+type plugin struct {
+	locker  *core.Locker
+	protect []any
+}
+
+// New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
+// sessions are made of it and before dbresolver:
+//
+//	err := db.Use(gormlock.New(locker))
+//
+// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that matches
+// [ErrUnmanagedTransaction] when the database was opened on a transaction, and one that says so when dbresolver came
+// first or a model of [Protect] cannot be read.
+func New(l *core.Locker, opts ...Option) gorm.Plugin {
+	p := &plugin{locker: l}
+	for _, o := range opts {
+		if o != nil {
+			o.applyPlugin(p)
+		}
+	}
+	return p
+}
+
+// Name implements gorm.Plugin.
+func (p *plugin) Name() string { return pluginName }
+
+// Initialize implements gorm.Plugin.
+func (p *plugin) Initialize(db *gorm.DB) error {
+	if _, ok := db.Plugins[resolverName]; ok {
+		return errors.New("gormlock: dbresolver is registered already and would go around the guards: register gormlock before it")
+	}
+	tables, err := tablesOf(db, p.protect)
+	if err != nil {
+		return err
+	}
+	switch inner := db.ConnPool.(type) {
+	case *gorm.PreparedStmtDB:
+		if inner.ConnPool, err = p.wrap(db, inner.ConnPool); err != nil {
+			return err
+		}
+	default:
+		if db.ConnPool, err = p.wrap(db, inner); err != nil {
+			return err
+		}
+		db.Statement.ConnPool = db.ConnPool
+	}
+	return p.registerCallbacks(db, tables)
+}
+
+// wrap returns the pool that begins transactions under guards.
+func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
+	switch inner := inner.(type) {
+	case *pool:
+		return inner, nil
+	case *gorm.PreparedStmtDB: // of a session; the statements stay shared
+		wrapped, err := p.wrap(db, inner.ConnPool)
+		if wrapped == inner.ConnPool {
+			return inner, err
+		}
+		return &gorm.PreparedStmtDB{ConnPool: wrapped, Mux: inner.Mux, Stmts: inner.Stmts}, err
+	case gorm.TxCommitter:
+		return nil, fmt.Errorf("gormlock: %w", ErrUnmanagedTransaction)
+	case gorm.TxBeginner, gorm.ConnPoolBeginner:
+		return &pool{ConnPool: inner, plugin: p, log: db.Logger, sqlite: db.Dialector != nil && db.Dialector.Name() == "sqlite"}, nil
+	}
+	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
+}
+
+// registered returns the plugin of a database.
+func registered(db *gorm.DB) (*plugin, error) {
+	if p, ok := db.Plugins[pluginName].(*plugin); ok {
+		return p, nil
+	}
+	return nil, ErrNotRegistered
+}
+
+var errNoLocker = errors.New("there is no Locker: call core.SetDefault when the process starts, or pass one to gormlock.New")
+
+func (p *plugin) lockerInUse() (*core.Locker, error) {
+	if p.locker != nil {
+		return p.locker, nil
+	}
+	if l := core.Default(); l != nil {
+		return l, nil
+	}
+	return nil, errNoLocker
+}
+
+// tablesOf names the tables of models.
+func tablesOf(db *gorm.DB, models []any) (map[string]bool, error) {
+	tables := make(map[string]bool, len(models))
+	for _, m := range models {
+		stmt := &gorm.Statement{DB: db}
+		if err := stmt.Parse(m); err != nil {
+			return nil, fmt.Errorf("gormlock: Protect(%T): %w", m, err)
+		}
+		tables[stmt.Schema.Table] = true
+	}
+	return tables, nil
+}

@@ -1,0 +1,112 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"fmt"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+)
+
+// pool is the connection pool of a database with the plugin: the one that was there, but for transactions, which begin
+// in it when their first statement runs. It is a pointer, as dbresolver has a map of pools.
+type pool struct {
+	gorm.ConnPool
+	plugin *plugin
+	log    logger.Interface
+	sqlite bool
+}
+
+// BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with are locked at once.
+func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	t := &transaction{pool: p, ctx: ctx, opts: opts}
+	d := demandOf(ctx)
+	err := ctx.Err()
+	if err == nil && len(d.keys) > 0 {
+		err = t.guard(ctx, d.orDefault())
+	}
+	if err != nil {
+		return (*transaction)(nil), err // typed, as gorm's Rollback ignores it then, like a *sql.Tx
+	}
+	return t, nil
+}
+
+// GetDBConn is what gorm's DB() calls.
+func (p *pool) GetDBConn() (*sql.DB, error) {
+	switch inner := p.ConnPool.(type) {
+	case *sql.DB:
+		return inner, nil
+	case gorm.GetDBConnector:
+		return inner.GetDBConn()
+	}
+	return nil, gorm.ErrInvalidDB
+}
+
+// begin begins a transaction in the database.
+func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
+	if db, ok := p.ConnPool.(*sql.DB); ok && guarded && p.sqlite {
+		tx, err := pin(ctx, db, opts)
+		if err != nil {
+			return nil, err
+		}
+		return tx, nil
+	}
+	switch inner := p.ConnPool.(type) {
+	case gorm.TxBeginner:
+		tx, err := inner.BeginTx(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return tx, nil
+	case gorm.ConnPoolBeginner:
+		tx, err := inner.BeginTx(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		if tx, ok := tx.(gorm.Tx); ok {
+			return tx, nil
+		}
+	}
+	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
+}
+
+// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known: SQLite leaves a transaction
+// whose COMMIT it rejects (a deferred constraint, a busy file) open on its connection, and database/sql would give that
+// to the next one.
+type pinnedTx struct {
+	*sql.Tx
+	conn       *sql.Conn
+	rolledBack bool // after a COMMIT that failed
+}
+
+func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (*pinnedTx, error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tx, err := conn.BeginTx(ctx, opts)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return &pinnedTx{Tx: tx, conn: conn}, nil
+}
+
+func (t *pinnedTx) Commit() error {
+	defer t.conn.Close()
+	err := t.Tx.Commit()
+	if err != nil {
+		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
+		if t.rolledBack = rollback == nil; !t.rolledBack {
+			_ = t.conn.Raw(func(any) error { return driver.ErrBadConn }) // closes it
+		}
+	}
+	return err
+}
+
+func (t *pinnedTx) Rollback() error {
+	defer t.conn.Close()
+	return t.Tx.Rollback()
+}

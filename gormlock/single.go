@@ -1,0 +1,103 @@
+package gormlock
+
+import (
+	"context"
+
+	"gorm.io/gorm"
+)
+
+// own is the transaction of a guarded single statement.
+type own struct {
+	tx      gorm.TxCommitter
+	outside gorm.ConnPool
+	guards  []guard
+	timeOut context.CancelFunc
+}
+
+// ownKey is where a statement's own transaction is in its settings, which GORM copies to those of associations.
+type ownKey struct{ *gorm.Statement }
+
+// openOwn puts a single statement into a transaction of its own: GORM finds one begun then, and begins none.
+func (p *plugin) openOwn(db *gorm.DB, d demand) error {
+	s := db.Statement
+	wrapped, err := p.wrap(db, s.ConnPool)
+	if err != nil {
+		return guardError(d.keys, err)
+	}
+	beginner, ok := wrapped.(gorm.ConnPoolBeginner)
+	if !ok {
+		return guardError(d.keys, gorm.ErrInvalidTransaction)
+	}
+	ctx, cancel := context.WithValue(s.Context, demandKey{}, d), context.CancelFunc(func() {})
+	if _, ok := ctx.Deadline(); !ok && db.DefaultTransactionTimeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, db.DefaultTransactionTimeout)
+	}
+	tx, err := beginner.BeginTx(ctx, nil)
+	if err != nil {
+		cancel()
+		return err
+	}
+	committer, ok := tx.(gorm.TxCommitter)
+	if t, _ := transactionOf(tx); t == nil || !ok {
+		cancel()
+		return guardError(d.keys, ErrUnmanagedTransaction)
+	}
+	guards := guardsOf(s)
+	s.Settings.Store(ownKey{s}, &own{committer, s.ConnPool, guards, cancel})
+	if len(guards) > 0 { // associations inherit it, and must not fill the template anew
+		s.Settings.Store(guardsKey, d.literal())
+	}
+	s.ConnPool = tx
+	return nil
+}
+
+// takeOwn takes the statement's own transaction out of it, and puts back what was there; nil if it has none.
+func takeOwn(db *gorm.DB) *own {
+	v, _ := db.Statement.Settings.LoadAndDelete(ownKey{db.Statement})
+	o, _ := v.(*own)
+	if o == nil {
+		return nil
+	}
+	db.Statement.ConnPool = o.outside
+	if len(o.guards) > 0 {
+		db.Statement.Settings.Store(guardsKey, o.guards)
+	}
+	return o
+}
+
+// after ends the transaction of a guarded single statement.
+func (p *plugin) after(db *gorm.DB) {
+	o := takeOwn(db)
+	if o == nil {
+		return
+	}
+	if db.Error != nil {
+		o.rollback()
+		return
+	}
+	defer o.timeOut()
+	_ = db.AddError(o.tx.Commit())
+}
+
+// rollback does not tell of its error, which would hide the one that led to it.
+func (o *own) rollback() {
+	defer o.timeOut()
+	_ = o.tx.Rollback()
+}
+
+// giveUpOnPanic rolls a guarded single statement back when fn does not return. It does not recover: the stack stays.
+func giveUpOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		returned := false
+		defer func() {
+			if returned {
+				return
+			}
+			if o := takeOwn(db); o != nil {
+				o.rollback()
+			}
+		}()
+		fn(db)
+		returned = true
+	}
+}

@@ -1,0 +1,217 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+)
+
+// transaction is a gorm.Tx that begins in the database when its first statement runs, after the locks of its guard.
+// Without a guard it does what the *sql.Tx in it does.
+type transaction struct {
+	pool *pool
+	ctx  context.Context
+	opts *sql.TxOptions
+
+	mu        sync.Mutex
+	keys      []string // the guard's
+	locks     core.Locks
+	watch     []func() bool // stop watching the locks
+	real      gorm.Tx       // nil before BEGIN
+	interrupt func()        // ends the context of real, under a guard
+	cancel    []func()      // of the contexts that live as long as the transaction
+	over      bool          // nothing is open or locked any more
+	failed    error         // why it was given up; its Rollback has nothing left to do then
+}
+
+// transactionOf finds the transaction in a connection pool; open says that there is one, t is nil if it is not ours.
+func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
+	for {
+		switch x := c.(type) {
+		case *transaction:
+			return x, x != nil
+		case *gorm.PreparedStmtTX:
+			c = x.Tx
+		default:
+			_, open := c.(gorm.TxCommitter)
+			return nil, open
+		}
+	}
+}
+
+// usable says why no statement may run any more. t.mu is held.
+func (t *transaction) usable() error {
+	switch {
+	case t.failed != nil:
+		return t.failed
+	case t.over:
+		return sql.ErrTxDone
+	case len(t.locks) == 0:
+		return nil // the *sql.Tx knows
+	}
+	for _, k := range t.locks {
+		if err := k.Err(); err != nil {
+			return guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w", err))
+		}
+	}
+	if err := t.ctx.Err(); err != nil {
+		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
+	}
+	return nil
+}
+
+// guard locks what a statement, or Begin, asks for; statement is its context. Once it has failed, so has the
+// transaction: GORM's SAVEPOINT on SQLite and PostgreSQL does not tell of errors, and the block would go on unguarded.
+func (t *transaction) guard(statement context.Context, d demand) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.usable(); err != nil {
+		return err
+	}
+	held := func(key string) bool { return slices.Contains(t.keys, key) }
+	var err error
+	switch missing := slices.DeleteFunc(slices.Clone(d.keys), held); {
+	case len(missing) == 0:
+		return nil
+	case len(t.locks) > 0:
+		err = guardError(missing, fmt.Errorf("%w: the transaction holds %s already, and keys must be taken together: name them all where it begins", ErrGuardTooLate, quoted(t.keys)))
+	case t.real != nil:
+		err = guardError(missing, fmt.Errorf("%w: the transaction has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction", ErrGuardTooLate))
+	default:
+		err = t.lock(statement, d)
+	}
+	if err != nil {
+		t.fail(err)
+	}
+	return err
+}
+
+// lock acquires the keys under a context that lives as long as the transaction. t.mu is held.
+func (t *transaction) lock(statement context.Context, d demand) error {
+	locker, err := t.pool.plugin.lockerInUse()
+	if err != nil {
+		return guardError(d.keys, err)
+	}
+	ctx, cancel := context.WithCancelCause(t.ctx)
+	t.cancel = append(t.cancel, func() { cancel(nil) })
+	inTime := func() bool { return true }
+	if statement.Done() != t.ctx.Done() {
+		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
+	}
+	t.locks, err = locker.AcquireAll(ctx, d.keys, core.WithWait(d.wait))
+	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
+		err = errors.Join(err, ended)
+	}
+	if err != nil {
+		return guardError(d.keys, err)
+	}
+	t.keys = d.keys
+	for _, k := range t.locks {
+		t.watch = append(t.watch, context.AfterFunc(k.Context(), t.abort))
+	}
+	return nil
+}
+
+// conn is where a statement runs: the transaction in the database, begun if it has not been.
+func (t *transaction) conn() (gorm.Tx, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.usable(); err != nil {
+		return nil, err
+	}
+	if t.real == nil {
+		if err := t.begin(); err != nil {
+			t.fail(err)
+			return nil, err
+		}
+	}
+	return t.real, nil
+}
+
+// begin sends BEGIN. Under a guard database/sql is not told of the end of t.ctx: it would roll back on its own, and
+// nobody could wait for that before the locks are released; abort does it. t.mu is held.
+func (t *transaction) begin() (err error) {
+	if len(t.locks) == 0 {
+		t.real, err = t.pool.begin(t.ctx, t.opts, false)
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.ctx))
+	t.interrupt, t.cancel = cancel, append(t.cancel, cancel)
+	inTime := context.AfterFunc(t.ctx, cancel)
+	t.real, err = t.pool.begin(ctx, t.opts, true)
+	if !inTime() {
+		err = errors.Join(t.ctx.Err(), err)
+	}
+	return err
+}
+
+// statementError says of a failed statement that the lock was lost, if it was.
+func (t *transaction) statementError(err error) error {
+	if err == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if why := t.usable(); why != nil && len(t.keys) > 0 && !errors.Is(err, why) {
+		return fmt.Errorf("%w: %w", why, err)
+	}
+	return err
+}
+
+// PrepareContext implements gorm.ConnPool.
+func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
+	c, err := t.conn()
+	if err != nil {
+		return nil, err
+	}
+	stmt, err := c.PrepareContext(ctx, query)
+	return stmt, t.statementError(err)
+}
+
+// ExecContext implements gorm.ConnPool.
+func (t *transaction) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	c, err := t.conn()
+	if err != nil {
+		return nil, err
+	}
+	result, err := c.ExecContext(ctx, query, args...)
+	return result, t.statementError(err)
+}
+
+// QueryContext implements gorm.ConnPool.
+func (t *transaction) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	c, err := t.conn()
+	if err != nil {
+		return nil, err
+	}
+	rows, err := c.QueryContext(ctx, query, args...)
+	return rows, t.statementError(err)
+}
+
+// QueryRowContext implements gorm.ConnPool.
+func (t *transaction) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	c, err := t.conn()
+	if err != nil {
+		return failedRow(err)
+	}
+	return c.QueryRowContext(ctx, query, args...)
+}
+
+// StmtContext implements gorm.Tx: where statements are prepared, a cached one comes here first.
+func (t *transaction) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
+	c, err := t.conn()
+	if err != nil {
+		return failedStmt(err)
+	}
+	return c.StmtContext(ctx, stmt)
+}
+
+// GetDBConn is what gorm's DB() calls.
+func (t *transaction) GetDBConn() (*sql.DB, error) { return t.pool.GetDBConn() }
