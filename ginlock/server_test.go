@@ -93,9 +93,11 @@ func (s *server) doCtx(ctx context.Context, method, path, body string, header ..
 	return s.send(req)
 }
 
-func (s *server) send(req *http.Request) answer {
+func (s *server) send(req *http.Request) answer { return s.sendBy(http.DefaultClient, req) }
+
+func (s *server) sendBy(client *http.Client, req *http.Request) answer {
 	s.t.Helper()
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		if req.Context().Err() == nil {
 			s.t.Errorf("%s %s: %v", req.Method, req.URL, err)

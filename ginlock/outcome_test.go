@@ -1,0 +1,300 @@
+package ginlock_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestRule05_FirstRequestRuns(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(c *gin.Context) {
+		if token, ok := ginlock.Token(c); !ok || token == 0 {
+			t.Errorf("token %d, %v", token, ok)
+		}
+		c.String(201, "made")
+	})
+	a := s.order("k", "")
+	a.want(t, 201, "made", false)
+	if _, marked := a.header["Idempotency-Replayed"]; marked {
+		t.Error("the first answer is marked as a replay")
+	}
+}
+
+func TestRule06_ReplayAfterCompletion(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		handle gin.HandlerFunc
+		status int
+	}{
+		{"created", func(c *gin.Context) {
+			c.Header("Location", "/orders/7")
+			c.JSON(201, gin.H{"id": 7})
+		}, 201},
+		{"error", func(c *gin.Context) { c.JSON(422, gin.H{"error": "no such sku"}) }, 422},
+		{"redirect", func(c *gin.Context) { c.Redirect(303, "/orders/7") }, 303},
+		{"bytes that are no text", func(c *gin.Context) { c.Data(200, "application/x-thing", []byte{0, 255, 254, 1}) }, 200},
+		{"large", func(c *gin.Context) { c.String(200, "%s", strings.Repeat("x", 1<<20)) }, 200},
+		{"empty", func(*gin.Context) {}, 200},
+		{"abort", func(c *gin.Context) { c.AbortWithStatus(404) }, 404},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := post(t, func(c *gin.Context) { runs.Add(1); tc.handle(c) })
+			client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+			defer client.CloseIdleConnections()
+			first, second := s.orderBy(client, "k"), s.orderBy(client, "k")
+			if first.status != tc.status || first.replayed() {
+				t.Fatalf("the first answer is %d, replayed %v", first.status, first.replayed())
+			}
+			second.want(t, first.status, first.body, true)
+			for _, name := range []string{"Content-Type", "Location"} {
+				if got, want := second.header.Get(name), first.header.Get(name); got != want {
+					t.Errorf("%s: %q, at first %q", name, got, want)
+				}
+			}
+			if n := runs.Load(); n != 1 {
+				t.Errorf("%d runs", n)
+			}
+		})
+	}
+}
+
+// orderBy posts an order by a client of its own.
+func (s *server) orderBy(client *http.Client, key string) answer {
+	req, err := http.NewRequest("POST", s.url+"/orders", strings.NewReader("{}"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set(idempotencyKey, key)
+	return s.sendBy(client, req)
+}
+
+func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g := newGate()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithInstance("secret-host:1"))
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
+	})
+	first := make(chan answer)
+	go func() { first <- s.order("k", "{}") }()
+	<-g.entered
+	a := s.order("k", "{}")
+	a.wantProblem(t, 409, ginlock.CodeInFlight)
+	if a.header.Get("Retry-After") == "" || !a.problem(t).Retryable {
+		t.Errorf("%v %s does not say when to retry", a.header, a.body)
+	}
+	if strings.Contains(a.body+fmt.Sprint(a.header), "secret-host") {
+		t.Errorf("the holder left the server: %s", a.body)
+	}
+	close(g.open)
+	(<-first).want(t, 201, "run 1", false)
+	s.order("k", "{}").want(t, 201, "run 1", true)
+}
+
+func TestRule07_WaitForTheAnswer(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g, n := newGate(), testutil.Redis(t)
+	here, there := lockerOn(t, n), lockerOn(t, n) // as in two processes
+	route := func(path string, l *core.Locker, wait time.Duration) *server {
+		return serve(t, func(r *gin.Engine) {
+			r.POST(path, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Wait(wait)), g.behind(counter(&runs)))
+		})
+	}
+	s, other := route("/orders", here, time.Minute), route("/orders", there, time.Minute)
+	hasty := route("/orders", here, 20*time.Millisecond)
+	answers := make(chan answer, 8)
+	go func() { answers <- s.order("k", "{}") }()
+	<-g.entered
+	for range 3 {
+		go func() { answers <- s.order("k", "{}") }()
+		go func() { answers <- other.order("k", "{}") }()
+	}
+	began := time.Now()
+	hasty.order("k", "{}").wantProblem(t, 409, ginlock.CodeInFlight)
+	if waited := time.Since(began); waited < 20*time.Millisecond {
+		t.Errorf("Wait(20ms) waited %v", waited)
+	}
+	// Another payload does not wait.
+	s.order("k", `{"other":1}`).wantProblem(t, 422, ginlock.CodeKeyReused)
+	close(g.open)
+	replays := 0
+	for range 7 {
+		a := <-answers
+		a.want(t, 201, "run 1", a.replayed())
+		if a.replayed() {
+			replays++
+		}
+	}
+	if replays != 6 {
+		t.Errorf("%d replays, want 6", replays)
+	}
+}
+
+// Who waits for a claim that is then abandoned runs itself, and the others get its answer.
+func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g := newGate()
+	s := post(t, func(c *gin.Context) {
+		if runs.Add(1) == 1 {
+			g.handle(c)
+			c.String(500, "sorry")
+			return
+		}
+		c.String(201, "made")
+	}, ginlock.Wait(time.Minute))
+	answers := make(chan answer, 8)
+	go func() { answers <- s.order("k", "{}") }()
+	<-g.entered
+	for range 4 {
+		go func() { answers <- s.order("k", "{}") }()
+	}
+	close(g.open)
+	seen := map[string]int{}
+	for range 5 {
+		a := <-answers
+		seen[fmt.Sprintf("%d %s %v", a.status, a.body, a.replayed())]++
+	}
+	if seen["500 sorry false"] != 1 || seen["201 made false"] != 1 || seen["201 made true"] != 3 || runs.Load() != 2 {
+		t.Errorf("%v after %d runs", seen, runs.Load())
+	}
+}
+
+func TestRule08_OtherPayload(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g := newGate()
+	s := post(t, g.behind(counter(&runs)))
+	first := make(chan answer)
+	go func() { first <- s.order("k", `{"n":1}`) }()
+	<-g.entered
+	s.order("k", `{"n":2}`).wantProblem(t, 422, ginlock.CodeKeyReused) // the mismatch wins over in flight
+	s.order("k", `{"n":1}`).wantProblem(t, 409, ginlock.CodeInFlight)
+	close(g.open)
+	(<-first).want(t, 201, "run 1", false)
+	a := s.order("k", `{"n":2}`)
+	a.wantProblem(t, 422, ginlock.CodeKeyReused)
+	if p := a.problem(t); p.Retryable || p.Correction == "" {
+		t.Errorf("%+v does not say what to change", p)
+	}
+	s.order("k", `{"n":1}`).want(t, 201, "run 1", true)
+}
+
+func TestRule09_ProblemWriter(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(*gin.Context) {}, ginlock.Require(), ginlock.WithProblemWriter(func(c *gin.Context, p ginlock.Problem) {
+		c.String(p.Status, "error=%s", p.Code)
+	}))
+	if a := s.do("POST", "/orders", ""); a.status != 400 || a.body != "error=idempotency_key_missing" {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+func TestRule09_Problem(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(*gin.Context) {}, ginlock.Require())
+	p := s.do("POST", "/orders", "").problem(t)
+	if p.Type != "https://pkg.go.dev/github.com/onelane/onelane/ginlock#idempotency_key_missing" || p.Title == "" || p.Status != 400 ||
+		!strings.Contains(p.Correction, idempotencyKey) {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestRule12_ConcurrentRequests(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	for _, wait := range []time.Duration{0, time.Minute} {
+		t.Run(fmt.Sprintf("wait %v", wait), func(t *testing.T) {
+			var runs atomic.Int64
+			var servers []*server
+			for range 3 {
+				l := lockerOn(t, n)
+				servers = append(servers, serve(t, func(r *gin.Engine) {
+					r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Wait(wait)), counter(&runs))
+				}))
+			}
+			for round := range 20 {
+				before := runs.Load()
+				key := fmt.Sprintf("%v-%d", wait, round)
+				var all sync.WaitGroup
+				var firsts atomic.Int64
+				for i := range 24 {
+					all.Go(func() {
+						switch a := servers[i%3].order(key, "{}"); {
+						case a.status == 201 && !a.replayed():
+							firsts.Add(1)
+						case a.status == 201 && a.body == fmt.Sprintf("run %d", before+1):
+						case a.status == 409 && wait == 0:
+						default:
+							t.Errorf("%d %s", a.status, a.body)
+						}
+					})
+				}
+				all.Wait()
+				if got := runs.Load() - before; got != 1 || firsts.Load() != 1 {
+					t.Fatalf("%d runs, %d first answers", got, firsts.Load())
+				}
+			}
+		})
+	}
+}
+
+// A fresh request costs 2 round trips, a replay 1.
+func TestRoundTrips(t *testing.T) {
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+	})
+	s.order("warm up", "") // loads the scripts
+	for _, tc := range []struct {
+		name string
+		want int64
+	}{{"fresh", 2}, {"replay", 1}} {
+		counts := n.Commands(t, func() { s.order("k", "{}") })
+		if counts["evalsha"] != tc.want || counts["eval"] != 0 {
+			t.Errorf("%s: %v, want %d evalsha", tc.name, counts, tc.want)
+		}
+	}
+}
+
+// What Redis holds while a request runs, and afterwards, has no plain hash of the payload, and an expiry.
+func TestNothingStaysForEver(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Retain(time.Hour)), func(c *gin.Context) { c.Status(204) })
+	})
+	s.order("k", "{}")
+	client, ctx := n.Client(), context.Background()
+	keys, err := client.Keys(ctx, "*").Result()
+	if err != nil || len(keys) == 0 {
+		t.Fatal(keys, err)
+	}
+	for _, key := range keys {
+		left := client.PTTL(ctx, key).Val()
+		if left <= 0 || !strings.HasSuffix(key, ":fence") && left > time.Hour {
+			t.Errorf("%s stays for %v", key, left)
+		}
+	}
+}
