@@ -62,7 +62,7 @@ func (t *transaction) carry(ctx context.Context) context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ctx, cancel := context.WithCancelCause(ctx)
-	t.cancel = append(t.cancel, func() { cancel(nil) })
+	t.cancel = append(t.cancel, cancel)
 	for _, k := range t.locks {
 		held := k.Context()
 		t.watch = append(t.watch, context.AfterFunc(held, func() { cancel(context.Cause(held)) }))

@@ -91,7 +91,7 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	if err == nil && t != nil && !db.DryRun {
 		_, err = t.conn() // here, as GORM makes an empty sql.Row of an error in preparing one
 	}
-	if _, rows := db.Get("rows"); err != nil && !rows {
+	if rows, _ := db.Get("rows"); err != nil && rows != true {
 		db.Statement.Dest = failedRow(err) // what Row returns
 	}
 	_ = db.AddError(err)

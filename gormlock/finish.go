@@ -124,7 +124,7 @@ func (t *transaction) release() {
 		t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v", quoted(t.keys), err)
 	}
 	for _, cancel := range t.cancel {
-		cancel()
+		cancel(t.failed)
 	}
 	t.over, t.watch, t.cancel = true, nil, nil
 }

@@ -29,7 +29,7 @@ type Stock struct {
 	SKU   int    `gorm:"uniqueIndex"`
 	Name  string `gorm:"size:64"`
 	Left  int64
-	Items []Item
+	Items []Item `gorm:"constraint:OnDelete:CASCADE"`
 }
 
 type Item struct {
@@ -54,7 +54,7 @@ func each(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Option)
 // config is a gorm.Option that changes the configuration of each database that is opened with it.
 type config func(*gorm.Config)
 
-func (c config) Apply(g *gorm.Config) error    { c(g); return nil }
+func (c config) Apply(g *gorm.Config) error   { c(g); return nil }
 func (config) AfterInitialize(*gorm.DB) error { return nil }
 
 // guarded runs fn as each does, with the plugin on a Locker of its own.

@@ -23,12 +23,12 @@ type transaction struct {
 	mu        sync.Mutex
 	keys      []string // the guard's
 	locks     core.Locks
-	watch     []func() bool // stop watching the locks
-	real      gorm.Tx       // nil before BEGIN
-	interrupt func()        // ends the context of real, under a guard
-	cancel    []func()      // of the contexts that live as long as the transaction
-	over      bool          // nothing is open or locked any more
-	failed    error         // why it was given up; its Rollback has nothing left to do then
+	watch     []func() bool             // stop watching the locks
+	real      gorm.Tx                   // nil before BEGIN
+	interrupt func()                    // ends the context of real, under a guard
+	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction
+	over      bool                      // nothing is open or locked any more
+	failed    error                     // why it was given up; its Rollback has nothing left to do then
 }
 
 // transactionOf finds the transaction in a connection pool; open says that there is one, t is nil if it is not ours.
@@ -100,7 +100,7 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		return guardError(d.keys, err)
 	}
 	ctx, cancel := context.WithCancelCause(t.ctx)
-	t.cancel = append(t.cancel, func() { cancel(nil) })
+	t.cancel = append(t.cancel, cancel)
 	inTime := func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
@@ -143,7 +143,7 @@ func (t *transaction) begin() (err error) {
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.ctx))
-	t.interrupt, t.cancel = cancel, append(t.cancel, cancel)
+	t.interrupt, t.cancel = cancel, append(t.cancel, func(error) { cancel() })
 	inTime := context.AfterFunc(t.ctx, cancel)
 	t.real, err = t.pool.begin(ctx, t.opts, true)
 	if !inTime() {

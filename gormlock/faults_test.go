@@ -1,0 +1,251 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// steal frees a key under its holder, as a Redis does that loses its data, and waits until the holder has noticed.
+func steal(t testing.TB, h *hooked, l *core.Locker, key string) {
+	t.Helper()
+	h.mu.Lock()
+	owner := h.owners[len(h.owners)-1]
+	h.mu.Unlock()
+	name := "onelane:{" + key + "}"
+	ok(t, "Release", h.Backend.Release(context.Background(), core.Grant{Key: name, Owner: owner}))
+}
+
+// loser is a database whose guards' leases are short, so that a loss is noticed soon.
+func loser(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker, lose func())) {
+	t.Helper()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		h := &hooked{Backend: testutil.Memory()}
+		l := locker(t, h, core.WithTTL(150*time.Millisecond))
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		fn(t, db, l, func() { steal(t, h, l, "k") })
+	})
+}
+
+// TestLost_BeforeCommit is invariant I9: nothing is committed, whether or not the loss is noticed in between.
+func TestLost_BeforeCommit(t *testing.T) {
+	t.Parallel()
+	loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
+		var lost context.Context
+		err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			lose()
+			lost = tx.Statement.Context
+			<-lost.Done()
+			want(t, "cause", context.Cause(lost), core.ErrLost)
+			return nil
+		})
+		want(t, "Transaction", err, core.ErrLost)
+		wantLeft(t, db, 42, 10)
+
+		tx := db.Begin()
+		ok(t, "take", take(tx.Scopes(gormlock.Guard("k")), 42))
+		lose()
+		eventually(t, "statements fail once the lock is lost", func() bool { return take(tx.Session(&gorm.Session{}), 42) != nil })
+		want(t, "take", take(tx.Session(&gorm.Session{}), 42), core.ErrLost)
+		want(t, "Row", tx.Raw("SELECT 1").Row().Scan(new(int)), core.ErrLost)
+		want(t, "Commit", tx.Commit().Error, core.ErrLost)
+		want(t, "Rollback keeps the error", tx.Rollback().Error, core.ErrLost)
+		wantLeft(t, db, 42, 10)
+		wantIdle(t, db, l, "k")
+	})
+}
+
+// TestLost_CheckedAtCommit: the check at COMMIT asks the lock itself, and does not rely on having been told.
+func TestLost_CheckedAtCommit(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		l := locker(t, testutil.Memory(), core.WithTTL(100*time.Millisecond), core.WithoutRenewal())
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		var lost atomic.Bool
+		err := db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			time.Sleep(120 * time.Millisecond) // the lease is over then, for certain
+			lost.Store(true)
+			return nil
+		})
+		want(t, "Transaction", err, core.ErrLost)
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+// TestContext_EndsInManualTransaction: rolled back, then released, without anybody calling Rollback.
+func TestContext_EndsInManualTransaction(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		tx := db.WithContext(ctx).Scopes(gormlock.Guard("k")).Begin()
+		ok(t, "take", take(tx, 42))
+		rows, err := tx.Model(&Stock{}).Rows()
+		ok(t, "Rows", err)
+		defer rows.Close()
+		cancel()
+		eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
+		wantIdle(t, db, l, "k")
+		wantLeft(t, db, 42, 10)
+		want(t, "take", take(tx.WithContext(t.Context()), 42), context.Canceled)
+		want(t, "Commit", tx.Commit().Error, context.Canceled)
+		want(t, "Rollback keeps the error", tx.Rollback().Error, context.Canceled)
+
+		ctx, cancel = context.WithCancel(t.Context())
+		tx = db.WithContext(gormlock.WithGuard(ctx, "k")).Begin()
+		cancel()
+		eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
+		want(t, "Commit", tx.Commit().Error, context.Canceled)
+
+		ended, stop := context.WithCancel(t.Context())
+		stop()
+		want(t, "Begin", db.WithContext(ended).Begin().Error, context.Canceled)
+		want(t, "statement", take(db.WithContext(ended).Scopes(gormlock.Guard("k")), 42), context.Canceled)
+	})
+}
+
+// TestContext_OfStatementBoundsTheWait: a statement's own context, shorter than the transaction's, ends its waiting.
+func TestContext_OfStatementBoundsTheWait(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		tx := db.Begin()
+		err = take(tx.WithContext(short).Scopes(gormlock.Guard("k")), 42)
+		want(t, "statement", err, core.ErrTaken)
+		want(t, "statement", err, context.DeadlineExceeded)
+		ok(t, "Release", k.Release(t.Context()))
+		want(t, "a guard that failed ends the transaction", tx.Commit().Error, core.ErrTaken)
+
+		longer, end := context.WithCancel(t.Context())
+		tx = db.Begin()
+		ok(t, "statement", take(tx.WithContext(longer).Scopes(gormlock.Guard("k")), 42))
+		end()
+		ok(t, "the statement's context does not end the transaction", take(tx.Session(&gorm.Session{}), 42))
+		ok(t, "Commit", tx.Commit().Error)
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+// Acting is a stock with hooks.
+type Acting struct {
+	ID    uint
+	SKU   int
+	Name  string
+	Left  int64
+	Parts []Part `gorm:"foreignKey:StockID"`
+}
+
+type Part struct {
+	ID      uint
+	StockID uint
+	Name    string
+}
+
+func (*Acting) TableName() string { return "stocks" }
+func (*Part) TableName() string   { return "items" }
+
+func (s *Acting) BeforeCreate(*gorm.DB) error { return act(s.Name, "BeforeCreate") }
+func (s *Acting) AfterCreate(*gorm.DB) error  { return act(s.Name, "AfterCreate") }
+func (s *Acting) BeforeUpdate(*gorm.DB) error { return act(s.Name, "BeforeUpdate") }
+func (s *Acting) AfterUpdate(*gorm.DB) error  { return act(s.Name, "AfterUpdate") }
+func (s *Acting) BeforeDelete(*gorm.DB) error { return act(s.Name, "BeforeDelete") }
+func (s *Acting) AfterDelete(*gorm.DB) error  { return act(s.Name, "AfterDelete") }
+func (p *Part) AfterCreate(*gorm.DB) error    { return act(p.Name, "Part.AfterCreate") }
+
+var errHook = errors.New("the hook says no")
+
+// act panics or fails in a hook if what it is for is called so.
+func act(name, hook string) error {
+	switch name {
+	case "panic in " + hook:
+		panic(name)
+	case "fail in " + hook:
+		return errHook
+	}
+	return nil
+}
+
+// TestHooks_PanicOrFail: a guarded statement whose hook panics, or fails, is rolled back and its key is free.
+func TestHooks_PanicOrFail(t *testing.T) {
+	t.Parallel()
+	guard := gormlock.Guard("k")
+	statements := map[string]func(db *gorm.DB, name string) error{
+		"BeforeCreate": func(db *gorm.DB, name string) error { return db.Create(&Acting{SKU: 1, Name: name}).Error },
+		"AfterCreate":  func(db *gorm.DB, name string) error { return db.Create(&Acting{SKU: 1, Name: name}).Error },
+		"Part.AfterCreate": func(db *gorm.DB, name string) error {
+			return db.Create(&Acting{SKU: 1, Parts: []Part{{Name: name}}}).Error
+		},
+		"BeforeUpdate": func(db *gorm.DB, name string) error {
+			return db.Model(&Acting{ID: 1, Name: name}).Update("left", 5).Error
+		},
+		"AfterUpdate": func(db *gorm.DB, name string) error {
+			return db.Model(&Acting{ID: 1, Name: name}).Update("left", 5).Error
+		},
+		"BeforeDelete": func(db *gorm.DB, name string) error { return db.Delete(&Acting{ID: 1, Name: name}).Error },
+		"AfterDelete":  func(db *gorm.DB, name string) error { return db.Delete(&Acting{ID: 1, Name: name}).Error },
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		for hook, statement := range statements {
+			func() {
+				defer func() {
+					if recover() != "panic in "+hook {
+						t.Errorf("%s: the panic did not arrive", hook)
+					}
+				}()
+				_ = statement(db.Scopes(guard), "panic in "+hook)
+			}()
+			wantIdle(t, db, l, "k")
+			want(t, hook, statement(db.Scopes(guard), "fail in "+hook), errHook)
+			wantIdle(t, db, l, "k")
+			want(t, hook+" in a block", db.Scopes(guard).Transaction(func(tx *gorm.DB) error {
+				return statement(tx, "fail in "+hook)
+			}), errHook)
+			var n int64
+			ok(t, "Count", db.Model(&Stock{}).Where(map[string]any{"left": 10}).Count(&n).Error)
+			if n != 1 {
+				t.Fatalf("%s: %d stocks as they were, want 1", hook, n)
+			}
+		}
+	})
+}
+
+// TestBlock_Panics: the panic goes on, the transaction is rolled back and the key is free.
+func TestBlock_Panics(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		blocks := map[string]func(fn func(tx *gorm.DB) error) error{
+			"Guard":       func(fn func(tx *gorm.DB) error) error { return db.Scopes(gormlock.Guard("k")).Transaction(fn) },
+			"Transaction": func(fn func(tx *gorm.DB) error) error { return gormlock.Transaction(db, "k", fn) },
+		}
+		for name, block := range blocks {
+			func() {
+				defer func() {
+					if recover() != "boom" {
+						t.Errorf("%s: the panic did not arrive", name)
+					}
+				}()
+				_ = block(func(tx *gorm.DB) error { ok(t, "take", take(tx, 42)); panic("boom") })
+			}()
+			wantIdle(t, db, l, "k")
+			wantLeft(t, db, 42, 10)
+		}
+	})
+}
