@@ -260,26 +260,28 @@ func TestSeal_EndsTheLock(t *testing.T) {
 }
 
 func TestSeal_OfUnknownOutcomeIsNotHandedOver(t *testing.T) {
-	t.Parallel()
-	s := memorySpy()
-	l := locker(t, s)
-	k := acquire(t, l, "k")
-	s.on("seal", func(ctx context.Context) error { // it has its effect, and the reply is lost
-		s.on("seal", nil)
-		ok(t, "Seal", k2seal(s, k))
-		return unavailable("k")
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, l, "k")
+		s.on("seal", func(context.Context) error { // it has its effect, and the reply is lost
+			s.on("seal", nil)
+			ok(t, "Seal", k2seal(s, k))
+			return unavailable("k")
+		})
+		waited := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(context.Background(), "k")
+			waited <- err
+		}()
+		synctest.Wait() // it stands in line
+		want(t, "Seal", k.Seal(t.Context(), []byte("v"), time.Minute), core.ErrUnavailable)
+		if err := k.Seal(t.Context(), []byte("w"), time.Minute); err == nil {
+			t.Error("another value was sealed after a Seal of unknown outcome")
+		}
+		ok(t, "Release", k.Release(t.Context()))
+		want(t, "the waiter", <-waited, core.ErrSealed)
 	})
-	waited := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(context.Background(), "k")
-		waited <- err
-	}()
-	want(t, "Seal", k.Seal(t.Context(), []byte("v"), time.Minute), core.ErrUnavailable)
-	if err := k.Seal(t.Context(), []byte("w"), time.Minute); err == nil {
-		t.Error("another value was sealed after a Seal of unknown outcome")
-	}
-	ok(t, "Release", k.Release(t.Context()))
-	want(t, "the waiter", <-waited, core.ErrSealed)
 }
 
 // k2seal seals k's key behind its back, as its own Seal does.

@@ -1,0 +1,106 @@
+// Command seckill is a flash sale on real sockets: many buyers, few units, impatient clients that click twice and
+// retry. The service is the naive one that every tutorial writes; two lines of the kit make it right.
+//
+//	go run ./examples/seckill              # embedded Redis and SQLite: nothing to install
+//	go run ./examples/seckill -unguarded   # the same service without those lines
+//
+// It exits with 1 when units were oversold or a buyer got two orders, and with 2 when it could not run.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// options are the command line.
+type options struct {
+	buyers, stock, submits, clients, procs int
+	redis, db                              string
+	json, unguarded                        bool
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run is main with everything it touches passed in; it returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args, stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return fail(stderr, err)
+	case os.Getenv(childEnv) != "":
+		if err := serveChild(ctx, o, stdout); err != nil {
+			return fail(stderr, err)
+		}
+		return 0
+	}
+	r, err := sale(ctx, o, stderr)
+	if err != nil {
+		return fail(stderr, err)
+	}
+	if o.json {
+		_ = json.NewEncoder(stdout).Encode(r)
+	} else {
+		r.print(stdout)
+	}
+	if !r.OK {
+		return 1
+	}
+	return 0
+}
+
+// fail says in one sentence why the sale could not run.
+func fail(stderr io.Writer, err error) int {
+	fmt.Fprintf(stderr, "seckill: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	return 2
+}
+
+func parse(args []string, stdout io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("seckill", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.IntVar(&o.buyers, "buyers", 2000, "how many people want one unit each")
+	f.IntVar(&o.stock, "stock", 100, "how many units there are")
+	f.IntVar(&o.submits, "submits", 3, "how often each buyer submits: double clicks at once, the last as a retry after the answer")
+	f.IntVar(&o.clients, "clients", 100, "how many buyers are at it at the same time")
+	f.IntVar(&o.procs, "procs", 1, "how many service processes share the Redis and the database")
+	f.StringVar(&o.redis, "redis", "", "`host:port[,host:port…]` of Redis; embedded by default")
+	f.StringVar(&o.db, "db", "", "`sqlite:FILE|mysql:DSN|postgres:DSN`; a temporary SQLite file by default")
+	f.BoolVar(&o.json, "json", false, "print the result as JSON")
+	f.BoolVar(&o.unguarded, "unguarded", false, "run the service without the kit's lines")
+	err := f.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(stdout, "A flash sale: many buyers, few units, clients that click twice and retry.\n\nUsage: seckill [flags]")
+		f.SetOutput(stdout)
+		f.PrintDefaults()
+	}
+	switch {
+	case err != nil:
+		return o, err
+	case f.NArg() > 0:
+		return o, fmt.Errorf("unexpected argument %q: there are only flags, see -h", f.Arg(0))
+	}
+	for _, n := range []struct {
+		name     string
+		v, atMax int
+	}{{"buyers", o.buyers, 1_000_000}, {"stock", o.stock, 1_000_000}, {"submits", o.submits, 100}, {"clients", o.clients, 1000}, {"procs", o.procs, 32}} {
+		if n.v < 1 || n.v > n.atMax {
+			return o, fmt.Errorf("-%s %d: it must be from 1 to %d", n.name, n.v, n.atMax)
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+func runSale(t *testing.T, wantCode int, args ...string) result {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := run(t.Context(), append([]string{"-json"}, args...), &out, &errs)
+	if code != wantCode {
+		t.Fatalf("exit status %d, want %d: %s%s", code, wantCode, out.String(), errs.String())
+	}
+	var r result
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("%v in %q", err, out.String())
+	}
+	return r
+}
+
+func checkSale(t *testing.T, r result, sold int64) {
+	t.Helper()
+	if r.Sold != sold || r.Oversold != 0 || r.Doubled != 0 || r.Errors != 0 || r.Left != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r.Created != sold || r.Requests != r.Created+r.SoldOut+r.Refused+r.Replayed || r.Replayed < int64(r.Buyers) {
+		t.Errorf("the answers do not add up: %+v", r)
+	}
+}
+
+func TestSale_Embedded(t *testing.T) {
+	checkSale(t, runSale(t, 0, "-buyers", "300", "-stock", "20"), 20)
+}
+
+func TestSale_SeveralProcesses(t *testing.T) {
+	checkSale(t, runSale(t, 0, "-buyers", "200", "-stock", "20", "-procs", "3", "-redis", testutil.Redis(t).Addr()), 20)
+}
+
+func TestSale_UnguardedOversellsAndDoubles(t *testing.T) {
+	r := runSale(t, 1, "-unguarded", "-buyers", "300", "-stock", "20")
+	if r.Oversold == 0 || r.Doubled == 0 {
+		t.Errorf("naive code did not fail: %+v", r)
+	}
+}
+
+func TestSale_OnRealServers(t *testing.T) {
+	for kind, env := range map[string]string{"mysql": "ONELANE_MYSQL_DSN", "postgres": "ONELANE_POSTGRES_DSN"} {
+		t.Run(kind, func(t *testing.T) {
+			dsn := os.Getenv(env)
+			if dsn == "" {
+				if os.Getenv("CI") != "" || os.Getenv("ONELANE_REQUIRE_SERVERS") != "" {
+					t.Fatalf("%s is not set: run go run ./testutil/servers go test ./...", env)
+				}
+				t.Logf("%s is not set: nothing was run on it; go run ./testutil/servers go test ./... sets it", env)
+				return
+			}
+			args := []string{"-redis", testutil.Redis(t).Addr(), "-db", kind + ":" + dsn, "-buyers", "200", "-stock", "20"}
+			checkSale(t, runSale(t, 0, args...), 20)
+			if r := runSale(t, 1, append(args, "-unguarded")...); r.Oversold == 0 {
+				t.Errorf("naive code did not fail: %+v", r)
+			}
+		})
+	}
+}
+
+func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
+	for _, test := range []struct{ args, says string }{
+		{"-stock 0", "-stock 0: it must be from 1"},
+		{"-buyers many", "-buyers"},
+		{"-nonsense", "-nonsense"},
+		{"surplus", "surplus"},
+		{"-redis nowhere", "host:port"},
+		{"-redis 127.0.0.1:1", "Redis at 127.0.0.1:1 does not answer"},
+		{"-redis 127.0.0.1:1 -procs 2", "Redis at 127.0.0.1:1 does not answer"},
+		{"-db oracle:x", "it must be sqlite:FILE, mysql:DSN or postgres:DSN"},
+		{"-db postgres:host=127.0.0.1,port=1", "database does not answer"},
+		{"-db mysql:root@tcp(127.0.0.1:1)/x", "database does not answer"},
+		{"-db sqlite:/no/such/folder/x.db", "database does not answer"},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			var out, errs bytes.Buffer
+			code := run(t.Context(), strings.Fields(test.args), &out, &errs)
+			said := errs.String()
+			if code != 2 || !strings.Contains(said, test.says) || strings.Count(strings.TrimSpace(said), "\n") != 0 || out.Len() != 0 {
+				t.Errorf("exit status %d, stderr %q, stdout %q", code, said, out.String())
+			}
+		})
+	}
+}

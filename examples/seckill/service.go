@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/gormlock"
+	"gorm.io/gorm"
+)
+
+// service sells units of one SKU over HTTP.
+type service struct {
+	db        *gorm.DB
+	unguarded bool
+}
+
+// routes are the service as a team would write it: authentication, then idempotency, then the handler.
+func (s *service) routes() http.Handler {
+	gin.SetMode(gin.ReleaseMode)
+	r := gin.New()
+	r.Use(authenticate)
+	if !s.unguarded {
+		r.Use(ginlock.ByHeader("Idempotency-Key"))
+	}
+	r.POST("/orders", s.buy)
+	return r
+}
+
+// authenticate stands for a real login: the bearer token is the buyer.
+func authenticate(c *gin.Context) {
+	buyer, ok := strings.CutPrefix(c.GetHeader("Authorization"), "Bearer ")
+	if !ok || buyer == "" || len(buyer) > 64 {
+		c.AbortWithStatusJSON(http.StatusUnauthorized, gin.H{"error": "who are you?"})
+		return
+	}
+	c.Set(gin.AuthUserKey, buyer)
+}
+
+var errSoldOut = errors.New("sold out")
+
+// buy is the naive read, check, write that every tutorial has.
+func (s *service) buy(c *gin.Context) {
+	order := Order{SKU: sku, Buyer: c.GetString(gin.AuthUserKey)}
+	err := s.sale(c.Request.Context(), func(tx *gorm.DB) error {
+		var stock Stock
+		if err := tx.First(&stock, "sku = ?", sku).Error; err != nil {
+			return err
+		}
+		if stock.Left < 1 {
+			return errSoldOut
+		}
+		if err := tx.Model(&stock).Update("left", stock.Left-1).Error; err != nil {
+			return err
+		}
+		return tx.Create(&order).Error
+	})
+	switch {
+	case errors.Is(err, errSoldOut):
+		c.JSON(http.StatusGone, gin.H{"error": "sold out"})
+	case err != nil:
+		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
+	default:
+		c.JSON(http.StatusCreated, gin.H{"order": order.ID})
+	}
+}
+
+// sale runs fn on the stock: alone, in a transaction, under the kit's line; or as it is.
+func (s *service) sale(ctx context.Context, fn func(tx *gorm.DB) error) error {
+	if s.unguarded {
+		return fn(s.db.WithContext(ctx))
+	}
+	return s.db.WithContext(ctx).Scopes(gormlock.Guard("stock:42")).Transaction(fn)
+}
+
+// start opens Redis and the database and serves on a free loopback port. stop waits for what is under way.
+func start(ctx context.Context, o options) (addr string, stop func(), err error) {
+	var stops []func()
+	stop = func() {
+		for i := len(stops) - 1; i >= 0; i-- {
+			stops[i]()
+		}
+	}
+	defer func() {
+		if err != nil {
+			stop()
+		}
+	}()
+	db, err := openDB(ctx, o.db)
+	if err != nil {
+		return "", nil, err
+	}
+	stops = append(stops, func() { closeDB(db) })
+	if !o.unguarded {
+		clients, err := openRedis(ctx, o.redis)
+		for _, c := range clients {
+			stops = append(stops, func() { _ = c.Close() })
+		}
+		if err != nil {
+			return "", nil, err
+		}
+		locker, err := core.New(core.Clients(clients...))
+		if err != nil {
+			return "", nil, err
+		}
+		stops = append(stops, func() { _ = locker.Close() })
+		core.SetDefault(locker)
+		if err := db.Use(gormlock.New(locker)); err != nil {
+			return "", nil, err
+		}
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, fmt.Errorf("cannot listen on loopback: %w", err)
+	}
+	server := &http.Server{Handler: (&service{db: db, unguarded: o.unguarded}).routes(), ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(listener) }()
+	stops = append(stops, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = server.Shutdown(ctx)
+	})
+	return listener.Addr().String(), stop, nil
+}

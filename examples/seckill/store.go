@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/glebarez/sqlite"
+	"github.com/redis/go-redis/v9"
+	"gorm.io/driver/mysql"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+)
+
+const sku = 42
+
+// Stock is how many units are left.
+type Stock struct {
+	SKU  int64 `gorm:"primaryKey;autoIncrement:false"`
+	Left int
+}
+
+// TableName keeps the example's tables apart from others in a shared database.
+func (Stock) TableName() string { return "seckill_stock" }
+
+// Order is one unit sold. Nothing in the table forbids two of one buyer: that is what is to be shown.
+type Order struct {
+	ID    uint64 `gorm:"primaryKey"`
+	SKU   int64
+	Buyer string `gorm:"size:64;index"`
+}
+
+// TableName keeps the example's tables apart from others in a shared database.
+func (Order) TableName() string { return "seckill_orders" }
+
+const patience = 3 * time.Second // for servers to answer at the start
+
+// embed starts what was not named: a Redis inside this process, and a SQLite file in a temporary folder.
+func embed(o *options) (stop func(), err error) {
+	stops := []func(){}
+	stop = func() {
+		for _, s := range stops {
+			s()
+		}
+	}
+	if o.redis == "" {
+		m := miniredis.NewMiniRedis()
+		if err := m.Start(); err != nil {
+			return stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
+		}
+		stops, o.redis = append(stops, m.Close, expire(m)), m.Addr()
+	}
+	if o.db == "" {
+		dir, err := os.MkdirTemp("", "seckill")
+		if err != nil {
+			return stop, fmt.Errorf("cannot make a folder for SQLite: %w", err)
+		}
+		stops, o.db = append(stops, func() { _ = os.RemoveAll(dir) }), "sqlite:"+filepath.Join(dir, "sale.db")
+	}
+	return stop, nil
+}
+
+// expire lets the embedded Redis's keys expire; by itself it looks at all of them on every command.
+func expire(m *miniredis.Miniredis) (stop func()) {
+	const tick = 100 * time.Millisecond
+	ticker, done := time.NewTicker(tick), make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-ticker.C:
+				m.FastForward(tick)
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { ticker.Stop(); close(done) }
+}
+
+// openRedis returns one client for each address, all of which answer.
+func openRedis(ctx context.Context, addrs string) (clients []redis.UniversalClient, err error) {
+	redis.SetLogger(quiet{})
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for addr := range strings.SplitSeq(addrs, ",") {
+		if !strings.Contains(addr, ":") {
+			return clients, fmt.Errorf("-redis %q: it must be host:port, or several separated by commas", addrs)
+		}
+		c := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 64, ContextTimeoutEnabled: true})
+		clients = append(clients, c)
+		if err := c.Ping(ctx).Err(); err != nil {
+			return clients, fmt.Errorf("Redis at %s does not answer: %w", addr, err)
+		}
+	}
+	return clients, nil
+}
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// openDB opens the database of -db and checks that it answers.
+func openDB(ctx context.Context, spec string) (*gorm.DB, error) {
+	kind, dsn, ok := strings.Cut(spec, ":")
+	var d gorm.Dialector
+	conns := 32
+	switch {
+	case ok && kind == "sqlite" && dsn != "":
+		d = sqlite.Open(dsn + "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)")
+		conns = 8
+	case ok && kind == "mysql" && dsn != "":
+		d = mysql.Open(dsn)
+	case ok && kind == "postgres" && dsn != "":
+		d = postgres.Open(dsn)
+	default:
+		return nil, fmt.Errorf("-db %q: it must be sqlite:FILE, mysql:DSN or postgres:DSN", spec)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	db, err := gorm.Open(d, &gorm.Config{PrepareStmt: true, Logger: logger.Discard})
+	if err != nil {
+		return nil, fmt.Errorf("the %s database does not answer: %w", kind, err)
+	}
+	pool, err := db.DB()
+	if err == nil {
+		pool.SetMaxOpenConns(conns)
+		pool.SetMaxIdleConns(conns)
+		err = pool.PingContext(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the %s database does not answer: %w", kind, err)
+	}
+	return db, nil
+}
+
+func closeDB(db *gorm.DB) {
+	if pool, err := db.DB(); err == nil {
+		_ = pool.Close()
+	}
+}
+
+// prepare makes the tables of a new sale.
+func prepare(db *gorm.DB, stock int) error {
+	err := db.AutoMigrate(&Stock{}, &Order{})
+	if err == nil {
+		all := db.Session(&gorm.Session{AllowGlobalUpdate: true})
+		err = errors.Join(all.Delete(&Stock{}).Error, all.Delete(&Order{}).Error, db.Create(&Stock{SKU: sku, Left: stock}).Error)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot make the tables: %w", err)
+	}
+	return nil
+}
