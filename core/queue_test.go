@@ -252,16 +252,30 @@ func TestTryAcquire_DoesNotPushIn(t *testing.T) {
 	})
 }
 
+// afterAcquire does something between the grant and its return.
+type afterAcquire struct {
+	core.Backend
+	do func()
+}
+
+func (b afterAcquire) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, key, owner, ttl)
+	b.do()
+	return g, err
+}
+
 func TestAcquire_ADoneContextNeverGetsALock(t *testing.T) {
 	t.Parallel()
-	s := memorySpy()
-	l := locker(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
-	s.on("acquire", func(context.Context) error { cancel(); s.on("acquire", nil); return nil })
-	if _, err := l.Acquire(ctx, "k"); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+	l := locker(t, afterAcquire{testutil.Memory(), cancel})
+	for _, acquire := range []func(context.Context, string, ...core.AcquireOption) (*core.Lock, error){l.Acquire, l.TryAcquire} {
+		if k, err := acquire(ctx, "k"); k != nil || !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, %v", k, err)
+		}
+		if got := status(t, l, "k"); got != core.Free {
+			t.Errorf("key is %v", got)
+		}
 	}
-	eventually(t, "the key is free", func() bool { return status(t, l, "k") == core.Free })
 }
 
 func TestManyGoroutines_OneAtATime(t *testing.T) {

@@ -234,7 +234,7 @@ func TestKilledServer_IsUnavailableAndComesBack(t *testing.T) {
 func TestServerErrors_AreUnavailableAndNotRetried(t *testing.T) {
 	t.Parallel()
 	for name, breakIt := range map[string]func(ctx context.Context, c *redis.Client) error{
-		"READONLY replica": func(ctx context.Context, c *redis.Client) error { return c.SlaveOf(ctx, "127.0.0.1", "1").Err() },
+		"READONLY replica": func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() },
 		"OOM":              func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "1").Err() },
 		"NOREPLICAS": func(ctx context.Context, c *redis.Client) error {
 			return c.ConfigSet(ctx, "min-replicas-to-write", "1").Err()

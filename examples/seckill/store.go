@@ -95,7 +95,7 @@ func openRedis(ctx context.Context, addrs string) (clients []redis.UniversalClie
 		c := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 64, ContextTimeoutEnabled: true})
 		clients = append(clients, c)
 		if err := c.Ping(ctx).Err(); err != nil {
-			return clients, fmt.Errorf("Redis at %s does not answer: %w", addr, err)
+			return clients, fmt.Errorf("the Redis at %s does not answer: %w", addr, err)
 		}
 	}
 	return clients, nil
