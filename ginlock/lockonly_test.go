@@ -1,0 +1,223 @@
+package ginlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// All routes and methods of one order exclude each other, other orders do not.
+func TestLockOnly_OneAtATimePerOrder(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g, l := newGate(), lockerOn(t, testutil.Redis(t), core.WithInstance("secret-host:1"))
+	s := serve(t, func(r *gin.Engine) {
+		byID := ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l))
+		r.POST("/orders/:id/grab", byID, g.behind(counter(&runs)))
+		r.DELETE("/orders/:id", byID, counter(&runs))
+		r.GET("/orders/:id", byID, counter(&runs))
+		r.GET("/orders/:id/lines/:line", ginlock.ByParam("line", ginlock.LockOnly(), ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/users/:id", byID, counter(&runs))
+	})
+	first := make(chan answer)
+	go func() { first <- s.do("POST", "/orders/42/grab", "") }()
+	<-g.entered
+	for _, busy := range [][2]string{{"POST", "/orders/42/grab"}, {"DELETE", "/orders/42"}, {"GET", "/orders/42"}} {
+		a := s.do(busy[0], busy[1], "")
+		a.wantProblem(t, 409, ginlock.CodeLockBusy)
+		if a.header.Get("Retry-After") == "" || !a.problem(t).Retryable || strings.Contains(a.body, "secret-host") {
+			t.Errorf("%v %s", a.header, a.body)
+		}
+	}
+	var taken *core.TakenError
+	if _, err := l.TryAcquire(context.Background(), "/orders/42"); !errors.As(err, &taken) {
+		t.Errorf("the key of the lock is not /orders/42: %v", err)
+	}
+	for _, free := range [][2]string{{"DELETE", "/orders/43"}, {"POST", "/users/42"}, {"GET", "/orders/42/lines/42"}, {"GET", "/orders/42%2Fgrab"}} {
+		if a := s.do(free[0], free[1], ""); a.status != 201 && a.status != 404 {
+			t.Errorf("%v: %d %s", free, a.status, a.body)
+		}
+	}
+	close(g.open)
+	if a := <-first; a.status != 201 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a := s.do("DELETE", "/orders/42", ""); a.status != 201 {
+		t.Errorf("the lock was not released: %d %s", a.status, a.body)
+	}
+}
+
+func TestLockOnly_ByHeader(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g, l := newGate(), testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader("x-account", ginlock.LockOnly(), ginlock.WithLocker(l), ginlock.Methods("POST")))
+		r.Any("/a", g.behind(counter(&runs)))
+		r.Any("/b", counter(&runs))
+	})
+	first := make(chan answer)
+	go func() { first <- s.do("POST", "/a", "", "X-Account", "1") }()
+	<-g.entered
+	s.do("POST", "/b", "", "X-Account", `"1"`).wantProblem(t, 409, ginlock.CodeLockBusy)
+	s.do("POST", "/b", "", "X-Account", "2").want(t, 201, "run 1", false)
+	s.do("POST", "/b", "").want(t, 201, "run 2", false)
+	s.do("PUT", "/b", "", "X-Account", "1").want(t, 201, "run 3", false) // left out by Methods
+	close(g.open)
+	<-first
+}
+
+func TestLockOnly_Wait(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	var inside, runs atomic.Int64
+	var all sync.WaitGroup
+	for range 2 {
+		l := lockerOn(t, n)
+		s := serve(t, func(r *gin.Engine) {
+			r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Wait(time.Minute), ginlock.WithLocker(l)), func(c *gin.Context) {
+				if inside.Add(1) != 1 {
+					t.Error("two at a time")
+				}
+				runs.Add(1)
+				inside.Add(-1)
+			})
+		})
+		for range 40 {
+			all.Go(func() {
+				if a := s.do("POST", "/orders/1", ""); a.status != 200 {
+					t.Errorf("%d %s", a.status, a.body)
+				}
+			})
+		}
+	}
+	all.Wait()
+	if n := runs.Load(); n != 80 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+func TestLockOnly_WaitEnds(t *testing.T) {
+	t.Parallel()
+	g, l := newGate(), testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Wait(20*time.Millisecond), ginlock.WithLocker(l)), g.handle)
+	})
+	first := make(chan answer)
+	go func() { first <- s.do("POST", "/orders/1", "") }()
+	<-g.entered
+	s.do("POST", "/orders/1", "").wantProblem(t, 409, ginlock.CodeLockBusy)
+	close(g.open)
+	<-first
+}
+
+func TestLockOnly_Lost(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(150*time.Millisecond))
+	lose := func(c *gin.Context) {
+		n.Client().Del(context.Background(), "onelane:{/orders/1}")
+		<-c.Request.Context().Done()
+	}
+	s := serve(t, func(r *gin.Engine) {
+		byID := ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l))
+		r.POST("/orders/:id/silent", byID, lose)
+		r.POST("/orders/:id/status", byID, func(c *gin.Context) { lose(c); c.Status(204) })
+		r.POST("/orders/:id/answer", byID, func(c *gin.Context) { lose(c); c.String(500, "%v", context.Cause(c.Request.Context())) })
+	})
+	s.do("POST", "/orders/1/silent", "").wantProblem(t, 409, ginlock.CodeLockLost)
+	s.do("POST", "/orders/1/status", "").wantProblem(t, 409, ginlock.CodeLockLost)
+	if a := s.do("POST", "/orders/1/answer", ""); a.status != 500 || !strings.Contains(a.body, "lock is lost") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+func TestLockOnly_PanicReleases(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), func(*gin.Context) { panic("boom") })
+	})
+	for range 2 {
+		if a := s.do("POST", "/orders/1", ""); a.status != 500 {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+	}
+}
+
+// Once the application has sealed the key, whoever comes is turned away.
+func TestLockOnly_Sealed(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/stock/:sku", ginlock.ByParam("sku", ginlock.LockOnly(), ginlock.WithLocker(l)), func(*gin.Context) {})
+	})
+	k, err := l.Acquire(context.Background(), "/stock/42")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Seal(context.Background(), []byte("sold out"), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	s.do("POST", "/stock/42", "").wantProblem(t, 409, ginlock.CodeLockSealed)
+}
+
+// The request's context carries the lock and the claim: what takes the same key inside enters again.
+func TestContextCarriesLockAndClaim(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
+			ctx := c.Request.Context()
+			claim, ok := idempotency.FromContext(ctx)
+			if !ok || claim.Token() == 0 {
+				t.Error("the context carries no claim")
+			}
+			k, err := l.TryAcquire(ctx, "/orders/1")
+			if err != nil {
+				t.Errorf("re-entrance: %v", err)
+				return
+			}
+			if token, ok := ginlock.Token(c); !ok || token != k.Token() {
+				t.Errorf("token %d, %v, want %d", token, ok, k.Token())
+			}
+			if err := k.Release(ctx); err != nil {
+				t.Error(err)
+			}
+			c.String(http.StatusCreated, "made")
+		})
+	})
+	s.do("POST", "/orders/1", "", idempotencyKey, "k").want(t, 201, "made", false)
+	s.do("POST", "/orders/1", "", idempotencyKey, "k").want(t, 201, "made", true)
+}
+
+// On a group and on a route, the outer one does the work.
+func TestUsedTwice(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+	})
+	for i := range 2 {
+		s.order("k", "").want(t, 201, "run 1", i == 1)
+	}
+	if n := fmt.Sprint(runs.Load()); n != "1" {
+		t.Errorf("%s runs", n)
+	}
+}

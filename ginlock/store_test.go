@@ -1,0 +1,181 @@
+package ginlock_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// claimOf returns the Redis key of the one claim on a node, and what it holds.
+func claimOf(t testing.TB, n *testutil.Node) (key, value string) {
+	t.Helper()
+	client, ctx := n.Client(), context.Background()
+	keys, err := client.Keys(ctx, "*claim:*}").Result()
+	if err != nil || len(keys) != 1 {
+		t.Fatalf("keys %q, %v; want one", keys, err)
+	}
+	return keys[0], client.Get(ctx, keys[0]).Val()
+}
+
+func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g, n := newGate(), testutil.Redis(t)
+	l := lockerOn(t, n)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
+	})
+	duplicates := func(status int) {
+		t.Helper()
+		key, before := claimOf(t, n)
+		if a := s.order("k", "{}"); a.status != status {
+			t.Errorf("a duplicate: %d", a.status)
+		}
+		s.order("k", `{"n":1}`).wantProblem(t, 422, ginlock.CodeKeyReused)
+		s.order("k", "{}", "Authorization", "Bearer x").wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+		if _, after := claimOf(t, n); after != before || before == "" {
+			t.Errorf("%s was %q, and is %q", key, before, after)
+		}
+	}
+	first := make(chan answer)
+	go func() { first <- s.order("k", "{}") }()
+	<-g.entered
+	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem1.") {
+		t.Errorf("a running claim holds %q", owner)
+	}
+	duplicates(409)
+	close(g.open)
+	(<-first).want(t, 201, "run 1", false)
+	duplicates(201)
+}
+
+// A claim that was lost, and taken over, cannot complete; its own client still gets its answer.
+func TestRule19_LostClaim(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	first, second, n := newGate(), newGate(), testutil.Redis(t)
+	l, other := lockerOn(t, n, core.WithTTL(30*time.Second)), lockerOn(t, n)
+	handle := func(g *gate) gin.HandlerFunc { return g.behind(counter(&runs)) }
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), handle(first))
+	})
+	s2 := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(other)), handle(second))
+	})
+	answers, answers2 := make(chan answer), make(chan answer)
+	go func() { answers <- s.order("k", "{}") }()
+	<-first.entered
+	key, _ := claimOf(t, n)
+	if err := n.Client().Del(context.Background(), key).Err(); err != nil { // as an eviction, or a fail-over to an empty replica
+		t.Fatal(err)
+	}
+	go func() { answers2 <- s2.order("k", "{}") }()
+	<-second.entered
+	close(first.open)
+	(<-answers).want(t, 201, "run 1", false)
+	s2.order("k", "{}").wantProblem(t, 409, ginlock.CodeInFlight)
+	close(second.open)
+	(<-answers2).want(t, 201, "run 2", false)
+	s.order("k", "{}").want(t, 201, "run 2", true)
+}
+
+// The handler is told when the claim is lost.
+func TestRule19_LossCancelsTheRequest(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(150*time.Millisecond))
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+			key, _ := claimOf(t, n)
+			n.Client().Del(context.Background(), key)
+			<-c.Request.Context().Done()
+			c.String(200, "%v", context.Cause(c.Request.Context()))
+		})
+	})
+	if a := s.order("k", ""); a.status != 200 || !strings.Contains(a.body, "lock is lost") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+func TestRule23_StoreDownBeforeTheHandler(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/closed", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/locked/:id", ginlock.ByParam("id", ginlock.WithLocker(l), ginlock.LockOnly()), counter(&runs))
+		r.POST("/open", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.FailOpen()), counter(&runs))
+		r.POST("/open/:id", ginlock.ByParam("id", ginlock.WithLocker(l), ginlock.FailOpen(), ginlock.LockOnly()), counter(&runs))
+	})
+	n.Kill()
+	for _, path := range []string{"/closed", "/locked/1"} {
+		a := s.do("POST", path, "", idempotencyKey, "k")
+		a.wantProblem(t, 503, ginlock.CodeLockUnavailable)
+		if a.header.Get("Retry-After") == "" || !a.problem(t).Retryable {
+			t.Errorf("%s: %v %s does not say when to retry", path, a.header, a.body)
+		}
+		if strings.Contains(a.body, "127.0.0.1") {
+			t.Errorf("%s tells where Redis is: %s", path, a.body)
+		}
+	}
+	if n := runs.Load(); n != 0 {
+		t.Fatalf("%d runs", n)
+	}
+	s.do("POST", "/open", "", idempotencyKey, "k").want(t, 201, "run 1", false)
+	s.do("POST", "/open/1", "").want(t, 201, "run 2", false)
+	s.do("POST", "/closed", "").want(t, 201, "run 3", false) // without a key there is nothing to ask
+}
+
+// After the handler: the answer goes out, nothing else may run, and it is recorded once Redis answers again.
+func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(time.Minute), core.WithNodeTimeout(100*time.Millisecond))
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+			if runs.Add(1) == 1 {
+				n.Stop()
+			}
+			c.String(201, "made")
+		})
+	})
+	s.order("k", "").want(t, 201, "made", false)
+	s.order("k", "").wantProblem(t, 409, ginlock.CodeInFlight) // known locally: this process has the claim still
+	n.Cont()
+	until(t, func() answer { return s.order("k", "") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "made", true)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// A record that nobody can read is no licence to run again.
+func TestCorruptRecord(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+	})
+	s.order("k", "").want(t, 201, "run 1", false)
+	key, value := claimOf(t, n)
+	for _, forged := range []string{value[:len(value)-3], "\x00", "\x007:", "\x007:nonsense", "\x007:\x08\x63", value + "\xff"} {
+		if err := n.Client().Set(context.Background(), key, forged, time.Minute).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	}
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}

@@ -1,0 +1,112 @@
+package ginlock_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// The middleware may be wired before the Locker is there.
+func TestDefaultLocker(t *testing.T) {
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader("Idempotency-Key"))
+		r.POST("/orders", counter(&runs))
+		r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly()), counter(&runs))
+	})
+	for _, path := range []string{"/orders", "/orders/1/grab"} {
+		a := s.do("POST", path, "", idempotencyKey, "k")
+		a.wantProblem(t, 503, ginlock.CodeLockUnavailable)
+		if !strings.Contains(a.body, "core.SetDefault") {
+			t.Errorf("%s does not say what to do", a.body)
+		}
+	}
+	core.SetDefault(testutil.Locker(t))
+	t.Cleanup(func() { core.SetDefault(nil) })
+	s.order("k", "").want(t, 201, "run 1", false)
+	s.order("k", "").want(t, 201, "run 1", true)
+	s.do("POST", "/orders/1/grab", "").want(t, 201, "run 2", false)
+}
+
+func TestWiringPanics(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, want string
+		wire       func()
+	}{
+		{"no header", "pass the name of a header", func() { ginlock.ByHeader("") }},
+		{"bad header", "pass the name of a header", func() { ginlock.ByHeader("a b") }},
+		{"no parameter", "pass the name of a parameter", func() { ginlock.ByParam("") }},
+		{"nil locker", "check the error of core.New", func() { ginlock.ByHeader("K", ginlock.WithLocker(nil)) }},
+		{"nil principal", "Principal(nil)", func() { ginlock.ByHeader("K", ginlock.Principal(nil)) }},
+		{"nil problem writer", "WithProblemWriter(nil)", func() { ginlock.ByHeader("K", ginlock.WithProblemWriter(nil)) }},
+		{"nil RecordIf", "RecordIf(nil)", func() { ginlock.ByHeader("K", ginlock.RecordIf(nil)) }},
+		{"nil Fingerprint", "Fingerprint(nil)", func() { ginlock.ByHeader("K", ginlock.Fingerprint(nil)) }},
+		{"negative wait", "Wait(-1s)", func() { ginlock.ByHeader("K", ginlock.Wait(-time.Second)) }},
+		{"short retention", "Retain(1ms)", func() { ginlock.ByHeader("K", ginlock.Retain(time.Millisecond)) }},
+		{"large MaxBody", "MaxBody", func() { ginlock.ByHeader("K", ginlock.MaxBody(1<<30)) }},
+		{"negative MaxRequestBody", "MaxRequestBody", func() { ginlock.ByHeader("K", ginlock.MaxRequestBody(-1)) }},
+		{"bad Headers", "this is no header name", func() { ginlock.ByHeader("K", ginlock.Headers("a b")) }},
+		{"no Methods", "name at least one", func() { ginlock.ByHeader("K", ginlock.Methods()) }},
+		{"safe method", "it has no effect to record", func() { ginlock.ByHeader("K", ginlock.Methods("get")) }},
+		{"LockOnly records nothing", "remove Retain, MaxBody", func() { ginlock.ByParam("id", ginlock.Retain(time.Hour), ginlock.LockOnly(), ginlock.MaxBody(1)) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			defer func() {
+				if got := fmt.Sprint(recover()); !strings.Contains(got, "ginlock: ") || !strings.Contains(got, tc.want) {
+					t.Errorf("panic %q does not say %q", got, tc.want)
+				}
+			}()
+			tc.wire()
+		})
+	}
+	ginlock.ByHeader("K", nil, ginlock.Wait(0)) // nil options are ignored
+}
+
+// After the retention a key runs anew.
+func TestRule11_Retention(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, counter(&runs), ginlock.Retain(50*time.Millisecond))
+	s.order("k", "").want(t, 201, "run 1", false)
+	until(t, func() answer { return s.order("k", "") }, func(a answer) bool { return !a.replayed() }).want(t, 201, "run 2", false)
+}
+
+// Files of an uploaded form are removed by the server, although it knows only its own request.
+func TestMultipartFilesAreRemoved(t *testing.T) {
+	l := testutil.Locker(t)
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	files := func() int {
+		all, err := os.ReadDir(tmp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	handle := func(c *gin.Context) {
+		if err := c.Request.ParseMultipartForm(1); err != nil {
+			t.Error(err)
+		}
+		c.String(200, "%d", files())
+	}
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/locked/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), handle)
+		r.POST("/once/:id", ginlock.ByParam("id", ginlock.WithLocker(l)), handle)
+	})
+	for _, path := range []string{"/locked/1", "/once/1"} {
+		body := "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n" + strings.Repeat("x", 1<<10) + "\r\n--b--\r\n"
+		a := s.do("POST", path, body, "Content-Type", "multipart/form-data; boundary=b")
+		a.want(t, 200, "1", false)
+		until(t, func() answer { return answer{status: files()} }, func(a answer) bool { return a.status == 0 })
+	}
+}
