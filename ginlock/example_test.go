@@ -1,0 +1,52 @@
+package ginlock_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func Example() {
+	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer locker.Close()
+	core.SetDefault(locker)
+	defer core.SetDefault(nil)
+
+	r := gin.New()
+	r.Use(ginlock.ByHeader("Idempotency-Key"))
+	orders := 0
+	r.POST("/orders", func(c *gin.Context) {
+		orders++
+		c.JSON(http.StatusCreated, gin.H{"order": orders})
+	})
+	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly()), func(c *gin.Context) {
+		c.String(http.StatusOK, "grabbed %s", c.Param("id")) // one at a time per order
+	})
+
+	send := func(path, key string) {
+		req := httptest.NewRequest(http.MethodPost, path, nil)
+		req.Header.Set("Idempotency-Key", key)
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, req)
+		fmt.Println(w.Code, w.Body, w.Header()["Idempotency-Replayed"])
+	}
+	send("/orders", "k1")
+	send("/orders", "k1")
+	send("/orders", "k2")
+	send("/orders/7/grab", "k3")
+	// Output:
+	// 201 {"order":1} []
+	// 201 {"order":1} [true]
+	// 201 {"order":2} []
+	// 200 grabbed 7 []
+}
