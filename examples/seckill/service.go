@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,14 +84,14 @@ func (s *service) sale(ctx context.Context, fn func(tx *gorm.DB) error) error {
 // start opens Redis and the database and serves on a free loopback port. stop waits for what is under way.
 func start(ctx context.Context, o options) (addr string, stop func(), err error) {
 	var stops []func()
-	stop = func() {
-		for i := len(stops) - 1; i >= 0; i-- {
-			stops[i]()
+	all := func() {
+		for _, s := range slices.Backward(stops) {
+			s()
 		}
 	}
 	defer func() {
 		if err != nil {
-			stop()
+			all()
 		}
 	}()
 	db, err := openDB(ctx, o.db)
@@ -127,5 +128,5 @@ func start(ctx context.Context, o options) (addr string, stop func(), err error)
 		defer cancel()
 		_ = server.Shutdown(ctx)
 	})
-	return listener.Addr().String(), stop, nil
+	return listener.Addr().String(), all, nil
 }
