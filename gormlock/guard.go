@@ -54,7 +54,8 @@ type demandKey struct{} // in a context: demand
 // with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
 // statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered; what the block does
 // before its first statement is not under the lock ([Transaction] and [WithGuard] take it at the beginning). Several
-// guards are taken together, in one order everywhere, all or none.
+// guards are taken together, in one order everywhere, all or none. Save and FirstOrCreate are several statements, each
+// with the lock to itself: put them into a transaction.
 //
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join
 // makes one of parts. "{Field}" in it stands for a field of the statement's model, as in "stock:{SKU}", escaped as by
@@ -63,8 +64,8 @@ type demandKey struct{} // in a context: demand
 //
 // What goes wrong is the error of the statement, and nothing was sent then: core's errors where the lock was not had,
 // [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction, [ErrGuardTooLate],
-// [ErrUnmanagedTransaction], [ErrTemplate]; gorm.ErrDryRunModeUnsupported for a DryRun, which locks nothing. A guard that fails in a transaction ends it: it is rolled back, and its
-// later statements and its Commit return that error.
+// [ErrUnmanagedTransaction], [ErrTemplate]; gorm.ErrDryRunModeUnsupported for a DryRun, which locks nothing. A guard
+// that fails in a transaction ends it: it is rolled back, and its later statements and its Commit return that error.
 //
 // The returned scope may be kept and used concurrently.
 func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {

@@ -1,0 +1,246 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestErrNotRegistered(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		guard := gormlock.Guard("k")
+		want(t, "single", take(db.Scopes(guard), 42), gormlock.ErrNotRegistered)
+		want(t, "block", db.Scopes(guard).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }), gormlock.ErrNotRegistered)
+		err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return take(tx, 42) })
+		want(t, "Transaction", err, gormlock.ErrNotRegistered)
+		if !strings.Contains(err.Error(), `"k"`) || !strings.Contains(err.Error(), "db.Use(gormlock.New(") {
+			t.Errorf("%v: it must name the key and say what to do", err)
+		}
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+func TestErrNoTransaction(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		session := db.Scopes(gormlock.Guard("k")).Session(&gorm.Session{})
+		var n int64
+		_, rowsErr := session.Model(&Stock{}).Rows()
+		reads := map[string]error{
+			"First":         session.First(&Stock{}).Error,
+			"Find":          session.Find(&[]Stock{}).Error,
+			"Count":         session.Model(&Stock{}).Count(&n).Error,
+			"Pluck":         session.Model(&Stock{}).Pluck("sku", &[]int{}).Error,
+			"Raw and Scan":  session.Raw("SELECT 1").Scan(&n).Error,
+			"Rows":          rowsErr,
+			"Row":           session.Model(&Stock{}).Select("sku").Row().Scan(&n),
+			"FirstOrCreate": session.FirstOrCreate(&Stock{}, Stock{SKU: 43}).Error,
+			"context":       db.WithContext(gormlock.WithGuard(t.Context(), "k")).First(&Stock{}).Error,
+		}
+		for name, err := range reads {
+			want(t, name, err, gormlock.ErrNoTransaction)
+		}
+		_, err := gormlock.SQLTx(db)
+		want(t, "SQLTx", err, gormlock.ErrNoTransaction)
+		wantIdle(t, db, l, "k")
+	})
+}
+
+func TestErrUnmanagedTransaction(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		before := db.Session(&gorm.Session{PrepareStmt: true}) // has the pool that was there before Use
+		plain, err := pool(t, db).BeginTx(t.Context(), nil)
+		ok(t, "BeginTx", err)
+		onTx := db.Session(&gorm.Session{NewDB: true, Context: t.Context()})
+		onTx.Config.ConnPool, onTx.Statement.ConnPool, onTx.Config.Plugins = plain, plain, map[string]gorm.Plugin{}
+		want(t, "Use on a transaction", onTx.Use(gormlock.New(nil)), gormlock.ErrUnmanagedTransaction)
+		ok(t, "Rollback", plain.Rollback())
+
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		guard := gormlock.Guard("k")
+		if _, prepared := db.ConnPool.(*gorm.PreparedStmtDB); !prepared {
+			tx := before.Begin()
+			want(t, "statement", take(tx.Scopes(guard), 42), gormlock.ErrUnmanagedTransaction)
+			want(t, "Transaction", gormlock.Transaction(tx, "k", func(*gorm.DB) error { return nil }), gormlock.ErrUnmanagedTransaction)
+			ok(t, "Rollback", tx.Rollback().Error)
+		}
+		ok(t, "single", take(before.Scopes(guard), 42))
+		ok(t, "Transaction", gormlock.Transaction(before, "k", func(tx *gorm.DB) error { return take(tx, 42) }))
+		want(t, "Connection", db.Connection(func(tx *gorm.DB) error {
+			return tx.Scopes(guard).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+		}), gormlock.ErrUnmanagedTransaction)
+		wantLeft(t, db, 42, 8)
+		wantIdle(t, db, l, "k")
+	})
+}
+
+func TestErrGuardTooLate(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		guard := gormlock.Guard("k")
+		after := func(first func(tx *gorm.DB) error, then func(tx *gorm.DB) error) error {
+			var second error
+			err := db.Transaction(func(tx *gorm.DB) error {
+				ok(t, "first statement", first(tx))
+				second = then(tx)
+				return nil // a careless block
+			})
+			want(t, "the block cannot commit", err, gormlock.ErrGuardTooLate)
+			return second
+		}
+		plain := func(tx *gorm.DB) error { return take(tx, 42) }
+		other := func(tx *gorm.DB) error { return take(tx.Scopes(gormlock.Guard("a")), 42) }
+		nested := func(tx *gorm.DB) error {
+			return tx.Scopes(guard).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+		}
+		late := func(tx *gorm.DB) error { return take(tx.Scopes(guard), 42) }
+		want(t, "statement", after(plain, late), gormlock.ErrGuardTooLate)
+		want(t, "another key", after(other, late), gormlock.ErrGuardTooLate)
+		want(t, "nested", after(plain, nested), gormlock.ErrGuardTooLate)
+		want(t, "Transaction", after(plain, func(tx *gorm.DB) error {
+			return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return take(tx, 42) })
+		}), gormlock.ErrGuardTooLate)
+		want(t, "read", after(plain, func(tx *gorm.DB) error { return tx.Scopes(guard).First(&Stock{}).Error }), gormlock.ErrGuardTooLate)
+		want(t, "context", after(plain, func(tx *gorm.DB) error {
+			return take(tx.WithContext(gormlock.WithGuard(t.Context(), "k")), 42)
+		}), gormlock.ErrGuardTooLate)
+		ok(t, "the same key again", db.Transaction(func(tx *gorm.DB) error { return errors.Join(late(tx), plain(tx), late(tx), nested(tx)) }))
+		wantLeft(t, db, 42, 6)
+		wantIdle(t, db, l, "a", "k")
+	})
+}
+
+func TestErrUnguarded(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", db.Use(gormlock.New(l, nil, gormlock.Protect(&Stock{}))))
+		dropped := func(tx *gorm.DB) error { return take(tx.Session(&gorm.Session{NewDB: true}), 42) }
+		_, generics := gorm.G[Stock](db).Where("sku = ?", 42).Update(t.Context(), "name", "new")
+		writes := map[string]error{
+			"create":   db.Create(&Stock{SKU: 1}).Error,
+			"update":   take(db, 42),
+			"delete":   db.Delete(&Stock{}, "sku = 42").Error,
+			"generics": generics,
+			"table":    db.Table("stocks").Where("sku = 42").Update("name", "new").Error,
+			"block":    db.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }),
+			"dropped":  db.Scopes(gormlock.Guard("k")).Transaction(dropped),
+		}
+		for name, err := range writes {
+			want(t, name, err, gormlock.ErrUnguarded)
+		}
+		ok(t, "guarded", take(db.Scopes(gormlock.Guard("k")), 42))
+		ok(t, "guarded, dropped later", gormlock.Transaction(db, "k", dropped))
+		ok(t, "read", db.First(&Stock{}).Error)
+		ok(t, "another table", db.Create(&Item{StockID: 1}).Error)
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+func TestProtect_BadModel(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if err := db.Use(gormlock.New(nil, gormlock.Protect(42))); err == nil || !strings.Contains(err.Error(), "Protect(int)") {
+			t.Errorf("Use: %v", err)
+		}
+	})
+}
+
+// resolver stands for dbresolver, which is known by its name.
+type resolver struct{}
+
+func (resolver) Name() string              { return "gorm:db_resolver" }
+func (resolver) Initialize(*gorm.DB) error { return nil }
+
+func TestUse_RefusesDBResolverBefore(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Use", db.Use(resolver{}))
+		if err := db.Use(gormlock.New(nil)); err == nil || !strings.Contains(err.Error(), "before it") {
+			t.Errorf("Use after dbresolver: %v", err)
+		}
+		if _, wrapped := db.ConnPool.(*sql.DB); !wrapped {
+			t.Errorf("the pool was replaced by a %T", db.ConnPool)
+		}
+	})
+}
+
+func TestDryRun_IsRefused(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		dry := db.Session(&gorm.Session{DryRun: true})
+		want(t, "single", take(dry.Scopes(gormlock.Guard("k")), 42), gorm.ErrDryRunModeUnsupported)
+		want(t, "block", dry.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }), gorm.ErrDryRunModeUnsupported)
+		want(t, "Decrement", gormlock.Decrement(dry.Model(&Stock{}).Where("sku = 42"), "left", 1), gorm.ErrDryRunModeUnsupported)
+		ok(t, "unguarded", take(dry, 42))
+		wantIdle(t, db, l, "k")
+	})
+}
+
+func TestErrTaken(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		short := gormlock.WithWait(10 * time.Millisecond)
+		called := false
+		fn := func(tx *gorm.DB) error { called = true; return take(tx, 42) }
+		want(t, "single", take(db.Scopes(gormlock.Guard("k", short)), 42), core.ErrTaken)
+		want(t, "Transaction", gormlock.Transaction(db, "k", fn, short, nil), core.ErrTaken)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		err = db.WithContext(gormlock.WithGuard(ctx, "k")).Transaction(fn)
+		want(t, "WithGuard", err, core.ErrTaken)
+		want(t, "WithGuard", err, context.DeadlineExceeded)
+		if called {
+			t.Error("the function ran without the lock")
+		}
+		ok(t, "Seal", k.Seal(t.Context(), []byte("out"), time.Minute))
+		want(t, "sealed", take(db.Scopes(gormlock.Guard("k")), 42), core.ErrSealed)
+		want(t, "bad key", take(db.Scopes(gormlock.Guard("")), 42), core.ErrInvalidKey)
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+// TestLocker_Default is not parallel, as it sets the default of the process.
+func TestLocker_Default(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		ok(t, "Use", db.Use(gormlock.New(nil)))
+		core.SetDefault(nil)
+		err := take(db.Scopes(gormlock.Guard("k")), 42)
+		if err == nil || !strings.Contains(err.Error(), "core.SetDefault") {
+			t.Errorf("without a Locker: %v", err)
+		}
+		core.SetDefault(locker(t, testutil.Memory()))
+		defer core.SetDefault(nil)
+		ok(t, "with a default", take(db.Scopes(gormlock.Guard("k")), 42))
+		for _, d := range []time.Duration{0, -time.Second} {
+			if err := take(db.Scopes(gormlock.Guard("k", gormlock.WithWait(d))), 42); err == nil || !strings.Contains(err.Error(), "must be positive") {
+				t.Errorf("WithWait(%v): %v", d, err)
+			}
+			if err := gormlock.Transaction(db, "k", nil, gormlock.WithWait(d)); err == nil || !strings.Contains(err.Error(), "must be positive") {
+				t.Errorf("WithWait(%v): %v", d, err)
+			}
+		}
+		wantLeft(t, db, 42, 9)
+	})
+}

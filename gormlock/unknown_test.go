@@ -1,0 +1,203 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	gomysql "github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestCommitUnknown cuts the connection before and after COMMIT is done, which look the same to the driver: the answer
+// is ErrCommitUnknown, and the key stays locked until its lease has run out.
+func TestCommitUnknown(t *testing.T) {
+	t.Parallel()
+	const ttl = 150 * time.Millisecond
+	forms := map[string]func(t *testing.T, db *gorm.DB) error{
+		"single": func(t *testing.T, db *gorm.DB) error { return take(db.Scopes(gormlock.Guard("k")), 42) },
+		"block": func(t *testing.T, db *gorm.DB) error {
+			return db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+		},
+		"Transaction": func(t *testing.T, db *gorm.DB) error {
+			return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return take(tx, 42) })
+		},
+		"by hand": func(t *testing.T, db *gorm.DB) error {
+			tx := db.Scopes(gormlock.Guard("k")).Begin()
+			ok(t, "take", take(tx, 42))
+			_ = tx.Commit()
+			return tx.Rollback().Error
+		},
+	}
+	each(t, func(t *testing.T, db *gorm.DB) {
+		proxied, p := behindProxy(t, db)
+		if p == nil {
+			return
+		}
+		l := locker(t, testutil.Memory(), core.WithTTL(ttl))
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
+		put(t, db, 42, 10)
+		n := int64(10)
+		for _, cut := range []int32{cutBefore, cutAfter} {
+			for name, form := range forms {
+				ok(t, "take", take(proxied.Scopes(gormlock.Guard("k")), 42)) // the connection works
+				n--
+				p.do.Store(cut)
+				start := time.Now()
+				err := form(t, proxied)
+				p.do.Store(pass)
+				want(t, name, err, gormlock.ErrCommitUnknown)
+				if !held(t, l, "k") {
+					t.Fatalf("%s: the key is free although the outcome is unknown", name)
+				}
+				k, err := l.Acquire(t.Context(), "k")
+				ok(t, "Acquire", err)
+				if waited := time.Since(start); waited < ttl/2 || waited > 20*ttl {
+					t.Errorf("%s: the key was locked for %v, the lease is %v", name, waited, ttl)
+				}
+				ok(t, "Release", k.Release(t.Context()))
+				if cut == cutAfter {
+					n--
+				}
+				wantLeft(t, db, 42, n)
+			}
+			ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 10).Error)
+			n = 10
+		}
+	})
+}
+
+// TestCommitUnknown_ContextEndsInside: with pgx, a context that ends while COMMIT is under way gives it up.
+func TestCommitUnknown_ContextEndsInside(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		proxied, p := behindProxy(t, db)
+		if db.Name() != "postgres" {
+			return
+		}
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
+		put(t, db, 42, 10)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		err := proxied.WithContext(ctx).Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			p.do.Store(swallow)
+			return nil
+		})
+		want(t, "Transaction", err, gormlock.ErrCommitUnknown)
+		want(t, "Transaction", err, context.DeadlineExceeded)
+		if !held(t, l, "k") {
+			t.Error("the key is free although the outcome is unknown")
+		}
+		wantLeft(t, db, 42, 9)
+	})
+}
+
+// TestCommitRejected_DeferredConstraint: the server says no to COMMIT: rolled back, and released.
+func TestCommitRejected_DeferredConstraint(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() == "mysql" {
+			return // which has no deferred constraints
+		}
+		if db.Name() == "sqlite" {
+			pool(t, db).SetMaxOpenConns(1)
+			ok(t, "PRAGMA", db.Exec("PRAGMA foreign_keys = 1").Error)
+		}
+		put(t, db, 42, 10)
+		ok(t, "CREATE", db.Exec("CREATE TABLE parts (id int PRIMARY KEY, stock_id bigint REFERENCES stocks (id) DEFERRABLE INITIALLY DEFERRED)").Error)
+		guard := gormlock.Guard("k")
+		fails := map[string]func() error{
+			"single": func() error { return db.Scopes(guard).Exec("INSERT INTO parts VALUES (1, 999)").Error },
+			"block": func() error {
+				return db.Scopes(guard).Transaction(func(tx *gorm.DB) error { return tx.Exec("INSERT INTO parts VALUES (1, 999)").Error })
+			},
+		}
+		for name, fail := range fails {
+			if err := fail(); err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
+				t.Fatalf("%s: got %v, want the database's error", name, err)
+			}
+			wantIdle(t, db, l, "k")
+			var n int64
+			ok(t, "Count", db.Table("parts").Count(&n).Error)
+			if n != 0 {
+				t.Fatalf("%s: %d rows", name, n)
+			}
+			ok(t, "the connection is good for the next", take(db.Scopes(guard), 42))
+		}
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+// faulty is a pool whose transactions do what a COMMIT is answered with.
+type faulty struct {
+	*sql.DB
+	answer error
+}
+
+type faultyTx struct {
+	*sql.Tx
+	answer error
+}
+
+func (f *faulty) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	tx, err := f.DB.BeginTx(ctx, opts)
+	return &faultyTx{tx, f.answer}, err
+}
+
+func (f *faultyTx) Commit() error {
+	_ = f.Tx.Rollback()
+	return f.answer
+}
+
+// TestCommit_Outcomes is the table of what is a definite no, and what is unknown.
+func TestCommit_Outcomes(t *testing.T) {
+	t.Parallel()
+	pg := func(code string) error { return &pgconn.PgError{Code: code} }
+	my := func(number uint16) error { return &gomysql.MySQLError{Number: number} }
+	definite := []error{
+		pg("23505"), pg("40001"), pg("40P01"), pg("25P02"), pg("57014"), pgx.ErrTxCommitRollback,
+		my(1213), my(1205), my(1290), fmt.Errorf("wrapped: %w", my(1213)), sql.ErrTxDone,
+	}
+	unknown := []error{
+		pg("08006"), pg("57P01"), pg("57P02"), pg("40003"), pg("XX000"), pg("58030"), pg(""),
+		my(1053), my(1180), my(1317), my(1927),
+		io.ErrUnexpectedEOF, driver.ErrBadConn, gomysql.ErrInvalidConn, context.DeadlineExceeded, errors.New("something else"),
+	}
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		l := locker(t, testutil.Memory())
+		f := &faulty{DB: pool(t, db)}
+		db.ConnPool, db.Statement.ConnPool = f, f
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		n := 0
+		check := func(answer error, sure bool) {
+			t.Helper()
+			f.answer = answer
+			n++
+			key := fmt.Sprint(n)
+			err := db.Scopes(gormlock.Guard(key)).Exec("SELECT 1").Error
+			want(t, "Exec", err, answer)
+			if errors.Is(err, gormlock.ErrCommitUnknown) == sure || held(t, l, key) == sure {
+				t.Errorf("%v: definite %v, error %v, key held %v", answer, sure, err, held(t, l, key))
+			}
+		}
+		for _, answer := range definite {
+			check(answer, true)
+		}
+		for _, answer := range unknown {
+			check(answer, false)
+		}
+	})
+}
