@@ -159,11 +159,10 @@ func take(db *gorm.DB, sku int) error {
 // hooked is a Backend that runs functions when a key was locked and before it is unlocked.
 type hooked struct {
 	core.Backend
-	mu       sync.Mutex
-	locked   func(key string)
-	unlock   func(key string)
-	owners   []string
-	noAnswer bool // Extend fails
+	mu     sync.Mutex
+	locked func(key string)
+	unlock func(key string)
+	owners []string
 }
 
 func (h *hooked) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {

@@ -1,0 +1,46 @@
+// Package gormlock puts GORM's statements and transactions under distributed locks: lock, BEGIN, …, COMMIT, unlock.
+//
+//	db.Use(gormlock.New(locker))
+//
+//	db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error { … })
+//	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).Where("sku = ?", 42).Update("left", gorm.Expr("left - 1"))
+//
+// A transaction that locks after its BEGIN, or unlocks before its COMMIT, reads what the holder before it is about to
+// change: its snapshot is older than its lock, or the next holder's is older than its COMMIT. So the order is kept here
+// and not in each handler. [Guard] is a scope, [WithGuard] carries the same in a context for what drops scopes, and
+// [Transaction] is a block that is under the lock from its first line on.
+//
+// A guard is for what takes more than one statement: read, decide, write. Where one statement decides and writes, as
+// [Decrement] does, the database needs no lock.
+//
+// # Guarantees
+//
+//   - The lock is had before BEGIN is sent and before the first snapshot, and no connection is taken while a guard
+//     waits. It is held until the answer to the outermost COMMIT or ROLLBACK is known.
+//   - If the answer to COMMIT is lost, the error is [ErrCommitUnknown], and the key stays locked until its lease runs out.
+//   - If the lock is lost or the context ends before COMMIT, the transaction is rolled back, with an error that
+//     matches core.ErrLost or the context's.
+//   - Panics in blocks and hooks, and contexts that end, also in transactions by hand, roll back, then unlock.
+//   - Several guards are all taken or none, in one order everywhere, so that two transactions do not wait for each other.
+//   - A guard that cannot guard is an error, and nothing is sent: no plugin, a read outside a transaction, a guard after
+//     BEGIN, a transaction that the plugin did not begin, a template without a value, a DryRun.
+//   - Decrement never takes more than there is, with or without a lock.
+//   - On SQLite a transaction whose COMMIT is rejected is rolled back; without a guard it stays open on its connection.
+//
+// # Does not guarantee
+//
+//   - What core does not: after a fail-over of Redis that lost the lock, and between the last look at the lock and the
+//     COMMIT, two holders may write. [Decrement], a unique index or a check of [Token] in the database are safe then.
+//   - That everything in a block carries the guard: Session(NewDB) and the generics API drop scopes. Use [WithGuard]
+//     or [Transaction], and [Protect] to catch the rest. Raw SQL is not looked at by Protect.
+//   - Exclusion of writers that use no guard, or another key.
+//   - The lock for what a block under [Guard] does before its first statement.
+//   - Order of callbacks: one that is registered for "*" after the plugin runs outside the lock. If a callback that
+//     was registered by hand panics in a guarded single statement, its transaction stays open until its context ends.
+//
+// # What changes without a guard
+//
+// BEGIN is sent with the first statement of a transaction, so that its errors come there, and a transaction without
+// statements sends nothing. tx.Statement.ConnPool is no *sql.Tx in a transaction: [SQLTx] returns it. Everything else
+// is as GORM does it, with prepared statements and without.
+package gormlock
