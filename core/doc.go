@@ -1,5 +1,5 @@
 // Package core is the lock engine of onelane: distributed locks with fencing tokens, renewal, loss signals and seals,
-// on one Redis, a Redis Cluster or Sentinel, or on any other [Backend].
+// on one Redis, a Redis Cluster or Sentinel, a Redlock quorum of independent masters, or on any other [Backend].
 //
 //	locker, err := core.New(core.Clients(redisClient))
 //	err = locker.Do(ctx, "stock:42", func(ctx context.Context) error {
@@ -29,6 +29,7 @@
 //
 //   - Exclusion after a fail-over to a replica that had not got the key yet, or after Redis lost or evicted its data:
 //     set maxmemory-policy to noeviction, and use the fencing token where money is at stake.
+//   - Exclusion on a quorum when a master restarts empty within one TTL of a grant: wait for a TTL before you start it again.
 //   - That a process that was stopped for longer than the TTL does nothing after its lock is lost: it can only be told.
 //     The resource must check the token, or the transaction must (see gormlock).
 //   - Order between processes: a process serves its own waiters first come, first served, but which process gets the

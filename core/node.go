@@ -119,6 +119,9 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 			select {
 			case <-time.After(jitter(pause)):
 			case <-ctx.Done():
+				if b.done.Err() != nil { // closed
+					return
+				}
 				b.logger.Warn("core: clean-up failed; the key was held until its lease ended", "key", g.Key, "error", err)
 				return
 			}

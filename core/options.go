@@ -93,7 +93,8 @@ func WithInstance(name string) Option {
 	return lockerOption(func(c *config) { c.instance = name })
 }
 
-// WithNodeTimeout bounds each call to one Redis node, unless the caller's context ends sooner. Default 1 s.
+// WithNodeTimeout bounds each call to one Redis node, unless the caller's context ends sooner. Default 1 s,
+// and 50 ms on a quorum, where the others decide without it.
 func WithNodeTimeout(d time.Duration) Option {
 	return lockerOption(func(c *config) { c.nodeTimeout = d })
 }

@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"context"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ type proxy struct {
 	net.Listener
 	target string
 	cut    atomic.Int64 // how many replies to lose, each with its connection
+	delay  atomic.Int64 // how long to keep the next request back, in ns
 }
 
 func newProxy(t testing.TB, target string) *proxy {
@@ -48,8 +48,18 @@ func (p *proxy) serve(client net.Conn) {
 	}
 	defer server.Close()
 	go func() {
-		_, _ = io.Copy(server, client)
-		_ = server.Close()
+		defer server.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := client.Read(buf)
+			if err != nil {
+				return
+			}
+			time.Sleep(time.Duration(p.delay.Swap(0)))
+			if _, err := server.Write(buf[:n]); err != nil {
+				return
+			}
+		}
 	}()
 	buf := make([]byte, 64<<10)
 	for {

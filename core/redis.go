@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed" // the scripts
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"strconv"
@@ -45,7 +44,7 @@ var (
 	inspectScript = newScript(2, inspectSource)
 )
 
-// redisBackend is the Backend on Redis. The one node of today is the first of a quorum's.
+// redisBackend is the Backend on one Redis, and one node of a quorum.
 type redisBackend struct {
 	node     node
 	err      error // why it cannot work; reported by New and by every call
@@ -56,9 +55,10 @@ type redisBackend struct {
 	stop     context.CancelFunc
 }
 
-// Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel. The client's own connection pool
+// Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel; or, with three and more, a Redlock quorum of
+// independent masters, on which a majority decides (use 3 or 5; two are refused). The client's own connection pool
 // is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
-// commands. Waiters are woken by pub/sub, over one more connection while there are any. The clients stay yours to close, after the Locker.
+// commands. Waiters on one Redis are woken by pub/sub, over one more connection while there are any; on a quorum they poll. The clients stay yours to close, after the Locker.
 func Clients(clients ...redis.UniversalClient) Backend {
 	nodes := make([]node, len(clients))
 	for i, c := range clients {
@@ -66,15 +66,15 @@ func Clients(clients ...redis.UniversalClient) Backend {
 			nodes[i] = newClientNode(c)
 		}
 	}
-	b := newRedisBackend(nodes)
-	if b.err != nil {
-		return b
+	b := newBackend(nodes)
+	if single, ok := b.(*redisBackend); ok && single.err == nil {
+		return &wokenRedis{single, newWakes(clients[0])}
 	}
-	return &wokenRedis{b, newWakes(clients[0])}
+	return b
 }
 
 // Pools is the Backend on any pool that redsync can use: go-redis, redigo, rueidis, valkey.
-// Waiters poll, since such a pool has no pub/sub.
+// Three and more are a quorum, as with [Clients]. Waiters poll, since such a pool has no pub/sub.
 func Pools(pools ...redsyncredis.Pool) Backend {
 	nodes := make([]node, len(pools))
 	for i, p := range pools {
@@ -82,7 +82,15 @@ func Pools(pools ...redsyncredis.Pool) Backend {
 			nodes[i] = &poolNode{pool: p}
 		}
 	}
-	return newRedisBackend(nodes)
+	return newBackend(nodes)
+}
+
+// newBackend is one node or a quorum of them. Two are refused as a mistake.
+func newBackend(nodes []node) Backend {
+	if len(nodes) < 3 {
+		return newRedisBackend(nodes)
+	}
+	return newQuorum(nodes)
 }
 
 func newRedisBackend(nodes []node) *redisBackend {
@@ -95,10 +103,8 @@ func newRedisBackend(nodes []node) *redisBackend {
 		if b.node = nodes[0]; b.node == nil {
 			b.err = errors.New("core: the Redis client or pool is nil")
 		}
-	case 2:
-		b.err = errors.New("core: two Redis masters cannot outvote each other: use one, or an odd number from three on")
 	default:
-		b.err = fmt.Errorf("core: a quorum of %d Redis masters is not there yet: use one Redis, a Redis Cluster or Sentinel", len(nodes))
+		b.err = errors.New("core: two Redis masters cannot outvote each other: use one, or an odd number from three on")
 	}
 	return b
 }

@@ -46,7 +46,7 @@ func (s *suite) sealIsKept() {
 	s.ok("Seal", s.b.Seal(s.ctx, g, g.Token, []byte("v"), 4*short))
 	time.Sleep(2 * short) // beyond the lease
 	s.sealed(key, []byte("v"), g.Token)
-	time.Sleep(3 * short)
+	s.free(key)
 	s.acquire(key, long)
 }
 
@@ -72,7 +72,7 @@ func (s *suite) onlyTheHolderSeals() {
 
 	key = s.key()
 	g = s.acquire(key, short)
-	time.Sleep(time.Until(g.Deadline) + short/4)
+	s.expire(g)
 	s.want("Seal of an expired lease", s.b.Seal(s.ctx, g, g.Token, []byte("v"), long), core.ErrLost)
 	s.acquire(key, long)
 }

@@ -1,0 +1,280 @@
+package core
+
+import (
+	"context"
+	_ "embed" // the scripts
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	defaultQuorumTimeout = 50 * time.Millisecond // of one node: far below the TTL
+	clockTolerance       = fenceLife / 4         // of a caller's clock against a node's
+)
+
+var (
+	//go:embed quorum_acquire.lua
+	quorumAcquireSource string
+	//go:embed quorum_raise.lua
+	quorumRaiseSource string
+	//go:embed quorum_seal.lua
+	quorumSealSource string
+	//go:embed quorum_unseal.lua
+	quorumUnsealSource string
+
+	quorumAcquireScript = newScript(2, quorumAcquireSource)
+	quorumRaiseScript   = newScript(2, quorumRaiseSource)
+	quorumSealScript    = newScript(2, quorumSealSource)
+	quorumUnsealScript  = newScript(2, quorumUnsealSource)
+)
+
+// quorum is the Backend on three or more independent masters (Redlock, https://redis.io/docs/latest/develop/use/patterns/distributed-locks/):
+// a lease is granted by a majority of them, asked at once, each within a short time-out.
+type quorum struct {
+	nodes []*redisBackend
+	asked sync.Map // owner → *atomic.Bool: leases that not all nodes have answered yet; true when they are over
+}
+
+func newQuorum(nodes []node) *quorum {
+	q := &quorum{}
+	for _, n := range nodes {
+		b := newRedisBackend([]node{n})
+		b.timeout = defaultQuorumTimeout
+		q.nodes = append(q.nodes, b)
+	}
+	return q
+}
+
+func (q *quorum) majority() int { return len(q.nodes)/2 + 1 }
+
+func (q *quorum) open(c *config) (Backend, error) {
+	opened := &quorum{}
+	for i, n := range q.nodes {
+		b, err := n.open(c)
+		if err != nil {
+			return nil, fmt.Errorf("core: node %d of the quorum: %w", i+1, err)
+		}
+		opened.nodes = append(opened.nodes, b.(*redisBackend))
+	}
+	return opened, nil
+}
+
+// Close closes all nodes.
+func (q *quorum) Close() error {
+	var errs []error
+	for _, n := range q.nodes {
+		errs = append(errs, n.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// answer is what one node said.
+type answer struct {
+	node int
+	reply
+	err error
+}
+
+// ask runs a script on the nodes at once, and calls decided after each answer until it says true or all have answered.
+// The nodes that are not waited for go on in the background, each within its time-out; late gets their answers.
+func (q *quorum) ask(nodes []int, call func(n *redisBackend, node int) (reply, error), decided func(answer) bool, late func(answer)) {
+	answers := make(chan answer, len(nodes))
+	for _, i := range nodes {
+		go func() {
+			r, err := call(q.nodes[i], i)
+			answers <- answer{i, r, err}
+		}()
+	}
+	for n := range len(nodes) {
+		if decided(<-answers) {
+			if rest := len(nodes) - n - 1; rest > 0 && late != nil {
+				go func() {
+					for range rest {
+						late(<-answers)
+					}
+				}()
+			}
+			return
+		}
+	}
+}
+
+func (q *quorum) all() []int {
+	nodes := make([]int, len(q.nodes))
+	for i := range nodes {
+		nodes[i] = i
+	}
+	return nodes
+}
+
+// votes counts yes, no and unknown, for verbs that need a majority of yes.
+type votes struct {
+	yes, no int
+	lost    error // the first no
+	failed  []error
+}
+
+func (v *votes) add(a answer, yes bool) {
+	switch {
+	case a.err != nil && errors.Is(a.err, ErrLost):
+		v.no, v.lost = v.no+1, a.err
+	case a.err != nil:
+		v.failed = append(v.failed, a.err)
+	case yes:
+		v.yes++
+	default:
+		v.no, v.lost = v.no+1, a.lost()
+	}
+}
+
+// decided says that no further answer changes the outcome.
+func (v *votes) decided(q *quorum) bool {
+	return v.yes >= q.majority() || v.no > len(q.nodes)-q.majority()
+}
+
+// outcome is nil for a majority of yes, ErrLost when there can be none, else unavailable.
+func (v *votes) outcome(q *quorum, key string) error {
+	switch {
+	case v.yes >= q.majority():
+		return nil
+	case v.no > len(q.nodes)-q.majority():
+		return v.lost
+	default:
+		return &UnavailableError{Key: key, Nodes: v.failed}
+	}
+}
+
+func (q *quorum) Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error) {
+	sent := time.Now()
+	var v votes
+	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+		r, err := n.call(ctx, g.Key, extendScript, []string{g.Key}, g.Owner, millis(ttl))
+		return r, lostIfForeign(err)
+	}, func(a answer) bool {
+		v.add(a, a.status == 1)
+		return v.decided(q)
+	}, nil)
+	if err := v.outcome(q, g.Key); err != nil {
+		return g, err
+	}
+	if d := deadline(sent, ttl); d.After(g.Deadline) {
+		g.Deadline = d
+	}
+	return g, nil
+}
+
+// over says that the lease ended: a grant that a slow node answers from now on is given back.
+func (q *quorum) over(owner string) {
+	if over, ok := q.asked.Load(owner); ok {
+		over.(*atomic.Bool).Store(true)
+	}
+}
+
+func (q *quorum) Release(ctx context.Context, g Grant) error {
+	q.over(g.Owner)
+	var v votes
+	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+		return reply{}, n.Release(ctx, g)
+	}, func(a answer) bool {
+		v.add(a, a.err == nil)
+		return v.decided(q)
+	}, nil)
+	return v.outcome(q, g.Key)
+}
+
+func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, retention time.Duration) error {
+	q.over(g.Owner)
+	var v votes
+	seal := packSeal(token, value)
+	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+		r, err := n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, companion(g.Key, "free"), seal,
+			millis(retention), token, millis(retention+fenceLife), "")
+		return r, lostIfForeign(err)
+	}, func(a answer) bool {
+		v.add(a, a.status == 1)
+		return v.yes >= q.majority()
+	}, nil)
+	err := v.outcome(q, g.Key)
+	if errors.Is(err, ErrLost) && v.yes > 0 {
+		// A minority has it: left alone, it could be taken for the seal of a holder that crashed, and be completed.
+		ctx, cancel := detach(ctx)
+		defer cancel()
+		err = errors.Join(err, q.outdate(ctx, g.Key, token, retention))
+	}
+	return err
+}
+
+// Unseal deletes the seal and moves the counters beyond it on a majority, so that a seal left on a minority is known to be old.
+func (q *quorum) Unseal(ctx context.Context, key string) error {
+	var token uint64
+	longest := time.Duration(0)
+	seals, asked := 0, 0
+	err := q.inspect(ctx, key, func(st State) bool {
+		if st.Status == Sealed {
+			seals, token, longest = seals+1, max(token, st.Token), max(longest, st.ExpiresIn)
+		}
+		asked++
+		return asked >= q.majority() // a seal that is decided is on one of them
+	})
+	if err != nil || seals == 0 {
+		return err
+	}
+	return q.outdate(ctx, key, token, longest)
+}
+
+// outdate deletes seals up to token, and moves the counters beyond them for as long as they could last.
+func (q *quorum) outdate(ctx context.Context, key string, token uint64, last time.Duration) error {
+	var v votes
+	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+		return n.call(ctx, key, quorumUnsealScript, []string{key, companion(key, "fence")}, companion(key, "free"),
+			millis(last+fenceLife), strconv.FormatUint(token, 10), tokenBlock)
+	}, func(a answer) bool {
+		v.add(a, a.status == 1)
+		return v.yes >= q.majority()
+	}, nil)
+	return v.outcome(q, key)
+}
+
+// inspect shows each node's state to see until that has seen enough, and fails when there is no majority of them.
+func (q *quorum) inspect(ctx context.Context, key string, see func(State) (enough bool)) error {
+	states := make([]State, len(q.nodes))
+	var v votes
+	q.ask(q.all(), func(n *redisBackend, i int) (r reply, err error) {
+		states[i], err = n.Inspect(ctx, key)
+		return reply{}, err
+	}, func(a answer) bool {
+		v.add(a, a.err == nil)
+		return a.err == nil && see(states[a.node])
+	}, nil)
+	return v.outcome(q, key)
+}
+
+func (q *quorum) Inspect(ctx context.Context, key string) (State, error) {
+	type id struct {
+		status       Status
+		owner, value string
+		token        uint64
+	}
+	count := make(map[id]int)
+	best := State{Status: Free}
+	var token uint64 // where the nodes differ, the largest is the lease's
+	err := q.inspect(ctx, key, func(st State) bool {
+		what := id{status: st.Status, owner: st.Owner, value: string(st.Value)}
+		if st.Status == Sealed {
+			what.token = st.Token
+		}
+		if token = max(token, st.Token); st.Status == Held {
+			st.Token = token
+		}
+		if count[what]++; count[what] < q.majority() {
+			return false
+		}
+		best = st
+		return true
+	})
+	return best, err
+}

@@ -1,0 +1,243 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// ballot collects the nodes' answers to one Acquire.
+type ballot struct {
+	granted map[int]vote
+	seals   map[string][]answer // by their bytes
+	taken   map[string][]answer // by owner
+	failed  []error
+	unknown []int // nodes that may have granted all the same
+}
+
+// vote is a node's grant: its first token, and its counter before.
+type vote struct {
+	token   uint64
+	before  uint64
+	counted bool // there was a counter, and before is it
+}
+
+func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
+	sent := time.Now()
+	b := &ballot{granted: make(map[int]vote), seals: make(map[string][]answer), taken: make(map[string][]answer)}
+	var over atomic.Bool
+	q.asked.Store(owner, &over)
+	left := len(q.nodes) // not answered
+	late := func(a answer) {
+		if over.Load() && (a.err != nil || a.status == 1) {
+			q.nodes[a.node].cleanUp(Grant{Key: key, Owner: owner}, ttl, a.late)
+		}
+		if left--; left == 0 {
+			q.asked.Delete(owner)
+		}
+	}
+	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), tokenBlock,
+			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds())
+	}, func(a answer) bool {
+		b.add(a)
+		if left--; left == 0 {
+			q.asked.Delete(owner)
+		}
+		return b.settled(left, q.majority())
+	}, late)
+	g, err := q.decide(ctx, b, Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(sent, ttl)}, ttl)
+	if err == nil && !time.Now().Before(g.Deadline) {
+		err = &UnavailableError{Key: key, Nodes: []error{errors.New("the answers came when the lease was about to end")}}
+	}
+	if err != nil {
+		over.Store(true)
+		q.giveBack(ctx, b, g, ttl)
+		return Grant{}, err
+	}
+	return g, nil
+}
+
+func (b *ballot) add(a answer) {
+	switch {
+	case a.err != nil:
+		b.failed = append(b.failed, a.err)
+		if !refused(a.err) && !errors.Is(a.err, ErrInvalidKey) {
+			b.unknown = append(b.unknown, a.node)
+		}
+	case a.status == 1:
+		token, err := a.uint(1)
+		if err != nil {
+			b.failed, b.unknown = append(b.failed, err), append(b.unknown, a.node)
+			return
+		}
+		v := vote{token: token}
+		if before, err := a.uint(2); err == nil {
+			v.before, v.counted = before, true
+		}
+		b.granted[a.node] = v
+	case a.status == 2:
+		b.taken[a.text(1)] = append(b.taken[a.text(1)], a)
+	case a.status == 3:
+		b.seals[a.text(1)] = append(b.seals[a.text(1)], a)
+	case a.status == 6:
+		b.failed = append(b.failed, fmt.Errorf("core: this machine's clock is %s µs off node %d's: set both by NTP", a.text(1), a.node+1))
+	default:
+		b.failed = append(b.failed, a.unexpected(""))
+	}
+}
+
+// settled says that the answers still to come do not matter.
+func (b *ballot) settled(left, majority int) bool {
+	if len(b.granted) >= majority && len(b.seals) == 0 {
+		return true
+	}
+	answered, most := len(b.granted), 0
+	for _, nodes := range b.seals {
+		answered, most = answered+len(nodes), max(most, len(nodes))
+	}
+	for _, nodes := range b.taken {
+		answered += len(nodes)
+	}
+	return most >= majority || // sealed
+		len(b.taken) > 0 && answered >= majority && len(b.granted)+left < majority && most+left < majority // taken
+}
+
+// decide makes one answer of the nodes': a decided seal, then a majority of grants, then taken, else unavailable.
+func (q *quorum) decide(ctx context.Context, b *ballot, g Grant, ttl time.Duration) (Grant, error) {
+	if len(b.seals) > 0 {
+		if err := q.decideSeal(ctx, b, g); err != nil {
+			return g, err
+		}
+	}
+	if len(b.granted) >= q.majority() {
+		return q.decideToken(ctx, b, g, ttl)
+	}
+	answered := len(b.granted)
+	var most []answer
+	for _, holders := range b.taken {
+		if answered += len(holders); len(holders) > len(most) {
+			most = holders
+		}
+	}
+	for _, seals := range b.seals {
+		answered += len(seals)
+	}
+	if len(most) > 0 && answered >= q.majority() {
+		holder, tag := splitOwner(most[0].text(1))
+		return g, &TakenError{Key: g.Key, Holder: holder, Tag: tag, RetryAfter: most[0].millis(2)}
+	}
+	return g, &UnavailableError{Key: g.Key, Nodes: b.failed}
+}
+
+// decideToken is the first token of the lease: the largest of the nodes', stored by a majority. Where they differ it is
+// written back on a majority where we still are the owner: their maximum alone is not a fencing token.
+func (q *quorum) decideToken(ctx context.Context, b *ballot, g Grant, ttl time.Duration) (Grant, error) {
+	var nodes []int
+	for i, v := range b.granted {
+		nodes, g.Token = append(nodes, i), max(g.Token, v.token)
+	}
+	agreed := 0
+	for _, v := range b.granted {
+		if v.token == g.Token {
+			agreed++
+		}
+	}
+	if agreed >= q.majority() {
+		return g, nil
+	}
+	var v votes
+	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
+		return n.call(ctx, g.Key, quorumRaiseScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner,
+			strconv.FormatUint(g.Token+tokenBlock-1, 10), millis(ttl+fenceLife))
+	}, func(a answer) bool {
+		v.add(a, a.status == 1)
+		return v.yes >= q.majority()
+	}, nil)
+	if v.yes < q.majority() {
+		return g, &UnavailableError{Key: g.Key, Nodes: append(v.failed, errors.New("the nodes could not agree on a fencing token"))}
+	}
+	return g, nil
+}
+
+// decideSeal returns the seal if a majority carries it, and nil if it is old: then it is ignored. A seal on a minority, after
+// which nobody ran, is written to the nodes that granted just now, with its remaining time, and answered once a majority
+// carries it. (Simulated: answering without that, or repairing an old one, lets two answers be given.)
+func (q *quorum) decideSeal(ctx context.Context, b *ballot, g Grant) error {
+	var best []answer
+	var token uint64
+	for seal, nodes := range b.seals {
+		t, _ := unpackSeal(seal)
+		if len(nodes) >= q.majority() {
+			best = nodes
+			break
+		}
+		if best == nil || t > token {
+			best, token = nodes, t
+		}
+	}
+	seal := best[0].text(1)
+	token, value := unpackSeal(seal)
+	left := best[0].millis(2)
+	sealed := &SealedError{Key: g.Key, Value: value, Token: token, ExpiresIn: left}
+	if len(best) >= q.majority() {
+		return sealed
+	}
+	undecided := func(why string) error {
+		return &UnavailableError{Key: g.Key, Nodes: append(b.failed, errors.New("core: a minority of the nodes has a seal: "+why))}
+	}
+	counted := true
+	for _, v := range b.granted {
+		counted = counted && v.counted
+		if v.counted && v.before > token+tokenBlock-1 { // somebody ran after it
+			if len(b.granted) >= q.majority() {
+				return nil
+			}
+			return undecided("it is old, but no majority could be asked")
+		}
+	}
+	if !counted {
+		return undecided("whether somebody ran after it is not known any more")
+	}
+	nodes, has := make([]int, 0, len(b.granted)), len(best)
+	for i := range b.granted {
+		nodes = append(nodes, i)
+	}
+	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
+		return n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, companion(g.Key, "free"), seal,
+			max(millis(left), 1), token, millis(left+fenceLife), strconv.FormatUint(b.granted[i].token+tokenBlock-1, 10))
+	}, func(a answer) bool {
+		if a.err == nil && a.status == 1 {
+			has++
+		}
+		return has >= q.majority()
+	}, nil)
+	if has >= q.majority() {
+		return sealed
+	}
+	return undecided("it could not be written to a majority")
+}
+
+// giveBack releases what the nodes granted: at once where they said so, in the background where it is not known. Nobody is
+// told of it, since the key was not free before.
+func (q *quorum) giveBack(ctx context.Context, b *ballot, g Grant, ttl time.Duration) {
+	for _, i := range b.unknown {
+		q.nodes[i].cleanUp(g, ttl, nil)
+	}
+	nodes := make([]int, 0, len(b.granted))
+	for i := range b.granted {
+		nodes = append(nodes, i)
+	}
+	ctx, cancel := detach(ctx)
+	defer cancel()
+	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
+		r, err := n.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, "")
+		if err != nil {
+			n.cleanUp(g, ttl, r.late)
+		}
+		return r, err
+	}, func(answer) bool { return false }, nil)
+}
