@@ -23,7 +23,7 @@ import (
 func TestLockOnly_OneAtATimePerOrder(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g, l := newGate(), lockerOn(t, testutil.Redis(t), core.WithInstance("secret-host:1"))
+	g, l := newGate(t), lockerOn(t, testutil.Redis(t), core.WithInstance("secret-host:1"))
 	s := serve(t, func(r *gin.Engine) {
 		byID := ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l))
 		r.POST("/orders/:id/grab", byID, g.behind(counter(&runs)))
@@ -32,8 +32,7 @@ func TestLockOnly_OneAtATimePerOrder(t *testing.T) {
 		r.GET("/orders/:id/lines/:line", ginlock.ByParam("line", ginlock.LockOnly(), ginlock.WithLocker(l)), counter(&runs))
 		r.POST("/users/:id", byID, counter(&runs))
 	})
-	first := make(chan answer)
-	go func() { first <- s.do("POST", "/orders/42/grab", "") }()
+	first := later(func() answer { return s.do("POST", "/orders/42/grab", "") })
 	<-g.entered
 	for _, busy := range [][2]string{{"POST", "/orders/42/grab"}, {"DELETE", "/orders/42"}, {"GET", "/orders/42"}} {
 		a := s.do(busy[0], busy[1], "")
@@ -63,14 +62,13 @@ func TestLockOnly_OneAtATimePerOrder(t *testing.T) {
 func TestLockOnly_ByHeader(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g, l := newGate(), testutil.Locker(t)
+	g, l := newGate(t), testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.Use(ginlock.ByHeader("x-account", ginlock.LockOnly(), ginlock.WithLocker(l), ginlock.Methods("POST")))
 		r.Any("/a", g.behind(counter(&runs)))
 		r.Any("/b", counter(&runs))
 	})
-	first := make(chan answer)
-	go func() { first <- s.do("POST", "/a", "", "X-Account", "1") }()
+	first := later(func() answer { return s.do("POST", "/a", "", "X-Account", "1") })
 	<-g.entered
 	s.do("POST", "/b", "", "X-Account", `"1"`).wantProblem(t, 409, ginlock.CodeLockBusy)
 	s.do("POST", "/b", "", "X-Account", "2").want(t, 201, "run 1", false)
@@ -112,12 +110,11 @@ func TestLockOnly_Wait(t *testing.T) {
 
 func TestLockOnly_WaitEnds(t *testing.T) {
 	t.Parallel()
-	g, l := newGate(), testutil.Locker(t)
+	g, l := newGate(t), testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Wait(20*time.Millisecond), ginlock.WithLocker(l)), g.handle)
 	})
-	first := make(chan answer)
-	go func() { first <- s.do("POST", "/orders/1", "") }()
+	first := later(func() answer { return s.do("POST", "/orders/1", "") })
 	<-g.entered
 	s.do("POST", "/orders/1", "").wantProblem(t, 409, ginlock.CodeLockBusy)
 	close(g.open)

@@ -86,14 +86,13 @@ func (s *server) orderBy(client *http.Client, key string) answer {
 func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g := newGate()
+	g := newGate(t)
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithInstance("secret-host:1"))
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
 	})
-	first := make(chan answer)
-	go func() { first <- s.order("k", "{}") }()
+	first := later(func() answer { return s.order("k", "{}") })
 	<-g.entered
 	a := s.order("k", "{}")
 	a.wantProblem(t, 409, ginlock.CodeInFlight)
@@ -111,7 +110,7 @@ func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
 func TestRule07_WaitForTheAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g, n := newGate(), testutil.Redis(t)
+	g, n := newGate(t), testutil.Redis(t)
 	here, there := lockerOn(t, n), lockerOn(t, n) // as in two processes
 	route := func(path string, l *core.Locker, wait time.Duration) *server {
 		return serve(t, func(r *gin.Engine) {
@@ -152,7 +151,7 @@ func TestRule07_WaitForTheAnswer(t *testing.T) {
 func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g := newGate()
+	g := newGate(t)
 	s := post(t, func(c *gin.Context) {
 		if runs.Add(1) == 1 {
 			g.handle(c)
@@ -181,10 +180,9 @@ func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
 func TestRule08_OtherPayload(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g := newGate()
+	g := newGate(t)
 	s := post(t, g.behind(counter(&runs)))
-	first := make(chan answer)
-	go func() { first <- s.order("k", `{"n":1}`) }()
+	first := later(func() answer { return s.order("k", `{"n":1}`) })
 	<-g.entered
 	s.order("k", `{"n":2}`).wantProblem(t, 422, ginlock.CodeKeyReused) // the mismatch wins over in flight
 	s.order("k", `{"n":1}`).wantProblem(t, 409, ginlock.CodeInFlight)

@@ -51,10 +51,9 @@ func TestRule04_UserThatIsNoName(t *testing.T) {
 func TestRule04_CredentialsChanged(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g := newGate()
+	g := newGate(t)
 	s := post(t, g.behind(counter(&runs)))
-	first := make(chan answer)
-	go func() { first <- s.order("k", "{}", "Authorization", "Bearer a", "Cookie", "s=1") }()
+	first := later(func() answer { return s.order("k", "{}", "Authorization", "Bearer a", "Cookie", "s=1") })
 	<-g.entered
 	others := func() {
 		t.Helper()

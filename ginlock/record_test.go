@@ -8,9 +8,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -70,13 +72,12 @@ func TestRule13_PanicAbandons(t *testing.T) {
 func TestRule13_OwnRefusalsAreNotRecorded(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g, l := newGate(), testutil.Locker(t)
+	g, l := newGate(t), testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
 		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), g.behind(counter(&runs)))
 	})
-	first := make(chan answer)
-	go func() { first <- s.do("POST", "/orders/1", "", idempotencyKey, "a") }()
+	first := later(func() answer { return s.do("POST", "/orders/1", "", idempotencyKey, "a") })
 	<-g.entered
 	s.do("POST", "/orders/1", "", idempotencyKey, "b").wantProblem(t, 409, ginlock.CodeLockBusy)
 	close(g.open)
@@ -174,7 +175,7 @@ func TestRule15_TooLarge(t *testing.T) {
 func TestRule15_Flush(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g := newGate()
+	g := newGate(t)
 	s := post(t, func(c *gin.Context) {
 		runs.Add(1)
 		c.String(200, "first,")
@@ -185,8 +186,7 @@ func TestRule15_Flush(t *testing.T) {
 		}
 		c.String(200, "second")
 	})
-	first := make(chan answer)
-	go func() { first <- s.order("k", "") }()
+	first := later(func() answer { return s.order("k", "") })
 	<-g.entered
 	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
 	close(g.open)
@@ -211,6 +211,61 @@ func TestRule15_FlushOfAnError(t *testing.T) {
 
 // The answer is held back until it is sealed: whoever has it gets a replay.
 func TestRule15_SealThenSend(t *testing.T) {
+	t.Parallel()
+	for name, handle := range map[string]gin.HandlerFunc{
+		"answer":   func(c *gin.Context) { c.String(201, "made") },
+		"no body":  func(c *gin.Context) { c.Status(204) },
+		"flush":    func(c *gin.Context) { c.String(201, "made"); c.Writer.Flush() },
+		"too much": func(c *gin.Context) { c.String(201, "%s", strings.Repeat("x", 2<<20)) },
+		"hijack": func(c *gin.Context) {
+			conn, rw, err := c.Writer.Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = rw.WriteString("HTTP/1.1 299 Mine\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			_ = rw.Flush()
+			_ = conn.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spy := &sealSpy{Backend: testutil.Memory()}
+			l, err := core.New(spy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			s := serve(t, func(r *gin.Engine) {
+				r.Use(func(c *gin.Context) { spy.written = c.Writer.Written })
+				r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), handle)
+			})
+			s.order("k", "")
+			if spy.seals.Load() != 1 || spy.late.Load() {
+				t.Errorf("%d seals; the answer began before its seal: %v", spy.seals.Load(), spy.late.Load())
+			}
+		})
+	}
+}
+
+// sealSpy looks, at each Seal, whether the answer has begun to go out.
+type sealSpy struct {
+	core.Backend
+	written func() bool
+	seals   atomic.Int64
+	late    atomic.Bool
+}
+
+func (b *sealSpy) Seal(ctx context.Context, g core.Grant, token uint64, value []byte, retention time.Duration) error {
+	b.seals.Add(1)
+	if b.written() {
+		b.late.Store(true)
+	}
+	return b.Backend.Seal(ctx, g, token, value, retention)
+}
+
+// A retry that follows the answer at once is a replay.
+func TestRule15_RetryAtOnce(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs))

@@ -141,16 +141,22 @@ func counter(runs *atomic.Int64) gin.HandlerFunc {
 	return func(c *gin.Context) { c.String(http.StatusCreated, "run %d", runs.Add(1)) }
 }
 
-// gate is a handler that stands still until it is opened.
+// gate is a handler that stands still until it is opened, or the test is over.
 type gate struct {
 	entered, open chan struct{}
+	over          <-chan struct{}
 }
 
-func newGate() *gate { return &gate{make(chan struct{}, 64), make(chan struct{})} }
+func newGate(t testing.TB) *gate {
+	return &gate{make(chan struct{}, 64), make(chan struct{}), t.Context().Done()}
+}
 
-func (g *gate) handle(c *gin.Context) {
+func (g *gate) handle(*gin.Context) {
 	g.entered <- struct{}{}
-	<-g.open
+	select {
+	case <-g.open:
+	case <-g.over:
+	}
 }
 
 // behind runs next once the gate is open.
@@ -159,6 +165,13 @@ func (g *gate) behind(next gin.HandlerFunc) gin.HandlerFunc {
 		g.handle(c)
 		next(c)
 	}
+}
+
+// later runs a request beside the test, which need not wait for its answer.
+func later(ask func() answer) <-chan answer {
+	answers := make(chan answer, 1)
+	go func() { answers <- ask() }()
+	return answers
 }
 
 // until asks again until ok, for up to 10 s.

@@ -28,7 +28,7 @@ func claimOf(t testing.TB, n *testutil.Node) (key, value string) {
 func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	g, n := newGate(), testutil.Redis(t)
+	g, n := newGate(t), testutil.Redis(t)
 	l := lockerOn(t, n)
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
@@ -45,8 +45,7 @@ func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 			t.Errorf("%s was %q, and is %q", key, before, after)
 		}
 	}
-	first := make(chan answer)
-	go func() { first <- s.order("k", "{}") }()
+	first := later(func() answer { return s.order("k", "{}") })
 	<-g.entered
 	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem1.") {
 		t.Errorf("a running claim holds %q", owner)
@@ -61,7 +60,7 @@ func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 func TestRule19_LostClaim(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	first, second, n := newGate(), newGate(), testutil.Redis(t)
+	first, second, n := newGate(t), newGate(t), testutil.Redis(t)
 	l, other := lockerOn(t, n, core.WithTTL(30*time.Second)), lockerOn(t, n)
 	handle := func(g *gate) gin.HandlerFunc { return g.behind(counter(&runs)) }
 	s := serve(t, func(r *gin.Engine) {
@@ -70,14 +69,13 @@ func TestRule19_LostClaim(t *testing.T) {
 	s2 := serve(t, func(r *gin.Engine) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(other)), handle(second))
 	})
-	answers, answers2 := make(chan answer), make(chan answer)
-	go func() { answers <- s.order("k", "{}") }()
+	answers := later(func() answer { return s.order("k", "{}") })
 	<-first.entered
 	key, _ := claimOf(t, n)
 	if err := n.Client().Del(context.Background(), key).Err(); err != nil { // as an eviction, or a fail-over to an empty replica
 		t.Fatal(err)
 	}
-	go func() { answers2 <- s2.order("k", "{}") }()
+	answers2 := later(func() answer { return s2.order("k", "{}") })
 	<-second.entered
 	close(first.open)
 	(<-answers).want(t, 201, "run 1", false)

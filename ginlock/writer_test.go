@@ -148,7 +148,7 @@ func TestRule21_Writer(t *testing.T) {
 // A WebSocket and the like: the tombstone is sealed before the connection is the handler's.
 func TestRule15_Hijack(t *testing.T) {
 	t.Parallel()
-	g := newGate()
+	g := newGate(t)
 	s := post(t, func(c *gin.Context) {
 		conn, rw, err := c.Writer.Hijack()
 		if err != nil {
