@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// A lease is handed from one local holder to the next (lock cohorting, Dice, Marathe, Shavit 2012) at most this
-	// long; then it is released, and the local line stands back for a moment, so that other processes get their turn:
+	// The key goes from one local holder to the next (lock cohorting, Dice, Marathe, Shavit 2012) at most this
+	// long; then the local line stands back for a moment, so that other processes get their turn:
 	// for as long as it takes a waiter that is told of the release to ask, or one that polls.
 	handOverFor      = 100 * time.Millisecond
 	wokenStandBack   = 2 * time.Millisecond
@@ -27,6 +27,7 @@ type line struct {
 	lease     *lease // held locally
 	head      *waiter
 	queue     []*waiter
+	since     time.Time // when this process's turn began
 	notBefore time.Time // the head stands back until then
 }
 
@@ -256,6 +257,9 @@ func (l *Locker) granted(ln *line, w *waiter, g Grant) (*Lock, error) {
 	l.mu.Lock()
 	closed := l.closed
 	ln.lease, ln.head = s, nil
+	if ln.since.IsZero() {
+		ln.since = s.began
+	}
 	l.mu.Unlock()
 	if k.Err() != nil { // lost before it stood in the line
 		l.leaseOver(s)
@@ -320,7 +324,7 @@ func (l *Locker) promote(ln *line, name string) {
 }
 
 // next picks who gets the lease s without a round trip: the first in the queue, if it wants the same kind of lease and
-// the lease has been handed over for less than its share of time.
+// this process's turn is not over.
 func (l *Locker) next(s *lease, now time.Time) *waiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -328,12 +332,12 @@ func (l *Locker) next(s *lease, now time.Time) *waiter {
 	if ln == nil || ln.lease != s || len(ln.queue) == 0 || l.closed {
 		return nil
 	}
-	if s.handed+1 >= s.grant.Tokens || now.Sub(s.began) > handOverFor {
-		ln.notBefore = now.Add(jitter(l.standBack))
+	if now.Sub(ln.since) > handOverFor {
+		ln.since, ln.notBefore = time.Time{}, now.Add(jitter(l.standBack))
 		return nil
 	}
-	if !ln.queue[0].sameLease(&s.settings) {
-		return nil
+	if s.handed+1 >= s.grant.Tokens || !ln.queue[0].sameLease(&s.settings) {
+		return nil // a new lease, in the same turn
 	}
 	return ln.shift()
 }

@@ -296,6 +296,30 @@ func TestRenewal_DoesNotWaitForTheApplicationsConnections(t *testing.T) {
 	ok(t, "Release", k.Release(t.Context()))
 }
 
+// A waiter that looks in the last millisecond of a lease is told of that, and not that the key never expires.
+func TestAboutToExpire_IsNotTakenForNoExpiry(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	b := core.Clients(client)
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+		ok(t, "SET", client.Set(t.Context(), "k", "somebody", 2*time.Millisecond).Err())
+		for range 10 {
+			_, err := b.Acquire(t.Context(), "k", "me", time.Millisecond)
+			var taken *core.TakenError
+			if !errors.As(err, &taken) {
+				break
+			}
+			if taken.RetryAfter <= 0 {
+				t.Fatal("a key about to expire looks like one without expiry")
+			}
+			if taken.RetryAfter == time.Millisecond && client.PTTL(t.Context(), "k").Val() == 0 {
+				return // it was the last millisecond
+			}
+		}
+	}
+	t.Fatal("never saw the last millisecond of a key")
+}
+
 func TestHolderKilled_TakeoverWithinTheTTL(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

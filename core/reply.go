@@ -54,11 +54,11 @@ func (r *reply) uint(i int) (uint64, error) {
 	return n, nil
 }
 
-// millis is a PTTL: 0 for a key without expiry.
+// millis is a PTTL: 0 for a key without expiry, and at least 1 ms for one that is about to expire.
 func (r *reply) millis(i int) time.Duration {
 	if i < len(r.fields) {
-		if n, ok := r.fields[i].(int64); ok && n > 0 {
-			return time.Duration(n) * time.Millisecond
+		if n, ok := r.fields[i].(int64); ok && n >= 0 {
+			return time.Duration(max(n, 1)) * time.Millisecond
 		}
 	}
 	return 0
