@@ -46,8 +46,14 @@ func (s *suite) sealIsKept() {
 	s.ok("Seal", s.b.Seal(s.ctx, g, g.Token, []byte("v"), 4*short))
 	time.Sleep(2 * short) // beyond the lease
 	s.sealed(key, []byte("v"), g.Token)
-	s.free(key)
-	s.acquire(key, long)
+	for range 500 {
+		if _, err := s.b.Acquire(s.ctx, key, s.owner(), long); !errors.Is(err, core.ErrSealed) {
+			s.ok("Acquire after the retention", err)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.Fatal("the seal stayed beyond its retention")
 }
 
 func (s *suite) sealAgain() {
