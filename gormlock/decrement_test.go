@@ -48,7 +48,7 @@ func TestDecrement(t *testing.T) {
 			t.Error("a column that does not exist was decremented")
 		}
 		// An Or must not go around the condition.
-		ok(t, "Or", gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 43).Or("sku = ?", 42), "left", 2))
+		ok(t, "Or", gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42).Or("sku = ?", 43), "left", 2))
 		wantLeft(t, db, 43, 1)
 		wantLeft(t, db, 42, 1)
 		ok(t, "all rows", gormlock.Decrement(db.Session(&gorm.Session{AllowGlobalUpdate: true}).Model(&Stock{}), "left", 1))

@@ -65,6 +65,29 @@ func TestLost_BeforeCommit(t *testing.T) {
 	})
 }
 
+// TestLost_InterruptsTheStatement: a Transaction does not wait for a long statement when its lock is lost.
+func TestLost_InterruptsTheStatement(t *testing.T) {
+	t.Parallel()
+	long := map[string]string{"mysql": "SELECT SLEEP(30)", "postgres": "SELECT pg_sleep(30)"}
+	loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
+		if long[db.Name()] == "" {
+			return
+		}
+		start := time.Now()
+		err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			lose()
+			return tx.Exec(long[db.Name()]).Error
+		})
+		want(t, "Transaction", err, core.ErrLost)
+		if took := time.Since(start); took > 20*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		eventually(t, "no connection is in use", func() bool { return inUse(t, db) == 0 })
+		wantLeft(t, db, 42, 10)
+	})
+}
+
 // TestLost_CheckedAtCommit: the check at COMMIT asks the lock itself, and does not rely on having been told.
 func TestLost_CheckedAtCommit(t *testing.T) {
 	t.Parallel()

@@ -65,8 +65,11 @@ func takeOwn(db *gorm.DB) *own {
 	return o
 }
 
-// after ends the transaction of a guarded single statement.
+// after says why a statement under a lost lock failed, and ends the transaction of a guarded single statement.
 func (p *plugin) after(db *gorm.DB) {
+	if t, _ := transactionOf(db.Statement.ConnPool); t != nil && db.Error != nil {
+		db.Error = t.explain(db.Error)
+	}
 	o := takeOwn(db)
 	if o == nil {
 		return

@@ -31,6 +31,11 @@ type transaction struct {
 	failed    error                     // why it was given up; its Rollback has nothing left to do then
 }
 
+var (
+	_ gorm.Tx               = (*transaction)(nil) // as gorm.PreparedStmtDB wants it
+	_ gorm.ConnPoolBeginner = (*pool)(nil)
+)
+
 // transactionOf finds the transaction in a connection pool; open says that there is one, t is nil if it is not ours.
 func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 	for {
@@ -152,15 +157,18 @@ func (t *transaction) begin() (err error) {
 	return err
 }
 
-// statementError says of a failed statement that the lock was lost, if it was.
-func (t *transaction) statementError(err error) error {
-	if err == nil {
-		return nil
-	}
+// explain adds to the error of a statement that the lock was lost, or the context ended, if that is not in it.
+func (t *transaction) explain(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if why := t.usable(); why != nil && len(t.keys) > 0 && !errors.Is(err, why) {
-		return fmt.Errorf("%w: %w", why, err)
+	if len(t.keys) == 0 {
+		return err
+	}
+	why := t.usable()
+	for _, cause := range []error{core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(why, cause) && !errors.Is(err, cause) {
+			return fmt.Errorf("%w: %w", why, err)
+		}
 	}
 	return err
 }
@@ -171,8 +179,7 @@ func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.St
 	if err != nil {
 		return nil, err
 	}
-	stmt, err := c.PrepareContext(ctx, query)
-	return stmt, t.statementError(err)
+	return c.PrepareContext(ctx, query)
 }
 
 // ExecContext implements gorm.ConnPool.
@@ -181,8 +188,7 @@ func (t *transaction) ExecContext(ctx context.Context, query string, args ...any
 	if err != nil {
 		return nil, err
 	}
-	result, err := c.ExecContext(ctx, query, args...)
-	return result, t.statementError(err)
+	return c.ExecContext(ctx, query, args...)
 }
 
 // QueryContext implements gorm.ConnPool.
@@ -191,8 +197,7 @@ func (t *transaction) QueryContext(ctx context.Context, query string, args ...an
 	if err != nil {
 		return nil, err
 	}
-	rows, err := c.QueryContext(ctx, query, args...)
-	return rows, t.statementError(err)
+	return c.QueryContext(ctx, query, args...)
 }
 
 // QueryRowContext implements gorm.ConnPool.

@@ -61,7 +61,7 @@ func TestCommitUnknown(t *testing.T) {
 				if !held(t, l, "k") {
 					t.Fatalf("%s: the key is free although the outcome is unknown", name)
 				}
-				k, err := l.Acquire(t.Context(), "k")
+				k, err := l.Acquire(t.Context(), "k", core.WithWait(10*time.Second))
 				ok(t, "Acquire", err)
 				if waited := time.Since(start); waited < ttl/2 || waited > 20*ttl {
 					t.Errorf("%s: the key was locked for %v, the lease is %v", name, waited, ttl)
