@@ -200,10 +200,12 @@ func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, 
 	}, nil)
 	err := v.outcome(q, g.Key)
 	if errors.Is(err, ErrLost) && v.yes > 0 {
-		// A minority has it: left alone, it could be taken for the seal of a holder that crashed, and be completed.
+		// A minority has it: left there, it could be taken for the seal of a holder that crashed, and be completed.
 		ctx, cancel := detach(ctx)
 		defer cancel()
-		err = errors.Join(err, q.outdate(ctx, g.Key, token, retention))
+		q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+			return n.call(ctx, g.Key, releaseScript, []string{g.Key}, seal, companion(g.Key, "free"))
+		}, func(answer) bool { return false }, nil)
 	}
 	return err
 }
@@ -223,15 +225,10 @@ func (q *quorum) Unseal(ctx context.Context, key string) error {
 	if err != nil || seals == 0 {
 		return err
 	}
-	return q.outdate(ctx, key, token, longest)
-}
-
-// outdate deletes seals up to token, and moves the counters beyond them for as long as they could last.
-func (q *quorum) outdate(ctx context.Context, key string, token uint64, last time.Duration) error {
 	var v votes
 	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
 		return n.call(ctx, key, quorumUnsealScript, []string{key, companion(key, "fence")}, companion(key, "free"),
-			millis(last+fenceLife), strconv.FormatUint(token, 10), tokenBlock)
+			millis(longest+fenceLife), strconv.FormatUint(token, 10), tokenBlock)
 	}, func(a answer) bool {
 		v.add(a, a.status == 1)
 		return v.yes >= q.majority()
