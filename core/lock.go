@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -120,10 +121,14 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	s.mu.Unlock()
 	err := s.extend(ctx, ttl)
 	s.mu.Lock()
-	if err == nil && k.hold.ended == nil {
-		s.timer.Reset(time.Until(s.next()))
+	if err != nil {
+		return err
 	}
-	return err
+	if err := k.over(); err != nil { // it ended while the backend was asked
+		return err
+	}
+	s.timer.Reset(time.Until(s.next()))
+	return nil
 }
 
 // Release frees the key, or hands it to the next waiter of this process. It works, for up to 100 ms, when ctx is done
@@ -149,6 +154,7 @@ func (k *Lock) Release(ctx context.Context) error {
 		k.cancel(nil)
 	}
 	if h.handles--; h.handles > 0 {
+		h.watched = slices.DeleteFunc(h.watched, func(w *Lock) bool { return w == k })
 		return h.ended
 	}
 	if s.handOver(h) {
@@ -234,7 +240,7 @@ func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) 
 	if h.sealed {
 		return nil
 	}
-	if err := k.over(); err != nil {
+	if err := k.over(); err != nil && (k.released || !errors.Is(err, ErrClosed)) { // after Close it may still be sealed
 		return err
 	}
 	h.seal, h.sealing = value, true

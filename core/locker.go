@@ -88,10 +88,12 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []AcquireOption, 
 			return again, err
 		}
 	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("core: acquire key %q: %w", key, context.Cause(ctx))
-	}
 	w := &waiter{ctx: ctx, key: key, name: name, settings: s}
+	if cause := context.Cause(ctx); errors.Is(cause, errWaitOver) { // of AcquireAll
+		return nil, l.gaveUp(ctx, w, nil)
+	} else if cause != nil {
+		return nil, fmt.Errorf("core: acquire key %q: %w", key, cause)
+	}
 	if try {
 		return l.tryInLine(w)
 	}
@@ -146,12 +148,14 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	for _, key := range sorted {
 		k, err := l.Acquire(waiting, key, opts...)
 		if err != nil {
-			released := locks.Release(ctx)
+			if released := locks.Release(ctx); released != nil { // not part of the error: what is taken is not unavailable too
+				l.logger.WarnContext(ctx, "core: release failed; the keys are free when their leases run out", "error", released)
+			}
 			var taken *TakenError
 			if errors.As(err, &taken) && taken.Cause != nil && ctx.Err() == nil {
 				taken.Cause = nil // the wait was over, not the caller's context
 			}
-			return nil, errors.Join(err, released)
+			return nil, err
 		}
 		k.parent = ctx // not the context of the wait, which ends here
 		locks = append(locks, k)

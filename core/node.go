@@ -30,9 +30,10 @@ func newScript(keys int, source string) *script {
 	return redsyncredis.NewScript(keys, source, hex.EncodeToString(sum[:]))
 }
 
-// node is one Redis master. eval returns soon after ctx ends, with late set if the call is then still under way.
+// node is one Redis master. eval returns soon after ctx ends, with late set if the call is then still under way, and
+// retried if the client has sent it more than once by itself.
 type node interface {
-	eval(ctx context.Context, s *script, keys []string, args []any) (v any, late <-chan struct{}, err error)
+	eval(ctx context.Context, s *script, keys []string, args []any) (v any, late <-chan struct{}, retried bool, err error)
 	close() error
 }
 
@@ -50,7 +51,9 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 	for try := 1; ; try++ {
 		r.sent = time.Now()
 		var v any
-		v, r.late, err = b.node.eval(ctx, s, keys, args)
+		var retried bool
+		v, r.late, retried, err = b.node.eval(ctx, s, keys, args)
+		r.retried = r.retried || retried
 		if err == nil {
 			if err = r.decode(v); err != nil {
 				return r, b.unavailable(key, err)
@@ -89,8 +92,8 @@ func broken(err error) bool {
 		errors.As(err, &op) && !op.Timeout() && op.Op != "dial"
 }
 
-// cleanUp releases what a call of unknown outcome may have left behind: in the background, for at most ttl, after
-// which it has lapsed.
+// cleanUp releases what a call of unknown outcome may have left behind: in the background, once a call that was
+// given up has returned, for at most ttl, after which it has lapsed.
 func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{}) {
 	if ttl <= 0 || b.done.Err() != nil {
 		return
@@ -103,14 +106,15 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 	}
 	go func() {
 		defer func() { <-b.cleaning }()
-		ctx, cancel := context.WithTimeout(b.done, ttl)
-		defer cancel()
-		if late != nil {
+		if late != nil { // it may have its effect at any time until then
 			select {
 			case <-late:
-			case <-ctx.Done():
+			case <-b.done.Done():
+				return
 			}
 		}
+		ctx, cancel := context.WithTimeout(b.done, ttl)
+		defer cancel()
 		for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 			_, err := b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
 			if err == nil || !errors.Is(err, ErrUnavailable) {
@@ -153,16 +157,18 @@ func newClientNode(c redis.UniversalClient) *clientNode {
 	return n
 }
 
-func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, error) {
+func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
 	if n.direct == nil {
-		return giveUp(ctx, &n.stuck, func() (any, error) { return run(ctx, n.client, s, keys, args) })
+		c := &observed{UniversalClient: n.client}
+		v, late, err := giveUp(ctx, &n.stuck, func() (any, error) { return run(ctx, c, s, keys, args) })
+		return v, late, c.retried.Load(), err
 	}
 	c := n.direct
 	if s == extendScript {
 		c = n.forRenewals()
 	}
-	v, err := run(ctx, c, s, keys, args)
-	return v, nil, err
+	v, err := run(ctx, direct{c}, s, keys, args)
+	return v, nil, false, err
 }
 
 // forRenewals returns a client with connections of its own.
@@ -194,12 +200,55 @@ func (n *clientNode) close() error {
 	return r.Close()
 }
 
-func run(ctx context.Context, c redis.Scripter, s *script, keys []string, args []any) (any, error) {
-	v, err := c.EvalSha(ctx, s.Hash, keys, args...).Result()
+// runner sends one EVAL or EVALSHA.
+type runner interface {
+	send(ctx context.Context, verb, script string, keys []string, args []any) (any, error)
+}
+
+func run(ctx context.Context, c runner, s *script, keys []string, args []any) (any, error) {
+	v, err := c.send(ctx, "evalsha", s.Hash, keys, args)
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		v, err = c.Eval(ctx, s.Src, keys, args...).Result()
+		v, err = c.send(ctx, "eval", s.Src, keys, args)
 	}
 	return v, err
+}
+
+// direct is a client that does not retry by itself.
+type direct struct{ redis.UniversalClient }
+
+func (c direct) send(ctx context.Context, verb, script string, keys []string, args []any) (any, error) {
+	if verb == "eval" {
+		return c.Eval(ctx, script, keys, args...).Result()
+	}
+	return c.EvalSha(ctx, script, keys, args...).Result()
+}
+
+// observed is a client that retries by itself, and notes that it did: a lost reply matters.
+type observed struct {
+	redis.UniversalClient
+	retried atomic.Bool
+}
+
+// observedCmd is asked whether it may be sent again when a try of it failed.
+type observedCmd struct {
+	*redis.Cmd
+	retried *atomic.Bool
+}
+
+// NoRetry allows it.
+func (c *observedCmd) NoRetry() bool {
+	c.retried.Store(true)
+	return false
+}
+
+func (c *observed) send(ctx context.Context, verb, script string, keys []string, args []any) (any, error) {
+	all := append(make([]any, 0, 3+len(keys)+len(args)), verb, script, len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	cmd := &observedCmd{redis.NewCmd(ctx, append(all, args...)...), &c.retried}
+	_ = c.Process(ctx, cmd) // cmd has the error
+	return cmd.Result()
 }
 
 // poolNode is a redsync pool.
@@ -208,8 +257,8 @@ type poolNode struct {
 	stuck atomic.Int64
 }
 
-func (n *poolNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, error) {
-	return giveUp(ctx, &n.stuck, func() (v any, err error) {
+func (n *poolNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
+	v, late, err := giveUp(ctx, &n.stuck, func() (v any, err error) {
 		c, err := n.pool.Get(ctx)
 		if err != nil {
 			return nil, err
@@ -221,6 +270,7 @@ func (n *poolNode) eval(ctx context.Context, s *script, keys []string, args []an
 		}
 		return c.Eval(s, append(all, args...)...)
 	})
+	return v, late, false, err
 }
 
 func (n *poolNode) close() error { return nil }

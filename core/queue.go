@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -139,7 +140,11 @@ func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
 	}
 	select {
 	case d := <-w.ready:
-		if d.lock != nil || d.err != nil {
+		switch {
+		case d.lock != nil && w.ctx.Err() != nil: // I4: a context that is done never gets a lock
+			_ = d.lock.Release(w.ctx)
+			return nil, l.gaveUp(w.ctx, w, nil)
+		case d.lock != nil || d.err != nil:
 			return d.lock, d.err
 		}
 		return l.waitAsHead(ctx, ln, w, nil)
@@ -197,7 +202,7 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 		}
 		k, held, err := l.try(ctx, ln, w)
 		if held == nil {
-			if ctx.Err() != nil && taken != nil && errors.Is(err, ErrUnavailable) {
+			if ended(ctx) != nil && taken != nil && errors.Is(err, ErrUnavailable) {
 				err = l.gaveUp(ctx, w, taken) // the wait ended in the middle of a try
 			}
 			return k, err
@@ -238,7 +243,7 @@ func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenErr
 	if errors.As(err, &taken) {
 		return nil, taken, nil
 	}
-	if ctx.Err() == nil { // sealed or unavailable: all who wait now get that answer
+	if ended(ctx) == nil { // sealed or unavailable: all who wait now get that answer
 		l.mu.Lock()
 		for _, q := range ln.queue {
 			q.ready <- delivery{err: err}
@@ -285,7 +290,7 @@ func (l *Locker) gaveUp(ctx context.Context, w *waiter, seen *TakenError) error 
 		*e = *seen
 	}
 	if !errors.Is(context.Cause(ctx), errWaitOver) {
-		e.Cause = ctx.Err()
+		e.Cause = ended(w.ctx)
 	}
 	return e
 }
@@ -353,11 +358,10 @@ func (ln *line) shift() *waiter {
 
 // remove takes w out of the queue; false means that it was not there any more.
 func (ln *line) remove(w *waiter) bool {
-	for i, q := range ln.queue {
-		if q == w {
-			ln.queue = append(ln.queue[:i:i], ln.queue[i+1:]...)
-			return true
-		}
+	i := slices.Index(ln.queue, w)
+	if i < 0 {
+		return false
 	}
-	return false
+	ln.queue = slices.Delete(ln.queue, i, i+1)
+	return true
 }

@@ -65,7 +65,7 @@ func (b *ballot) add(a answer) {
 	switch {
 	case a.err != nil:
 		b.failed = append(b.failed, a.err)
-		if !refused(a.err) && !errors.Is(a.err, ErrInvalidKey) {
+		if (!refused(a.err) || a.retried) && !errors.Is(a.err, ErrInvalidKey) {
 			b.unknown = append(b.unknown, a.node)
 		}
 	case a.status == 1:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -58,11 +59,17 @@ type redisBackend struct {
 // Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel; or, with three and more, a Redlock quorum of
 // independent masters, on which a majority decides (use 3 or 5; two are refused). The client's own connection pool
 // is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
-// commands. Waiters on one Redis are woken by pub/sub, over one more connection while there are any; on a quorum they poll. The clients stay yours to close, after the Locker.
+// commands. Waiters on one Redis are woken by pub/sub, over one more connection while there are any; on a quorum they poll. The
+// clients stay yours to close, after the Locker.
 func Clients(clients ...redis.UniversalClient) Backend {
 	nodes := make([]node, len(clients))
 	for i, c := range clients {
-		if c != nil {
+		if _, ring := c.(*redis.Ring); ring {
+			b := newRedisBackend(nil)
+			b.err = errors.New("core: a redis.Ring gives a key to another master when the key's own does not answer, so that two could hold it: use one Redis, a Redis Cluster or Sentinel")
+			return b
+		}
+		if v := reflect.ValueOf(c); c != nil && !(v.Kind() == reflect.Pointer && v.IsNil()) {
 			nodes[i] = newClientNode(c)
 		}
 	}
@@ -156,7 +163,7 @@ func (b *redisBackend) Acquire(ctx context.Context, key, owner string, ttl time.
 			err = r.unexpected(key)
 		}
 	}
-	if errors.Is(err, ErrInvalidKey) || refused(err) {
+	if errors.Is(err, ErrInvalidKey) || refused(err) && !r.retried { // a try before may have had its effect
 		return Grant{}, err
 	}
 	b.cleanUp(Grant{Key: key, Owner: owner}, ttl, r.late)

@@ -14,6 +14,7 @@ const (
 	wakeTick   = 250 * time.Millisecond // how often the subscription looks for channels nobody waits on
 	wakeLinger = 500 * time.Millisecond // how long a channel is kept for the next waiter
 	wakePing   = 5 * time.Second        // how often a silent connection is tested
+	closeGrace = 100 * time.Millisecond // how long Close waits for the connection to end
 )
 
 // wokenRedis is a redisBackend whose clients have pub/sub.
@@ -230,5 +231,14 @@ func (w *wakes) close() error {
 	if sub == nil {
 		return nil
 	}
-	return sub.Close()
+	closed := make(chan struct{})
+	go func() { // it waits while the client connects, and fails when listen has closed it
+		_ = sub.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeGrace):
+	}
+	return nil
 }

@@ -1,0 +1,130 @@
+package core_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A holder that extended its lease to an hour does not leave the hour to the next one, who chose a second.
+func TestHandOver_IsNotOfALeaseLongerThanItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, testutil.Memory())
+		opts := []core.AcquireOption{core.WithTTL(time.Second), core.WithoutRenewal()}
+		k := acquire(t, l, "k", opts...)
+		ok(t, "Extend", k.Extend(t.Context(), time.Hour))
+		got := make(chan *core.Lock, 1)
+		go func() {
+			k, err := l.Acquire(context.Background(), "k", opts...)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- k
+		}()
+		synctest.Wait()
+		ok(t, "Release", k.Release(t.Context()))
+		next := <-got
+		if left := time.Until(next.Deadline()); left > time.Second {
+			t.Errorf("a lease of %v with a TTL of 1 s", left)
+		}
+		ok(t, "Release", next.Release(t.Context()))
+	})
+}
+
+// entering does something when its Done channel is first asked for: when its waiter is about to wait in line.
+type entering struct {
+	context.Context
+	once *sync.Once
+	do   func()
+}
+
+func (c entering) Done() <-chan struct{} {
+	c.once.Do(c.do)
+	return c.Context.Done()
+}
+
+func TestHandOver_ADoneContextNeverGetsALock(t *testing.T) {
+	t.Parallel()
+	l := locker(t, testutil.Memory())
+	for range 50 { // the lock and the end of the context are there at once: either may be seen first
+		k := acquire(t, l, "k")
+		ctx, cancel := context.WithCancel(t.Context())
+		next, err := l.Acquire(entering{ctx, new(sync.Once), func() {
+			ok(t, "Release", k.Release(context.Background()))
+			cancel()
+		}}, "k")
+		if next != nil {
+			t.Fatal("got a lock with a context that is done")
+		}
+		want(t, "Acquire", err, context.Canceled)
+	}
+	if got := status(t, l, "k"); got != core.Free {
+		t.Errorf("key is %v", got)
+	}
+}
+
+// overdue is a context at its deadline whose timer has not run yet: a connection may notice the deadline first.
+type overdue struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c overdue) Deadline() (time.Time, bool) { return c.deadline, true }
+
+func TestWait_TheDeadlineOfTheFirstIsNotAnAnswerForTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		s.on("acquire", func(ctx context.Context) error {
+			s.on("acquire", nil)
+			deadline, _ := ctx.Deadline()
+			time.Sleep(time.Until(deadline))
+			return unavailable("k")
+		})
+		first := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(overdue{context.Background(), time.Now().Add(time.Second)}, "k")
+			first <- err
+		}()
+		synctest.Wait()
+		k := acquire(t, l, "k") // stands behind it; the backend is well
+		want(t, "the first", <-first, core.ErrUnavailable)
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
+
+// Leaving a long line does not copy it for each who leaves.
+func TestWait_ManyLeaveAtOnce(t *testing.T) {
+	t.Parallel()
+	l := locker(t, testutil.Memory())
+	k := acquire(t, l, "k")
+	const waiters = 5000
+	leave := func() float64 {
+		var all sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		var inside sync.WaitGroup
+		inside.Add(waiters)
+		for range waiters {
+			all.Go(func() {
+				_, err := l.Acquire(entering{ctx, new(sync.Once), inside.Done}, "k")
+				if err == nil {
+					t.Error("got a key that is held")
+				}
+			})
+		}
+		inside.Wait() // all stand in line
+		before := allocated()
+		cancel()
+		all.Wait()
+		return float64(allocated()-before) / waiters
+	}
+	if each := leave(); each > 8<<10 {
+		t.Errorf("%.0f bytes allocated for each of %d waiters that left", each, waiters)
+	}
+	ok(t, "Release", k.Release(t.Context()))
+}
