@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,8 +55,16 @@ func Databases(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Op
 
 func openGORM(t *testing.T, d gorm.Dialector, opts []gorm.Option) *gorm.DB {
 	t.Helper()
-	// GORM applies a *gorm.Config before other options.
-	db, err := gorm.Open(d, append([]gorm.Option{silent{}}, opts...)...)
+	own := []gorm.Option{silent{}} // GORM applies a *gorm.Config before other options
+	for _, o := range opts {
+		if c, ok := o.(*gorm.Config); ok { // a copy for each database: it holds the plugins
+			config := *c
+			config.Plugins = maps.Clone(c.Plugins)
+			o = &config
+		}
+		own = append(own, o)
+	}
+	db, err := gorm.Open(d, own...)
 	if err != nil {
 		t.Fatalf("testutil: %v", err)
 	}

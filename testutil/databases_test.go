@@ -141,3 +141,18 @@ func TestDatabasesWhereThereAreNone(t *testing.T) {
 		}
 	}
 }
+
+// noPlugin is a GORM plugin that does nothing.
+type noPlugin struct{}
+
+func (noPlugin) Name() string              { return "none" }
+func (noPlugin) Initialize(*gorm.DB) error { return nil }
+
+// One *gorm.Config for all databases is no plugin map for all of them.
+func TestDatabases_APluginCanBeUsedOnEach(t *testing.T) {
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if err := db.Use(noPlugin{}); err != nil {
+			t.Error(err)
+		}
+	}, &gorm.Config{PrepareStmt: true})
+}
