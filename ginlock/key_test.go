@@ -101,10 +101,11 @@ func TestRule03_KeysOfPrincipalsMethodsAndRoutes(t *testing.T) {
 	n := 0
 	// Parts that would look alike if they were simply put together, and a key that is too long for a lock.
 	long := strings.Repeat("%", 255)
-	for _, user := range []string{"a", "b", "a:POST", "a:POST:/orders", strings.Repeat(":", 300)} {
+	inner := ":POST:/orders:Idempotency-Key:"
+	for _, user := range []string{"a", "b", "a:POST", "a" + inner + "b", strings.Repeat(":", 300)} {
 		for _, method := range []string{"POST", "PUT"} {
 			for _, path := range []string{"/orders", "/orders/1"} {
-				for _, key := range []string{"k", "/orders:k", long, long[1:] + "$"} {
+				for _, key := range []string{"k", "b" + inner + "k", long, long[1:] + "$"} {
 					n++
 					first := s.do(method, path, "", "X-User", user, idempotencyKey, key)
 					first.want(t, 201, fmt.Sprintf("run %d", n), false)

@@ -59,6 +59,25 @@ func TestLockOnly_OneAtATimePerOrder(t *testing.T) {
 	}
 }
 
+// A slash inside a value, where gin is told to let it through, is no border between two parts of the path.
+func TestLockOnly_SlashInAValue(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	g := newGate(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.UseRawPath = true
+		byB := ginlock.ByParam("b", ginlock.LockOnly(), ginlock.WithLocker(l))
+		r.POST("/x/:a/:b", byB, g.handle)
+		r.PUT("/x/:a/y/:b", byB, func(*gin.Context) {})
+	})
+	first := later(func() answer { return s.do("POST", "/x/1/y%2F2", "") })
+	<-g.entered
+	s.do("POST", "/x/1/y%2F2", "").wantProblem(t, 409, ginlock.CodeLockBusy)
+	s.do("PUT", "/x/1/y/2", "").want(t, 200, "", false)
+	close(g.open)
+	(<-first).want(t, 200, "", false)
+}
+
 func TestLockOnly_ByHeader(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
