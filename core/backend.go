@@ -8,8 +8,8 @@ import (
 // Backend is where leases live: Redis masters ([Clients], [Pools]), an SQL table, memory.
 // A key is free, held or sealed; every method is one atomic step on one key and never waits for a holder.
 //
-// Implementations are safe for concurrent use and bound every call themselves: a method returns soon after ctx ends,
-// and after a time-out of its own where ctx has no deadline. A change whose outcome is unknown is an
+// Implementations are safe for concurrent use and bound every call themselves: a method returns soon after ctx's
+// deadline, and after a time-out of its own where ctx has none, or was cancelled in the middle. A change whose outcome is unknown is an
 // [*UnavailableError], never a success. testutil.TestBackend is the conformance suite they all pass.
 type Backend interface {
 	// Acquire makes one attempt to hold key for ttl in the name of owner, a text that is used for this attempt only.

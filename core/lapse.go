@@ -16,6 +16,7 @@ func (k *Lock) Lapse() {
 		return
 	}
 	k.released = true // without giving back the handle, so that no other one is the last
+	k.hold.lapsed = true
 	s.noRenew = true
 	s.timer.Reset(time.Until(s.next()))
 }

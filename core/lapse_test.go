@@ -22,6 +22,8 @@ func TestLapse_KeepsTheKeyUntilTheLeaseEnds(t *testing.T) {
 		want(t, "Release", k.Release(t.Context()), core.ErrReleased)
 		ok(t, "Release of another handle", again.Release(t.Context()))
 		want(t, "TryAcquire", tryError(l, "k"), core.ErrTaken)
+		_, err := l.TryAcquire(core.WithLock(t.Context(), k), "k")
+		want(t, "TryAcquire with a context that carries it", err, core.ErrTaken)
 		time.Sleep(8*time.Second - time.Millisecond)
 		if s.count("extend") != 1 || s.count("release") != 0 || status(t, l, "k") != core.Held {
 			t.Fatalf("before the lease ends: %v, key %v", s.log(), status(t, l, "k"))

@@ -37,6 +37,7 @@ type hold struct {
 	seal    []byte    // what a Seal was tried with
 	sealed  bool
 	sealing bool // a Seal was sent, its outcome is not known
+	lapsed  bool // given up without freeing the key
 }
 
 func newLease(l *Locker, w *waiter, g Grant) *lease {

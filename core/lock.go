@@ -86,14 +86,14 @@ func (k *Lock) Context() context.Context {
 	return k.ctx
 }
 
-// again returns another handle on the same lock for a context that carries it; nil if it was released meanwhile.
+// again returns another handle on the same lock for a context that carries it; nil if it was given up meanwhile.
 func (k *Lock) again(ctx context.Context) (*Lock, error) {
 	s := k.hold.lease
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expired(k.hold)
 	switch {
-	case k.hold.handles == 0 || k.hold.sealed:
+	case k.hold.handles == 0 || k.hold.sealed || k.hold.lapsed:
 		return nil, nil
 	case k.hold.ended != nil:
 		return nil, fmt.Errorf("core: acquire key %q again: %w", s.key, k.hold.ended)

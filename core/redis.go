@@ -81,7 +81,9 @@ func Clients(clients ...redis.UniversalClient) Backend {
 }
 
 // Pools is the Backend on any pool that redsync can use: go-redis, redigo, rueidis, valkey.
-// Three and more are a quorum, as with [Clients]. Waiters poll, since such a pool has no pub/sub.
+// Three and more are a quorum, as with [Clients]. Waiters poll, since such a pool has no pub/sub. Switch off the retries of the
+// pool's own client (go-redis: MaxRetries -1): when it sends a release again after a lost reply, without saying so, the key is
+// found gone, and Release reports [ErrLost]. The tries made here are counted.
 func Pools(pools ...redsyncredis.Pool) Backend {
 	nodes := make([]node, len(pools))
 	for i, p := range pools {
