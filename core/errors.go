@@ -93,7 +93,11 @@ type UnavailableError struct {
 
 // Error names the key and each cause.
 func (e *UnavailableError) Error() string {
-	return fmt.Sprintf("core: backend is unavailable for key %q: %v", e.Key, errors.Join(e.Nodes...))
+	causes := make([]string, len(e.Nodes))
+	for i, err := range e.Nodes {
+		causes[i] = err.Error()
+	}
+	return fmt.Sprintf("core: backend is unavailable for key %q: %s", e.Key, strings.Join(causes, "; "))
 }
 
 // Is makes the error match [ErrUnavailable].

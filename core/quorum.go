@@ -111,6 +111,15 @@ func (q *quorum) all() []int {
 	return nodes
 }
 
+// failure says which node did not answer, and why.
+func (a answer) failure() error {
+	err := a.err
+	if e, ok := err.(*UnavailableError); ok {
+		err = errors.Join(e.Nodes...)
+	}
+	return fmt.Errorf("node %d: %w", a.node+1, err)
+}
+
 // votes counts yes, no and unknown, for verbs that need a majority of yes.
 type votes struct {
 	yes, no int
@@ -123,7 +132,7 @@ func (v *votes) add(a answer, yes bool) {
 	case a.err != nil && errors.Is(a.err, ErrLost):
 		v.no, v.lost = v.no+1, a.err
 	case a.err != nil:
-		v.failed = append(v.failed, a.err)
+		v.failed = append(v.failed, a.failure())
 	case yes:
 		v.yes++
 	default:

@@ -64,7 +64,7 @@ func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Durati
 func (b *ballot) add(a answer) {
 	switch {
 	case a.err != nil:
-		b.failed = append(b.failed, a.err)
+		b.failed = append(b.failed, a.failure())
 		if (!refused(a.err) || a.retried) && !errors.Is(a.err, ErrInvalidKey) {
 			b.unknown = append(b.unknown, a.node)
 		}

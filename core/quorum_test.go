@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -67,6 +68,11 @@ func TestQuorum_MajorityHungIsUnavailableAndSurvivorsAreReleased(t *testing.T) {
 	defer cancel()
 	_, err := l.Acquire(ctx, "k", core.WithTTL(time.Minute))
 	want(t, "Acquire", err, core.ErrUnavailable)
+	for _, says := range []string{"node 1: ", "node 2: ", "node 3: "} {
+		if strings.Count(err.Error(), says) != 1 || strings.Count(err.Error(), `"k"`) != 1 {
+			t.Errorf("the error does not name each node that did not answer: %v", err)
+		}
+	}
 	for _, n := range nodes[3:] {
 		client := n.Client()
 		eventually(t, "a survivor is released", func() bool { return client.Exists(context.Background(), "onelane:{k}").Val() == 0 })
