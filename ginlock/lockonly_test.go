@@ -33,7 +33,7 @@ func TestLockOnly_OneAtATimePerOrder(t *testing.T) {
 		r.POST("/users/:id", byID, counter(&runs))
 	})
 	first := later(func() answer { return s.do("POST", "/orders/42/grab", "") })
-	<-g.entered
+	g.wait(t)
 	for _, busy := range [][2]string{{"POST", "/orders/42/grab"}, {"DELETE", "/orders/42"}, {"GET", "/orders/42"}} {
 		a := s.do(busy[0], busy[1], "")
 		a.wantProblem(t, 409, ginlock.CodeLockBusy)
@@ -71,7 +71,7 @@ func TestLockOnly_SlashInAValue(t *testing.T) {
 		r.PUT("/x/:a/y/:b", byB, func(*gin.Context) {})
 	})
 	first := later(func() answer { return s.do("POST", "/x/1/y%2F2", "") })
-	<-g.entered
+	g.wait(t)
 	s.do("POST", "/x/1/y%2F2", "").wantProblem(t, 409, ginlock.CodeLockBusy)
 	s.do("PUT", "/x/1/y/2", "").want(t, 200, "", false)
 	close(g.open)
@@ -88,7 +88,7 @@ func TestLockOnly_ByHeader(t *testing.T) {
 		r.Any("/b", counter(&runs))
 	})
 	first := later(func() answer { return s.do("POST", "/a", "", "X-Account", "1") })
-	<-g.entered
+	g.wait(t)
 	s.do("POST", "/b", "", "X-Account", `"1"`).wantProblem(t, 409, ginlock.CodeLockBusy)
 	s.do("POST", "/b", "", "X-Account", "2").want(t, 201, "run 1", false)
 	s.do("POST", "/b", "").want(t, 201, "run 2", false)
@@ -131,11 +131,16 @@ func TestLockOnly_WaitEnds(t *testing.T) {
 	t.Parallel()
 	g, l := newGate(t), testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Wait(20*time.Millisecond), ginlock.WithLocker(l)), g.handle)
+		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), g.handle)
+		r.PUT("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Wait(20*time.Millisecond), ginlock.WithLocker(l)), g.handle)
 	})
 	first := later(func() answer { return s.do("POST", "/orders/1", "") })
-	<-g.entered
-	s.do("POST", "/orders/1", "").wantProblem(t, 409, ginlock.CodeLockBusy)
+	g.wait(t)
+	began := time.Now()
+	s.do("PUT", "/orders/1", "").wantProblem(t, 409, ginlock.CodeLockBusy)
+	if waited := time.Since(began); waited < 20*time.Millisecond {
+		t.Errorf("Wait(20ms) waited %v", waited)
+	}
 	close(g.open)
 	<-first
 }

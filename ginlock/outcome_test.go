@@ -93,7 +93,7 @@ func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
 	})
 	first := later(func() answer { return s.order("k", "{}") })
-	<-g.entered
+	g.wait(t)
 	a := s.order("k", "{}")
 	a.wantProblem(t, 409, ginlock.CodeInFlight)
 	if a.header.Get("Retry-After") == "" || !a.problem(t).Retryable {
@@ -121,7 +121,7 @@ func TestRule07_WaitForTheAnswer(t *testing.T) {
 	hasty := route("/orders", here, 20*time.Millisecond)
 	answers := make(chan answer, 8)
 	go func() { answers <- s.order("k", "{}") }()
-	<-g.entered
+	g.wait(t)
 	for range 3 {
 		go func() { answers <- s.order("k", "{}") }()
 		go func() { answers <- other.order("k", "{}") }()
@@ -162,7 +162,7 @@ func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
 	}, ginlock.Wait(time.Minute))
 	answers := make(chan answer, 8)
 	go func() { answers <- s.order("k", "{}") }()
-	<-g.entered
+	g.wait(t)
 	for range 4 {
 		go func() { answers <- s.order("k", "{}") }()
 	}
@@ -183,7 +183,7 @@ func TestRule08_OtherPayload(t *testing.T) {
 	g := newGate(t)
 	s := post(t, g.behind(counter(&runs)))
 	first := later(func() answer { return s.order("k", `{"n":1}`) })
-	<-g.entered
+	g.wait(t)
 	s.order("k", `{"n":2}`).wantProblem(t, 422, ginlock.CodeKeyReused) // the mismatch wins over in flight
 	s.order("k", `{"n":1}`).wantProblem(t, 409, ginlock.CodeInFlight)
 	close(g.open)

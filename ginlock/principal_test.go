@@ -54,7 +54,7 @@ func TestRule04_CredentialsChanged(t *testing.T) {
 	g := newGate(t)
 	s := post(t, g.behind(counter(&runs)))
 	first := later(func() answer { return s.order("k", "{}", "Authorization", "Bearer a", "Cookie", "s=1") })
-	<-g.entered
+	g.wait(t)
 	others := func() {
 		t.Helper()
 		for _, header := range [][]string{

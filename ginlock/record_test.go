@@ -78,7 +78,7 @@ func TestRule13_OwnRefusalsAreNotRecorded(t *testing.T) {
 		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), g.behind(counter(&runs)))
 	})
 	first := later(func() answer { return s.do("POST", "/orders/1", "", idempotencyKey, "a") })
-	<-g.entered
+	g.wait(t)
 	s.do("POST", "/orders/1", "", idempotencyKey, "b").wantProblem(t, 409, ginlock.CodeLockBusy)
 	close(g.open)
 	(<-first).want(t, 201, "run 1", false)
@@ -187,7 +187,7 @@ func TestRule15_Flush(t *testing.T) {
 		c.String(200, "second")
 	})
 	first := later(func() answer { return s.order("k", "") })
-	<-g.entered
+	g.wait(t)
 	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
 	close(g.open)
 	(<-first).want(t, 200, "first,second", false)

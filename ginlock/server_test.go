@@ -159,6 +159,16 @@ func (g *gate) handle(*gin.Context) {
 	}
 }
 
+// wait returns when a request stands at the gate.
+func (g *gate) wait(t testing.TB) {
+	t.Helper()
+	select {
+	case <-g.entered:
+	case <-time.After(10 * time.Second):
+		t.Fatal("no request came to the gate in 10 s")
+	}
+}
+
 // behind runs next once the gate is open.
 func (g *gate) behind(next gin.HandlerFunc) gin.HandlerFunc {
 	return func(c *gin.Context) {

@@ -46,7 +46,7 @@ func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 		}
 	}
 	first := later(func() answer { return s.order("k", "{}") })
-	<-g.entered
+	g.wait(t)
 	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem1.") {
 		t.Errorf("a running claim holds %q", owner)
 	}
@@ -70,13 +70,13 @@ func TestRule19_LostClaim(t *testing.T) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(other)), handle(second))
 	})
 	answers := later(func() answer { return s.order("k", "{}") })
-	<-first.entered
+	first.wait(t)
 	key, _ := claimOf(t, n)
 	if err := n.Client().Del(context.Background(), key).Err(); err != nil { // as an eviction, or a fail-over to an empty replica
 		t.Fatal(err)
 	}
 	answers2 := later(func() answer { return s2.order("k", "{}") })
-	<-second.entered
+	second.wait(t)
 	close(first.open)
 	(<-answers).want(t, 201, "run 1", false)
 	s2.order("k", "{}").wantProblem(t, 409, ginlock.CodeInFlight)

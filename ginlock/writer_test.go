@@ -170,7 +170,7 @@ func TestRule15_Hijack(t *testing.T) {
 	if err != nil || resp.StatusCode != 101 {
 		t.Fatal(resp, err)
 	}
-	<-g.entered
+	g.wait(t)
 	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
 	close(g.open)
 }
