@@ -148,7 +148,7 @@ func TestLockOnly_WaitEnds(t *testing.T) {
 func TestLockOnly_Lost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(150*time.Millisecond))
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
 	lose := func(c *gin.Context) {
 		n.Client().Del(context.Background(), "onelane:{/orders/1}")
 		<-c.Request.Context().Done()

@@ -89,7 +89,7 @@ func TestRule19_LostClaim(t *testing.T) {
 func TestRule19_LossCancelsTheRequest(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(150*time.Millisecond))
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
 			key, _ := claimOf(t, n)
@@ -138,7 +138,7 @@ func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(time.Minute), core.WithNodeTimeout(100*time.Millisecond))
+	l := lockerOn(t, n, core.WithTTL(time.Minute))
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
 			if runs.Add(1) == 1 {

@@ -1,0 +1,167 @@
+package ginlock_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestRule10_Fingerprint(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders/:id", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/custom", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Fingerprint(func(c *gin.Context, body []byte) []byte {
+			return append([]byte(c.Query("n")), body[:1]...)
+		})), counter(&runs))
+	})
+	send := func(path, contentType, body string) answer {
+		req, err := http.NewRequest("POST", s.url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(idempotencyKey, "k")
+		req.Header.Set("Content-Type", contentType)
+		return s.send(req)
+	}
+	send("/orders/1?a=1", "text/plain", "hello").want(t, 201, "run 1", false)
+	send("/orders/1?a=1", "text/plain", "hello").want(t, 201, "run 1", true)
+	for _, other := range [][3]string{
+		{"/orders/2?a=1", "text/plain", "hello"}, {"/orders/1?a=2", "text/plain", "hello"}, {"/orders/1", "text/plain", "hello"},
+		{"/orders/1?a=1", "application/json", "hello"}, {"/orders/1?a=1", "text/plain", "hello!"}, {"/orders/1?a=1", "text/plain", ""},
+	} {
+		if a := send(other[0], other[1], other[2]); a.status != 422 {
+			t.Errorf("%v: %d %s", other, a.status, a.body)
+		}
+	}
+	// Two identical bodies under different keys are two requests.
+	s.do("POST", "/orders/1?a=1", "hello", idempotencyKey, "another").want(t, 201, "run 2", false)
+
+	send("/custom?n=1&x=1", "text/plain", "hello").want(t, 201, "run 3", false)
+	send("/custom?n=1&x=2", "text/html", "huhu").want(t, 201, "run 3", true)
+	send("/custom?n=2", "text/plain", "hello").wantProblem(t, 422, ginlock.CodeKeyReused)
+}
+
+func TestRule10_Multipart(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, counter(&runs))
+	form := func(boundary, file, content string) answer {
+		body := fmt.Sprintf("--%[1]s\r\nContent-Disposition: form-data; name=\"n\"\r\n\r\n1\r\n--%[1]s\r\nContent-Disposition: form-data; name=\"f\"; filename=%[2]q\r\nContent-Type: text/plain\r\n\r\n%[3]s\r\n--%[1]s--\r\n", boundary, file, content)
+		req, err := http.NewRequest("POST", s.url+"/orders", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(idempotencyKey, "k")
+		req.Header.Set("Content-Type", "multipart/form-data; boundary="+boundary)
+		return s.send(req)
+	}
+	form("aaa", "a.txt", "hello").want(t, 201, "run 1", false)
+	form("bbb", "a.txt", "hello").want(t, 201, "run 1", true)
+	form("ccc", "b.txt", "hello").wantProblem(t, 422, ginlock.CodeKeyReused)
+	form("ddd", "a.txt", "hello!").wantProblem(t, 422, ginlock.CodeKeyReused)
+}
+
+// A middleware that has read the body left it under gin.BodyBytesKey; what is left to read is empty.
+func TestRule10_BodyReadBefore(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			var v map[string]any
+			_ = c.ShouldBindBodyWithJSON(&v)
+		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxRequestBody(100)))
+		r.POST("/orders", counter(&runs))
+	})
+	s.order("k", `{"n":1}`).want(t, 201, "run 1", false)
+	s.order("k", `{"n":2}`).wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.order("k", `{"n":1}`).want(t, 201, "run 1", true)
+	s.order("l", `{"n":"`+strings.Repeat("x", 100)+`"}`).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+}
+
+func TestRule20_RequestBody(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxRequestBody(64)), func(c *gin.Context) {
+			var a, b map[string]any
+			if err := c.ShouldBindBodyWithJSON(&a); err != nil {
+				t.Error(err)
+			}
+			if err := c.ShouldBindBodyWithJSON(&b); err != nil {
+				t.Error(err)
+			}
+			c.String(200, "%v %v %d %v", a["n"], b["n"], c.Request.ContentLength, c.Request.TransferEncoding)
+		})
+		r.POST("/raw", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+			b, err := c.GetRawData()
+			c.String(200, "%s %v", b, err)
+		})
+	})
+	s.order("k", `{"n":1}`).want(t, 200, "1 1 7 []", false)
+	// Chunked: the length is known once the body is read.
+	req, err := http.NewRequest("POST", s.url+"/orders", struct{ *strings.Reader }{strings.NewReader(`{"n":2}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(idempotencyKey, "chunked")
+	s.send(req).want(t, 200, "2 2 7 []", false)
+	s.do("POST", "/raw", "body", idempotencyKey, "k").want(t, 200, "body <nil>", false)
+
+	large := `{"n":"` + strings.Repeat("x", 64) + `"}`
+	s.order("large", large).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	req, err = http.NewRequest("POST", s.url+"/orders", struct{ *strings.Reader }{strings.NewReader(large)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(idempotencyKey, "large")
+	s.send(req).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	s.order("large", `{"n":3}`).want(t, 200, "3 3 7 []", false) // nothing was locked
+}
+
+// A body that is too slow, or too large for a limit outside, is refused before anything is locked.
+func TestRule20_SlowAndLimitedBody(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	r := gin.New()
+	r.Use(func(c *gin.Context) {
+		if c.GetHeader("X-Limit") != "" {
+			c.Request.Body = http.MaxBytesReader(c.Writer, c.Request.Body, 4)
+		}
+	}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(lockerOn(t, n))))
+	r.POST("/orders", func(*gin.Context) { t.Error("it ran") })
+	ts := httptest.NewUnstartedServer(r)
+	ts.Config.ReadTimeout = 200 * time.Millisecond
+	ts.Start()
+	defer ts.Close()
+	s := &server{t, ts.URL}
+	s.order("k", "hello", "X-Limit", "1").wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+
+	conn, err := net.Dial("tcp", strings.TrimPrefix(ts.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n%s: k\r\n\r\nhalf", idempotencyKey)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || resp.StatusCode != 408 {
+		t.Errorf("%v, %v; want 408", resp, err)
+	}
+	if keys := n.Client().Keys(t.Context(), "*").Val(); len(keys) != 0 {
+		t.Errorf("%v were written", keys)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
