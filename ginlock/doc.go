@@ -32,15 +32,16 @@
 // # Locks
 //
 // With LockOnly nothing is recorded. ByParam locks the resource: the path up to the parameter, /orders/42 for
-// /orders/:id/grab, so that all routes and methods below it exclude each other, and so does core's Acquire of
-// "/orders/42". ByHeader locks "header:<Name>:<value>" on all routes. The request's context carries the lock, and is
+// /orders/:id/grab, so that all routes and methods below it that are locked so exclude each other, and so does core's
+// Acquire of "/orders/42". ByHeader locks "header:<Name>:<value>" on all routes. The request's context carries the lock, and is
 // cancelled when it is lost.
 //
 // # Guarantees
 //
 //   - Of requests with one key, principal, method and route, one runs at a time, and none after one was recorded, for
 //     as long as the record is kept and the guarantees of core hold.
-//   - A key that comes with another method, path, query, body or content type is 422, also while the first runs.
+//   - A key that comes again to the same route and method with another path, query, body or content type is 422, also
+//     while the first runs.
 //   - Two principals with one key never see each other's answers.
 //   - Set-Cookie, credentials and connection headers are never recorded; the lock's holder is never named to a client.
 //   - When Redis is down before the handler runs, it does not run (503), unless [FailOpen] is set. When it goes down
