@@ -60,8 +60,7 @@ func (s *settings) limit(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeoutCause(ctx, s.wait, errWaitOver)
 }
 
-// enter puts w into the line of its key, as the head if nobody is there. A nil line means it did not queue because
-// queue is false and somebody is there.
+// enter puts w into the line of its key: as the head if nobody is there, else at the end if queue says so.
 func (l *Locker) enter(w *waiter, queue bool) (ln *line, head bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,14 +175,12 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 	delay := time.Until(ln.notBefore)
 	l.mu.Unlock()
 	for {
-		if taken != nil {
-			if watcher != nil { // subscribe, then try once more: the key may have been freed in between
-				c, stop, err := watcher.Watch(ctx, w.name)
-				watcher = nil
-				if err == nil {
-					defer stop()
-					changed, pause, delay = c, longestWatch, 0
-				}
+		if taken != nil && watcher != nil { // subscribe, then try once more: the key may have been freed in between
+			c, stop, err := watcher.Watch(ctx, w.name)
+			watcher = nil
+			if err == nil {
+				defer stop()
+				changed, pause, delay = c, longestWatch, 0
 			}
 		}
 		if delay > 0 {

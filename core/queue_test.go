@@ -213,14 +213,9 @@ func TestWait_AnUnavailableBackendAnswersAllWaiters(t *testing.T) {
 			go func() { _, err := l.Acquire(t.Context(), "k"); answers <- err }()
 		}
 		synctest.Wait()
-		for _, verb := range []string{"acquire", "release"} {
-			s.on(verb, func(context.Context) error { time.Sleep(time.Second); return unavailable("k") })
-		}
+		s.on("acquire", func(context.Context) error { time.Sleep(time.Second); return unavailable("k") })
+		s.on("extend", func(context.Context) error { return core.ErrLost }) // so that the waiters ask the backend
 		start := time.Now()
-		// A lease that cannot be handed over, because it is about to end, has to be released.
-		time.Sleep(0)
-		_ = k
-		s.on("extend", func(context.Context) error { return core.ErrLost })
 		<-k.Context().Done()
 		for range 50 {
 			want(t, "a waiter", <-answers, core.ErrUnavailable)
