@@ -1,0 +1,97 @@
+package core_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/onelane/onelane/core"
+)
+
+func TestTemplate(t *testing.T) {
+	t.Parallel()
+	values := map[string]string{"a": "1", "b": "x:y%", "c.d-E": "中文"}
+	for text, want := range map[string]struct {
+		key    string
+		fields []string
+	}{
+		"stock:42":      {key: "stock:42"},
+		"{a}":           {key: "1", fields: []string{"a"}},
+		"s:{a}:{b}.":    {key: "s:1:x%3Ay%25.", fields: []string{"a", "b"}},
+		"{c.d-E} : {a}": {key: "中文 : 1", fields: []string{"c.d-E", "a"}},
+		"{a}:{a}":       {key: "1:1", fields: []string{"a", "a"}},
+	} {
+		parsed, err := core.ParseTemplate(text)
+		ok(t, text, err)
+		key, err := parsed.Key(func(field string) (string, error) { return values[field], nil })
+		ok(t, text, err)
+		if key != want.key || !slices.Equal(parsed.Fields(), want.fields) || parsed.String() != text {
+			t.Errorf("%q: key %q, fields %q, text %q", text, key, parsed.Fields(), parsed)
+		}
+	}
+}
+
+func TestParseTemplate_Refuses(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"", "{", "}", "a{", "a}b", "{}", "{{a}}", "{a{b}}", "{a}}", "{a", "a\n{b}", "\xff", strings.Repeat("x", 513),
+		"{a}{b}", "{a}-{b}", "x:{a}y{b}",
+	} {
+		if _, err := core.ParseTemplate(text); err == nil || !strings.Contains(err.Error(), "key template") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestTemplate_KeyErrors(t *testing.T) {
+	t.Parallel()
+	parsed, err := core.ParseTemplate("order:{id}")
+	ok(t, "ParseTemplate", err)
+	cause := errors.New("no such field")
+	_, err = parsed.Key(func(string) (string, error) { return "", cause })
+	want(t, "the value's error", err, cause)
+	if !strings.Contains(err.Error(), `"order:{id}"`) || !strings.Contains(err.Error(), "{id}") {
+		t.Errorf("the error does not name the template and the field: %v", err)
+	}
+	if _, err = parsed.Key(func(string) (string, error) { return "", nil }); err == nil {
+		t.Error("an empty value made a key")
+	}
+}
+
+// Whatever a template is, other values make another key.
+func FuzzTemplate_IsInjective(f *testing.F) {
+	f.Add("{a}:{b}", "x:y", "z", "x", "y:z")
+	f.Add("{a}::{b}", ":", "", "", ":")
+	f.Add("x{a}y:%3A{b}z", "y:", "%", "y%3A", "%25")
+	f.Fuzz(func(t *testing.T, text, a, b, c, d string) {
+		parsed, err := core.ParseTemplate(text)
+		if err != nil || len(parsed.Fields()) != 2 || parsed.Fields()[0] == parsed.Fields()[1] {
+			return
+		}
+		key := func(first, second string) (string, error) {
+			return parsed.Key(func(field string) (string, error) {
+				if field == parsed.Fields()[0] {
+					return first, nil
+				}
+				return second, nil
+			})
+		}
+		one, errOne := key(a, b)
+		two, errTwo := key(c, d)
+		if errOne == nil && errTwo == nil && one == two && (a != c || b != d) {
+			t.Errorf("%q: (%q, %q) and (%q, %q) are both %q", text, a, b, c, d, one)
+		}
+	})
+}
+
+func ExampleParseTemplate() {
+	template, err := core.ParseTemplate("order:{param.id}:{header.X-User}")
+	if err != nil {
+		panic(err)
+	}
+	request := map[string]string{"param.id": "7", "header.X-User": "ann:b"}
+	fmt.Println(template.Key(func(field string) (string, error) { return request[field], nil }))
+	// Output: order:7:ann%3Ab <nil>
+}
