@@ -9,6 +9,10 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 )
 
 const (
@@ -48,6 +52,8 @@ type config struct {
 	instance    string
 	nodeTimeout time.Duration
 	logger      *slog.Logger
+	meters      metric.MeterProvider
+	tracers     trace.TracerProvider
 }
 
 type lockerOption func(*config)
@@ -108,6 +114,26 @@ func WithLogger(l *slog.Logger) Option {
 	})
 }
 
+// WithMeterProvider sets where metrics go. Default: the global provider of OpenTelemetry ([otel.GetMeterProvider]), which records nothing
+// until an SDK is installed, before or after [New].
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return lockerOption(func(c *config) {
+		if p != nil {
+			c.meters = p
+		}
+	})
+}
+
+// WithTracerProvider sets where spans go. Default: the global provider of OpenTelemetry ([otel.GetTracerProvider]), which records nothing
+// until an SDK is installed, before or after [New].
+func WithTracerProvider(p trace.TracerProvider) Option {
+	return lockerOption(func(c *config) {
+		if p != nil {
+			c.tracers = p
+		}
+	})
+}
+
 func newConfig(opts []Option) (*config, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -118,6 +144,8 @@ func newConfig(opts []Option) (*config, error) {
 		prefix:   defaultPrefix,
 		instance: fmt.Sprintf("%s:%d", host, os.Getpid()),
 		logger:   slog.Default(),
+		meters:   otel.GetMeterProvider(),
+		tracers:  otel.GetTracerProvider(),
 	}
 	for _, o := range opts {
 		if o != nil {
