@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/onelane/onelane/core"
+)
+
+// errNothing says that there was nothing to do.
+var errNothing = errors.New("nothing was done")
+
+// do runs the command.
+func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	clients, err := o.open()
+	defer func() {
+		for _, c := range clients {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	locker, err := core.New(core.Clients(clients...), core.WithPrefix(o.prefix), core.WithNodeTimeout(o.timeout))
+	if err != nil {
+		return err
+	}
+	defer locker.Close()
+
+	out := printer{w: stdout, json: o.json, value: o.value}
+	if o.args[0] == "ls" {
+		return o.list(ctx, locker, clients, &out)
+	}
+	key := o.args[1]
+	before, err := locker.Inspect(ctx, key)
+	if err != nil {
+		return err
+	}
+	done := "released"
+	switch o.args[0] {
+	case "inspect":
+		return out.one(key, before)
+	case "unseal":
+		done = "unsealed"
+		if before.Status != core.Sealed {
+			return fmt.Errorf("key %q is %v, not sealed: %w", key, before.Status, errNothing)
+		}
+		if err := locker.Unseal(ctx, key); err != nil {
+			return err
+		}
+	case "release":
+		if err := locker.Revoke(ctx, key, o.owner); err != nil {
+			return fmt.Errorf("%w; it is %v%s", err, before.Status, by(before))
+		}
+	}
+	return out.done(key, done)
+}
+
+func by(st core.State) string {
+	if st.Status != core.Held {
+		return ""
+	}
+	return fmt.Sprintf(" by %q", st.Owner)
+}
+
+// list prints the keys that begin with the argument, in their order.
+func (o *options) list(ctx context.Context, locker *core.Locker, clients clients, out *printer) error {
+	var start string
+	if len(o.args) > 1 {
+		start = o.args[1]
+	}
+	keys, more, err := clients.scan(ctx, o.prefix, start, o.limit)
+	for _, key := range keys {
+		st, inspected := locker.Inspect(ctx, key)
+		switch {
+		case errors.Is(inspected, core.ErrInvalidKey): // not ours: without a prefix all keys of the database come by
+		case inspected != nil:
+			err = errors.Join(err, inspected)
+		case st.Status != core.Free:
+			err = errors.Join(err, out.row(key, st))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	err = errors.Join(err, out.flush())
+	if more && err == nil {
+		return fmt.Errorf("there are more than %d keys: ask for a longer prefix, or raise -limit", o.limit)
+	}
+	return err
+}

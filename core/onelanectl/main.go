@@ -1,0 +1,137 @@
+// Command onelanectl is for the person on call: it shows who holds what, and frees it. It knows one Redis, Redis
+// Cluster, Sentinel, and a quorum of independent masters.
+//
+//	go run github.com/onelane/onelane/core/onelanectl -redis 127.0.0.1:6379 ls order:
+//	go run github.com/onelane/onelane/core/onelanectl inspect order:42
+//	go run github.com/onelane/onelane/core/onelanectl release order:42 -owner 'shop-1:4711/6f3c…'
+//
+// It exits with 1 when there was nothing to do (the key is not held by that owner), and with 2 when it could not tell.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/redis/go-redis/v9"
+)
+
+const usage = `onelanectl shows and frees the locks of onelane.
+
+  onelanectl [flags] inspect KEY                 what a key is: free, held by whom, or sealed
+  onelanectl [flags] ls [PREFIX]                 the keys that are held or sealed now
+  onelanectl [flags] unseal KEY                  frees a sealed key: a request may run again, a sale goes on
+  onelanectl [flags] release KEY -owner OWNER    frees a held key; OWNER as inspect shows it
+                                                 Its holder may still be at work until its next renewal.
+Flags:
+`
+
+// quiet drops what go-redis logs beside the errors it returns.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+func main() {
+	redis.SetLogger(quiet{})
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// options are the command line.
+type options struct {
+	servers
+	prefix, owner string
+	limit         int
+	timeout       time.Duration
+	json, value   bool
+	args          []string // the command and its arguments
+}
+
+// run is main with everything it touches passed in; it returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err == nil {
+		err = o.do(ctx, stdout)
+	}
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(stderr, "onelanectl: %v\n", err)
+	if errors.Is(err, core.ErrLost) || errors.Is(err, errNothing) {
+		return 1
+	}
+	return 2
+}
+
+// parse reads flags before, between and after the arguments.
+func parse(args []string, stdout io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("onelanectl", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.StringVar(&o.redis, "redis", "127.0.0.1:6379", "`host:port or URL` (redis://, rediss://) of Redis; three and more with commas between are a quorum. The password can stand in "+passwordEnv)
+	f.BoolVar(&o.cluster, "cluster", false, "-redis names nodes of one Redis Cluster")
+	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`")
+	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
+	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
+	f.IntVar(&o.limit, "limit", 1000, "of ls: how many keys at most")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
+	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")
+	f.BoolVar(&o.value, "value", false, "print what a key was sealed with: an answer to a client may be a secret")
+	for rest := args; ; {
+		if err := f.Parse(rest); err != nil {
+			if errors.Is(err, flag.ErrHelp) {
+				fmt.Fprint(stdout, usage)
+				f.SetOutput(stdout)
+				f.PrintDefaults()
+			}
+			return o, err
+		}
+		if f.NArg() == 0 {
+			break
+		}
+		o.args = append(o.args, f.Arg(0))
+		rest = f.Args()[1:]
+	}
+	return o, o.valid()
+}
+
+func (o *options) valid() error {
+	if len(o.args) == 0 {
+		return errors.New("say what to do: inspect KEY, ls [PREFIX], unseal KEY, release KEY -owner OWNER; -h tells more")
+	}
+	command, least, most := o.args[0], 2, 2
+	switch command {
+	case "inspect", "unseal", "release":
+	case "ls":
+		least = 1
+	default:
+		return fmt.Errorf("there is no command %q: use inspect, ls, unseal or release", command)
+	}
+	switch n := len(o.args); {
+	case n < least:
+		return fmt.Errorf("%s: which key?", command)
+	case n > most:
+		return fmt.Errorf("%s: unexpected argument %q: one key at a time", command, o.args[most])
+	case command == "release" && o.owner == "":
+		return errors.New("release: say whose lock it is with -owner; inspect shows it")
+	case command != "release" && o.owner != "":
+		return fmt.Errorf("%s: -owner is for release", command)
+	case o.limit < 1:
+		return fmt.Errorf("-limit %d: it must be positive", o.limit)
+	case o.timeout <= 0:
+		return fmt.Errorf("-timeout %v: it must be positive", o.timeout)
+	}
+	return nil
+}

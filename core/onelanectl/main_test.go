@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+	"github.com/redis/go-redis/v9"
+)
+
+// ctl runs the command and returns what it says.
+func ctl(t *testing.T, wantCode int, args ...string) (stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), args, &out, &errs); code != wantCode {
+		t.Fatalf("%q: exit status %d, want %d: %s%s", args, code, wantCode, out.String(), errs.String())
+	}
+	return out.String(), errs.String()
+}
+
+func contains(t *testing.T, said string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(said, part) {
+			t.Errorf("%q is not in %q", part, said)
+		}
+	}
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// backends are what the command can talk to, with the flags that say so.
+func backends(t *testing.T) map[string]struct {
+	clients []redis.UniversalClient
+	flags   []string
+} {
+	one, quorum := testutil.Redis(t), testutil.Cluster(t, 3)
+	var addrs []string
+	for _, n := range quorum {
+		addrs = append(addrs, n.Addr())
+	}
+	return map[string]struct {
+		clients []redis.UniversalClient
+		flags   []string
+	}{
+		"one Redis": {[]redis.UniversalClient{one.Client()}, []string{"-redis", "redis://" + one.Addr() + "/0"}},
+		"quorum":    {quorum.Clients(), []string{"-redis", strings.Join(addrs, ",")}},
+	}
+}
+
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	for name, b := range backends(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			locker := must[*core.Locker](t)(core.New(core.Clients(b.clients...), core.WithInstance("shop-1"), core.WithTTL(time.Minute)))
+			defer locker.Close()
+			do := func(wantCode int, args ...string) (string, string) {
+				return ctl(t, wantCode, append(args, b.flags...)...)
+			}
+
+			out, _ := do(0, "inspect", "order:42")
+			contains(t, out, "order:42", "free")
+			held := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:42", core.WithTag("till 3")))
+			out, _ = do(0, "inspect", "order:42")
+			contains(t, out, "held", "shop-1/", "till 3", "expires")
+			sealed := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:43"))
+			if err := sealed.Seal(t.Context(), []byte("secret"), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			out, _ = do(0, "inspect", "order:43")
+			contains(t, out, "sealed", "6 bytes", "expires")
+			if strings.Contains(out, "secret") {
+				t.Error("the value is shown without -value")
+			}
+			out, _ = do(0, "-value", "inspect", "order:43")
+			contains(t, out, "secret")
+
+			out, _ = do(0, "ls", "order:")
+			contains(t, out, "order:42", "order:43", "held", "sealed")
+
+			_, errs := do(1, "release", "order:42", "-owner", "somebody else")
+			contains(t, errs, "order:42", "held by", held.Owner())
+			_, errs = do(1, "unseal", "order:42")
+			contains(t, errs, "not sealed")
+			out, _ = do(0, "release", "order:42", "-owner", held.Owner())
+			contains(t, out, "released order:42")
+			out, _ = do(0, "unseal", "order:43")
+			contains(t, out, "unsealed order:43")
+			for _, key := range []string{"order:42", "order:43"} {
+				if st := must[core.State](t)(locker.Inspect(t.Context(), key)); st.Status != core.Free {
+					t.Errorf("%s is %v", key, st.Status)
+				}
+			}
+			if out, _ = do(0, "ls"); out != "" {
+				t.Errorf("ls of nothing says %q", out)
+			}
+		})
+	}
+}
+
+// What ls prints are the keys as the services named them, whatever they hold, and no others.
+func TestList_OddKeysAndJSON(t *testing.T) {
+	t.Parallel()
+	for name, prefix := range map[string]string{"prefix": "shop*:", "no prefix": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := testutil.Redis(t)
+			locker := must[*core.Locker](t)(core.New(core.Clients(node.Client()), core.WithPrefix(prefix)))
+			defer locker.Close()
+			want := []string{"a", "a%25", "a*b", "a?", "a[b]", `a\b`, "a:fence", "a b\"", "a订单"}
+			if prefix != "" {
+				want = append(want, "a{b}", "a}:fence", "a}{")
+			}
+			for _, key := range append([]string{"b", "c"}, want...) {
+				must[*core.Lock](t)(locker.Acquire(t.Context(), key))
+			}
+			must[int64](t)(node.Client().LPush(t.Context(), "alist", "x").Result())
+			must[int64](t)(node.Client().LPush(t.Context(), prefix+"{alist}", "x").Result())
+
+			out, _ := ctl(t, 0, "-redis", node.Addr(), "-json", "ls", "a", "-prefix", prefix)
+			var got []string
+			for line := range strings.Lines(out) {
+				var s state
+				if err := json.Unmarshal([]byte(line), &s); err != nil || s.Status != "held" || s.Token == 0 || s.ExpiresMS <= 0 {
+					t.Errorf("%v in %q", err, line)
+				}
+				got = append(got, s.Key)
+			}
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("ls says %q, want %q", got, want)
+			}
+			if out, _ = ctl(t, 0, "-redis", node.Addr(), "ls", "a*", "-prefix", prefix); strings.Count(out, "\n") != 2 {
+				t.Errorf("ls takes its argument for a pattern: %q", out)
+			}
+			out, errs := ctl(t, 2, "-redis", node.Addr(), "ls", "-limit", "3", "-prefix", prefix)
+			contains(t, errs, "more than 3 keys", "-limit")
+			if strings.Count(out, "\n") != 4 {
+				t.Errorf("a heading and three keys, not %q", out)
+			}
+		})
+	}
+}
+
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	for args, says := range map[string]string{
+		"":                                 "say what to do",
+		"destroy x":                        `no command "destroy"`,
+		"inspect":                          "which key",
+		"inspect a b":                      `unexpected argument "b"`,
+		"release a":                        "-owner",
+		"unseal a -owner b":                "-owner is for release",
+		"ls -limit 0":                      "-limit 0",
+		"ls -timeout 0s":                   "-timeout 0s",
+		"ls -redis a:1,,b:2":               "empty",
+		"ls -redis http://x":               "-redis",
+		"ls -cluster -sentinel m":          "exclude each other",
+		"inspect a -redis a:1,b:2":         "two Redis masters",
+		"inspect a -redis 127.0.0.1:1":     `"a"`,
+		"ls -redis 127.0.0.1:1":            "127.0.0.1:1",
+		"inspect a -redis x:1 -timeout 1x": "timeout",
+	} {
+		_, errs := ctl(t, 2, strings.Fields(args)...)
+		contains(t, errs, says)
+	}
+	out, _ := ctl(t, 0, "-h")
+	contains(t, out, "inspect KEY", "release KEY", "-sentinel", "-json")
+}
+
+func TestPasswordFromTheEnvironment(t *testing.T) {
+	node := testutil.Redis(t)
+	must[string](t)(node.Client().ConfigSet(t.Context(), "requirepass", "open sesame").Result())
+	_, errs := ctl(t, 2, "-redis", node.Addr(), "inspect", "a")
+	contains(t, errs, "NOAUTH")
+	t.Setenv(passwordEnv, "open sesame")
+	out, _ := ctl(t, 0, "-redis", node.Addr(), "inspect", "a")
+	contains(t, out, "free")
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+// printer writes states as text or as JSON.
+type printer struct {
+	w           io.Writer
+	json, value bool
+	table       *tabwriter.Writer
+}
+
+// state is what -json prints. A duration of 0 is none.
+type state struct {
+	Key       string `json:"key"`
+	Status    string `json:"status"`
+	Owner     string `json:"owner,omitempty"`
+	Tag       string `json:"tag,omitempty"`
+	Token     uint64 `json:"token,omitempty"`
+	ExpiresMS int64  `json:"expires_in_ms,omitempty"`
+	Size      *int   `json:"value_bytes,omitempty"`
+	Value     []byte `json:"value,omitempty"`
+}
+
+func (p *printer) state(key string, st core.State) state {
+	s := state{Key: key, Status: st.Status.String(), Owner: st.Owner, Token: st.Token, ExpiresMS: st.ExpiresIn.Milliseconds()}
+	_, s.Tag, _ = strings.Cut(st.Owner, "#")
+	if st.Status == core.Sealed {
+		size := len(st.Value)
+		s.Size = &size
+		if p.value {
+			s.Value = st.Value
+		}
+	}
+	return s
+}
+
+// one prints all that is known of a key.
+func (p *printer) one(key string, st core.State) error {
+	s := p.state(key, st)
+	if p.json {
+		return json.NewEncoder(p.w).Encode(s)
+	}
+	t := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
+	line := func(name, value string) { fmt.Fprintf(t, "%s\t%s\n", name, value) }
+	line("key", text(s.Key))
+	line("status", s.Status)
+	if st.Status == core.Held {
+		line("owner", text(s.Owner))
+	}
+	if s.Tag != "" {
+		line("tag", text(s.Tag))
+	}
+	if s.Token != 0 {
+		line("token", fmt.Sprint(s.Token))
+	}
+	if st.Status != core.Free {
+		line("expires", expires(st))
+	}
+	if s.Size != nil {
+		line("value", fmt.Sprintf("%d bytes", *s.Size))
+	}
+	if s.Value != nil {
+		line("", fmt.Sprintf("%q", s.Value))
+	}
+	return t.Flush()
+}
+
+// row prints a key as a line of a table.
+func (p *printer) row(key string, st core.State) error {
+	if p.json {
+		return p.one(key, st)
+	}
+	if p.table == nil {
+		p.table = tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(p.table, "KEY\tSTATUS\tEXPIRES\tTOKEN\tOWNER")
+	}
+	s := p.state(key, st)
+	_, err := fmt.Fprintf(p.table, "%s\t%s\t%s\t%d\t%s\n", text(key), s.Status, expires(st), s.Token, cmp.Or(text(s.Owner), "-"))
+	return err
+}
+
+func (p *printer) flush() error {
+	if p.table == nil {
+		return nil
+	}
+	return p.table.Flush()
+}
+
+// done says what happened to a key.
+func (p *printer) done(key, what string) error {
+	if p.json {
+		return json.NewEncoder(p.w).Encode(map[string]string{"key": key, "done": what})
+	}
+	_, err := fmt.Fprintf(p.w, "%s %s\n", what, text(key))
+	return err
+}
+
+func expires(st core.State) string {
+	if st.ExpiresIn == 0 {
+		return "never"
+	}
+	return "in " + st.ExpiresIn.Round(time.Millisecond).String()
+}
+
+// text is s, quoted where it has something that a terminal would not show as it is.
+func text(s string) string {
+	if q := fmt.Sprintf("%q", s); q != `"`+s+`"` {
+		return q
+	}
+	return s
+}

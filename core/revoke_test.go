@@ -1,0 +1,47 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestRevoke(t *testing.T) {
+	t.Parallel()
+	for name, backend := range map[string]core.Backend{
+		"memory": testutil.Memory(), "one Redis": core.Clients(testutil.Redis(t).Client()), "quorum": core.Clients(testutil.Cluster(t, 3).Clients()...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := locker(t, backend, core.WithTTL(3*time.Second), core.WithNodeTimeout(time.Second))
+			k := acquire(t, l, "key", core.WithTag("a tag"))
+			state, err := l.Inspect(t.Context(), "key")
+			ok(t, "Inspect", err)
+
+			want(t, "another owner", l.Revoke(t.Context(), "key", state.Owner+"x"), core.ErrLost)
+			for _, owner := range []string{"", "\x001:x"} {
+				if l.Revoke(t.Context(), "key", owner) == nil {
+					t.Errorf("Revoke took %q for an owner", owner)
+				}
+			}
+			ok(t, "still held", k.Err())
+			ok(t, "Revoke", l.Revoke(t.Context(), "key", state.Owner))
+			select {
+			case <-k.Context().Done():
+				want(t, "the holder", k.Err(), core.ErrLost)
+			case <-time.After(3 * time.Second):
+				t.Error("the holder did not learn that its lock is lost")
+			}
+			want(t, "a free key", l.Revoke(t.Context(), "key", state.Owner), core.ErrLost)
+
+			sealed := acquire(t, l, "sealed")
+			ok(t, "Seal", sealed.Seal(t.Context(), []byte("value"), time.Minute))
+			want(t, "a sealed key", l.Revoke(t.Context(), "sealed", sealed.Owner()), core.ErrLost)
+			if state, err := l.Inspect(t.Context(), "sealed"); err != nil || state.Status != core.Sealed {
+				t.Errorf("%+v, %v: the seal is gone", state, err)
+			}
+		})
+	}
+}
