@@ -9,6 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
 )
 
 // ByHeader returns a middleware that takes the key from the header of this name: "k" in quotes, as RFC 8941 has it, or
@@ -24,7 +25,7 @@ func ByHeader(name string, opts ...Option) gin.HandlerFunc {
 	name = http.CanonicalHeaderKey(name)
 	return newMiddleware(source{
 		name: name,
-		read: func(c *gin.Context) (string, error) { return headerKey(c.Request.Header.Values(name)) },
+		read: func(c *gin.Context) (string, error) { return idempotency.ParseKey(c.Request.Header.Values(name)) },
 		lock: func(_ *gin.Context, key string) []string { return []string{"header", name, key} },
 	}, opts)
 }
@@ -51,7 +52,7 @@ func ByParam(name string, opts ...Option) gin.HandlerFunc {
 // source is where a middleware's key comes from.
 type source struct {
 	name string
-	read func(*gin.Context) (string, error) // "" with errNoKey where there is none
+	read func(*gin.Context) (string, error) // "" with idempotency.ErrNoKey where there is none
 	lock func(c *gin.Context, key string) []string
 }
 
@@ -78,7 +79,7 @@ func (m *middleware) serve(next func(c *gin.Context, l *core.Locker, key string)
 		}
 		key, err := m.read(c)
 		switch {
-		case err == errNoKey && !m.require:
+		case err == idempotency.ErrNoKey && !m.require:
 			return
 		case err != nil:
 			m.refuseKey(c, err)

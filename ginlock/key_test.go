@@ -134,25 +134,3 @@ func TestByParamRecords(t *testing.T) {
 	s.do("PUT", "/orders/a%00b", "{}").wantProblem(t, 400, ginlock.CodeKeyInvalid)
 	s.do("PUT", "/wrong/1", "{}").wantProblem(t, 500, ginlock.CodeMisconfigured)
 }
-
-func FuzzHeaderKey(f *testing.F) {
-	for _, seed := range []string{``, `k`, `"k"`, `"a\"b"`, `"a", "b"`, `"`, `"\`, "\x00", "é", ` "k" `, `a;b`} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, line string) {
-		key, err := ginlock.HeaderKey([]string{line})
-		if err != nil {
-			if key != "" {
-				t.Fatalf("%q: key %q beside %v", line, key, err)
-			}
-			return
-		}
-		if key == "" || len(key) > 255 || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
-			t.Fatalf("%q made the key %q", line, key)
-		}
-		quoted := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
-		if again, err := ginlock.HeaderKey([]string{quoted}); err != nil || again != key {
-			t.Fatalf("%q: %q in quotes is %q, %v", line, key, again, err)
-		}
-	})
-}

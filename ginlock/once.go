@@ -29,7 +29,7 @@ func (m *middleware) serveOnce(c *gin.Context, l *core.Locker, key string) {
 	}
 	fp := idempotency.Fingerprint{Payload: idempotency.Digest(m.fingerprint(c, body))}
 	if who == "" {
-		fp.Credentials = credentials(c.Request.Header)
+		fp.Credentials = idempotency.Credentials(c.Request.Header["Authorization"], c.Request.Header["Cookie"])
 	}
 	claims := idempotency.New(l, idempotency.WithRetention(m.retention), idempotency.WithWait(m.wait))
 	out, err := claims.Begin(c.Request.Context(), key, fp)

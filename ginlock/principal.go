@@ -3,11 +3,8 @@ package ginlock
 import (
 	"fmt"
 	"log/slog"
-	"net/http"
 
 	"github.com/gin-gonic/gin"
-
-	"github.com/onelane/onelane/idempotency"
 )
 
 // who returns the principal, "" for an anonymous caller.
@@ -28,16 +25,4 @@ func (m *middleware) who(c *gin.Context) (string, error) {
 		return "", fmt.Errorf("ginlock: gin.AuthUserKey holds a %T, not a name", user)
 	}
 	return name, nil
-}
-
-// credentials is a digest of the headers that say who asks.
-func credentials(h http.Header) [32]byte {
-	var parts [][]byte
-	for _, name := range []string{"Authorization", "Cookie"} {
-		parts = append(parts, []byte(name))
-		for _, v := range h[name] {
-			parts = append(parts, []byte(v))
-		}
-	}
-	return idempotency.Digest(parts...)
 }

@@ -96,7 +96,7 @@ func writeProblem(c *gin.Context, p Problem) {
 func (m *middleware) refuseKey(c *gin.Context, err error) {
 	var p Problem
 	switch err {
-	case errNoKey:
+	case idempotency.ErrNoKey:
 		p = problemKeyMissing
 		p.Correction = "Send the key in the header " + m.name + "."
 	case errNoSuchPart:

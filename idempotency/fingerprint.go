@@ -29,6 +29,21 @@ func Digest(parts ...[]byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
+// Credentials is a digest of what a request says of who asks, the values of its headers or metadata of these names: the
+// same on every transport.
+func Credentials(authorization, cookie []string) [sha256.Size]byte {
+	a, c := digestOf(authorization), digestOf(cookie)
+	return Digest(a[:], c[:])
+}
+
+func digestOf(values []string) [sha256.Size]byte {
+	parts := make([][]byte, len(values))
+	for i, v := range values {
+		parts[i] = []byte(v)
+	}
+	return Digest(parts...)
+}
+
 // markPart is the length of each part of a mark: 128 bits, since nobody can choose a payload knowing the salt.
 const markPart = 16
 

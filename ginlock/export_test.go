@@ -1,4 +1,0 @@
-package ginlock
-
-// HeaderKey is for the fuzz test.
-var HeaderKey = headerKey
