@@ -34,3 +34,20 @@ func (l *Locker) carriedLock(ctx context.Context, name string) *Lock {
 	}
 	return nil
 }
+
+// Carries says whether ctx carries a lock of l on key (see [WithLock]) that was not given up yet: Acquire with ctx does
+// not wait then. It does not talk to the backend.
+func (l *Locker) Carries(ctx context.Context, key string) bool {
+	name, err := backendKey(l.prefix, key)
+	if err != nil {
+		return false
+	}
+	k := l.carriedLock(ctx, name)
+	if k == nil {
+		return false
+	}
+	s := k.hold.lease
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !k.hold.givenUp()
+}

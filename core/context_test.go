@@ -60,6 +60,30 @@ func TestReentrance_NotWithoutTheContextOrForAnotherLocker(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrTaken", name, err)
 		}
 	}
+	if l.Carries(t.Context(), "k") || other.Carries(ctx, "k") || l.Carries(ctx, "x") || l.Carries(core.WithoutLock(ctx), "k") || l.Carries(ctx, "") {
+		t.Error("a lock that is not there is carried")
+	}
+}
+
+func TestCarries_UntilItIsGivenUp(t *testing.T) {
+	t.Parallel()
+	l := locker(t, testutil.Memory())
+	end := map[string]func(k *core.Lock) error{
+		"Release": func(k *core.Lock) error { return k.Release(t.Context()) },
+		"Seal":    func(k *core.Lock) error { return k.Seal(t.Context(), nil, time.Minute) },
+		"Lapse":   func(k *core.Lock) error { k.Lapse(); return nil },
+	}
+	for name, end := range end {
+		k := acquire(t, l, name)
+		ctx := core.WithLock(t.Context(), k)
+		if !l.Carries(ctx, name) {
+			t.Errorf("%s: it is not carried before", name)
+		}
+		ok(t, name, end(k))
+		if l.Carries(ctx, name) {
+			t.Errorf("%s: it is carried after", name)
+		}
+	}
 }
 
 func TestReentrance_OfALostLockIsLost(t *testing.T) {

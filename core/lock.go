@@ -93,7 +93,7 @@ func (k *Lock) again(ctx context.Context) (*Lock, error) {
 	defer s.mu.Unlock()
 	s.expired(k.hold)
 	switch {
-	case k.hold.handles == 0 || k.hold.sealed || k.hold.lapsed:
+	case k.hold.givenUp():
 		return nil, nil
 	case k.hold.ended != nil:
 		return nil, fmt.Errorf("core: acquire key %q again: %w", s.key, k.hold.ended)
@@ -101,6 +101,9 @@ func (k *Lock) again(ctx context.Context) (*Lock, error) {
 	k.hold.handles++
 	return &Lock{hold: k.hold, parent: ctx}, nil
 }
+
+// givenUp says that no handle holds the lock any more. lease.mu is held.
+func (h *hold) givenUp() bool { return h.handles == 0 || h.sealed || h.lapsed }
 
 // Extend makes the lease last at least ttl from now; it never shortens it. It returns [ErrLost] when the lock is lost,
 // which is final, and [*UnavailableError] when the backend could not tell: the lock is still held until its deadline.
