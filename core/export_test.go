@@ -1,5 +1,10 @@
 package core
 
+import (
+	"context"
+	"time"
+)
+
 // What the fuzz tests look at.
 var (
 	BackendKey = backendKey
@@ -15,4 +20,47 @@ func Open(b Backend, opts ...Option) (Backend, error) {
 	return b.(interface {
 		open(*config) (Backend, error)
 	}).open(c)
+}
+
+// Scripts are the sources of the Lua scripts by the names that a NodeFunc gets.
+var Scripts = map[string]string{
+	"acquire": acquireSource, "extend": extendSource, "release": releaseSource, "seal": sealSource, "unseal": unsealSource,
+	"inspect": inspectSource, "quorum_acquire": quorumAcquireSource, "quorum_raise": quorumRaiseSource,
+	"quorum_seal": quorumSealSource, "quorum_unseal": quorumUnsealSource,
+}
+
+// NodeFunc is a node of a test's own. See node for what it answers.
+type NodeFunc func(ctx context.Context, script string, keys []string, args []any) (v any, late <-chan struct{}, retried bool, err error)
+
+var scriptNames = func() map[*script]string {
+	names := make(map[*script]string)
+	for _, s := range []*script{acquireScript, extendScript, releaseScript, sealScript, unsealScript, inspectScript,
+		quorumAcquireScript, quorumRaiseScript, quorumSealScript, quorumUnsealScript} {
+		for name, source := range Scripts {
+			if s.Src == source {
+				names[s] = name
+			}
+		}
+	}
+	return names
+}()
+
+func (f NodeFunc) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
+	return f(ctx, scriptNames[s], keys, args)
+}
+
+func (f NodeFunc) close() error { return nil }
+
+// Nodes is the Backend on one such node, or a quorum of them.
+func Nodes(nodes []NodeFunc) Backend {
+	all := make([]node, len(nodes))
+	for i, n := range nodes {
+		all[i] = n
+	}
+	return newBackend(all)
+}
+
+// WithChance replaces what is left to chance: owner texts and the spread of pauses.
+func WithChance(owner func(instance, tag string) string, jitter func(time.Duration) time.Duration) Option {
+	return lockerOption(func(c *config) { c.chance = chance{owner, jitter} })
 }

@@ -97,7 +97,7 @@ func (s *lease) tick() {
 	}
 	if err != nil {
 		s.locker.logger.Warn("core: renewal failed; it is tried again until the lease ends", "key", s.key, "deadline", s.grant.Deadline, "error", err)
-		s.renewAt = time.Now().Add(jitter(s.ttl / 10))
+		s.renewAt = time.Now().Add(s.locker.chance.jitter(s.ttl / 10))
 	} else {
 		s.renewAt = time.Now().Add(s.ttl / 3)
 	}

@@ -121,7 +121,7 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 				return
 			}
 			select {
-			case <-time.After(jitter(pause)):
+			case <-time.After(b.jitter(pause)):
 			case <-ctx.Done():
 				if b.done.Err() != nil { // closed
 					return

@@ -51,9 +51,16 @@ type config struct {
 	prefix      string
 	instance    string
 	nodeTimeout time.Duration
+	chance      chance
 	logger      *slog.Logger
 	meters      metric.MeterProvider
 	tracers     trace.TracerProvider
+}
+
+// chance is what a Locker leaves to chance; a simulation has its own, so that a run can be repeated.
+type chance struct {
+	owner  func(instance, tag string) string
+	jitter func(time.Duration) time.Duration
 }
 
 type lockerOption func(*config)
@@ -144,6 +151,7 @@ func newConfig(opts []Option) (*config, error) {
 		prefix:   defaultPrefix,
 		instance: fmt.Sprintf("%s:%d", host, os.Getpid()),
 		logger:   slog.Default(),
+		chance:   chance{owner: newOwner, jitter: jitter},
 		meters:   otel.GetMeterProvider(),
 		tracers:  otel.GetTracerProvider(),
 	}

@@ -205,7 +205,7 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 			return k, err
 		}
 		taken = held
-		delay = jitter(pause)
+		delay = l.chance.jitter(pause)
 		if taken.RetryAfter > 0 && taken.RetryAfter < delay {
 			delay = taken.RetryAfter
 		}
@@ -230,7 +230,7 @@ func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 // try makes one attempt at the backend for the head of the line. If the key is taken it says by whom, and w is still
 // the head; otherwise w is not in the line any more.
 func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenError, error) {
-	g, err := l.backend.Acquire(ctx, w.name, newOwner(l.instance, w.tag), w.ttl)
+	g, err := l.backend.Acquire(ctx, w.name, l.chance.owner(l.instance, w.tag), w.ttl)
 	if err == nil {
 		k, err := l.granted(ln, w, g)
 		return k, nil, err
@@ -335,7 +335,7 @@ func (l *Locker) next(s *lease, now time.Time) *waiter {
 		return nil
 	}
 	if now.Sub(ln.since) > handOverFor {
-		ln.since, ln.notBefore = time.Time{}, now.Add(jitter(l.standBack))
+		ln.since, ln.notBefore = time.Time{}, now.Add(l.chance.jitter(l.standBack))
 		return nil
 	}
 	if s.handed+1 >= s.grant.Tokens || !ln.queue[0].sameLease(&s.settings) {

@@ -51,6 +51,7 @@ type redisBackend struct {
 	err      error // why it cannot work; reported by New and by every call
 	timeout  time.Duration
 	logger   *slog.Logger
+	jitter   func(time.Duration) time.Duration
 	cleaning chan struct{} // bounds the clean-ups under way
 	done     context.Context
 	stop     context.CancelFunc
@@ -103,7 +104,7 @@ func newBackend(nodes []node) Backend {
 }
 
 func newRedisBackend(nodes []node) *redisBackend {
-	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), cleaning: make(chan struct{}, 64)}
+	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), jitter: jitter, cleaning: make(chan struct{}, 64)}
 	b.done, b.stop = context.WithCancel(context.Background())
 	switch len(nodes) {
 	case 0:
@@ -125,7 +126,7 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 	}
 	opened := *b
 	opened.done, opened.stop = context.WithCancel(context.Background())
-	opened.logger = c.logger
+	opened.logger, opened.jitter = c.logger, c.chance.jitter
 	if c.nodeTimeout > 0 {
 		opened.timeout = c.nodeTimeout
 	}
