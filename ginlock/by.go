@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gin-gonic/gin"
 
@@ -61,6 +62,7 @@ type middleware struct {
 	config
 	source
 	shared sync.Once // the note that all callers share one space of keys
+	claims atomic.Pointer[claims]
 }
 
 func newMiddleware(s source, opts []Option) gin.HandlerFunc {

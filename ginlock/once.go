@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 
 	"github.com/gin-gonic/gin"
 
@@ -31,17 +32,37 @@ func (m *middleware) serveOnce(c *gin.Context, l *core.Locker, key string) {
 	if who == "" {
 		fp.Credentials = idempotency.Credentials(c.Request.Header["Authorization"], c.Request.Header["Cookie"])
 	}
-	claims := idempotency.New(l, idempotency.WithRetention(m.retention), idempotency.WithWait(m.wait))
-	out, err := claims.Begin(c.Request.Context(), key, fp)
+	out, err := m.claimsOn(l).Begin(c.Request.Context(), key, fp)
 	switch {
-	case err == nil && out.Replay != nil:
-		m.replay(c, out.Replay)
-	case err == nil:
-		m.run(c, out.Claim)
-	case m.runUnprotected(c, err):
-	default:
+	case err != nil:
 		m.refuseErr(c, err)
+	case out.Unprotected != nil:
+		m.logUnprotected(c, out.Unprotected)
+	case out.Replay != nil:
+		m.replay(c, out.Replay)
+	default:
+		m.run(c, out.Claim)
 	}
+}
+
+// claims are the Claims on a Locker.
+type claims struct {
+	*idempotency.Claims
+	on *core.Locker
+}
+
+// claimsOn returns the Claims on l, which change when core.SetDefault is called again.
+func (m *middleware) claimsOn(l *core.Locker) *idempotency.Claims {
+	if made := m.claims.Load(); made != nil && made.on == l {
+		return made.Claims
+	}
+	opts := append(slices.Clone(m.records), idempotency.WithTransport("http"), idempotency.WithRetention(m.retention), idempotency.WithWait(m.wait))
+	if m.failOpen {
+		opts = append(opts, idempotency.WithFailOpen())
+	}
+	made := &claims{idempotency.New(l, opts...), l}
+	m.claims.Store(made)
+	return made.Claims
 }
 
 // run runs the handler under its claim, and records its answer before it is sent.
@@ -49,7 +70,7 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 	outer, request, before := c.Writer, c.Request, len(c.Errors)
 	w := newRecorder(outer, m.maxBody)
 	w.early = func() {
-		if m.records(c, w.status) {
+		if m.keeps(c, w.status) {
 			m.complete(c, claim, idempotency.Tombstone())
 		}
 	}
@@ -71,7 +92,7 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 	}
 	// An error and no body: the answer is left to an error writer outside, and is not known here.
 	unanswered := w.size <= 0 && len(c.Errors) > before
-	if m.records(c, w.status) && !unanswered {
+	if m.keeps(c, w.status) && !unanswered {
 		w.WriteHeaderNow() // what is sent is what is recorded
 		m.complete(c, claim, w.record(m.headers))
 	} else {
@@ -86,8 +107,8 @@ func leave(inner, outer *http.Request) *http.Request {
 	return inner.WithContext(outer.Context())
 }
 
-// records says whether an answer with this status is recorded.
-func (m *middleware) records(c *gin.Context, status int) bool {
+// keeps says whether an answer with this status is recorded.
+func (m *middleware) keeps(c *gin.Context, status int) bool {
 	_, refused := c.Get(refusedKey{})
 	switch {
 	case refused || status < 100 || status > 999:

@@ -10,6 +10,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
 )
 
 const (
@@ -42,6 +43,7 @@ type config struct {
 	maxBody        int
 	maxRequestBody int
 	fingerprint    func(c *gin.Context, body []byte) []byte
+	records        []idempotency.Option
 
 	recording []string // options that were used and mean nothing with LockOnly
 	mistakes  []string
@@ -165,6 +167,12 @@ func Fingerprint(fn func(c *gin.Context, body []byte) []byte) Option {
 		c.fingerprint = fn
 		c.check(fn != nil, "Fingerprint(nil): pass a function, or leave it away")
 	})
+}
+
+// Records sets how answers are stored: [idempotency.WithEncryption], [idempotency.WithCompression],
+// [idempotency.RunUnreadable]. What has an option of its own here, such as [Retain], is set by that.
+func Records(opts ...idempotency.Option) Option {
+	return recording("Records", func(c *config) { c.records = append(c.records, opts...) })
 }
 
 // recording is an option that means nothing with LockOnly.

@@ -150,8 +150,12 @@ func (m *middleware) runUnprotected(c *gin.Context, err error) bool {
 	if !m.failOpen || !errors.Is(err, core.ErrUnavailable) {
 		return false
 	}
-	m.log(c, slog.LevelWarn, "ginlock: no lock can be had; the request runs unprotected (FailOpen)", err)
+	m.logUnprotected(c, err)
 	return true
+}
+
+func (m *middleware) logUnprotected(c *gin.Context, err error) {
+	m.log(c, slog.LevelWarn, "ginlock: no lock can be had; the request runs unprotected (FailOpen)", err)
 }
 
 // replay answers with what was recorded.

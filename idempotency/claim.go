@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -23,7 +22,9 @@ const (
 type Claim struct {
 	claims *Claims
 	key    string
+	name   string // of the lock
 	mark   mark
+	began  time.Time
 	lock   *core.Lock
 	outer  *Claim // which the context carried before
 	ctx    context.Context
@@ -35,8 +36,8 @@ type Claim struct {
 
 type claimKey struct{}
 
-func newClaim(ctx context.Context, c *Claims, key string, m mark, lock *core.Lock) *Claim {
-	k := &Claim{claims: c, key: key, mark: m, lock: lock}
+func newClaim(ctx context.Context, r *request, lock *core.Lock) *Claim {
+	k := &Claim{claims: r.Claims, key: r.key, name: r.name, mark: r.mark, began: time.Now(), lock: lock}
 	k.outer, _ = FromContext(ctx)
 	ctx = context.WithValue(core.WithLock(ctx, lock), claimKey{}, k)
 	k.ctx, k.cancel = context.WithCancelCause(ctx)
@@ -89,19 +90,33 @@ func (k *Claim) Complete(ctx context.Context, r *Record) error {
 	if r == nil {
 		return fmt.Errorf("idempotency: key %q: complete a claim with a record, or with Tombstone", k.key)
 	}
-	value, err := r.encode(k.mark)
+	value, err := k.claims.encode(k.name, r, k.mark)
 	if err != nil {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
 	}
 	if !k.end() {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrCompleted)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), completeTimeout)
+	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.complete")
+	o := ran
+	if r.NotKept {
+		o = tombstone
+	}
+	defer func() {
+		k.claims.instruments.over(ctx, o, k.began)
+		o.end(span)
+	}()
+	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	if err = k.seal(ctx, value); err == nil {
+	if err = k.seal(sealing, value); err == nil {
+		k.claims.instruments.size.Record(ctx, int64(len(value)), k.claims.instruments.record[o]...)
 		return nil
 	}
-	if errors.Is(err, core.ErrUnavailable) {
+	o = unrecorded
+	switch {
+	case errors.Is(err, core.ErrLost):
+		o = lost
+	case errors.Is(err, core.ErrUnavailable):
 		go k.sealLater(value)
 	}
 	return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
@@ -136,11 +151,11 @@ func (k *Claim) seal(ctx context.Context, value []byte) error {
 // sealLater goes on sealing while the lease is held: it is over when Redis answers, or when the lease ends since it
 // does not, and Seal says that it is lost.
 func (k *Claim) sealLater(value []byte) {
-	switch err := k.seal(context.Background(), value); {
+	switch log, err := k.claims.locker.Logger(), k.seal(context.Background(), value); {
 	case err == nil:
-		slog.Info("idempotency: a late answer was recorded", "key", k.key)
+		log.Info("idempotency: a late answer was recorded", "key", k.key)
 	default:
-		slog.Warn("idempotency: an answer was not recorded; a repeat runs again", "key", k.key, "error", err)
+		log.Warn("idempotency: an answer was not recorded; a repeat runs again", "key", k.key, "error", err)
 	}
 }
 
@@ -153,9 +168,18 @@ func (k *Claim) Abandon(ctx context.Context) error {
 	if !k.end() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
+	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.abandon")
+	o := abandoned
+	defer func() {
+		k.claims.instruments.over(ctx, o, k.began)
+		o.end(span)
+	}()
+	releasing, cancel := context.WithTimeout(ctx, abandonTimeout)
 	defer cancel()
-	if err := k.lock.Release(ctx); err != nil {
+	if err := k.lock.Release(releasing); err != nil {
+		if errors.Is(err, core.ErrLost) {
+			o = lost
+		}
 		return fmt.Errorf("idempotency: abandon key %q: %w", k.key, err)
 	}
 	return nil

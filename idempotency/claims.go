@@ -14,50 +14,20 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-const (
-	defaultRetention = 24 * time.Hour
-	minRetention     = 10 * time.Millisecond
-)
-
-// Claims gives out claims on keys of one [core.Locker]. It is safe for concurrent use, and cheap to make.
+// Claims gives out claims on keys of one [core.Locker]. It is safe for concurrent use. Make it once: it holds the
+// instruments that it reports with.
 type Claims struct {
-	locker    *core.Locker
-	retention time.Duration
-	wait      time.Duration
-}
+	locker        *core.Locker
+	retention     time.Duration
+	wait          time.Duration
+	failOpen      bool
+	transport     string
+	compressAbove int // -1: never
+	keys          []EncryptionKey
+	readPlain     bool
+	runUnreadable bool
 
-// Option configures [Claims]. A nil Option is ignored, the later of two wins.
-type Option interface{ apply(*Claims) }
-
-type option func(*Claims)
-
-func (o option) apply(c *Claims) { o(c) }
-
-// WithRetention sets how long a record is kept: after that its key runs anew. Default 24 h, at least 10 ms.
-func WithRetention(d time.Duration) Option { return option(func(c *Claims) { c.retention = d }) }
-
-// WithWait makes Begin wait for a running request for up to d, and answer from its record. By default it does not
-// wait.
-func WithWait(d time.Duration) Option { return option(func(c *Claims) { c.wait = d }) }
-
-// New returns Claims on l. It panics, since that is a mistake in the program, if l is nil, the retention too short or
-// the wait negative.
-func New(l *core.Locker, opts ...Option) *Claims {
-	c := &Claims{locker: l, retention: defaultRetention}
-	for _, o := range opts {
-		if o != nil {
-			o.apply(c)
-		}
-	}
-	switch {
-	case l == nil:
-		panic("idempotency: New needs a core.Locker: pass the one that core.New returned, after checking its error")
-	case c.retention < minRetention:
-		panic(fmt.Sprintf("idempotency: WithRetention(%v): records must be kept for at least %v", c.retention, minRetention))
-	case c.wait < 0:
-		panic(fmt.Sprintf("idempotency: WithWait(%v): leave it away not to wait", c.wait))
-	}
-	return c
+	instruments *instruments
 }
 
 // Outcome says what to do with a request: exactly one of its fields is set.
@@ -66,6 +36,9 @@ type Outcome struct {
 	Claim *Claim
 	// Replay is set when it ran already: answer from it. It must not be modified.
 	Replay *Record
+	// Unprotected is set, with [WithFailOpen] only, when the backend is not available: run the request without a claim.
+	// It is the error that Begin would have returned.
+	Unprotected error
 }
 
 // Begin asks for the claim on key, a text of any length that is not empty, for the request that fp tells of. A key
@@ -78,51 +51,125 @@ func (c *Claims) Begin(ctx context.Context, key string, fp Fingerprint) (Outcome
 	if key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
 	}
-	name := lockKey(key)
-	if carries(ctx, name) {
-		return Outcome{}, &InFlightError{Key: key}
+	spanned, span := c.instruments.start(ctx, "idempotency.begin")
+	r := &request{Claims: c, key: key, name: lockKey(key), fp: fp}
+	lock, replay, err := r.begin(spanned)
+	if err == nil && lock != nil {
+		span.End()
+		return Outcome{Claim: newClaim(ctx, r, lock)}, nil
 	}
-	m := newMark(fp)
-	lock, err := c.locker.TryAcquire(ctx, name, core.WithTag(m.tag()))
+	o := replayed
+	switch {
+	case err != nil:
+		o = outcomeOf(err)
+	case replay.NotKept:
+		o = notKept
+	}
+	out := Outcome{Replay: replay}
+	if o == storeDown && c.failOpen {
+		o, out, err = unprotected, Outcome{Unprotected: err}, nil
+	}
+	c.instruments.count(spanned, o)
+	o.end(span)
+	return out, err
+}
+
+// request is one that asks for a claim.
+type request struct {
+	*Claims
+	key, name string // as it was passed to Begin, and of its lock
+	fp        Fingerprint
+	mark      mark
+}
+
+// begin returns the lock of a claim, or the record to answer from, or an error.
+func (r *request) begin(ctx context.Context) (*core.Lock, *Record, error) {
+	if carries(ctx, r.name) {
+		return nil, nil, &InFlightError{Key: r.key}
+	}
+	lock, err := r.acquire(ctx)
+	if err == nil {
+		return lock, nil, nil
+	}
+	replay, err := r.refused(err)
+	if errors.Is(err, ErrRecord) && r.runUnreadable {
+		return r.replace(ctx, err)
+	}
+	return nil, replay, err
+}
+
+func (r *request) acquire(ctx context.Context) (*core.Lock, error) {
+	r.mark = newMark(r.fp)
+	lock, err := r.locker.TryAcquire(ctx, r.name, core.WithTag(r.tag(r.name, r.mark)))
 	var taken *core.TakenError
-	if errors.As(err, &taken) && c.wait > 0 {
-		if theirs, ok := parseTag(taken.Tag); ok {
-			if err := theirs.check(key, fp); err != nil {
-				return Outcome{}, err
-			}
-			m = theirs // the same tag as the holder's, so that a claim it abandons is handed over
-		}
-		lock, err = c.locker.Acquire(ctx, name, core.WithTag(m.tag()), core.WithWait(c.wait))
+	if r.wait == 0 || !errors.As(err, &taken) {
+		return lock, err
 	}
-	if err != nil {
-		return refused(key, fp, err)
+	tag := taken.Tag // the same as the holder's, so that a claim it abandons is handed over
+	if theirs, ok := r.parseTag(r.name, tag); !ok {
+		tag = r.tag(r.name, r.mark)
+	} else if err := theirs.check(r.key, r.fp); err != nil {
+		return nil, err
+	} else {
+		r.mark = theirs
 	}
-	return Outcome{Claim: newClaim(ctx, c, key, m, lock)}, nil
+	return r.locker.Acquire(ctx, r.name, core.WithTag(tag), core.WithWait(r.wait))
 }
 
 // refused says what an error of core means for a request.
-func refused(key string, fp Fingerprint, err error) (Outcome, error) {
+func (r *request) refused(err error) (*Record, error) {
 	var sealed *core.SealedError
 	if errors.As(err, &sealed) {
-		r, m, err := decode(sealed.Value)
+		record, m, err := r.decode(r.name, sealed.Value)
 		if err != nil {
-			return Outcome{}, fmt.Errorf("idempotency: key %q: %w", key, err)
+			return nil, fmt.Errorf("idempotency: key %q: %w", r.key, err)
 		}
-		if err := m.check(key, fp); err != nil {
-			return Outcome{}, err
+		if err := m.check(r.key, r.fp); err != nil {
+			return nil, err
 		}
-		return Outcome{Replay: r}, nil
+		return record, nil
 	}
 	var taken *core.TakenError
 	if errors.As(err, &taken) {
-		if m, ok := parseTag(taken.Tag); ok {
-			if err := m.check(key, fp); err != nil {
-				return Outcome{}, err
+		if m, ok := r.parseTag(r.name, taken.Tag); ok {
+			if err := m.check(r.key, r.fp); err != nil {
+				return nil, err
 			}
 		}
-		return Outcome{}, &InFlightError{Key: key, RetryAfter: taken.RetryAfter, Cause: taken}
+		return nil, &InFlightError{Key: r.key, RetryAfter: taken.RetryAfter, Cause: taken}
 	}
-	return Outcome{}, fmt.Errorf("idempotency: key %q: %w", key, err)
+	if errors.Is(err, ErrMismatch) {
+		return nil, err
+	}
+	return nil, fmt.Errorf("idempotency: key %q: %w", r.key, err)
+}
+
+// replace removes a record that cannot be read, and takes the claim. One at a time does that, under a lock of its own,
+// and looks again: what is removed must be what could not be read, not what somebody else recorded meanwhile.
+func (r *request) replace(ctx context.Context, unreadable error) (*core.Lock, *Record, error) {
+	sum := sha256.Sum256([]byte(r.name))
+	repair, err := r.locker.TryAcquire(ctx, "repair:"+hex.EncodeToString(sum[:]))
+	if errors.Is(err, core.ErrTaken) {
+		return nil, nil, &InFlightError{Key: r.key, Cause: err}
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("idempotency: key %q: %w", r.key, err)
+	}
+	defer func() { _ = repair.Release(ctx) }() // it lapses otherwise
+	for removed := false; ; removed = true {
+		lock, err := r.acquire(ctx)
+		if err == nil {
+			return lock, nil, nil
+		}
+		replay, err := r.refused(err)
+		if !errors.Is(err, ErrRecord) || removed {
+			return nil, replay, err
+		}
+		r.locker.Logger().WarnContext(ctx, "idempotency: a record cannot be read; it is removed, and its request runs again (RunUnreadable)", "key", r.key, "error", unreadable)
+		if err := r.locker.Unseal(ctx, r.name); err != nil {
+			return nil, nil, fmt.Errorf("idempotency: key %q: %w", r.key, err)
+		}
+	}
 }
 
 const (

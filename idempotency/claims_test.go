@@ -335,22 +335,3 @@ func TestOneClaim(t *testing.T) {
 	}
 	all.Wait()
 }
-
-func TestNewPanics(t *testing.T) {
-	t.Parallel()
-	l := memoryLocker(t)
-	for want, wire := range map[string]func(){
-		"needs a core.Locker": func() { idempotency.New(nil) },
-		"WithRetention":       func() { idempotency.New(l, idempotency.WithRetention(0)) },
-		"WithWait":            func() { idempotency.New(l, idempotency.WithWait(-1)) },
-	} {
-		func() {
-			defer func() {
-				if got := fmt.Sprint(recover()); !strings.Contains(got, want) {
-					t.Errorf("panic %q does not say %q", got, want)
-				}
-			}()
-			wire()
-		}()
-	}
-}

@@ -5,22 +5,25 @@ import "crypto/sha256"
 // For the fuzz tests.
 var LockKey = lockKey
 
-// Decode reads a record.
-func Decode(b []byte) (*Record, error) {
-	r, _, err := decode(b)
+// Decode reads what is stored under the lock of this name.
+func (c *Claims) Decode(name string, b []byte) (*Record, error) {
+	r, _, err := c.decode(name, b)
 	return r, err
 }
 
-// Encode writes a record, answering a request with this fingerprint.
-func Encode(r *Record, payload [sha256.Size]byte) ([]byte, error) {
-	return r.encode(newMark(Fingerprint{Payload: payload}))
+// Encode is what is stored for a request with this fingerprint.
+func (c *Claims) Encode(name string, r *Record, payload [sha256.Size]byte) ([]byte, error) {
+	return c.encode(name, r, newMark(Fingerprint{Payload: payload}))
 }
 
-// TagMatches says whether a tag is one of ours, and matches the fingerprint.
-func TagMatches(tag string, fp Fingerprint) (ours, same bool) {
-	m, ok := parseTag(tag)
+// TagMatches says whether a tag can be read, and matches the fingerprint.
+func (c *Claims) TagMatches(name, tag string, fp Fingerprint) (ours, same bool) {
+	m, ok := c.parseTag(name, tag)
 	return ok, ok && m.check("k", fp) == nil
 }
 
 // NewTag is the tag of a new claim.
-func NewTag(fp Fingerprint) string { return newMark(fp).tag() }
+func (c *Claims) NewTag(name string, fp Fingerprint) string { return c.tag(name, newMark(fp)) }
+
+// OutcomeNames are the values of onelane.outcome.
+var OutcomeNames = outcomeNames[:]

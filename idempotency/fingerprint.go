@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"slices"
 	"strings"
 )
 
@@ -66,6 +67,16 @@ func keyed(salt [markPart]byte, what string, digest [sha256.Size]byte) [markPart
 	h.Write([]byte(what))
 	h.Write(digest[:])
 	return [markPart]byte(h.Sum(nil))
+}
+
+func (m mark) bytes() []byte { return slices.Concat(m.salt[:], m.payload[:], m.credentials[:]) }
+
+// markOf is the inverse of bytes.
+func markOf(b []byte) (m mark, ok bool) {
+	if len(b) != 3*markPart {
+		return m, false
+	}
+	return mark{[markPart]byte(b), [markPart]byte(b[markPart:]), [markPart]byte(b[2*markPart:])}, true
 }
 
 // check returns a *MismatchError unless the mark was made of fp.

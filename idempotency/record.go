@@ -11,8 +11,10 @@ import (
 )
 
 const (
-	recordVersion = 1
-	maxRecord     = 16 << 20 // what core seals
+	plainVersion    = 1
+	envelopeVersion = 2
+	maxEnvelope     = 16 << 20            // what core seals
+	maxRecord       = maxEnvelope - 1<<10 // so that there is room for the envelope
 )
 
 // Record is the answer of a completed claim. What it means is up to the protocol that answers.
@@ -30,10 +32,11 @@ type Record struct {
 // A retry is told so, and nothing runs twice.
 func Tombstone() *Record { return &Record{NotKept: true} }
 
-// encode is the record, and the mark of the request it answers, as protobuf: see internal/recordpb/record.proto.
+// encode is the record, and the mark of the request it answers, as protobuf of version 1: see
+// internal/recordpb/record.proto.
 func (r *Record) encode(m mark) ([]byte, error) {
 	p := &recordpb.Record{
-		Version: recordVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
+		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
 		NotKept: r.NotKept,
 	}
 	if !r.NotKept {
@@ -55,15 +58,20 @@ func (r *Record) encode(m mark) ([]byte, error) {
 	return proto.Marshal(p)
 }
 
-// decode reads a record. Its error matches ErrRecord.
-func decode(b []byte) (*Record, mark, error) {
-	var p recordpb.Record
-	var m mark
-	if err := proto.Unmarshal(b, &p); err != nil {
-		return nil, m, fmt.Errorf("%w: %w", ErrRecord, err)
+// unmarshal reads what is stored. Its error matches ErrRecord.
+func unmarshal(b []byte) (*recordpb.Record, error) {
+	p := new(recordpb.Record)
+	if err := proto.Unmarshal(b, p); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRecord, err)
 	}
-	if p.Version != recordVersion {
-		return nil, m, fmt.Errorf("%w: it has version %d, this process reads version %d", ErrRecord, p.Version, recordVersion)
+	return p, nil
+}
+
+// decode reads a record of version 1. Its error matches ErrRecord.
+func decode(p *recordpb.Record) (*Record, mark, error) {
+	var m mark
+	if p.Version != plainVersion {
+		return nil, m, fmt.Errorf("%w: it has version %d, this process reads versions %d and %d", ErrRecord, p.Version, plainVersion, envelopeVersion)
 	}
 	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart {
 		return nil, m, fmt.Errorf("%w: its fingerprint is incomplete", ErrRecord)

@@ -13,8 +13,15 @@ import (
 	"github.com/onelane/onelane/idempotency/internal/recordpb"
 )
 
+// plain are Claims without options: only their codec is used.
+func plain(t testing.TB, opts ...idempotency.Option) *idempotency.Claims {
+	t.Helper()
+	return idempotency.New(memoryLocker(t), opts...)
+}
+
 func TestRecordSurvives(t *testing.T) {
 	t.Parallel()
+	c := plain(t)
 	for name, r := range map[string]*idempotency.Record{
 		"empty":     {},
 		"tombstone": idempotency.Tombstone(),
@@ -22,11 +29,11 @@ func TestRecordSurvives(t *testing.T) {
 			"Content-Disposition": {"filename=cl\xe9.txt"}, "Link": {"a", "b"}, "Gone": {},
 		}},
 	} {
-		b, err := idempotency.Encode(r, [32]byte{1})
+		b, err := c.Encode("n", r, [32]byte{1})
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		got, err := idempotency.Decode(b)
+		got, err := c.Decode("n", b)
 		if err != nil || !reflect.DeepEqual(got, r) {
 			t.Errorf("%s: %+v, %v; want %+v", name, got, err, r)
 		}
@@ -36,7 +43,7 @@ func TestRecordSurvives(t *testing.T) {
 func TestRecordTooLarge(t *testing.T) {
 	t.Parallel()
 	for _, r := range []*idempotency.Record{{Body: make([]byte, 16<<20)}, {Status: -1}} {
-		if _, err := idempotency.Encode(r, [32]byte{}); err == nil {
+		if _, err := plain(t).Encode("n", r, [32]byte{}); err == nil {
 			t.Error("it was encoded")
 		}
 	}
@@ -44,12 +51,12 @@ func TestRecordTooLarge(t *testing.T) {
 
 func TestRecordOfAnotherVersion(t *testing.T) {
 	t.Parallel()
-	for _, version := range []uint32{0, 2} {
+	for _, version := range []uint32{0, 3} {
 		b, err := proto.Marshal(&recordpb.Record{Version: version, Salt: make([]byte, 16), Payload: make([]byte, 16), Credentials: make([]byte, 16)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := idempotency.Decode(b); !errors.Is(err, idempotency.ErrRecord) || !strings.Contains(err.Error(), "version") {
+		if _, err := plain(t).Decode("n", b); !errors.Is(err, idempotency.ErrRecord) || !strings.Contains(err.Error(), "version") {
 			t.Errorf("version %d: %v", version, err)
 		}
 	}
@@ -59,53 +66,67 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 func TestRecordHidesThePayload(t *testing.T) {
 	t.Parallel()
 	digest := idempotency.Digest([]byte("7 EUR"))
-	a, _ := idempotency.Encode(idempotency.Tombstone(), digest)
-	b, _ := idempotency.Encode(idempotency.Tombstone(), digest)
+	c := plain(t)
+	a, _ := c.Encode("n", idempotency.Tombstone(), digest)
+	b, _ := c.Encode("n", idempotency.Tombstone(), digest)
 	if bytes.Equal(a, b) || bytes.Contains(a, digest[:16]) {
 		t.Error("equal requests look alike")
 	}
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, r := range []*idempotency.Record{{}, idempotency.Tombstone(), {Status: 201, Body: []byte("b"), Header: map[string][]string{"A": {"1", "2"}, "B": {}}}} {
-		b, err := idempotency.Encode(r, [32]byte{1})
-		if err != nil {
-			f.Fatal(err)
+	readers := []*idempotency.Claims{
+		plain(f), plain(f, idempotency.WithCompression(0)), plain(f, idempotency.WithEncryption(secret("a"))),
+		plain(f, idempotency.WithEncryption(secret("b"), secret("a")), idempotency.ReadPlain(), idempotency.WithCompression(0)),
+	}
+	for _, r := range []*idempotency.Record{{}, idempotency.Tombstone(), {Status: 201, Body: bytes.Repeat([]byte("b"), 99), Header: map[string][]string{"A": {"1", "2"}, "B": {}}}} {
+		for _, c := range readers {
+			b, err := c.Encode("n", r, [32]byte{1})
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(b)
+			f.Add(b[:len(b)/2])
 		}
-		f.Add(b)
-		f.Add(b[:len(b)/2])
 	}
 	f.Add([]byte("sold out"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := idempotency.Decode(b)
-		if err != nil {
-			if r != nil || !errors.Is(err, idempotency.ErrRecord) {
-				t.Fatalf("%+v, %v", r, err)
+		for i, c := range readers {
+			r, err := c.Decode("n", b)
+			if err != nil {
+				if r != nil || !errors.Is(err, idempotency.ErrRecord) {
+					t.Fatalf("%d: %+v, %v", i, r, err)
+				}
+				continue
 			}
-			return
-		}
-		again, err := idempotency.Encode(r, [32]byte{})
-		if r.Status > 1<<30 {
-			return // not ours; replaying it is up to the protocol
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := idempotency.Decode(again); err != nil || !reflect.DeepEqual(got.Header, r.Header) || got.Status != r.Status || !bytes.Equal(got.Body, r.Body) {
-			t.Fatalf("%+v became %+v, %v", r, got, err)
+			if r.Status > 1<<30 {
+				continue // not ours; replaying it is up to the protocol
+			}
+			again, err := c.Encode("n", r, [32]byte{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.Decode("n", again); err != nil || !reflect.DeepEqual(got.Header, r.Header) || got.Status != r.Status || !bytes.Equal(got.Body, r.Body) {
+				t.Fatalf("%d: %+v became %+v, %v", i, r, got, err)
+			}
 		}
 	})
 }
 
 func FuzzTag(f *testing.F) {
-	fp := idempotency.Fingerprint{Payload: [32]byte{1}}
-	f.Add(idempotency.NewTag(fp))
+	one := idempotency.Fingerprint{Payload: [32]byte{1}}
+	readers := []*idempotency.Claims{plain(f), plain(f, idempotency.WithEncryption(secret("a")))}
+	for _, c := range readers {
+		f.Add(c.NewTag("n", one))
+	}
 	f.Add("")
 	f.Add("idem1..")
+	f.Add("idem2.a.")
 	f.Fuzz(func(t *testing.T, tag string) {
-		_, same := idempotency.TagMatches(tag, idempotency.Fingerprint{Payload: [32]byte{2}})
-		if same {
-			t.Fatalf("%q matches another fingerprint", tag)
+		for _, c := range readers {
+			if _, same := c.TagMatches("n", tag, idempotency.Fingerprint{Payload: [32]byte{2}}); same {
+				t.Fatalf("%q matches another fingerprint", tag)
+			}
 		}
 	})
 }

@@ -18,7 +18,7 @@ const module = "github.com/onelane/onelane"
 // What each folder may import besides the standard library and itself: a path, and what is below it.
 var mayImport = map[string][]string{
 	"core":        {"github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9", "go.opentelemetry.io/otel"},
-	"idempotency": {module + "/core", "google.golang.org/protobuf"},
+	"idempotency": {module + "/core", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
 	"ginlock":     {module + "/core", module + "/idempotency", "github.com/gin-gonic/gin"},
 	"grpclock": {module + "/core", module + "/idempotency", "google.golang.org/grpc", "google.golang.org/protobuf",
 		"google.golang.org/genproto"},

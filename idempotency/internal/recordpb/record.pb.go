@@ -25,7 +25,8 @@ const (
 
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1. A reader refuses every other version: what it does not know it must not half understand.
+	// 1: a plain record, fields 2 to 8. 2: an envelope around one, fields 9 to 11. A reader refuses every other version: what
+	// it does not know it must not half understand.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What the record answers: a random salt, and two digests of the request keyed with it.
 	Salt        []byte `protobuf:"bytes,2,opt,name=salt,proto3" json:"salt,omitempty"`
@@ -36,8 +37,14 @@ type Record struct {
 	// The status of the protocol that answered: of HTTP, 200 to 599.
 	Status uint32 `protobuf:"varint,6,opt,name=status,proto3" json:"status,omitempty"`
 	// Sorted by name.
-	Header        []*Field `protobuf:"bytes,7,rep,name=header,proto3" json:"header,omitempty"`
-	Body          []byte   `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`
+	Header []*Field `protobuf:"bytes,7,rep,name=header,proto3" json:"header,omitempty"`
+	Body   []byte   `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`
+	// Whether content is compressed (RFC 1951), before it was encrypted.
+	Deflated bool `protobuf:"varint,9,opt,name=deflated,proto3" json:"deflated,omitempty"`
+	// The name of the key that content is encrypted with; empty: it is not.
+	KeyId string `protobuf:"bytes,10,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	// A record of version 1. Encrypted: nonce and ciphertext, bound to the name of the claim's lock.
+	Content       []byte `protobuf:"bytes,11,opt,name=content,proto3" json:"content,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -128,6 +135,27 @@ func (x *Record) GetBody() []byte {
 	return nil
 }
 
+func (x *Record) GetDeflated() bool {
+	if x != nil {
+		return x.Deflated
+	}
+	return false
+}
+
+func (x *Record) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *Record) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
 // One header field, in bytes, since HTTP does not promise UTF-8. No values at all: the handler removed the field.
 type Field struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -185,7 +213,7 @@ var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
 	"\n" +
-	"\frecord.proto\x12\x16onelane.idempotency.v1\"\xf0\x01\n" +
+	"\frecord.proto\x12\x16onelane.idempotency.v1\"\xbd\x02\n" +
 	"\x06Record\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04salt\x18\x02 \x01(\fR\x04salt\x12\x18\n" +
@@ -194,7 +222,11 @@ const file_record_proto_rawDesc = "" +
 	"\bnot_kept\x18\x05 \x01(\bR\anotKept\x12\x16\n" +
 	"\x06status\x18\x06 \x01(\rR\x06status\x125\n" +
 	"\x06header\x18\a \x03(\v2\x1d.onelane.idempotency.v1.FieldR\x06header\x12\x12\n" +
-	"\x04body\x18\b \x01(\fR\x04body\"3\n" +
+	"\x04body\x18\b \x01(\fR\x04body\x12\x1a\n" +
+	"\bdeflated\x18\t \x01(\bR\bdeflated\x12\x15\n" +
+	"\x06key_id\x18\n" +
+	" \x01(\tR\x05keyId\x12\x18\n" +
+	"\acontent\x18\v \x01(\fR\acontent\"3\n" +
 	"\x05Field\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\fR\x06valuesB:Z8github.com/onelane/onelane/idempotency/internal/recordpbb\x06proto3"

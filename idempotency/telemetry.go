@@ -1,0 +1,118 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/onelane/onelane/core"
+)
+
+const scope = "github.com/onelane/onelane/idempotency"
+
+// outcome is how a request ended, and the value of the attribute onelane.outcome. Each has one.
+type outcome int
+
+const (
+	ran         outcome = iota // its answer is recorded
+	tombstone                  // it ran, and its answer was not kept
+	unrecorded                 // it ran, and the backend did not take its answer
+	lost                       // it ran, and its claim was lost meanwhile
+	abandoned                  // it ran, and gave its claim up
+	unprotected                // it runs without a claim, since the backend is not available (WithFailOpen)
+	replayed                   // answered from a record
+	notKept                    // answered before, and that answer was not kept
+	inFlight
+	mismatch
+	unreadable // there is a record, and it cannot be read
+	storeDown  // refused, since the backend is not available
+	refused    // refused for another reason: its context ended, the Locker was closed
+	outcomes   // how many there are
+)
+
+var outcomeNames = [outcomes]string{
+	"ran", "tombstone", "unrecorded", "lost", "abandoned", "unprotected", "replayed", "not_kept", "in_flight", "mismatch",
+	"unreadable", "store_down", "refused",
+}
+
+// instruments are what Claims report with.
+type instruments struct {
+	requests metric.Int64Counter
+	duration metric.Float64Histogram
+	size     metric.Int64Histogram
+	tracer   trace.Tracer
+	// Made once: a request allocates nothing for them.
+	common []trace.SpanStartOption
+	add    [outcomes][]metric.AddOption
+	record [outcomes][]metric.RecordOption
+}
+
+func newInstruments(l *core.Locker, transport string) *instruments {
+	m := l.MeterProvider().Meter(scope)
+	i := &instruments{tracer: l.TracerProvider().Tracer(scope)}
+	// The errors are about names and units, which a test covers; the instruments work nevertheless.
+	i.requests, _ = m.Int64Counter("onelane.idempotency.requests", metric.WithUnit("{request}"),
+		metric.WithDescription("Requests with a key, by how they ended."))
+	i.duration, _ = m.Float64Histogram("onelane.idempotency.run.duration", metric.WithUnit("s"),
+		metric.WithDescription("How long claims were held, by how they ended."))
+	i.size, _ = m.Int64Histogram("onelane.idempotency.record.size", metric.WithUnit("By"),
+		metric.WithDescription("Size of records as they are stored."))
+	var common []attribute.KeyValue
+	if transport != "" {
+		common = append(common, attribute.String("onelane.transport", transport))
+	}
+	i.common = []trace.SpanStartOption{trace.WithAttributes(common...)}
+	for o := range outcomes {
+		set := metric.WithAttributeSet(attribute.NewSet(append([]attribute.KeyValue{o.attribute()}, common...)...))
+		i.add[o], i.record[o] = []metric.AddOption{set}, []metric.RecordOption{set}
+	}
+	return i
+}
+
+func (o outcome) attribute() attribute.KeyValue {
+	return attribute.String("onelane.outcome", outcomeNames[o])
+}
+
+// count counts a request that ends with o.
+func (i *instruments) count(ctx context.Context, o outcome) { i.requests.Add(ctx, 1, i.add[o]...) }
+
+// over counts a claim that ends with o.
+func (i *instruments) over(ctx context.Context, o outcome, began time.Time) {
+	i.count(ctx, o)
+	i.duration.Record(ctx, time.Since(began).Seconds(), i.record[o]...)
+}
+
+// start starts a span about a part of a request.
+func (i *instruments) start(ctx context.Context, name string) (context.Context, trace.Span) {
+	return i.tracer.Start(ctx, name, i.common...)
+}
+
+// end ends the span of a request, or of its claim, that ended with o. The error itself is not told: keys name users.
+func (o outcome) end(span trace.Span) {
+	span.SetAttributes(o.attribute())
+	switch o {
+	case storeDown, unprotected, unrecorded, lost, unreadable:
+		span.SetStatus(codes.Error, outcomeNames[o])
+	}
+	span.End()
+}
+
+// outcomeOf says how a request ends that got this error from Begin.
+func outcomeOf(err error) outcome {
+	switch {
+	case errors.Is(err, ErrInFlight):
+		return inFlight
+	case errors.Is(err, ErrMismatch):
+		return mismatch
+	case errors.Is(err, ErrRecord):
+		return unreadable
+	case errors.Is(err, core.ErrUnavailable):
+		return storeDown
+	}
+	return refused
+}
