@@ -10,6 +10,14 @@
 // A key is free, held or sealed. A [Lock] is the holder's: it can be extended, released, or sealed: swapped, in one
 // atomic step, for a value that whoever wants the key gets instead of it. An idempotency record is a sealed lock.
 //
+// # Telemetry
+//
+// Metrics, all with the prefix onelane: acquire.duration and seal.duration by outcome, hold.duration by end, renewal.duration by outcome and
+// renewal.lag (how late renewals begin), in seconds; locks.held, locks.lost by reason, hand_overs, nodes.excluded by node and reason.
+// No attribute names a key, so that there are as many series for a million keys as for one. Spans, onelane.acquire and
+// onelane.seal, do: onelane.key. Where no SDK is installed all this costs no allocation. Lost locks, failed renewals and failed
+// clean-ups are logged.
+//
 // # Guarantees
 //
 //   - One holder at a time per key, from when Acquire returned until Release is called, the deadline has passed or the

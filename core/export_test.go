@@ -64,3 +64,6 @@ func Nodes(nodes []NodeFunc) Backend {
 func WithChance(owner func(instance, tag string) string, jitter func(time.Duration) time.Duration) Option {
 	return lockerOption(func(c *config) { c.chance = chance{owner, jitter} })
 }
+
+// Exclude is what a quorum reports of a node that it does not ask, and of one that it asks again.
+func (l *Locker) Exclude(node int, reason string, out bool) { l.telemetry.excluded(node, reason, out) }

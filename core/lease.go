@@ -24,6 +24,10 @@ type lease struct {
 	renewAt time.Time
 	busy    bool          // a verb is under way
 	idle    chan struct{} // made by who waits for it to end
+
+	// The first holder's, here so that most locks cost one allocation less each. A hand-over makes new ones.
+	firstHold hold
+	firstLock Lock
 }
 
 // hold is the time in which one local holder has the lease. Guarded by lease.mu.
@@ -31,10 +35,11 @@ type hold struct {
 	lease   *lease
 	token   uint64
 	until   time.Time // renewal ends
-	handles int       // not released yet
-	watched []*Lock   // handles whose context was asked for
-	ended   error     // why the hold is over: ErrReleased, or a loss
-	seal    []byte    // what a Seal was tried with
+	began   time.Time
+	handles int     // not released yet
+	watched []*Lock // handles whose context was asked for
+	ended   error   // why the hold is over: ErrReleased, or a loss
+	seal    []byte  // what a Seal was tried with
 	sealed  bool
 	sealing bool // a Seal was sent, its outcome is not known
 	lapsed  bool // given up without freeing the key
@@ -50,15 +55,18 @@ func newLease(l *Locker, w *waiter, g Grant) *lease {
 func (s *lease) first(w *waiter) *Lock {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := s.newHold(w)
+	s.newHold(w, &s.firstHold, &s.firstLock)
 	s.timer = time.AfterFunc(time.Until(s.next()), s.tick)
-	return k
+	return &s.firstLock
 }
 
-func (s *lease) newHold(w *waiter) *Lock {
-	h := &hold{lease: s, token: s.grant.Token + s.handed, until: time.Now().Add(w.maxHold), handles: 1}
+// newHold begins a holder's time. s.mu is held.
+func (s *lease) newHold(w *waiter, h *hold, k *Lock) {
+	now := time.Now()
+	*h = hold{lease: s, token: s.grant.Token + s.handed, began: now, until: now.Add(w.maxHold), handles: 1}
+	*k = Lock{hold: h, parent: w.ctx}
 	s.hold = h
-	return &Lock{hold: h, parent: w.ctx}
+	s.locker.telemetry.began()
 }
 
 // next is when the timer has something to do.
@@ -86,10 +94,12 @@ func (s *lease) tick() {
 		return
 	}
 	s.busy = true
+	due := s.renewAt
 	s.renewAt = s.grant.Deadline // nothing else to do until the answer is here
 	s.timer.Reset(time.Until(s.grant.Deadline))
 	s.mu.Unlock()
 	err := s.extend(context.Background(), s.ttl)
+	s.locker.telemetry.renewed(due, now, err)
 	s.mu.Lock()
 	s.end()
 	if h.ended != nil || h != s.hold {
@@ -117,7 +127,7 @@ func (s *lease) extend(ctx context.Context, ttl time.Duration) error {
 	err = named(err, s.key)
 	switch {
 	case errors.Is(err, ErrLost):
-		s.lose(h, err)
+		s.lose(h, reasonGone, err)
 	case err == nil && h.ended == nil && longer.Deadline.After(s.grant.Deadline):
 		s.grant.Deadline = longer.Deadline
 	}
@@ -156,34 +166,38 @@ func (s *lease) end() {
 // expired notices that the lease ran out. s.mu is held.
 func (s *lease) expired(h *hold) {
 	if h.ended == nil && !time.Now().Before(s.grant.Deadline) {
-		why := "its lease ran out without an answer from the backend"
-		if s.noRenew {
-			why = "its lease ran out"
-		} else if !time.Now().Before(h.until.Add(-s.ttl / 3)) {
-			why = fmt.Sprintf("it was held for longer than %v (WithMaxHold)", h.until.Sub(s.began).Round(time.Millisecond))
+		reason, why := reasonExpired, "its lease ran out without an answer from the backend"
+		switch {
+		case h.lapsed:
+			reason, why = reasonLapsed, "it was given up, and its lease ran out"
+		case s.noRenew:
+			reason, why = reasonTTL, "its lease ran out"
+		case !time.Now().Before(h.until.Add(-s.ttl / 3)):
+			reason, why = reasonMaxHold, fmt.Sprintf("it was held for longer than %v (WithMaxHold)", h.until.Sub(h.began))
 		}
-		s.lose(h, lostError(s.key, why))
+		s.lose(h, reason, lostError(s.key, why))
 	}
 }
 
-// lose ends a hold because its lease is gone. It is final. s.mu is held.
-func (s *lease) lose(h *hold, err error) {
+// lose ends a hold because its lease is gone, or the Locker closed, which has no reason. It is final. s.mu is held.
+func (s *lease) lose(h *hold, reason string, err error) {
 	if h.ended != nil {
 		return
 	}
-	if !errors.Is(err, ErrClosed) {
-		s.locker.logger.Warn("core: lock lost", "key", s.key, "owner", s.grant.Owner, "token", h.token, "error", err)
+	if reason != "" {
+		s.locker.logger.Warn("core: lock lost", "key", s.key, "owner", s.grant.Owner, "token", h.token, "reason", reason, "error", err)
 	}
-	s.finish(h, err)
-	if !errors.Is(err, ErrClosed) {
+	s.finish(h, reason, err)
+	if reason != "" {
 		s.locker.leaseOver(s)
 	}
 }
 
-// finish marks a hold as over and cancels its contexts. s.mu is held.
-func (s *lease) finish(h *hold, why error) {
+// finish marks a hold as over and cancels its contexts. The reason is that of a loss, else empty. s.mu is held.
+func (s *lease) finish(h *hold, reason string, why error) {
 	h.ended = why
 	s.timer.Stop()
+	s.locker.telemetry.over(h, reason)
 	cause := why
 	if errors.Is(why, ErrReleased) {
 		cause = nil
@@ -198,7 +212,7 @@ func (s *lease) finish(h *hold, why error) {
 func (s *lease) abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lose(s.hold, fmt.Errorf("core: key %q: %w", s.key, ErrClosed))
+	s.lose(s.hold, "", fmt.Errorf("core: key %q: %w", s.key, ErrClosed))
 }
 
 // takenBy is the answer to a local caller who does not wait; nil if s holds the key no more.
@@ -229,9 +243,11 @@ func (s *lease) handOver(h *hold) bool {
 	if w == nil {
 		return false
 	}
-	s.finish(h, ErrReleased)
+	s.finish(h, "", ErrReleased)
+	s.locker.telemetry.handedOver()
 	s.handed++
-	k := s.newHold(w)
+	k := new(Lock)
+	s.newHold(w, new(hold), k)
 	s.timer.Reset(time.Until(s.next()))
 	w.ready <- delivery{lock: k}
 	return true

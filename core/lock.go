@@ -165,7 +165,7 @@ func (k *Lock) Release(ctx context.Context) error {
 	}
 	lost := h.ended
 	if lost == nil {
-		s.finish(h, ErrReleased)
+		s.finish(h, "", ErrReleased)
 	}
 	err := s.free(ctx)
 	s.locker.leaseOver(s)
@@ -249,18 +249,21 @@ func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) 
 	h.seal, h.sealing = value, true
 	g := s.grant
 	s.mu.Unlock()
-	err := named(s.locker.backend.Seal(ctx, g, h.token, value, retention), s.key)
+	began := time.Now()
+	traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
+	err := named(s.locker.backend.Seal(traced, g, h.token, value, retention), s.key)
+	s.locker.telemetry.sealedKey(ctx, span, began, h.token, err)
 	s.mu.Lock()
 	switch {
 	case err == nil:
 		h.sealed, h.sealing = true, false
 		if h.ended == nil {
-			s.finish(h, ErrReleased)
+			s.finish(h, "", ErrReleased)
 		}
 		s.locker.leaseOver(s)
 	case errors.Is(err, ErrLost):
 		h.sealing = false
-		s.lose(h, err)
+		s.lose(h, reasonGone, err)
 	}
 	return err
 }

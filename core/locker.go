@@ -75,6 +75,15 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 }
 
 func (l *Locker) acquire(ctx context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
+	began := time.Now()
+	traced, span := l.telemetry.start(ctx, "onelane.acquire", key)
+	k, err := l.acquireTraced(ctx, traced, key, opts, try)
+	l.telemetry.acquired(ctx, span, began, k, err)
+	return k, err
+}
+
+// acquireTraced calls the backend with traced, a child of ctx. The lock's own context is not one: the span is over before the lock is used.
+func (l *Locker) acquireTraced(ctx, traced context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
 		return nil, err
@@ -88,7 +97,7 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []AcquireOption, 
 			return again, err
 		}
 	}
-	w := &waiter{ctx: ctx, key: key, name: name, settings: s}
+	w := &waiter{ctx: ctx, traced: traced, key: key, name: name, settings: s}
 	if cause := context.Cause(ctx); errors.Is(cause, errWaitOver) { // of AcquireAll
 		return nil, l.gaveUp(ctx, w, nil)
 	} else if cause != nil {

@@ -55,6 +55,8 @@ type config struct {
 	logger      *slog.Logger
 	meters      metric.MeterProvider
 	tracers     trace.TracerProvider
+	tracing     bool // tracers was chosen
+	telemetry   *telemetry
 }
 
 // chance is what a Locker leaves to chance; a simulation has its own, so that a run can be repeated.
@@ -131,12 +133,13 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	})
 }
 
-// WithTracerProvider sets where spans go. Default: the global provider of OpenTelemetry ([otel.GetTracerProvider]), which records nothing
-// until an SDK is installed, before or after [New].
+// WithTracerProvider sets where spans go: one for each Acquire and Seal, with the key. Default: the global provider of OpenTelemetry
+// ([otel.GetTracerProvider]), which records nothing until an SDK is installed, before or after [New]; and there, only spans within a trace:
+// a context that carries no span starts none.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return lockerOption(func(c *config) {
 		if p != nil {
-			c.tracers = p
+			c.tracers, c.tracing = p, true
 		}
 	})
 }
@@ -171,6 +174,9 @@ func newConfig(opts []Option) (*config, error) {
 	case c.nodeTimeout < 0:
 		return nil, fmt.Errorf("core: node time-out %v: it must be positive", c.nodeTimeout)
 	}
+	if c.telemetry, err = newTelemetry(c); err != nil {
+		return nil, fmt.Errorf("core: metrics: %w", err)
+	}
 	return c, nil
 }
 
@@ -179,12 +185,13 @@ func (s settings) with(opts []AcquireOption) (settings, error) {
 	if len(opts) == 0 {
 		return s, nil
 	}
+	changed := s // so that s itself does not go to the heap where there are no options
 	for _, o := range opts {
 		if o != nil {
-			o.applyAcquire(&s)
+			o.applyAcquire(&changed)
 		}
 	}
-	return s, s.valid()
+	return changed, changed.valid()
 }
 
 var errTag = errors.New("core: a tag must have at most 256 bytes, without control characters")

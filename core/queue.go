@@ -35,6 +35,7 @@ type line struct {
 // waiter is one caller of Acquire.
 type waiter struct {
 	ctx       context.Context
+	traced    context.Context // ctx, or its child with the span: for calls of the backend
 	key, name string
 	settings
 	ready chan delivery // made when the waiter queues; has room for its one delivery
@@ -87,7 +88,7 @@ func (l *Locker) tryInLine(w *waiter) (*Lock, error) {
 		return nil, err
 	}
 	if head {
-		k, taken, err := l.try(w.ctx, ln, w)
+		k, taken, err := l.try(w.traced, ln, w)
 		if taken != nil {
 			l.leave(ln, w)
 			return nil, taken
@@ -103,7 +104,7 @@ func (l *Locker) tryInLine(w *waiter) (*Lock, error) {
 		}
 	}
 	// Somebody of this process is about to get the key; ask who has it now without getting in between.
-	st, err := l.backend.Inspect(w.ctx, w.name)
+	st, err := l.backend.Inspect(w.traced, w.name)
 	if err != nil {
 		return nil, named(err, w.key)
 	}
@@ -128,7 +129,7 @@ func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := w.limit(w.ctx)
+	ctx, cancel := w.limit(w.traced)
 	defer cancel()
 	if head {
 		k, taken, err := l.try(ctx, ln, w)
