@@ -37,7 +37,7 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 		return guardError([]string{key}, err)
 	}
 	ctx := db.Statement.Context
-	d := demandOf(ctx).and([]string{key}, g.wait).orDefault()
+	d := demandOf(ctx).and([]string{key}, g.wait, g.fenced).orDefault()
 	if t, open := transactionOf(db.Statement.ConnPool); open {
 		if t == nil {
 			return guardError(d.keys, ErrUnmanagedTransaction)

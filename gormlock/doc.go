@@ -24,13 +24,15 @@
 //   - Several guards are all taken or none, in one order everywhere, so that two transactions do not wait for each other.
 //   - A guard that cannot guard is an error, and nothing is sent: no plugin, a read outside a transaction, a guard after
 //     BEGIN, a transaction that the plugin did not begin, a template without a value, a DryRun.
+//   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says: its token must be the largest
+//     that registered in the database, before the first read.
 //   - Decrement never takes more than there is, with or without a lock.
 //   - On SQLite a transaction whose COMMIT is rejected is rolled back; without a guard it stays open on its connection.
 //
 // # Does not guarantee
 //
 //   - What core does not: after a fail-over of Redis that lost the lock, and between the last look at the lock and the
-//     COMMIT, two holders may write. [Decrement], a unique index or a check of [Token] in the database are safe then.
+//     COMMIT, two holders may write. [Fenced], [Decrement] or a unique index in the database are safe then.
 //   - That everything in a block carries the guard: Session(NewDB) and the generics API drop scopes. Use [WithGuard]
 //     or [Transaction], and [Protect] to catch the rest. Raw SQL is not looked at by Protect.
 //   - Exclusion of writers that use no guard, or another key.

@@ -11,26 +11,28 @@ import (
 
 // guard is what one Guard asks for.
 type guard struct {
-	key  template
-	wait time.Duration // 0: not given
-	err  error
+	key    template
+	wait   time.Duration // 0: not given
+	fenced bool
+	err    error
 }
 
 // demand is what all guards of a statement or a transaction ask for, with keys that are ready to be locked.
 type demand struct {
-	keys []string
-	wait time.Duration
+	keys   []string
+	wait   time.Duration
+	fenced bool
 }
 
-func (d demand) and(keys []string, wait time.Duration) demand {
-	return demand{append(slices.Clip(d.keys), keys...), max(d.wait, wait)}
+func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
+	return demand{append(slices.Clip(d.keys), keys...), max(d.wait, wait), d.fenced || fenced}
 }
 
 // literal is what asks for the same, in Statement.Settings.
 func (d demand) literal() []guard {
 	var gs []guard
 	for _, key := range d.keys {
-		gs = append(gs, guard{key: template{source: key}, wait: d.wait})
+		gs = append(gs, guard{key: template{source: key}, wait: d.wait, fenced: d.fenced})
 	}
 	return gs
 }
@@ -98,7 +100,15 @@ func WithGuard(ctx context.Context, keys ...string) context.Context {
 	if len(keys) == 0 {
 		return ctx
 	}
-	return context.WithValue(ctx, demandKey{}, demandOf(ctx).and(keys, 0))
+	return context.WithValue(ctx, demandKey{}, demandOf(ctx).and(keys, 0, false))
+}
+
+// withoutGuards returns a context that guards nothing.
+func withoutGuards(ctx context.Context) context.Context {
+	if len(demandOf(ctx).keys) == 0 {
+		return ctx
+	}
+	return context.WithValue(ctx, demandKey{}, demand{})
 }
 
 func demandOf(ctx context.Context) demand {
@@ -120,7 +130,7 @@ func resolve(s *gorm.Statement, open bool) (demand, error) {
 		if err = cmp.Or(g.err, err); err != nil {
 			return d, guardError([]string{g.key.source}, err)
 		}
-		d = d.and([]string{key}, g.wait)
+		d = d.and([]string{key}, g.wait, g.fenced)
 	}
 	return d.orDefault(), nil
 }

@@ -17,6 +17,7 @@ const (
 type plugin struct {
 	locker  *core.Locker
 	protect []any
+	fenced  bool
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -77,7 +78,8 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	case gorm.TxCommitter:
 		return nil, fmt.Errorf("gormlock: %w", ErrUnmanagedTransaction)
 	case gorm.TxBeginner, gorm.ConnPoolBeginner:
-		return &pool{ConnPool: inner, plugin: p, log: db.Logger, sqlite: db.Dialector != nil && db.Dialector.Name() == "sqlite"}, nil
+		d, _ := dialectOf(db) // only a fence needs it
+		return &pool{ConnPool: inner, plugin: p, log: db.Logger, dialect: d}, nil
 	}
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
 }

@@ -14,9 +14,9 @@ import (
 // in it when their first statement runs. It is a pointer, as dbresolver has a map of pools.
 type pool struct {
 	gorm.ConnPool
-	plugin *plugin
-	log    logger.Interface
-	sqlite bool
+	plugin  *plugin
+	log     logger.Interface
+	dialect dialect // zero: none that this package knows
 }
 
 // BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with are locked at once.
@@ -46,7 +46,7 @@ func (p *pool) GetDBConn() (*sql.DB, error) {
 
 // begin begins a transaction in the database.
 func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
-	if db, ok := p.ConnPool.(*sql.DB); ok && guarded && p.sqlite {
+	if db, ok := p.ConnPool.(*sql.DB); ok && guarded && p.dialect.name == "sqlite" {
 		tx, err := pin(ctx, db, opts)
 		if err != nil {
 			return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"gorm.io/gorm"
 
@@ -23,6 +24,8 @@ type transaction struct {
 	mu        sync.Mutex
 	keys      []string // the guard's
 	locks     core.Locks
+	fenced    bool
+	patience  time.Duration             // of the guard, for the locks and then for the fence
 	watch     []func() bool             // stop watching the locks
 	real      gorm.Tx                   // nil before BEGIN
 	interrupt func()                    // ends the context of real, under a guard
@@ -82,14 +85,19 @@ func (t *transaction) guard(statement context.Context, d demand) error {
 	}
 	held := func(key string) bool { return slices.Contains(t.keys, key) }
 	var err error
+	fenced := d.fenced || t.pool.plugin.fenced
 	switch missing := slices.DeleteFunc(slices.Clone(d.keys), held); {
+	case len(missing) == 0 && fenced && !t.fenced && t.real != nil:
+		err = guardError(d.keys, fmt.Errorf("%w: the transaction has begun without a fence: put Fenced into the guard it begins with", ErrGuardTooLate))
 	case len(missing) == 0:
+		t.fenced = t.fenced || fenced
 		return nil
 	case len(t.locks) > 0:
 		err = guardError(missing, fmt.Errorf("%w: the transaction holds %s already, and keys must be taken together: name them all where it begins", ErrGuardTooLate, quoted(t.keys)))
 	case t.real != nil:
 		err = guardError(missing, fmt.Errorf("%w: the transaction has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction", ErrGuardTooLate))
 	default:
+		t.fenced, t.patience = fenced, d.wait
 		err = t.lock(statement, d)
 	}
 	if err != nil {
@@ -151,6 +159,9 @@ func (t *transaction) begin() (err error) {
 	t.interrupt, t.cancel = cancel, append(t.cancel, func(error) { cancel() })
 	inTime := context.AfterFunc(t.ctx, cancel)
 	t.real, err = t.pool.begin(ctx, t.opts, true)
+	if err == nil && t.fenced {
+		err = t.beginFenced(ctx)
+	}
 	if !inTime() {
 		err = errors.Join(t.ctx.Err(), err)
 	}

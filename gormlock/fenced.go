@@ -1,0 +1,132 @@
+package gormlock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+)
+
+// ErrFenced says that the fence of [Fenced] refused a transaction: another holder of the key, with a larger token, has
+// registered in the database. It comes together with core.ErrLost.
+var ErrFenced = errors.New("fenced off")
+
+// FenceOption is an [Option], a [GuardOption] and a [TransactionOption].
+type FenceOption interface {
+	Option
+	SharedOption
+}
+
+type fenceOption struct{ sharedOption }
+
+func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
+
+// Fenced lets the database check that the lock is still the newest one. As its first statement the transaction
+// registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and holds that row to
+// its end. A token must be larger than all that registered before, or that of the same lock, which several transactions
+// may use one after the other; else the transaction is rolled back with an error that matches [ErrFenced] and
+// core.ErrLost. So a holder that lost its lock without noticing, as its process was stopped or Redis failed over to a
+// replica that did not know the lock, does not write, and reads nothing that others change before it ends: what it
+// takes is one row per key, and two statements.
+//
+// It is an option of [Guard] and [Transaction], and of [New], where it is the default for all guards, those of
+// [WithGuard] too. Where guards come together and one is fenced, all are.
+//
+// While the transaction of an earlier holder is open, its successor waits for the row, at most [WithWait]: then the
+// error matches core.ErrTaken. A second transaction under the same lock inside the first would wait for itself so. A
+// read-only transaction cannot register, which is an error. Everybody who writes what the key guards must be fenced;
+// a read before the transaction, under the same lock, is safe too. (Martin Kleppmann, "How to do distributed locking",
+// 2016, with the check moved to before the first read.)
+func Fenced() FenceOption {
+	return fenceOption{func(g *guard) { g.fenced = true }}
+}
+
+var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fence, is still open: %w", core.ErrTaken)
+
+// beginFenced registers the locks in the transaction that has just begun. Nothing else was sent in it, so where the
+// database resolves a conflict against it, it may begin once more. t.mu is held.
+func (t *transaction) beginFenced(ctx context.Context) error {
+	again := false
+	return retry(ctx, func() (err error) {
+		if again {
+			_ = t.real.Rollback()
+			if t.real, err = t.pool.begin(ctx, t.opts, true); err != nil {
+				return err
+			}
+		}
+		again = true
+		return t.fence(ctx)
+	})
+}
+
+// fence registers the locks. t.mu is held.
+func (t *transaction) fence(ctx context.Context) error {
+	switch {
+	case t.pool.dialect.name == "":
+		return guardError(t.keys, fmt.Errorf("%w, so that it cannot be fenced", ErrDialect))
+	case t.opts != nil && t.opts.ReadOnly:
+		return guardError(t.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer time.AfterFunc(t.patience, func() { cancel(errFenceHeld) }).Stop()
+	for _, k := range t.locks { // abort cannot end this statement, as it waits for t.mu
+		held := k.Context()
+		defer context.AfterFunc(held, func() { cancel(context.Cause(held)) })()
+	}
+	for _, k := range t.locks {
+		err := registerToken(ctx, t.real, t.pool.dialect, k)
+		if err == nil {
+			continue
+		}
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		return guardError([]string{k.Key()}, err)
+	}
+	return nil
+}
+
+// Affected rows do not tell whether the token was taken, as drivers may count found rows, so it is read back. MySQL
+// assigns from left to right: the token is last.
+const (
+	registerMySQL = `INSERT INTO onelane_fences (name, token, owner, registered_at) VALUES (?, ?, ?, {now})
+ON DUPLICATE KEY UPDATE registered_at = VALUES(registered_at),
+owner = IF(VALUES(token) > token, VALUES(owner), owner), token = GREATEST(token, VALUES(token))`
+	registerOthers = `INSERT INTO onelane_fences (name, token, owner, registered_at) VALUES (?, ?, ?, {now})
+ON CONFLICT (name) DO UPDATE SET registered_at = excluded.registered_at,
+owner = CASE WHEN excluded.token > onelane_fences.token THEN excluded.owner ELSE onelane_fences.owner END,
+token = {greatest}(onelane_fences.token, excluded.token)`
+	fenceOf = `SELECT token, owner FROM onelane_fences WHERE name = ? {locking}`
+)
+
+// registerToken puts the token of a lock into its row, unless a larger one is there, and keeps the row locked.
+func registerToken(ctx context.Context, q querier, d dialect, k *core.Lock) error {
+	if k.Token() > math.MaxInt64 {
+		return fmt.Errorf("token %d is larger than a database's numbers", k.Token())
+	}
+	upsert := registerOthers
+	if d.name == "mysql" {
+		upsert = registerMySQL
+	}
+	name, token, owner := []byte(k.Key()), int64(k.Token()), []byte(k.Owner())
+	if _, err := q.ExecContext(ctx, d.sql(upsert), name, token, owner); err != nil {
+		return fmt.Errorf("registering in onelane_fences, which gormlock.Migrate makes: %w", err)
+	}
+	var newest int64
+	var by []byte
+	if err := q.QueryRowContext(ctx, d.sql(fenceOf), name).Scan(&newest, &by); err != nil {
+		return fmt.Errorf("reading onelane_fences: %w", err)
+	}
+	if newest != token || !bytes.Equal(by, owner) {
+		return fmt.Errorf("%w: token %d of %s is not larger than %d of %s, which registered before; the transaction is rolled back: %w",
+			ErrFenced, token, owner, newest, by, core.ErrLost)
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// numbered is a backend that grants whatever it is asked for, with a token that the test chooses: what a Redis is that
+// lost its data, or that another Redis was promoted in the place of.
+type numbered struct {
+	core.Backend
+	token uint64
+}
+
+func (n *numbered) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	return core.Grant{Key: key, Owner: owner, Token: n.token, Tokens: 1, Deadline: time.Now().Add(ttl)}, nil
+}
+
+func (n *numbered) Extend(_ context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	g.Deadline = time.Now().Add(ttl)
+	return g, nil
+}
+
+func (n *numbered) Release(context.Context, core.Grant) error { return nil }
+
+// reopen is another gorm.DB on the connections of db, so that it can have a plugin of its own.
+func reopen(t testing.TB, db *gorm.DB) *gorm.DB {
+	t.Helper()
+	_, prepared := db.ConnPool.(*gorm.PreparedStmtDB)
+	again, err := gorm.Open(db.Dialector, &gorm.Config{Logger: logger.Discard, PrepareStmt: prepared})
+	ok(t, "Open", err)
+	return again
+}
+
+// holder is a gorm.DB whose locks all have one token, and are never lost.
+func holder(t testing.TB, db *gorm.DB, token uint64, opts ...gormlock.Option) *gorm.DB {
+	t.Helper()
+	own := reopen(t, db)
+	ok(t, "Use", own.Use(gormlock.New(locker(t, &numbered{testutil.Memory(), token}), opts...)))
+	return own
+}
+
+// fencedForms are the ways to be fenced. The last two need Fenced as the plugin's default.
+var fencedForms = map[string]func(ctx context.Context, db *gorm.DB) error{
+	"guard, single": func(ctx context.Context, db *gorm.DB) error {
+		return take(db.Scopes(gormlock.Guard("k", gormlock.Fenced())), 42)
+	},
+	"guard, block": func(ctx context.Context, db *gorm.DB) error {
+		return db.Scopes(gormlock.Guard("k", gormlock.Fenced())).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+	},
+	"Transaction": func(ctx context.Context, db *gorm.DB) error {
+		return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Fenced())
+	},
+	"one of two": func(ctx context.Context, db *gorm.DB) error {
+		return take(db.Scopes(gormlock.Guard("k"), gormlock.Guard("other", gormlock.Fenced())), 42)
+	},
+	"by hand": func(ctx context.Context, db *gorm.DB) error {
+		tx := db.Scopes(gormlock.Guard("k", gormlock.Fenced())).Begin()
+		return errors.Join(take(tx, 42), tx.Commit().Error)
+	},
+	"plugin, single": func(ctx context.Context, db *gorm.DB) error { return take(db.Scopes(gormlock.Guard("k")), 42) },
+	"plugin, WithGuard": func(ctx context.Context, db *gorm.DB) error {
+		return db.WithContext(gormlock.WithGuard(ctx, "k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+	},
+}
+
+// TestFenced_RefusesOlderHolders is invariant I2: a token registers only if it is larger than all before it, whatever
+// the lock says; the same number of another holder is not.
+func TestFenced_RefusesOlderHolders(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 100)
+		n, token := int64(100), uint64(1<<40)
+		for name, form := range fencedForms {
+			var opts []gormlock.Option
+			if strings.HasPrefix(name, "plugin") {
+				opts = append(opts, gormlock.Fenced())
+			}
+			token += 10
+			ok(t, name, form(t.Context(), holder(t, db, token, opts...)))
+			n--
+			for what, refused := range map[string]uint64{"older": token - 1, "same number": token} {
+				err := form(t.Context(), holder(t, db, refused, opts...))
+				want(t, name+", "+what, err, gormlock.ErrFenced)
+				want(t, name+", "+what, err, core.ErrLost)
+				if name != "one of two" && !strings.Contains(err.Error(), `"k"`) {
+					t.Errorf("%s: %v does not name the key", name, err)
+				}
+			}
+			wantLeft(t, db, 42, n)
+			ok(t, name+", newer", form(t.Context(), holder(t, db, token+1, opts...)))
+			n--
+			wantLeft(t, db, 42, n)
+		}
+		wantOpen(t, db, 0)
+	})
+}
+
+func wantOpen(t testing.TB, db *gorm.DB, n int) {
+	t.Helper()
+	if got := inUse(t, db); got != n {
+		t.Fatalf("%d connections are in use, want %d", got, n)
+	}
+}
+
+// TestFenced_SeveralTransactionsUnderOneLock: the same token of the same owner passes.
+func TestFenced_SeveralTransactionsUnderOneLock(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		for range 2 { // the second holder has a larger token
+			ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
+				for range 2 {
+					ok(t, "take", take(db.WithContext(ctx).Scopes(gormlock.Guard("k", gormlock.Fenced())), 42))
+				}
+				return gormlock.Transaction(db.WithContext(ctx), "k", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Fenced())
+			}))
+		}
+		wantLeft(t, db, 42, 4)
+	})
+}
+
+// TestFenced_FirstStatement: the token registers before the transaction reads. A fence that is written last lets an
+// update be lost: the older holder reads, the newer one reads, the older writes, and so does the newer.
+func TestFenced_FirstStatement(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		levels := []sql.IsolationLevel{sql.LevelDefault, sql.LevelRepeatableRead}
+		if db.Name() == "sqlite" {
+			levels = levels[:1]
+		}
+		token, n := uint64(1<<40), int64(10)
+		for _, level := range levels {
+			opts := &sql.TxOptions{Isolation: level}
+			begin := func(token uint64) *gorm.DB {
+				tx := holder(t, db, token).Scopes(gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(time.Second))).Begin(opts)
+				ok(t, "Begin", tx.Error)
+				return tx.Session(&gorm.Session{})
+			}
+			token += 10
+
+			// The older one comes while the newer is open, and after it.
+			newer, older := begin(token+1), begin(token)
+			var s Stock
+			ok(t, "the newer reads", newer.Take(&s, "sku = 42").Error)
+			if db.Name() != "sqlite" { // where BEGIN IMMEDIATE waits for all other transactions
+				want(t, "the older beside it", older.Take(&Stock{}, "sku = 42").Error, core.ErrTaken)
+			}
+			ok(t, "the newer writes", newer.Model(&Stock{}).Where("sku = 42").Update("left", s.Left-1).Error)
+			ok(t, "Commit", newer.Commit().Error)
+			n--
+			want(t, "after it", begin(token).Take(&Stock{}, "sku = 42").Error, gormlock.ErrFenced)
+
+			// The older one registers first: the newer waits for its end, and reads what it wrote.
+			older, newer = begin(token+2), begin(token+3)
+			ok(t, "the older reads", older.Take(&s, "sku = 42").Error)
+			read := make(chan error)
+			var after Stock
+			go func() { read <- newer.Take(&after, "sku = 42").Error }()
+			select {
+			case err := <-read:
+				t.Fatalf("%v: the newer did not wait: %v", level, err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			ok(t, "the older writes", older.Model(&Stock{}).Where("sku = 42").Update("left", s.Left-1).Error)
+			ok(t, "Commit", older.Commit().Error)
+			n--
+			ok(t, "the newer reads", <-read)
+			if after.Left != n {
+				t.Fatalf("%v: the newer read %d, want %d", level, after.Left, n)
+			}
+			ok(t, "the newer writes", newer.Model(&Stock{}).Where("sku = 42").Update("left", after.Left-1).Error)
+			ok(t, "Commit", newer.Commit().Error)
+			n--
+			wantLeft(t, db, 42, n)
+		}
+	})
+}
+
+// TestFenced_Refusals is what cannot be fenced.
+func TestFenced_Refusals(t *testing.T) {
+	t.Parallel()
+	fenced := gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(200*time.Millisecond))
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		err := take(db.Scopes(fenced), 42)
+		if err == nil || !strings.Contains(err.Error(), "gormlock.Migrate") {
+			t.Fatalf("without the table: got %v, want an error that says what makes it", err)
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+
+		tx := db.Scopes(gormlock.Guard("k")).Begin()
+		ok(t, "take", take(tx, 42))
+		want(t, "a fence after BEGIN", take(tx.Session(&gorm.Session{}).Scopes(fenced), 42), gormlock.ErrGuardTooLate)
+		want(t, "Commit", tx.Commit().Error, gormlock.ErrGuardTooLate)
+
+		err = db.Scopes(fenced).Transaction(func(tx *gorm.DB) error { return tx.Find(&[]Stock{}).Error }, &sql.TxOptions{ReadOnly: true})
+		want(t, "read-only", err, gorm.ErrInvalidTransaction)
+
+		// An earlier holder's transaction stays open: nobody waits for it longer than WithWait.
+		open := holder(t, db, 1).Scopes(fenced).Begin()
+		ok(t, "take", take(open, 42))
+		start := time.Now()
+		err = take(db.Scopes(fenced), 42)
+		if db.Name() != "sqlite" || err == nil { // there BEGIN fails already
+			want(t, "the fence is held", err, core.ErrTaken)
+		}
+		if waited := time.Since(start); waited > 10*time.Second {
+			t.Errorf("it waited %v", waited)
+		}
+		ok(t, "Rollback", open.Rollback().Error)
+		ok(t, "take", take(db.Scopes(fenced), 42))
+		wantLeft(t, db, 42, 9)
+		wantIdle(t, db, l, "k")
+	})
+}
+
+// TestFenced_KeysAreBinary: keys that a collation takes for one have a fence each.
+func TestFenced_KeysAreBinary(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		for i, key := range []string{"k", "K", "k ", "ｋ", "k\u00e9", "ke\u0301", "锁", "k'\"\\`;--?"} {
+			ok(t, key, gormlock.Transaction(holder(t, db, uint64(100-i)), key, func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Fenced()))
+		}
+		wantLeft(t, db, 42, 2)
+	})
+}

@@ -1,0 +1,101 @@
+package gormlock
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"gorm.io/gorm"
+)
+
+//go:embed schema/*.sql
+var schemas embed.FS
+
+// Migrate makes the tables that [Fenced], [Once] and [Table] need where they are not there yet: onelane_fences,
+// onelane_once and onelane_locks. It may be called at every start, by several processes at once, and outside a
+// transaction. Those who migrate otherwise run the same statements: they are in the files schema/mysql.sql,
+// schema/postgres.sql and schema/sqlite.sql of this package.
+//
+// A table of that name with another key, or with a key that is compared as text, is an error: a collation that takes
+// two keys for one would fence the wrong holder off. [ErrDialect] for other databases.
+func Migrate(db *gorm.DB) error {
+	d, err := dialectOf(db)
+	if err != nil {
+		return err
+	}
+	if _, open := transactionOf(db.Statement.ConnPool); open {
+		return fmt.Errorf("gormlock: Migrate in a transaction, which MySQL would commit: %w", gorm.ErrInvalidTransaction)
+	}
+	statements, err := schemaOf(d)
+	if err != nil {
+		return err
+	}
+	db = unguarded(db)
+	for _, s := range statements {
+		if err := retryExists(func() error { return db.Exec(s).Error }); err != nil {
+			return fmt.Errorf("gormlock: Migrate: %w", err)
+		}
+	}
+	for _, table := range []string{"onelane_fences", "onelane_once", "onelane_locks"} {
+		if err := checkKey(db, table); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unguarded is a session of db that keeps its context, and nothing else that was asked for, guards neither.
+func unguarded(db *gorm.DB) *gorm.DB {
+	return db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
+}
+
+var comment = regexp.MustCompile(`(?m)^--.*$`)
+
+// schemaOf returns the statements that make the tables.
+func schemaOf(d dialect) ([]string, error) {
+	text, err := schemas.ReadFile("schema/" + d.name + ".sql")
+	if err != nil {
+		return nil, err
+	}
+	var statements []string
+	for _, s := range strings.Split(comment.ReplaceAllString(string(text), ""), ";") {
+		if s = strings.TrimSpace(s); s != "" {
+			statements = append(statements, s)
+		}
+	}
+	return statements, nil
+}
+
+// retryExists goes around PostgreSQL, where IF NOT EXISTS of two sessions at once can fail for one of them.
+func retryExists(fn func() error) error {
+	var err error
+	for range 3 {
+		var state interface{ SQLState() string }
+		if err = fn(); !errors.As(err, &state) || !slices.Contains([]string{"23505", "42P07", "42710"}, state.SQLState()) {
+			return err
+		}
+	}
+	return err
+}
+
+// checkKey fails for a table whose key is not one binary column "name".
+func checkKey(db *gorm.DB, table string) error {
+	columns, err := db.Migrator().ColumnTypes(table)
+	if err != nil {
+		return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
+	}
+	for _, c := range columns {
+		primary, _ := c.PrimaryKey()
+		binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, strings.ToLower(c.DatabaseTypeName()))
+		switch {
+		case c.Name() == "name" && primary && binary:
+			return nil
+		case c.Name() == "name":
+			return fmt.Errorf("gormlock: Migrate: table %s is there already, and its column name is a %s, primary key %v: it must be the binary primary key; drop the table, or see the package's folder schema", table, c.DatabaseTypeName(), primary)
+		}
+	}
+	return fmt.Errorf("gormlock: Migrate: table %s is there already, and has no column name: drop it, or see the package's folder schema", table)
+}

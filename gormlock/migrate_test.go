@@ -1,0 +1,106 @@
+package gormlock_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// tables describes the kit's tables as the database does.
+func tables(t testing.TB, db *gorm.DB) []string {
+	t.Helper()
+	var all []string
+	for _, table := range []string{"onelane_fences", "onelane_once", "onelane_locks"} {
+		columns, err := db.Migrator().ColumnTypes(table)
+		ok(t, "ColumnTypes", err)
+		for _, c := range columns {
+			primary, _ := c.PrimaryKey()
+			nullable, _ := c.Nullable()
+			length, _ := c.Length()
+			all = append(all, fmt.Sprintf("%s.%s %s(%d) primary=%v null=%v", table, c.Name(), strings.ToLower(c.DatabaseTypeName()), length, primary, nullable))
+		}
+		if table == "onelane_once" && !db.Migrator().HasIndex(table, "onelane_once_created_at") {
+			t.Errorf("%s has no index", table)
+		}
+	}
+	return all
+}
+
+// TestMigrate_MakesWhatIsDocumented runs the files that are there for those who migrate otherwise, statement by
+// statement, and wants the same tables as Migrate makes.
+func TestMigrate_MakesWhatIsDocumented(t *testing.T) {
+	t.Parallel()
+	made := make(map[string][]string)
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		made[db.Name()] = tables(t, db)
+		for _, key := range []string{"onelane_fences.name", "onelane_once.name", "onelane_locks.name"} {
+			if !slices.ContainsFunc(made[db.Name()], func(c string) bool {
+				return strings.HasPrefix(c, key+" ") && strings.Contains(c, "primary=true") &&
+					(strings.Contains(c, "blob") || strings.Contains(c, "bytea") || strings.Contains(c, "varbinary"))
+			}) {
+				t.Errorf("%s is not a binary primary key: %q", key, made[db.Name()])
+			}
+		}
+	})
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		file, err := os.ReadFile("schema/" + db.Name() + ".sql")
+		ok(t, "ReadFile", err)
+		for line := range strings.Lines(string(file)) {
+			if strings.HasPrefix(line, "--") {
+				file = []byte(strings.Replace(string(file), line, "", 1))
+			}
+		}
+		for statement := range strings.SplitSeq(string(file), ";") {
+			if statement = strings.TrimSpace(statement); statement != "" {
+				ok(t, statement, db.Exec(statement).Error)
+			}
+		}
+		if got := tables(t, db); !slices.Equal(got, made[db.Name()]) || len(got) != 17 {
+			t.Errorf("%d columns: %q, Migrate made %q", len(got), got, made[db.Name()])
+		}
+		ok(t, "Migrate on top", gormlock.Migrate(db))
+	})
+}
+
+// TestMigrate_AtOnce: several processes start, each migrates.
+func TestMigrate_AtOnce(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				if err := gormlock.Migrate(db.WithContext(gormlock.WithGuard(t.Context(), "k"))); err != nil { // guards do not matter
+					t.Errorf("Migrate: %v", err)
+				}
+			})
+		}
+		all.Wait()
+		tables(t, db)
+	})
+}
+
+func TestMigrate_Refusals(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		want(t, "in a transaction", db.Transaction(gormlock.Migrate), gorm.ErrInvalidTransaction)
+		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_locks (name VARCHAR(255) NOT NULL PRIMARY KEY)").Error)
+		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_locks") {
+			t.Errorf("a key that is text: got %v", err)
+		}
+		ok(t, "DROP", db.Exec("DROP TABLE onelane_locks").Error)
+		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_locks (id INTEGER NOT NULL PRIMARY KEY)").Error)
+		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_locks") {
+			t.Errorf("no key: got %v", err)
+		}
+	})
+	want(t, "another database", gormlock.Migrate(&gorm.DB{Config: &gorm.Config{}}), gormlock.ErrDialect)
+}
