@@ -21,12 +21,13 @@ var mayImport = map[string][]string{
 	"idempotency": {module + "/core", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
 	"ginlock":     {module + "/core", module + "/idempotency", "github.com/gin-gonic/gin"},
 	"grpclock": {module + "/core", module + "/idempotency", "google.golang.org/grpc", "google.golang.org/protobuf",
-		"google.golang.org/genproto"},
+		"google.golang.org/genproto/googleapis/rpc"},
 	"gormlock": {module + "/core", module + "/idempotency", "gorm.io/gorm"},
 }
 
 // What is below an allowed path and is not meant.
-var neverImport = []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters"}
+var neverImport = []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters",
+	"google.golang.org/grpc/reflection", "google.golang.org/grpc/xds"}
 
 // These are not shipped: they may import anything, and nothing shipped may import them.
 var notShipped = []string{"testutil", "examples"}
@@ -109,7 +110,7 @@ func TestDependencyRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, folder := range []string{"core", "ginlock", "gormlock", "idempotency"} {
+	for _, folder := range []string{"core", "ginlock", "grpclock", "gormlock", "idempotency"} {
 		if len(packages[folder]) == 0 {
 			t.Errorf("the package %s was not found: this test looks at %d packages and misses what it is for", folder, len(packages))
 		}
@@ -176,6 +177,11 @@ func TestTheRulesFindEachViolation(t *testing.T) {
 		{"ginlock", module + "/grpclock", false},
 		{"ginlock", module + "/gormlock", false},
 		{"grpclock", "google.golang.org/grpc/codes", true},
+		{"grpclock", "google.golang.org/genproto/googleapis/rpc/errdetails", true},
+		{"grpclock", module + "/grpclock/lockpb", true},
+		{"grpclock", "google.golang.org/grpc/reflection", false},
+		{"grpclock", "google.golang.org/genproto/googleapis/api/annotations", false},
+		{"grpclock", "github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector", false},
 		{"grpclock", module + "/ginlock", false},
 		{"grpclock", "gorm.io/gorm", false},
 		{"gormlock", "gorm.io/gorm/clause", true},

@@ -1,0 +1,95 @@
+package grpclock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
+)
+
+// ServiceInfoProvider is a [grpc.Server] whose services are registered.
+type ServiceInfoProvider interface {
+	GetServiceInfo() map[string]grpc.ServiceInfo
+}
+
+// Check finds what would fail at the first call of a method: options in .proto files that are wrong, and, for the
+// interceptors of this package that are passed, templates and paths with fields that a request does not have. Call it when
+// all services are registered:
+//
+//	byField := grpclock.ByField("request_id")
+//	server := grpc.NewServer(grpc.UnaryInterceptor(byField))
+//	shoppb.RegisterOrdersServer(server, orders)
+//	if err := grpclock.Check(server, byField); err != nil {
+//		log.Fatal(err)
+//	}
+//
+// An interceptor is asked about each unary method; it may be wrapped in go-grpc-middleware's selector. The error joins
+// one for each method that is wrong.
+func Check(server ServiceInfoProvider, interceptors ...grpc.UnaryServerInterceptor) error {
+	var errs []error
+	services := server.GetServiceInfo()
+	for _, service := range slices.Sorted(maps.Keys(services)) {
+		for _, info := range services[service].Methods {
+			full := "/" + service + "/" + info.Name
+			if info.IsClientStream || info.IsServerStream {
+				if d := findMethod(full, nil); d != nil {
+					if lock, err := lockOption(d); err != nil || lock != nil {
+						errs = append(errs, fmt.Errorf("grpclock: %s is a stream, and its lock option is not read: use StreamServerInterceptor", full))
+					}
+				}
+				continue
+			}
+			errs = append(errs, checkMethod(full, interceptors)...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func checkMethod(full string, interceptors []grpc.UnaryServerInterceptor) []error {
+	var req proto.Message
+	d := findMethod(full, nil)
+	if d != nil {
+		if t, err := protoregistry.GlobalTypes.FindMessageByName(d.Input().FullName()); err == nil {
+			req = t.New().Interface()
+		} else {
+			req = dynamicpb.NewMessage(d.Input())
+		}
+		interceptors = append(slices.Clone(interceptors), ByProto())
+	}
+	r := &report{}
+	ctx := context.WithValue(context.Background(), reportKey{}, r)
+	done := func(context.Context, any) (any, error) { return nil, nil }
+	for _, i := range interceptors {
+		_, _ = i(ctx, req, &grpc.UnaryServerInfo{FullMethod: full}, done)
+	}
+	return r.errs
+}
+
+type reportKey struct{}
+
+// report is what an interceptor of this package writes to instead of serving a call.
+type report struct{ errs []error }
+
+func checking(ctx context.Context) *report {
+	r, _ := ctx.Value(reportKey{}).(*report)
+	return r
+}
+
+func (r *report) add(m *method) {
+	if m.err == nil {
+		return
+	}
+	err := fmt.Errorf("grpclock: %s cannot be protected: %w", m.full, m.err)
+	for _, known := range r.errs {
+		if known.Error() == err.Error() {
+			return
+		}
+	}
+	r.errs = append(r.errs, err)
+}

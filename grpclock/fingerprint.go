@@ -1,0 +1,211 @@
+package grpclock
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// canonical is a message as bytes that are the same whether this process knows a field or not: all fields, in the order
+// of their numbers. What proto.Marshal makes, deterministic or not, has the unknown ones at the end, and so differs
+// between two versions of a schema: in the middle of a roll-out a retry would look like another request.
+//
+// A field that is not known stays as the client sent it: the order of a map in it is the client's.
+func canonical(m protoreflect.Message) []byte {
+	var w walk
+	w.message(m)
+	return w.bytes()
+}
+
+// walk collects the bytes of a message without the lengths of the messages in it, and where those belong. A length is
+// known when its message is done; to move the bytes then would take forever with messages that are deep and large.
+type walk struct {
+	out     []byte
+	lengths []length
+}
+
+type length struct{ at, n int }
+
+func (w *walk) bytes() []byte {
+	b := make([]byte, 0, len(w.out)+5*len(w.lengths))
+	from := 0
+	for _, l := range w.lengths {
+		b = append(b, w.out[from:l.at]...)
+		b = protowire.AppendVarint(b, uint64(l.n))
+		from = l.at
+	}
+	return append(b, w.out[from:]...)
+}
+
+// part is a field: a known one, or the bytes of one that is not.
+type part struct {
+	number protoreflect.FieldNumber
+	field  protoreflect.FieldDescriptor
+	value  protoreflect.Value
+	raw    []byte
+}
+
+// message writes m and returns how many bytes it is, lengths included.
+func (w *walk) message(m protoreflect.Message) int {
+	var parts []part
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		parts = append(parts, part{number: f.Number(), field: f, value: v})
+		return true
+	})
+	for raw := []byte(m.GetUnknown()); len(raw) > 0; {
+		number, _, n := protowire.ConsumeField(raw)
+		if n < 0 { // nothing that was received; it must count all the same
+			number, n = math.MaxInt32, len(raw)
+		}
+		parts = append(parts, part{number: number, raw: raw[:n]})
+		raw = raw[n:]
+	}
+	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(a.number, b.number) })
+	size := 0
+	for _, p := range parts {
+		if p.field == nil {
+			size += w.add(append(w.out, p.raw...))
+		} else {
+			size += w.field(p.field, p.value)
+		}
+	}
+	return size
+}
+
+// add takes longer output and returns by how much.
+func (w *walk) add(out []byte) int {
+	n := len(out) - len(w.out)
+	w.out = out
+	return n
+}
+
+func (w *walk) field(f protoreflect.FieldDescriptor, v protoreflect.Value) int {
+	size := 0
+	switch {
+	case f.IsMap():
+		for _, k := range sortedKeys(v.Map()) {
+			size += w.add(protowire.AppendTag(w.out, f.Number(), protowire.BytesType))
+			size += w.nested(func() int {
+				return w.singular(f.MapKey(), k.Value()) + w.singular(f.MapValue(), v.Map().Get(k))
+			})
+		}
+	case f.IsList() && f.IsPacked():
+		size += w.add(protowire.AppendTag(w.out, f.Number(), protowire.BytesType))
+		size += w.nested(func() int {
+			n := 0
+			for i := range v.List().Len() {
+				n += w.add(appendScalar(w.out, f.Kind(), v.List().Get(i)))
+			}
+			return n
+		})
+	case f.IsList():
+		for i := range v.List().Len() {
+			size += w.singular(f, v.List().Get(i))
+		}
+	default:
+		size = w.singular(f, v)
+	}
+	return size
+}
+
+// singular writes one value with its tag.
+func (w *walk) singular(f protoreflect.FieldDescriptor, v protoreflect.Value) int {
+	size := w.add(protowire.AppendTag(w.out, f.Number(), wireType(f.Kind())))
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		size += w.nested(func() int { return w.message(v.Message()) })
+	case protoreflect.GroupKind:
+		size += w.message(v.Message())
+		size += w.add(protowire.AppendTag(w.out, f.Number(), protowire.EndGroupType))
+	default:
+		size += w.add(appendScalar(w.out, f.Kind(), v))
+	}
+	return size
+}
+
+// nested writes what comes with its length before it.
+func (w *walk) nested(write func() int) int {
+	i := len(w.lengths)
+	w.lengths = append(w.lengths, length{at: len(w.out)})
+	n := write()
+	w.lengths[i].n = n
+	return protowire.SizeVarint(uint64(n)) + n
+}
+
+func sortedKeys(m protoreflect.Map) []protoreflect.MapKey {
+	keys := make([]protoreflect.MapKey, 0, m.Len())
+	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
+		keys = append(keys, k)
+		return true
+	})
+	slices.SortFunc(keys, func(a, b protoreflect.MapKey) int {
+		switch a.Interface().(type) {
+		case string:
+			return strings.Compare(a.String(), b.String())
+		case bool:
+			return cmp.Compare(number(a.Bool()), number(b.Bool()))
+		case int32, int64:
+			return cmp.Compare(a.Int(), b.Int())
+		default:
+			return cmp.Compare(a.Uint(), b.Uint())
+		}
+	})
+	return keys
+}
+
+func number(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func wireType(k protoreflect.Kind) protowire.Type {
+	switch k {
+	case protoreflect.StringKind, protoreflect.BytesKind, protoreflect.MessageKind:
+		return protowire.BytesType
+	case protoreflect.GroupKind:
+		return protowire.StartGroupType
+	case protoreflect.Fixed32Kind, protoreflect.Sfixed32Kind, protoreflect.FloatKind:
+		return protowire.Fixed32Type
+	case protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind, protoreflect.DoubleKind:
+		return protowire.Fixed64Type
+	default:
+		return protowire.VarintType
+	}
+}
+
+func appendScalar(b []byte, k protoreflect.Kind, v protoreflect.Value) []byte {
+	switch k {
+	case protoreflect.BoolKind:
+		return protowire.AppendVarint(b, number(v.Bool()))
+	case protoreflect.EnumKind:
+		return protowire.AppendVarint(b, uint64(v.Enum()))
+	case protoreflect.Int32Kind, protoreflect.Int64Kind:
+		return protowire.AppendVarint(b, uint64(v.Int()))
+	case protoreflect.Sint32Kind, protoreflect.Sint64Kind:
+		return protowire.AppendVarint(b, protowire.EncodeZigZag(v.Int()))
+	case protoreflect.Uint32Kind, protoreflect.Uint64Kind:
+		return protowire.AppendVarint(b, v.Uint())
+	case protoreflect.Fixed32Kind:
+		return protowire.AppendFixed32(b, uint32(v.Uint()))
+	case protoreflect.Sfixed32Kind:
+		return protowire.AppendFixed32(b, uint32(v.Int()))
+	case protoreflect.Fixed64Kind:
+		return protowire.AppendFixed64(b, v.Uint())
+	case protoreflect.Sfixed64Kind:
+		return protowire.AppendFixed64(b, uint64(v.Int()))
+	case protoreflect.FloatKind:
+		return protowire.AppendFixed32(b, math.Float32bits(float32(v.Float())))
+	case protoreflect.DoubleKind:
+		return protowire.AppendFixed64(b, math.Float64bits(v.Float()))
+	case protoreflect.StringKind:
+		return protowire.AppendString(b, v.String())
+	default:
+		return protowire.AppendBytes(b, v.Bytes())
+	}
+}

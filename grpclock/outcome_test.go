@@ -1,0 +1,295 @@
+package grpclock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// retryDelay is that in the error's RetryInfo.
+func (a answer) retryDelay() time.Duration {
+	for _, d := range status.Convert(a.err).Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok {
+			return info.RetryDelay.AsDuration()
+		}
+	}
+	return 0
+}
+
+func TestRule26_InFlight(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		code codes.Code
+		opts []grpclock.Option
+	}{
+		{"default", codes.Aborted, nil},
+		{"RetryInFlight", codes.Unavailable, []grpclock.Option{grpclock.RetryInFlight()}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var runs atomic.Int64
+			g := newGate(t)
+			s := once(t, g.behind(counter(&runs)), tc.opts...)
+			first := later(func() answer { return s.create("k", &request{}) })
+			g.wait(t)
+			a := s.create("k", &request{})
+			a.wantRefusal(t, tc.code, grpclock.ReasonInFlight)
+			if a.retryDelay() <= 0 || len(a.trailer.Get("grpc-retry-pushback-ms")) != 1 {
+				t.Errorf("%v %v does not say when to retry", a.err, a.trailer)
+			}
+			// A mismatch wins over in flight.
+			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+			s.create("k", &request{}, "authorization", "x").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+			close(g.open)
+			(<-first).want(t, 1, false)
+			s.create("k", &request{}).want(t, 1, true)
+			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+		})
+	}
+}
+
+func TestRule26_WaitForTheAnswer(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g := newGate(t)
+	s := once(t, g.behind(counter(&runs)), grpclock.Wait(10*time.Second))
+	first := later(func() answer { return s.create("k", &request{}) })
+	g.wait(t)
+	second := later(func() answer { return s.create("k", &request{}) })
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if a := ask(ctx, s.Create, &request{}, idempotencyKey, "k"); status.Code(a.err) != codes.DeadlineExceeded {
+		t.Errorf("a short deadline: %v", a.err)
+	}
+	close(g.open)
+	(<-first).want(t, 1, false)
+	(<-second).want(t, 1, true)
+}
+
+func TestRule26_OneEffect(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, func(ctx context.Context, r *request) (*order, error) {
+		time.Sleep(5 * time.Millisecond)
+		return counter(&runs)(ctx, r)
+	})
+	var wg sync.WaitGroup
+	var refused atomic.Int64
+	for range 50 {
+		wg.Go(func() {
+			switch a := s.create("k", &request{}); {
+			case a.err == nil && a.order.Run == 1:
+			case a.reason() == grpclock.ReasonInFlight:
+				refused.Add(1)
+			default:
+				t.Errorf("%v, %v", a.order, a.err)
+			}
+		})
+	}
+	wg.Wait()
+	if runs.Load() != 1 {
+		t.Errorf("%d runs, %d refused", runs.Load(), refused.Load())
+	}
+}
+
+func TestRule26_LockBusyAndSealed(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g, l := newGate(t), testutil.Locker(t)
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))))
+	grab := func(id string) answer { return ask(t.Context(), s.Grab, &request{OrderId: id}) }
+	first := later(func() answer { return grab("7") })
+	g.wait(t)
+	a := grab("7")
+	a.wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	if a.retryDelay() <= 0 {
+		t.Errorf("%v does not say when to retry", a.err)
+	}
+	close(g.open)
+	(<-first).want(t, 1, false)
+	grab("7").want(t, 2, false)
+	k, err := l.Acquire(t.Context(), "order:8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Seal(t.Context(), []byte("gone"), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	grab("8").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonLockSealed)
+}
+
+func TestRule26_LockOnlyWaits(t *testing.T) {
+	t.Parallel()
+	var inside, runs atomic.Int64
+	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) {
+		if inside.Add(1) != 1 {
+			t.Error("two are inside")
+		}
+		time.Sleep(2 * time.Millisecond)
+		inside.Add(-1)
+		return &order{Run: runs.Add(1)}, nil
+	}}, grpc.UnaryInterceptor(grpclock.ByField("order_id", grpclock.LockOnly(), grpclock.Wait(10*time.Second), grpclock.WithLocker(testutil.Locker(t)))))
+	var wg sync.WaitGroup
+	for i := range 20 {
+		m := s.Grab
+		if i%2 == 0 {
+			m = s.Get // another method of the service, and one without side effects: LockOnly is for all
+		}
+		wg.Go(func() {
+			if a := ask(t.Context(), m, &request{OrderId: "7"}); a.err != nil {
+				t.Error(a.err)
+			}
+		})
+	}
+	wg.Wait()
+	ask(t.Context(), s.Grab, &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid) // nothing is named
+	if runs.Load() != 20 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
+
+func TestRule26_LockLost(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
+	answers := map[string]handler{
+		"answers": func(ctx context.Context, _ *request) (*order, error) { <-ctx.Done(); return &order{}, nil },
+		"gives up": func(ctx context.Context, _ *request) (*order, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+		"says why": func(ctx context.Context, _ *request) (*order, error) {
+			<-ctx.Done()
+			return nil, fmt.Errorf("gave up: %w", context.Cause(ctx))
+		},
+	}
+	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+		n.Client().Del(context.Background(), "onelane:{order:"+r.OrderId+"}")
+		return answers[r.OrderId](ctx, r)
+	}}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))))
+	for id := range answers {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			ask(t.Context(), s.Grab, &request{OrderId: id}).wantRefusal(t, codes.Aborted, grpclock.ReasonLockLost)
+		})
+	}
+}
+
+func TestRule26_StoreDown(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	handle := &orders{handle: counter(&runs)}
+	closed := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	locked := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly())))
+	open := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.FailOpen())))
+	openLocked := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.FailOpen(), grpclock.LockOnly())))
+	n.Kill()
+	for _, s := range []*server{closed, locked} {
+		a := s.create("k", &request{})
+		a.wantRefusal(t, codes.Unavailable, grpclock.ReasonLockUnavailable)
+		if a.retryDelay() <= 0 {
+			t.Errorf("%v does not say when to retry", a.err)
+		}
+	}
+	if n := runs.Load(); n != 0 {
+		t.Fatalf("%d runs", n)
+	}
+	open.create("k", &request{}).want(t, 1, false)
+	openLocked.create("k", &request{}).want(t, 2, false)
+	ask(t.Context(), closed.Create, &request{}).want(t, 3, false) // without a key there is nothing to ask
+}
+
+// After the handler: the answer goes out, nothing else may run, and it is recorded once Redis answers again.
+func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(time.Minute))
+	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+		n.Stop()
+		return counter(&runs)(ctx, r)
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	s.create("k", &request{}).want(t, 1, false)
+	s.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonInFlight) // this process has the claim still
+	n.Cont()
+	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil }).want(t, 1, true)
+}
+
+func TestRule28_WhatIsRecorded(t *testing.T) {
+	t.Parallel()
+	recorded := map[codes.Code]bool{codes.OK: true, codes.InvalidArgument: true, codes.NotFound: true, codes.AlreadyExists: true,
+		codes.FailedPrecondition: true, codes.OutOfRange: true, codes.PermissionDenied: true}
+	for _, tc := range []struct {
+		name string
+		opts []grpclock.Option
+		want func(c codes.Code) bool
+	}{
+		{"default", nil, func(c codes.Code) bool { return recorded[c] }},
+		{"RecordIf all", []grpclock.Option{grpclock.RecordIf(func(codes.Code) bool { return true })},
+			func(c codes.Code) bool { return c <= codes.Unauthenticated && c != codes.Unauthenticated }},
+		{"RecordIf none", []grpclock.Option{grpclock.RecordIf(func(codes.Code) bool { return false })}, func(codes.Code) bool { return false }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var runs atomic.Int64
+			s := once(t, func(_ context.Context, r *request) (*order, error) {
+				runs.Add(1)
+				return &order{}, status.Error(codes.Code(r.Quantity), "as asked")
+			}, tc.opts...)
+			for code := codes.OK; code <= 18; code++ { // 17 and 18 are no codes of gRPC
+				key, r := fmt.Sprint("k", code), &request{Quantity: int32(code)}
+				if code != codes.OK {
+					s.create(key, r).wantCode(t, code, false)
+				} else {
+					s.create(key, r).want(t, 0, false)
+				}
+				a := s.create(key, r)
+				if status.Code(a.err) != code || a.replayed() != tc.want(code) {
+					t.Errorf("%v: %v, replayed %v", code, a.err, a.replayed())
+				}
+			}
+		})
+	}
+}
+
+// An error without a status, and those of contexts, are what the server makes of them.
+func TestRule28_PlainErrorsAreNotRecorded(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, func(_ context.Context, r *request) (*order, error) {
+		if runs.Add(1) == 1 {
+			return nil, errors.New("oops")
+		}
+		return nil, fmt.Errorf("wrapped: %w", status.Error(codes.NotFound, "gone"))
+	})
+	s.create("k", &request{}).wantCode(t, codes.Unknown, false)
+	a := s.create("k", &request{})
+	a.wantCode(t, codes.NotFound, false)
+	b := s.create("k", &request{})
+	b.wantCode(t, codes.NotFound, true)
+	if a.err.Error() != b.err.Error() {
+		t.Errorf("%v is replayed as %v", a.err, b.err)
+	}
+}
+
+func TestRule28_Retention(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs), grpclock.Retain(50*time.Millisecond))
+	s.create("k", &request{}).want(t, 1, false)
+	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return !a.replayed() }).want(t, 2, false)
+}

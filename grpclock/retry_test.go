@@ -1,0 +1,251 @@
+package grpclock_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/testutil"
+)
+
+// retrying is a service config whose policy retries Unavailable.
+const retrying = `{"methodConfig":[{"name":[{"service":"onelane.test.v1.Orders"}],"retryPolicy":{
+	"maxAttempts":5,"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}]}`
+
+// attempts counts what comes to the server.
+func attempts(n *atomic.Int64) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		n.Add(1)
+		return handler(ctx, req)
+	}
+}
+
+// A refusal is nothing but trailers, so that the client's own policy goes on with it, when the trailers say so.
+func TestRule27_RetryPolicyHonoursARefusal(t *testing.T) {
+	t.Parallel()
+	var runs, tries atomic.Int64
+	g := newGate(t)
+	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), i))
+	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
+	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
+	g.wait(t)
+	start := time.Now()
+	second := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
+	until(t, func() answer { return answer{} }, func(answer) bool { return tries.Load() >= 2 })
+	close(g.open)
+	(<-first).want(t, 1, false)
+	(<-second).want(t, 1, true)
+	if tries.Load() < 3 {
+		t.Errorf("%d attempts: nothing was retried", tries.Load())
+	}
+	// The back-off of the policy alone is 10 ms.
+	if waited := time.Since(start); waited < 900*time.Millisecond {
+		t.Errorf("the retry came after %v, before the time in grpc-retry-pushback-ms", waited)
+	}
+}
+
+// What the package's text warns of: with a header the refusal is an answer for the client's policy.
+func TestRule27_AHeaderSetOutsideSwitchesRetriesOff(t *testing.T) {
+	t.Parallel()
+	var runs, tries atomic.Int64
+	g := newGate(t)
+	header := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		_ = grpc.SetHeader(ctx, metadata.Pairs("x-request-id", "1"))
+		return handler(ctx, req)
+	}
+	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), header, i))
+	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
+	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
+	g.wait(t)
+	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Unavailable, grpclock.ReasonInFlight)
+	if tries.Load() != 2 {
+		t.Errorf("%d attempts, want 2", tries.Load())
+	}
+	close(g.open)
+	(<-first).want(t, 1, false)
+}
+
+// cutter is a proxy that cuts all its connections when it is told to.
+type cutter struct {
+	addr  string
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+}
+
+func newCutter(t testing.TB, to string) *cutter {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cutter{addr: l.Addr().String(), conns: make(map[net.Conn]bool)}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			c.mu.Lock()
+			c.conns[in], c.conns[out] = true, true
+			c.mu.Unlock()
+			wg.Go(func() { _, _ = io.Copy(in, out); _ = in.Close(); _ = out.Close() })
+			wg.Go(func() { _, _ = io.Copy(out, in); _ = in.Close(); _ = out.Close() })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		c.cut()
+		wg.Wait()
+	})
+	return c
+}
+
+func (c *cutter) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.conns {
+		_ = conn.Close()
+	}
+	clear(c.conns)
+}
+
+// The connection is cut after the handler ran and before its answer is sent: gRPC's own retry gets that answer, with
+// the same key, which nobody but the client's interceptor chose.
+func TestRule31_RetryAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	var keys sync.Map
+	var c *cutter
+	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+		keys.Store(incoming(ctx, idempotencyKey), true)
+		c.cut()
+		<-ctx.Done() // the client is gone, the handler makes the order all the same
+		return counter(&runs)(ctx, r)
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), grpclock.Wait(5*time.Second))))
+	c = newCutter(t, s.addr)
+	conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask(t.Context(), testpb.NewOrdersClient(conn).Create, &request{}).want(t, 1, true)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+	count := 0
+	keys.Range(func(any, any) bool { count++; return true })
+	if count != 1 {
+		t.Errorf("%d keys", count)
+	}
+}
+
+func TestRule31_ClientKeys(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var keys []string
+	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		keys = append(keys, metadata.ValueFromIncomingContext(ctx, "x-key")...)
+		return &order{}, nil
+	}})
+	client := testpb.NewOrdersClient(s.dial(grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.KeyMetadata("X-Key"), nil))))
+	for _, c := range []struct {
+		name string
+		call func() answer
+		want func(keys []string) bool
+	}{
+		{"one for each call", func() answer {
+			ask(t.Context(), client.Create, &request{})
+			return ask(t.Context(), client.Create, &request{})
+		}, func(k []string) bool { return len(k) == 2 && k[0] != k[1] && len(k[0]) == 36 }},
+		{"one that is there is left alone", func() answer { return ask(t.Context(), client.Create, &request{}, "x-key", "mine") },
+			func(k []string) bool { return len(k) == 1 && k[0] == "mine" }},
+		{"none without side effects", func() answer { return ask(t.Context(), client.Get, &request{}) },
+			func(k []string) bool { return len(k) == 0 }},
+	} {
+		keys = nil
+		if a := c.call(); a.err != nil {
+			t.Fatal(a.err)
+		}
+		if !c.want(keys) {
+			t.Errorf("%s: %q", c.name, keys)
+		}
+	}
+}
+
+// The client's keys are UUIDs of version 4, which a server may ask for.
+func TestRule31_ClientKeysAreUUIDs(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	i := grpclock.ByField("request_id", grpclock.UUID4(), grpclock.WithLocker(testutil.Locker(t)))
+	copyKey := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		req.(*request).RequestId = incoming(ctx, idempotencyKey)
+		return handler(ctx, req)
+	}
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(copyKey, i))
+	client := testpb.NewOrdersClient(s.dial(grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor())))
+	for n := range int64(20) {
+		ask(t.Context(), client.Create, &request{}).want(t, n+1, false)
+	}
+}
+
+// An attempt's number is no part of a key, and no part of the request.
+func TestRule32_AttemptsAreNoKey(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs))
+	s.create("k", &request{}).want(t, 1, false)
+	for _, n := range []string{"1", "2", "-7", "nonsense"} {
+		s.create("k", &request{}, "grpc-previous-rpc-attempts", n).want(t, 1, true)
+	}
+	ask(t.Context(), s.Create, &request{}, "grpc-previous-rpc-attempts", "1").want(t, 2, false)
+	defer func() {
+		if recover() == nil {
+			t.Error("grpc-previous-rpc-attempts was taken for a key")
+		}
+	}()
+	grpclock.ByMetadata("grpc-previous-rpc-attempts")
+}
+
+// Hedging sends the same call several times at once.
+func TestRule32_Hedging(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, func(ctx context.Context, r *request) (*order, error) {
+		time.Sleep(20 * time.Millisecond)
+		return counter(&runs)(ctx, r)
+	}, grpclock.Wait(10*time.Second))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if a := s.create("k", &request{}); a.err != nil || a.order.Run != 1 {
+				t.Errorf("%v, %v", a.order, a.err)
+			}
+		})
+	}
+	wg.Wait()
+	if runs.Load() != 1 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
