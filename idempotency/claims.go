@@ -51,6 +51,7 @@ func (c *Claims) Begin(ctx context.Context, key string, fp Fingerprint) (Outcome
 	if key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
 	}
+	fp.transport = c.transport
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
 	r := &request{Claims: c, key: key, name: lockKey(key), fp: fp}
 	lock, replay, err := r.begin(spanned)

@@ -48,13 +48,19 @@ type MismatchError struct {
 	// Credentials is set when the credentials differ. Whether the payload differs too is not told then: a stranger
 	// must not be able to guess at it.
 	Credentials bool
+	// Transport is that of the first request where it differs (see [WithTransport]). The payloads, which no two transports
+	// write alike, are not compared then.
+	Transport string
 }
 
 // Error names the key and what differs.
 func (e *MismatchError) Error() string {
 	what := "payload"
-	if e.Credentials {
+	switch {
+	case e.Credentials:
 		what = "credentials"
+	case e.Transport != "":
+		what = "transport: " + e.Transport
 	}
 	return fmt.Sprintf("idempotency: key %q was used with another %s", e.Key, what)
 }

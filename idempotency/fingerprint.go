@@ -16,6 +16,8 @@ type Fingerprint struct {
 	Payload [sha256.Size]byte
 	// Credentials is a digest of who asks. Leave it zero where the caller's name is part of the key.
 	Credentials [sha256.Size]byte
+
+	transport string // of the Claims that were asked
 }
 
 // Digest is the SHA-256 of the parts and their lengths, so that other parts with the same bytes in a row differ.
@@ -50,7 +52,11 @@ const markPart = 16
 
 // mark is a fingerprint as it is stored: keyed with a random salt that stands beside it, so that neither the text of
 // the owner nor the record is a plain hash of a payload that could be guessed.
-type mark struct{ salt, payload, credentials [markPart]byte }
+type mark struct {
+	salt, payload, credentials [markPart]byte
+
+	transport string // in the clear: no two transports could compare payloads
+}
 
 func newMark(fp Fingerprint) mark {
 	var salt [markPart]byte
@@ -59,7 +65,7 @@ func newMark(fp Fingerprint) mark {
 }
 
 func saltedMark(salt [markPart]byte, fp Fingerprint) mark {
-	return mark{salt, keyed(salt, "payload", fp.Payload), keyed(salt, "credentials", fp.Credentials)}
+	return mark{salt, keyed(salt, "payload", fp.Payload), keyed(salt, "credentials", fp.Credentials), fp.transport}
 }
 
 func keyed(salt [markPart]byte, what string, digest [sha256.Size]byte) [markPart]byte {
@@ -69,14 +75,14 @@ func keyed(salt [markPart]byte, what string, digest [sha256.Size]byte) [markPart
 	return [markPart]byte(h.Sum(nil))
 }
 
-func (m mark) bytes() []byte { return slices.Concat(m.salt[:], m.payload[:], m.credentials[:]) }
+func (m mark) bytes() []byte { return slices.Concat(m.salt[:], m.payload[:], m.credentials[:], []byte(m.transport)) }
 
 // markOf is the inverse of bytes.
 func markOf(b []byte) (m mark, ok bool) {
-	if len(b) != 3*markPart {
+	if len(b) < 3*markPart || len(b) > 3*markPart && !validTransport(string(b[3*markPart:])) {
 		return m, false
 	}
-	return mark{[markPart]byte(b), [markPart]byte(b[markPart:]), [markPart]byte(b[2*markPart:])}, true
+	return mark{[markPart]byte(b), [markPart]byte(b[markPart:]), [markPart]byte(b[2*markPart:]), string(b[3*markPart:])}, true
 }
 
 // check returns a *MismatchError unless the mark was made of fp.
@@ -85,15 +91,17 @@ func (m mark) check(key string, fp Fingerprint) error {
 	switch {
 	case !hmac.Equal(m.credentials[:], same.credentials[:]):
 		return &MismatchError{Key: key, Credentials: true}
+	case m.transport != fp.transport && m.transport != "" && fp.transport != "":
+		return &MismatchError{Key: key, Transport: m.transport}
 	case !hmac.Equal(m.payload[:], same.payload[:]):
 		return &MismatchError{Key: key}
 	}
 	return nil
 }
 
-const tagPrefix = "idem1." // and the three parts, each followed by a dot but the last
+const tagPrefix = "idem1." // and three or four parts, each followed by a dot but the last
 
-// tag is the mark as text, for the owner of the lock: 74 bytes.
+// tag is the mark as text, for the owner of the lock: 74 bytes, and the transport.
 func (m mark) tag() string {
 	b := make([]byte, 0, 80)
 	b = append(b, tagPrefix...)
@@ -102,6 +110,9 @@ func (m mark) tag() string {
 	b = base64.RawURLEncoding.AppendEncode(b, m.payload[:])
 	b = append(b, '.')
 	b = base64.RawURLEncoding.AppendEncode(b, m.credentials[:])
+	if m.transport != "" {
+		b = append(append(b, '.'), m.transport...)
+	}
 	return string(b)
 }
 
@@ -112,7 +123,10 @@ func parseTag(tag string) (m mark, ok bool) {
 		return m, false
 	}
 	parts := strings.Split(rest, ".")
-	if len(parts) != 3 {
+	switch {
+	case len(parts) == 4 && validTransport(parts[3]):
+		m.transport = parts[3]
+	case len(parts) != 3:
 		return m, false
 	}
 	for i, to := range []*[markPart]byte{&m.salt, &m.payload, &m.credentials} {

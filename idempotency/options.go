@@ -13,6 +13,7 @@ const (
 	defaultRetention = 24 * time.Hour
 	minRetention     = 10 * time.Millisecond
 	maxKeyID         = 32
+	maxTransport     = 8
 	maxOverhead      = 96 // of an AEAD, nonce included: an encrypted tag must stay within the 256 bytes that core takes
 )
 
@@ -41,9 +42,17 @@ func WithWait(d time.Duration) Option {
 // request may run a second time, or beside another. By default it fails closed.
 func WithFailOpen() Option { return option(func(c *Claims) { c.failOpen = true }) }
 
-// WithTransport sets the value of the attribute onelane.transport of metrics and spans: one short word, such as "http"
-// or "grpc". By default there is none.
-func WithTransport(name string) Option { return option(func(c *Claims) { c.transport = name }) }
+// WithTransport sets what the requests come by, in one word of up to 8 lower-case letters: "http" or "grpc". It is the
+// value of the attribute onelane.transport of metrics and spans, and what tells two requests with one key apart that
+// came by different ones: see [MismatchError]. By default there is none.
+func WithTransport(name string) Option {
+	must(name == "" || validTransport(name), "WithTransport(%q): pass up to %d lower-case letters", name, maxTransport)
+	return option(func(c *Claims) { c.transport = name })
+}
+
+func validTransport(name string) bool {
+	return name != "" && len(name) <= maxTransport && strings.IndexFunc(name, func(r rune) bool { return r < 'a' || r > 'z' }) < 0
+}
 
 // WithCompression compresses records of more than n bytes before they are stored (RFC 1951), where that makes them
 // smaller. By default nothing is compressed. Records are read in either form, whatever this option says, but not by

@@ -37,7 +37,7 @@ func Tombstone() *Record { return &Record{NotKept: true} }
 func (r *Record) encode(m mark) ([]byte, error) {
 	p := &recordpb.Record{
 		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
-		NotKept: r.NotKept,
+		NotKept: r.NotKept, Transport: m.transport,
 	}
 	if !r.NotKept {
 		if r.Status < 0 || r.Status > 1<<30 {
@@ -76,7 +76,10 @@ func decode(p *recordpb.Record) (*Record, mark, error) {
 	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart {
 		return nil, m, fmt.Errorf("%w: its fingerprint is incomplete", ErrRecord)
 	}
-	m = mark{[markPart]byte(p.Salt), [markPart]byte(p.Payload), [markPart]byte(p.Credentials)}
+	if p.Transport != "" && !validTransport(p.Transport) {
+		return nil, m, fmt.Errorf("%w: it came by %q, which is no transport", ErrRecord, p.Transport)
+	}
+	m = mark{[markPart]byte(p.Salt), [markPart]byte(p.Payload), [markPart]byte(p.Credentials), p.Transport}
 	if p.NotKept {
 		return Tombstone(), m, nil
 	}

@@ -25,7 +25,7 @@ const (
 
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1: a plain record, fields 2 to 8. 2: an envelope around one, fields 9 to 11. A reader refuses every other version: what
+	// 1: a plain record, fields 2 to 8 and 12. 2: an envelope around one, fields 9 to 11. A reader refuses every other version: what
 	// it does not know it must not half understand.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What the record answers: a random salt, and two digests of the request keyed with it.
@@ -44,7 +44,9 @@ type Record struct {
 	// The name of the key that content is encrypted with; empty: it is not.
 	KeyId string `protobuf:"bytes,10,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	// A record of version 1. Encrypted: nonce and ciphertext, bound to the name of the claim's lock.
-	Content       []byte `protobuf:"bytes,11,opt,name=content,proto3" json:"content,omitempty"`
+	Content []byte `protobuf:"bytes,11,opt,name=content,proto3" json:"content,omitempty"`
+	// What the request came by: "http" or "grpc".
+	Transport     string `protobuf:"bytes,12,opt,name=transport,proto3" json:"transport,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -156,6 +158,13 @@ func (x *Record) GetContent() []byte {
 	return nil
 }
 
+func (x *Record) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
 // One header field, in bytes, since HTTP does not promise UTF-8. No values at all: the handler removed the field.
 type Field struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -213,7 +222,7 @@ var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
 	"\n" +
-	"\frecord.proto\x12\x16onelane.idempotency.v1\"\xbd\x02\n" +
+	"\frecord.proto\x12\x16onelane.idempotency.v1\"\xdb\x02\n" +
 	"\x06Record\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04salt\x18\x02 \x01(\fR\x04salt\x12\x18\n" +
@@ -226,7 +235,8 @@ const file_record_proto_rawDesc = "" +
 	"\bdeflated\x18\t \x01(\bR\bdeflated\x12\x15\n" +
 	"\x06key_id\x18\n" +
 	" \x01(\tR\x05keyId\x12\x18\n" +
-	"\acontent\x18\v \x01(\fR\acontent\"3\n" +
+	"\acontent\x18\v \x01(\fR\acontent\x12\x1c\n" +
+	"\ttransport\x18\f \x01(\tR\ttransport\"3\n" +
 	"\x05Field\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\fR\x06valuesB:Z8github.com/onelane/onelane/idempotency/internal/recordpbb\x06proto3"
