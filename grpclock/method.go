@@ -26,6 +26,7 @@ type method struct {
 	passes bool  // its calls are not protected
 	err    error // it cannot be protected: a mistake in the program
 
+	claims  atomic.Pointer[claims]
 	answers atomic.Pointer[protoreflect.MessageType] // what its handler answered with last
 }
 

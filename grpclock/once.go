@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,7 +21,7 @@ func (c *call) once(key string) (any, error) {
 		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: nobody could tell a retry from another request", c.req))
 	}
 	who := c.caller()
-	key = core.Join(who.name, "grpc", c.full, c.source.name, key)
+	key = c.lookupKey(who.name, key)
 	if claim, ok := idempotency.FromContext(c.ctx); ok && claim.Key() == key {
 		return c.handler(c.ctx, c.req) // used twice: the outer one does it
 	}
@@ -30,18 +31,46 @@ func (c *call) once(key string) (any, error) {
 	} else {
 		payload = canonical(request.ProtoReflect())
 	}
-	fp := idempotency.Fingerprint{Payload: idempotency.Digest([]byte("grpc"), []byte(c.full), payload), Credentials: who.credentials}
-	claims := idempotency.New(c.locker, idempotency.WithRetention(c.retention), idempotency.WithWait(c.wait))
-	out, err := claims.Begin(c.ctx, key, fp)
+	fp := idempotency.Fingerprint{Payload: idempotency.Digest([]byte(c.full), payload), Credentials: who.credentials}
+	out, err := c.claimsOn(c.locker).Begin(c.ctx, key, fp)
 	switch {
-	case err == nil && out.Replay != nil:
-		return c.replay(out.Replay)
-	case err == nil:
-		return c.run(out.Claim)
-	case c.runUnprotected(err):
+	case err != nil:
+		return nil, c.refuseErr(err)
+	case out.Unprotected != nil:
+		c.noteUnprotected(out.Unprotected)
 		return c.handler(c.ctx, c.req)
+	case out.Replay != nil:
+		return c.replay(out.Replay)
 	}
-	return nil, c.refuseErr(err)
+	return c.run(out.Claim)
+}
+
+// lookupKey is the key of the claim: no part of it can imitate another, and without a space none that ginlock makes.
+func (m *method) lookupKey(who, key string) string {
+	if m.space != "" {
+		return idempotency.SpaceKey(m.space, who, key)
+	}
+	return core.Join(who, "grpc", m.full, m.source.name, key)
+}
+
+// claims are the Claims on a Locker.
+type claims struct {
+	*idempotency.Claims
+	on *core.Locker
+}
+
+// claimsOn returns the Claims on l, which change when core.SetDefault is called again.
+func (m *method) claimsOn(l *core.Locker) *idempotency.Claims {
+	if made := m.claims.Load(); made != nil && made.on == l {
+		return made.Claims
+	}
+	opts := append(slices.Clone(m.records), idempotency.WithTransport("grpc"), idempotency.WithRetention(m.retention), idempotency.WithWait(m.wait))
+	if m.failOpen {
+		opts = append(opts, idempotency.WithFailOpen())
+	}
+	made := &claims{idempotency.New(l, opts...), l}
+	m.claims.Store(made)
+	return made.Claims
 }
 
 // run runs the handler under its claim, and records its answer before it is sent.
@@ -49,7 +78,7 @@ func (c *call) run(claim *idempotency.Claim) (any, error) {
 	defer c.abandon(claim) // leaves alone what was completed
 	sent := capture(c.ctx)
 	resp, err := c.handler(context.WithValue(sent.ctx(claim.Context()), tokenKey{}, claim.Token()), c.req)
-	if !c.records(err) {
+	if !c.keeps(err) {
 		lost := errors.Is(context.Cause(claim.Context()), core.ErrLost)
 		c.abandon(claim) // first: a retry may follow at once
 		if lost && cancelled(err) {
@@ -65,8 +94,8 @@ func (c *call) run(claim *idempotency.Claim) (any, error) {
 	return resp, err
 }
 
-// records says whether an answer is recorded.
-func (c *call) records(err error) bool {
+// keeps says whether an answer is recorded.
+func (c *call) keeps(err error) bool {
 	var refused *refusedError
 	code := statusOf(err).Code()
 	switch {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
 )
 
 const (
@@ -41,6 +42,8 @@ type config struct {
 	maxBody       int
 	retryInFlight bool
 	fingerprint   func(context.Context, proto.Message) []byte
+	space         string
+	records       []idempotency.Option
 
 	recording []string // options that were used and mean nothing with LockOnly
 	mistakes  []string
@@ -129,6 +132,25 @@ func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 		c.fingerprint = fn
 		c.check(fn != nil, "Fingerprint(nil): pass a function, or leave it away")
 	})
+}
+
+// Space puts keys into a space of this name, which all interceptors and middlewares (ginlock has the same option) share
+// that name it, have the same Locker and say the same of who calls. By default a key belongs to one method and one place, and
+// the same text elsewhere is another key. In a space it names one request: a retry that comes over HTTP after the
+// first came by gRPC is recognised, and refused with the code idempotency_other_transport, and the other way round with
+// IDEMPOTENCY_OTHER_TRANSPORT: nothing runs twice, and no answer is put into a form that nobody asked for. Used with
+// another method or route it is a reused key.
+func Space(name string) Option {
+	return recording("Space", func(c *config) {
+		c.space = name
+		c.check(name != "", `Space(""): name the space, or leave it away`)
+	})
+}
+
+// Records sets how answers are stored: [idempotency.WithEncryption], [idempotency.WithCompression],
+// [idempotency.RunUnreadable]. What has an option of its own here, such as [Retain], is set by that.
+func Records(opts ...idempotency.Option) Option {
+	return recording("Records", func(c *config) { c.records = append(c.records, opts...) })
 }
 
 // recording is an option that means nothing with LockOnly.

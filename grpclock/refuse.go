@@ -29,6 +29,7 @@ const (
 	ReasonCredentialsChanged = "IDEMPOTENCY_CREDENTIALS_CHANGED" // FailedPrecondition
 	ReasonInFlight           = "IDEMPOTENCY_IN_FLIGHT"           // Aborted, or Unavailable with RetryInFlight: the first still runs
 	ReasonResponseNotKept    = "IDEMPOTENCY_RESPONSE_NOT_KEPT"   // FailedPrecondition: it ran, and its answer was not recorded
+	ReasonOtherTransport     = "IDEMPOTENCY_OTHER_TRANSPORT"     // FailedPrecondition: it came over HTTP, see Space
 	ReasonLockBusy           = "LOCK_BUSY"                       // Aborted
 	ReasonLockSealed         = "LOCK_SEALED"                     // FailedPrecondition: the application sealed the lock's key
 	ReasonLockLost           = "LOCK_LOST"                       // Aborted: while the handler ran
@@ -55,6 +56,7 @@ var (
 	refuseCredentials = refusal{codes.FailedPrecondition, ReasonCredentialsChanged, "the idempotency key was used with other credentials: send the retry with those of the first request, or a new request with a new key", false}
 	refuseInFlight    = refusal{codes.Aborted, ReasonInFlight, "a request with this idempotency key is still running", true}
 	refuseNotKept     = refusal{codes.FailedPrecondition, ReasonResponseNotKept, "the request was answered before, and its answer was not kept: look up its result, or send a new request with a new key", false}
+	refuseTransport   = refusal{codes.FailedPrecondition, ReasonOtherTransport, "the request was sent before, over another transport: send the retry there, or look up its result", false}
 	refuseBusy        = refusal{codes.Aborted, ReasonLockBusy, "another request is working on this", true}
 	refuseSealed      = refusal{codes.FailedPrecondition, ReasonLockSealed, "this is closed for further requests", false}
 	refuseLost        = refusal{codes.Aborted, ReasonLockLost, "the lock was lost while the request ran: check what became of it before it is sent again", false}
@@ -131,6 +133,8 @@ func (c *call) refuseErr(err error) error {
 	switch {
 	case errors.As(err, &mismatch) && mismatch.Credentials:
 		return c.refuse(refuseCredentials)
+	case mismatch != nil && mismatch.Transport != "":
+		return c.refuse(refuseTransport)
 	case mismatch != nil:
 		return c.refuse(refuseReused)
 	case errors.Is(err, idempotency.ErrInFlight):
@@ -161,8 +165,12 @@ func (c *call) runUnprotected(err error) bool {
 	if !c.failOpen || !errors.Is(err, core.ErrUnavailable) || c.ctx.Err() != nil {
 		return false
 	}
-	c.note(slog.LevelWarn, "grpclock: no lock can be had; the call runs unprotected (FailOpen)", err)
+	c.noteUnprotected(err)
 	return true
+}
+
+func (c *call) noteUnprotected(err error) {
+	c.note(slog.LevelWarn, "grpclock: no lock can be had; the call runs unprotected (FailOpen)", err)
 }
 
 func (c *call) note(level slog.Level, text string, err error) {

@@ -75,7 +75,9 @@ func keyed(salt [markPart]byte, what string, digest [sha256.Size]byte) [markPart
 	return [markPart]byte(h.Sum(nil))
 }
 
-func (m mark) bytes() []byte { return slices.Concat(m.salt[:], m.payload[:], m.credentials[:], []byte(m.transport)) }
+func (m mark) bytes() []byte {
+	return slices.Concat(m.salt[:], m.payload[:], m.credentials[:], []byte(m.transport))
+}
 
 // markOf is the inverse of bytes.
 func markOf(b []byte) (m mark, ok bool) {

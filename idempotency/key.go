@@ -3,6 +3,8 @@ package idempotency
 import (
 	"errors"
 	"strings"
+
+	"github.com/onelane/onelane/core"
 )
 
 const maxClientKey = 255
@@ -51,6 +53,10 @@ func ParseKey(values []string) (string, error) {
 	}
 	return key, nil
 }
+
+// SpaceKey is the key for [Claims.Begin] of a client's key in a space that several adapters share, for a principal: the
+// same whatever the request comes by.
+func SpaceKey(space, principal, key string) string { return core.Join(principal, "space", space, key) }
 
 // unquote reads the rest of a string after its opening quote.
 func unquote(text string) (string, error) {
