@@ -26,6 +26,8 @@
 //     BEGIN, a transaction that the plugin did not begin, a template without a value, a DryRun.
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says: its token must be the largest
 //     that registered in the database, before the first read.
+//   - [Once] commits at most once per key, whatever becomes of Redis or the process, and gives everybody the first
+//     result, for as long as its row is kept.
 //   - Decrement never takes more than there is, with or without a lock.
 //   - On SQLite a transaction whose COMMIT is rejected is rolled back; without a guard it stays open on its connection.
 //

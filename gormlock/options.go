@@ -21,10 +21,11 @@ type pluginOption func(*plugin)
 
 func (o pluginOption) applyPlugin(p *plugin) { o(p) }
 
-// SharedOption is a [GuardOption] and a [TransactionOption].
+// SharedOption is a [GuardOption], a [TransactionOption] and a [OnceOption].
 type SharedOption interface {
 	GuardOption
 	TransactionOption
+	OnceOption
 }
 
 type sharedOption func(*guard)

@@ -46,16 +46,37 @@ func definiteState(code string) bool {
 // aborted connection, network errors, error during COMMIT, query interrupted, connection killed.
 var mysqlUnknown = []uint64{1053, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927}
 
+// deadlock is MySQL's number of one, which ends the whole transaction.
+const deadlock = 1213
+
 // mysqlNumber finds the error number of a server's answer, as *mysql.MySQLError of go-sql-driver/mysql has it.
 func mysqlNumber(err error) (uint64, bool) {
-	for ; err != nil; err = errors.Unwrap(err) {
+	var found uint64
+	ok := inTree(err, func(err error) bool {
 		v := reflect.ValueOf(err)
 		if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct || v.Elem().Type().Name() != "MySQLError" {
-			continue
+			return false
 		}
-		if number := v.Elem().FieldByName("Number"); number.IsValid() && number.CanUint() {
-			return number.Uint(), true
+		number := v.Elem().FieldByName("Number")
+		if !number.IsValid() || !number.CanUint() {
+			return false
 		}
+		found = number.Uint()
+		return true
+	})
+	return found, ok
+}
+
+// inTree says whether is holds for an error or one that it wraps, joined ones too.
+func inTree(err error, is func(error) bool) bool {
+	if err == nil || is(err) {
+		return err != nil
 	}
-	return 0, false
+	switch wrapper := err.(type) {
+	case interface{ Unwrap() error }:
+		return inTree(wrapper.Unwrap(), is)
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(wrapper.Unwrap(), func(err error) bool { return inTree(err, is) })
+	}
+	return false
 }

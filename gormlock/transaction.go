@@ -175,6 +175,9 @@ func (t *transaction) explain(err error) error {
 	if len(t.keys) == 0 {
 		return err
 	}
+	if number, _ := mysqlNumber(err); number == deadlock && t.failed == nil && !t.over {
+		t.fail(err) // the server rolled everything back, and would commit each later statement by itself
+	}
 	why := t.usable()
 	for _, cause := range []error{core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(why, cause) && !errors.Is(err, cause) {
