@@ -72,9 +72,9 @@ func TestOnce_RepeatsGetTheFirstResult(t *testing.T) {
 		if n := orders(t, db); n != 5 {
 			t.Errorf("%d orders, want 5", n)
 		}
-		nothing, err := gormlock.Once(t.Context(), db, "nil", func(tx *gorm.DB) (*receipt, error) { return nil, nil })
+		_, err = gormlock.Once(t.Context(), db, "nil", func(tx *gorm.DB) (*receipt, error) { return nil, nil })
 		ok(t, "a nil result", err)
-		nothing, err = gormlock.Once(t.Context(), db, "nil", func(tx *gorm.DB) (*receipt, error) { return &receipt{}, nil })
+		nothing, err := gormlock.Once(t.Context(), db, "nil", func(tx *gorm.DB) (*receipt, error) { return &receipt{}, nil })
 		if ok(t, "a nil result again", err); nothing != nil {
 			t.Errorf("got %+v, want nil", nothing)
 		}
