@@ -3,6 +3,7 @@
 //
 //	go run ./examples/seckill              # embedded Redis and SQLite: nothing to install
 //	go run ./examples/seckill -unguarded   # the same service without those lines
+//	go run ./examples/seckill -serve :8080 # both side by side, on a page to watch
 //
 // It exits with 1 when units were oversold or a buyer got two orders, and with 2 when it could not run.
 package main
@@ -23,7 +24,7 @@ import (
 // options are the command line.
 type options struct {
 	buyers, stock, submits, clients, procs int
-	redis, db                              string
+	redis, db, serve                       string
 	json, unguarded                        bool
 }
 
@@ -44,6 +45,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return fail(stderr, err)
 	case os.Getenv(childEnv) != "":
 		if err := serveChild(ctx, o, stdout); err != nil {
+			return fail(stderr, err)
+		}
+		return 0
+	}
+	if o.serve != "" {
+		if err := serve(ctx, o, stdout); err != nil {
 			return fail(stderr, err)
 		}
 		return 0
@@ -82,6 +89,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.db, "db", "", "`sqlite:FILE|mysql:DSN|postgres:DSN`; a temporary SQLite file by default")
 	f.BoolVar(&o.json, "json", false, "print the result as JSON")
 	f.BoolVar(&o.unguarded, "unguarded", false, "run the service without the kit's lines")
+	f.StringVar(&o.serve, "serve", "", "show a page at this `address`, such as :8080, where sales with and without the kit run side by side")
 	err := f.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(stdout, "A flash sale: many buyers, few units, clients that click twice and retry.\n\nUsage: seckill [flags]")
@@ -94,13 +102,21 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	case f.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q: there are only flags, see -h", f.Arg(0))
 	}
+	if o.serve != "" && (o.db != "" || o.procs > 1 || o.json || o.unguarded) {
+		return o, errors.New("-serve runs both services in one process, on SQLite files of its own: leave -db, -procs, -json and -unguarded out")
+	}
+	return o, o.valid()
+}
+
+// valid keeps the numbers within what one machine can do.
+func (o *options) valid() error {
 	for _, n := range []struct {
 		name     string
 		v, atMax int
 	}{{"buyers", o.buyers, 1_000_000}, {"stock", o.stock, 1_000_000}, {"submits", o.submits, 100}, {"clients", o.clients, 1000}, {"procs", o.procs, 32}} {
 		if n.v < 1 || n.v > n.atMax {
-			return o, fmt.Errorf("-%s %d: it must be from 1 to %d", n.name, n.v, n.atMax)
+			return fmt.Errorf("-%s %d: it must be from 1 to %d", n.name, n.v, n.atMax)
 		}
 	}
-	return o, nil
+	return nil
 }

@@ -38,7 +38,7 @@ type result struct {
 
 // sale runs one: servers up, crowd in, books checked.
 func sale(ctx context.Context, o options, stderr io.Writer) (result, error) {
-	stopEmbedded, err := embed(&o)
+	stopEmbedded, err := embedServers(&o)
 	defer stopEmbedded()
 	if err != nil {
 		return result{}, err

@@ -83,6 +83,20 @@ func (s *service) sale(ctx context.Context, fn func(tx *gorm.DB) error) error {
 
 // start opens Redis and the database and serves on a free loopback port. stop waits for what is under way.
 func start(ctx context.Context, o options) (addr string, stop func(), err error) {
+	s, closeAll, err := open(ctx, o)
+	if err != nil {
+		return "", nil, err
+	}
+	addr, shutdown, err := listen(s.routes())
+	if err != nil {
+		closeAll()
+		return "", nil, err
+	}
+	return addr, func() { shutdown(); closeAll() }, nil
+}
+
+// open opens the database, and Redis where the service is guarded.
+func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop func(), err error) {
 	var stops []func()
 	all := func() {
 		for _, s := range slices.Backward(stops) {
@@ -96,7 +110,7 @@ func start(ctx context.Context, o options) (addr string, stop func(), err error)
 	}()
 	db, err := openDB(ctx, o.db)
 	if err != nil {
-		return "", nil, err
+		return nil, nil, err
 	}
 	stops = append(stops, func() { closeDB(db) })
 	if !o.unguarded {
@@ -105,28 +119,35 @@ func start(ctx context.Context, o options) (addr string, stop func(), err error)
 			stops = append(stops, func() { _ = c.Close() })
 		}
 		if err != nil {
-			return "", nil, err
+			return nil, nil, err
 		}
-		locker, err := core.New(core.Clients(clients...))
+		locker, err := core.New(core.Clients(clients...), opts...)
 		if err != nil {
-			return "", nil, err
+			return nil, nil, err
 		}
 		stops = append(stops, func() { _ = locker.Close() })
 		core.SetDefault(locker)
 		if err := db.Use(gormlock.New(locker)); err != nil {
-			return "", nil, err
+			return nil, nil, err
 		}
 	}
+	return &service{db: db, unguarded: o.unguarded}, all, nil
+}
+
+// listen serves on a free loopback port.
+func listen(h http.Handler) (addr string, stop func(), err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, fmt.Errorf("cannot listen on loopback: %w", err)
 	}
-	server := &http.Server{Handler: (&service{db: db, unguarded: o.unguarded}).routes(), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = server.Serve(listener) }()
-	stops = append(stops, func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		_ = server.Shutdown(ctx)
-	})
-	return listener.Addr().String(), all, nil
+	return listener.Addr().String(), func() { shutDown(server) }, nil
+}
+
+// shutDown waits for what is under way, but not for ever.
+func shutDown(server *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = server.Shutdown(ctx)
 }

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/onelane/onelane/core"
+)
+
+//go:embed page
+var pageFiles embed.FS
+
+// show is the page: two shops side by side, and the Redis nodes under the guarded one.
+type show struct {
+	guarded, naive *lane
+	nodes          []*node
+	metrics        *metrics
+
+	mu      sync.Mutex
+	cancel  context.CancelFunc // ends the sale; nil while there is none
+	sales   sync.WaitGroup
+	options options // of the latest sale
+}
+
+// serve shows the page at o.serve until ctx ends.
+func serve(ctx context.Context, o options, stdout io.Writer) error {
+	s, stop, err := newShow(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	listener, err := net.Listen("tcp", o.serve)
+	if err != nil {
+		return fmt.Errorf("-serve %s: %w", o.serve, err)
+	}
+	fmt.Fprintf(stdout, "Open http://%s in a browser. Metrics are at /metrics. Ctrl-C ends it.\n", visible(listener.Addr()))
+	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	end := context.AfterFunc(ctx, func() { shutDown(server) })
+	defer end()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// visible is an address that a browser on this machine can open.
+func visible(a net.Addr) string {
+	if tcp, ok := a.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
+		return net.JoinHostPort("localhost", strconv.Itoa(tcp.Port))
+	}
+	return a.String()
+}
+
+// newShow starts the nodes and both shops.
+func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
+	s = &show{options: o}
+	var stops []func()
+	stop = func() {
+		s.end()
+		s.sales.Wait()
+		for _, f := range slices.Backward(stops) {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			stop()
+		}
+	}()
+	dir, err := os.MkdirTemp("", "seckill")
+	if err != nil {
+		return s, stop, fmt.Errorf("cannot make a folder for SQLite: %w", err)
+	}
+	stops = append(stops, func() { _ = os.RemoveAll(dir) })
+
+	upstreams := strings.Split(o.redis, ",")
+	if o.redis == "" {
+		upstreams = nil
+		for range 3 {
+			m := miniredis.NewMiniRedis()
+			if err := m.Start(); err != nil {
+				return s, stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
+			}
+			upstreams, stops = append(upstreams, m.Addr()), append(stops, m.Close, expire(m))
+		}
+	}
+	var addrs []string
+	for _, upstream := range upstreams {
+		n, err := newNode(upstream)
+		if err != nil {
+			return s, stop, err
+		}
+		s.nodes, addrs, stops = append(s.nodes, n), append(addrs, n.addr), append(stops, n.close)
+	}
+
+	if s.metrics, err = newMetrics(); err != nil {
+		return s, stop, err
+	}
+	stops = append(stops, s.metrics.close)
+	o.redis = strings.Join(addrs, ",")
+	for _, shop := range []struct {
+		lane **lane
+		name string
+		opts []core.Option
+	}{
+		// All of it shares one small machine: a node that is merely slow is not down. What is refused is on the page.
+		{&s.guarded, "guarded", []core.Option{core.WithMeterProvider(s.metrics.provider), core.WithNodeTimeout(3 * time.Second),
+			core.WithLogger(slog.New(slog.DiscardHandler))}},
+		{&s.naive, "naive", nil},
+	} {
+		o.db, o.unguarded = "sqlite:"+filepath.Join(dir, shop.name+".db"), shop.name == "naive"
+		l, closeLane, err := newLane(ctx, o, shop.opts...)
+		if err != nil {
+			return s, stop, err
+		}
+		*shop.lane = l
+		stops = append(stops, closeLane)
+	}
+	return s, stop, nil
+}
+
+func (s *show) routes() http.Handler {
+	files, err := fs.Sub(pageFiles, "page")
+	if err != nil {
+		panic(err) // the folder is embedded above
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /", http.FileServerFS(files))
+	mux.Handle("GET /metrics", s.metrics.handler)
+	mux.HandleFunc("GET /api/events", s.events)
+	mux.HandleFunc("POST /api/sale", s.start)
+	mux.HandleFunc("DELETE /api/sale", func(w http.ResponseWriter, _ *http.Request) { s.end(); w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("PUT /api/nodes/{n}", s.setNode)
+	mux.Handle("POST /guarded/orders", http.StripPrefix("/guarded", s.guarded.handler))
+	mux.Handle("POST /naive/orders", http.StripPrefix("/naive", s.naive.handler))
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// start begins a sale in both shops at once.
+func (s *show) start(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.options
+	ask := struct{ Buyers, Stock, Submits, Clients *int }{&o.buyers, &o.stock, &o.submits, &o.clients}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<12)).Decode(&ask); err != nil {
+		http.Error(w, "the body must be JSON: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	if err := o.valid(); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if s.cancel != nil {
+		http.Error(w, "a sale is running", http.StatusConflict)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	s.cancel, s.options = cancel, o
+	s.metrics.waits.reset(ctx)
+	s.sales.Go(func() {
+		var both sync.WaitGroup
+		for _, l := range []*lane{s.guarded, s.naive} {
+			o := o
+			o.unguarded = l == s.naive
+			both.Go(func() { l.sell(ctx, o) })
+		}
+		both.Wait()
+		s.mu.Lock()
+		s.cancel = nil
+		s.mu.Unlock()
+		cancel()
+	})
+	w.WriteHeader(http.StatusAccepted)
+}
+
+// end stops a running sale.
+func (s *show) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel != nil {
+		s.cancel()
+	}
+}
+
+// setNode cuts a Redis off or brings it back.
+func (s *show) setNode(w http.ResponseWriter, r *http.Request) {
+	i, err := strconv.Atoi(r.PathValue("n"))
+	var ask struct{ Up bool }
+	if err != nil || i < 0 || i >= len(s.nodes) {
+		http.Error(w, "there is no such node", http.StatusNotFound)
+	} else if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&ask); err != nil {
+		http.Error(w, "the body must be JSON: "+err.Error(), http.StatusBadRequest)
+	} else if err := s.nodes[i].set(ask.Up); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	} else {
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// showState is one event of the page.
+type showState struct {
+	Running bool        `json:"running"`
+	Guarded laneState   `json:"guarded"`
+	Naive   laneState   `json:"naive"`
+	Waits   waitState   `json:"waits"`
+	Nodes   []nodeState `json:"nodes"`
+}
+
+type nodeState struct {
+	Addr string `json:"addr"`
+	Up   bool   `json:"up"`
+}
+
+func (s *show) state(ctx context.Context) showState {
+	s.mu.Lock()
+	running := s.cancel != nil
+	s.mu.Unlock()
+	state := showState{Running: running, Guarded: s.guarded.state(), Naive: s.naive.state(), Waits: s.metrics.waits.state(ctx)}
+	for _, n := range s.nodes {
+		state.Nodes = append(state.Nodes, nodeState{Addr: n.upstream, Up: n.up()})
+	}
+	return state
+}
+
+// events sends the state, several times a second, as server-sent events.
+func (s *show) events(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	flush := http.NewResponseController(w)
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		data, err := json.Marshal(s.state(r.Context()))
+		if err == nil {
+			_, err = fmt.Fprintf(w, "data: %s\n\n", data)
+		}
+		if err = errors.Join(err, flush.Flush()); err != nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}

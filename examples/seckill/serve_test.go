@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/onelane/onelane/testutil"
+)
+
+// page serves the page and returns a function that asks it and checks the status of its answer.
+func page(t *testing.T, o options) func(wantStatus int, method, path, body string) *http.Response {
+	t.Helper()
+	s, stop, err := newShow(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(s.routes())
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close(); stop() })
+	return func(wantStatus int, method, path, body string) *http.Response {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer you")
+		r.Header.Set("Idempotency-Key", `"one"`)
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = answer.Body.Close() })
+		if answer.StatusCode != wantStatus {
+			said, _ := io.ReadAll(answer.Body)
+			t.Fatalf("%s %s: %s, want %d: %s", method, path, answer.Status, wantStatus, said)
+		}
+		return answer
+	}
+}
+
+// watch reads events until one is as wanted.
+func watch(t *testing.T, ask func(int, string, string, string) *http.Response, wanted func(showState) bool) showState {
+	t.Helper()
+	lines := bufio.NewScanner(ask(http.StatusOK, "GET", "/api/events", "").Body)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		if !ok {
+			continue
+		}
+		var s showState
+		if err := json.Unmarshal([]byte(data), &s); err != nil {
+			t.Fatal(err)
+		}
+		if wanted(s) {
+			return s
+		}
+	}
+	t.Fatalf("the events end: %v", lines.Err())
+	return showState{}
+}
+
+func checkShow(t *testing.T, s showState) {
+	t.Helper()
+	if s.Guarded.Sold != 100 || s.Guarded.Oversold != 0 || s.Guarded.Doubled != 0 || !s.Guarded.OK || s.Guarded.Errors != 0 {
+		t.Errorf("with the kit: %+v", s.Guarded)
+	}
+	if s.Naive.Oversold == 0 || s.Naive.Doubled == 0 || s.Naive.OK {
+		t.Errorf("naive code did not fail: %+v", s.Naive)
+	}
+}
+
+func TestServe_Sale(t *testing.T) {
+	o, err := parse([]string{"-serve", ":0"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, servers := range map[string]string{"embedded": "", "real Redis": testutil.Redis(t).Addr()} {
+		t.Run(name, func(t *testing.T) {
+			o.redis = servers
+			ask := page(t, o)
+			sale := `{"buyers":300,"stock":100,"submits":3}`
+			ask(http.StatusAccepted, "POST", "/api/sale", sale)
+			ask(http.StatusConflict, "POST", "/api/sale", sale)
+			s := watch(t, ask, func(s showState) bool { return !s.Running })
+			checkShow(t, s)
+			if s.Waits.Locks == 0 || s.Waits.P99 <= 0 || s.Waits.P99 < s.Waits.P50 {
+				t.Errorf("lock waits: %+v", s.Waits)
+			}
+			metrics, err := io.ReadAll(ask(http.StatusOK, "GET", "/metrics", "").Body)
+			if err != nil || !strings.Contains(string(metrics), "onelane_acquire_duration_seconds_bucket") {
+				t.Errorf("%v: the metrics have no waits", err)
+			}
+			ask(http.StatusAccepted, "POST", "/api/sale", `{"buyers":20000}`)
+			ask(http.StatusNoContent, "DELETE", "/api/sale", "")
+			if s := watch(t, ask, func(s showState) bool { return !s.Running }); !strings.Contains(s.Guarded.Error, "stopped") {
+				t.Errorf("a stopped sale says %q", s.Guarded.Error)
+			}
+		})
+	}
+}
+
+func TestServe_NodesAndBuyers(t *testing.T) {
+	o, err := parse([]string{"-serve", ":0"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := page(t, o)
+	ask(http.StatusCreated, "POST", "/guarded/orders", "{}")
+	if again := ask(http.StatusCreated, "POST", "/guarded/orders", "{}"); again.Header.Get("Idempotency-Replayed") != "true" {
+		t.Error("a second click is no replay")
+	}
+	ask(http.StatusNoContent, "PUT", "/api/nodes/0", `{"up":false}`)
+	ask(http.StatusCreated, "POST", "/guarded/orders", "{}")
+	ask(http.StatusNoContent, "PUT", "/api/nodes/1", `{"up":false}`)
+	ask(http.StatusServiceUnavailable, "POST", "/guarded/orders", "{}")
+	s := watch(t, ask, func(showState) bool { return true })
+	if len(s.Nodes) != 3 || s.Nodes[0].Up || s.Nodes[1].Up || !s.Nodes[2].Up || s.Guarded.Sold != 1 {
+		t.Errorf("%+v", s)
+	}
+	ask(http.StatusNoContent, "PUT", "/api/nodes/1", `{"up":true}`)
+	ask(http.StatusCreated, "POST", "/guarded/orders", "{}")
+
+	ask(http.StatusNotFound, "PUT", "/api/nodes/3", `{"up":true}`)
+	ask(http.StatusBadRequest, "PUT", "/api/nodes/1", `up`)
+	ask(http.StatusBadRequest, "POST", "/api/sale", `{"buyers":0}`)
+	ask(http.StatusBadRequest, "POST", "/api/sale", `buyers`)
+	for path, kind := range map[string]string{"/": "text/html", "/app.js": "text/javascript", "/style.css": "text/css"} {
+		if got := ask(http.StatusOK, "GET", path, "").Header.Get("Content-Type"); !strings.HasPrefix(got, kind) {
+			t.Errorf("%s is %q", path, got)
+		}
+	}
+}
