@@ -1,0 +1,243 @@
+package pagetest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	prom "github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+const monitoring = "../../examples/seckill/monitoring/"
+
+// Every panel of the dashboard and every alert asks for metrics that a service really has.
+func TestMonitoring_AsksForWhatThereIs(t *testing.T) {
+	storage := promqltest.LoadedStorage(t, load(t, emitted(t)))
+	t.Cleanup(func() { _ = storage.Close() })
+	engine := promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery)
+	ask := func(t *testing.T, query string) {
+		t.Helper()
+		q, err := engine.NewInstantQuery(t.Context(), storage, nil, query, time.Unix(120, 0))
+		if err != nil {
+			t.Fatalf("%s: %v", query, err)
+		}
+		defer q.Close()
+		result, err := q.Exec(t.Context()).Vector()
+		if err != nil || !said(result) {
+			t.Errorf("%s has no answer: %v %v", query, result, err)
+		}
+	}
+	for title, queries := range panels(t) {
+		t.Run("panel "+title, func(t *testing.T) {
+			for _, query := range queries {
+				ask(t, query)
+			}
+		})
+	}
+	for name, rule := range alerts(t) {
+		t.Run("alert "+name, func(t *testing.T) {
+			p := parser.NewParser(parser.Options{})
+			expr, err := p.ParseExpr(rule)
+			if err != nil {
+				t.Fatal(err)
+			}
+			comparison, ok := expr.(*parser.BinaryExpr)
+			if !ok || !comparison.Op.IsComparisonOperator() {
+				t.Fatalf("%s compares nothing", rule)
+			}
+			ask(t, comparison.LHS.String())
+		})
+	}
+}
+
+// said is true where an answer has a number.
+func said(v promql.Vector) bool {
+	for _, sample := range v {
+		if !math.IsNaN(sample.F) {
+			return true
+		}
+	}
+	return false
+}
+
+// panels are the queries of the dashboard, as Grafana sends them, by the panel's title.
+func panels(t *testing.T) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile(monitoring + "dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(data, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string][]string)
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			found[p.Title] = append(found[p.Title], strings.NewReplacer("$__rate_interval", "5m", "$job", ".*").Replace(target.Expr))
+		}
+	}
+	if len(found) < 10 {
+		t.Fatalf("only %d panels were found", len(found))
+	}
+	return found
+}
+
+// alerts are the expressions of the alert rules, by name.
+func alerts(t *testing.T) map[string]string {
+	t.Helper()
+	groups, errs := rulefmt.ParseFile(monitoring+"alerts.yml", false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	found := make(map[string]string)
+	for _, group := range groups.Groups {
+		for _, rule := range group.Rules {
+			found[rule.Alert] = rule.Expr
+		}
+	}
+	return found
+}
+
+// load makes test data of a scrape: every series was 0 at first and is now what was scraped.
+func load(t *testing.T, scrape string) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("load 30s\n")
+	for line := range strings.Lines(scrape) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if strings.HasPrefix(line, "#") || !ok {
+			continue
+		}
+		var number float64
+		if _, err := fmt.Sscan(value, &number); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		fmt.Fprintf(&b, "  %s,job=\"shop\"} 0 %v %v %v %v\n", series, number, number, number, number)
+	}
+	return b.String()
+}
+
+// emitted is what a service's /metrics say after everything has happened to it that the metrics tell of.
+func emitted(t *testing.T) string {
+	t.Helper()
+	registry := prom.NewRegistry()
+	exporter, err := prometheus.New(prometheus.WithRegisterer(registry))
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider := metric.NewMeterProvider(metric.WithReader(exporter))
+	t.Cleanup(func() { _ = provider.Shutdown(context.Background()) })
+	locker := func(b core.Backend, opts ...core.Option) *core.Locker {
+		l, err := core.New(b, append(opts, core.WithMeterProvider(provider))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	locks(t, locker(testutil.Memory(), core.WithTTL(60*time.Millisecond)))
+	requests(t, locker(testutil.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
+	requests(t, locker(core.Clients(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
+	hungNode(t, func(b core.Backend) *core.Locker { return locker(b) })
+
+	answer := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
+	if answer.Code != http.StatusOK {
+		t.Fatal(answer.Body)
+	}
+	return answer.Body.String()
+}
+
+// locks has one renewed, handed over, sealed, lost and refused.
+func locks(t *testing.T, l *core.Locker) {
+	t.Helper()
+	ctx := t.Context()
+	acquire := func(key string, opts ...core.AcquireOption) *core.Lock {
+		k, err := l.Acquire(ctx, key, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	first, second := acquire("a"), make(chan *core.Lock)
+	go func() { second <- acquire("a") }()
+	if _, err := l.TryAcquire(ctx, "a"); err == nil {
+		t.Error("the key was free")
+	}
+	time.Sleep(50 * time.Millisecond) // renewals, and the second waits
+	_ = first.Release(ctx)
+	k := <-second
+	if err := k.Seal(ctx, []byte("sold out"), time.Minute); err != nil {
+		t.Error(err)
+	}
+	if _, err := l.Acquire(ctx, "a"); err == nil {
+		t.Error("a sealed key was acquired")
+	}
+	<-acquire("b", core.WithoutRenewal()).Context().Done()
+}
+
+// requests are sent to a service that answers with the length of the path; their keys are their paths. Eight bytes are
+// kept, and where there is no Redis they run all the same.
+func requests(t *testing.T, l *core.Locker, paths ...string) {
+	t.Helper()
+	gin.SetMode(gin.ReleaseMode)
+	r := gin.New()
+	r.Use(ginlock.ByHeader("Idempotency-Key", ginlock.WithLocker(l), ginlock.MaxBody(8), ginlock.FailOpen()))
+	r.POST("/:size", func(c *gin.Context) { c.String(http.StatusOK, strings.Repeat("x", len(c.Param("size")))) })
+	server := httptest.NewServer(r)
+	defer server.Close()
+	for _, path := range paths {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Idempotency-Key", path[1:])
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil || answer.StatusCode != http.StatusOK {
+			t.Fatal(answer, err)
+		}
+		_ = answer.Body.Close()
+	}
+}
+
+// hungNode lets one Redis of five hang until it is left out.
+func hungNode(t *testing.T, locker func(core.Backend) *core.Locker) {
+	t.Helper()
+	cluster := testutil.Cluster(t, 5)
+	l := locker(core.Clients(cluster.Clients()...))
+	cluster[0].Stop()
+	defer cluster[0].Cont()
+	for range 40 {
+		if err := l.Do(t.Context(), "k", func(context.Context) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
