@@ -33,7 +33,7 @@ var neverImport = []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/
 var notShipped = []string{"testutil", "examples"}
 
 var topLevel = []string{"go.mod", "go.sum", "core", "ginlock", "grpclock", "gormlock", "idempotency", "examples", "testutil",
-	"README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md"}
+	"README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
 
 // imports are the imports of each package, by its folder relative to the module, with / in it.
 type imports map[string][]string
