@@ -33,6 +33,9 @@ func (m *middleware) readBody(c *gin.Context) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, nil
 	}
+	if again, ok := r.Body.(*restored); ok && again.Len() == len(again.body) && len(again.body) <= m.maxRequestBody {
+		return again.body, nil // for the key, or by another middleware of this package
+	}
 	if r.ContentLength > int64(m.maxRequestBody) {
 		return nil, errTooLarge
 	}
@@ -43,15 +46,16 @@ func (m *middleware) readBody(c *gin.Context) ([]byte, error) {
 	if len(body) > m.maxRequestBody {
 		return nil, errTooLarge
 	}
-	r.Body = restored{bytes.NewReader(body), r.Body}
+	r.Body = &restored{bytes.NewReader(body), r.Body, body}
 	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
 	return body, nil
 }
 
 // restored is a body that was read before.
 type restored struct {
-	io.Reader
+	*bytes.Reader
 	io.Closer
+	body []byte
 }
 
 // refuseBody answers a request whose body could not be read.

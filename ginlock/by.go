@@ -25,9 +25,11 @@ func ByHeader(name string, opts ...Option) gin.HandlerFunc {
 	}
 	name = http.CanonicalHeaderKey(name)
 	return newMiddleware(source{
-		name: name,
-		read: func(c *gin.Context) (string, error) { return idempotency.ParseKey(c.Request.Header.Values(name)) },
-		lock: func(_ *gin.Context, key string) []string { return []string{"header", name, key} },
+		name: name, place: "the header " + name, form: headerForm,
+		read: func(_ *middleware, c *gin.Context) (string, error) {
+			return idempotency.ParseKey(c.Request.Header.Values(name))
+		},
+		lock: func(_ *gin.Context, key string) string { return core.Join("header", name, key) },
 	}, opts)
 }
 
@@ -44,20 +46,67 @@ func ByParam(name string, opts ...Option) gin.HandlerFunc {
 		panic(`ginlock: ByParam(""): pass the name of a parameter of the route: "id" on /orders/:id`)
 	}
 	return newMiddleware(source{
-		name: ":" + name,
-		read: func(c *gin.Context) (string, error) { return paramKey(c, name) },
-		lock: func(c *gin.Context, _ string) []string { return []string{resource(c.FullPath(), name, c.Params)} },
+		name: ":" + name, place: "the path parameter " + name, form: valueForm,
+		read: func(_ *middleware, c *gin.Context) (string, error) { return paramKey(c, name) },
+		lock: func(c *gin.Context, _ string) string { return core.Join(resource(c.FullPath(), name, c.Params)) },
+	}, opts)
+}
+
+// ByQuery returns a middleware that takes the key from the query parameter of this name. It has 1 to 255 bytes without
+// control characters; anything else, and a parameter that comes twice, is 400. Requests without it run unprotected,
+// unless [Require] is set. With [LockOnly] the lock is "query:<name>:<value>", on all routes.
+//
+// It panics at wiring when the name is empty, or when options contradict each other. The Locker may be set later, by
+// [core.SetDefault]: until then requests with a key are 503.
+func ByQuery(name string, opts ...Option) gin.HandlerFunc {
+	if name == "" {
+		panic(`ginlock: ByQuery(""): pass the name of a query parameter: "order" of ?order=42`)
+	}
+	return newMiddleware(source{
+		name: "?" + name, place: "the query parameter " + name, form: valueForm,
+		read: func(_ *middleware, c *gin.Context) (string, error) { return queryKey(c.Request.URL.RawQuery, name) },
+		lock: func(_ *gin.Context, key string) string { return core.Join("query", name, key) },
+	}, opts)
+}
+
+// KeyFunc says what the key of a request is; "" is none. With an error the request is refused with 400
+// idempotency_key_invalid; the error is logged, and not shown to the client.
+type KeyFunc func(c *gin.Context) (string, error)
+
+// By returns a middleware that asks fn for the key: a text without control characters, of up to 512 bytes with
+// [LockOnly]; there it is the name of the lock as it is, the same as for Acquire in package core. Without LockOnly it
+// belongs to one principal, method and route, as every key. Join parts that come from outside by [core.Join]. Requests
+// whose key is "" run unprotected, unless [Require] is set. If fn reads the body it must put it back.
+//
+// It panics at wiring when fn is nil, or when options contradict each other. The Locker may be set later, by
+// [core.SetDefault]: until then requests with a key are 503.
+func By(fn KeyFunc, opts ...Option) gin.HandlerFunc {
+	if fn == nil {
+		panic("ginlock: By(nil): pass a function that returns the key of a request")
+	}
+	return newMiddleware(source{
+		name: "func", place: "what the key is made of", form: "something else.",
+		read: func(_ *middleware, c *gin.Context) (string, error) { return funcKey(c, fn) },
+		lock: func(_ *gin.Context, key string) string { return key },
 	}, opts)
 }
 
 // source is where a middleware's key comes from.
 type source struct {
-	name string
-	read func(*gin.Context) (string, error) // "" with idempotency.ErrNoKey where there is none
-	lock func(c *gin.Context, key string) []string
+	name  string // part of the key
+	place string // in words, for a client
+	form  string // what to send there
+	// read returns idempotency.ErrNoKey where there is none. It may read the body only if readsBody is set.
+	read      func(*middleware, *gin.Context) (string, error)
+	lock      func(c *gin.Context, key string) string
+	readsBody bool
+	byCaller  bool // the key names the principal itself
+	constant  bool
+	required  bool // whatever Require says
+	repeats   bool // RefuseRepeats
 }
 
-// middleware is one ByHeader or ByParam.
+// middleware is one By… of this package.
 type middleware struct {
 	config
 	source
@@ -66,37 +115,40 @@ type middleware struct {
 }
 
 func newMiddleware(s source, opts []Option) gin.HandlerFunc {
-	m := &middleware{config: newConfig(opts), source: s}
-	if m.lockOnly {
-		return m.serve(m.serveLocked)
+	m := &middleware{config: newConfig(s, opts), source: s}
+	if len(m.routes) == 0 {
+		return m.serve
 	}
-	return m.serve(m.serveOnce)
+	return perRoute(m, opts)
 }
 
-// serve sorts out which requests are not protected, and which have a bad key; next does the rest.
-func (m *middleware) serve(next func(c *gin.Context, l *core.Locker, key string)) gin.HandlerFunc {
-	return func(c *gin.Context) {
-		if c.FullPath() == "" || !m.covers(c.Request.Method) {
-			return
-		}
-		key, err := m.read(c)
-		switch {
-		case err == idempotency.ErrNoKey && !m.require:
-			return
-		case err != nil:
-			m.refuseKey(c, err)
-			return
-		}
-		l := m.locker
-		if l == nil {
-			l = core.Default()
-		}
-		if l == nil {
-			slog.ErrorContext(c.Request.Context(), "ginlock: there is no Locker: call core.SetDefault when the process starts, or pass ginlock.WithLocker", "route", c.FullPath())
-			m.refuse(c, problemNoLocker)
-			return
-		}
-		next(c, l, key)
+// serve sorts out which requests are not protected, and which have a bad key.
+func (m *middleware) serve(c *gin.Context) {
+	if c.FullPath() == "" || !m.covers(c.Request.Method) {
+		return
+	}
+	key, err := m.read(m, c)
+	switch {
+	case err == idempotency.ErrNoKey && !m.require && !m.required:
+		return
+	case err != nil:
+		m.refuseKey(c, err)
+		return
+	}
+	l := m.locker
+	if l == nil {
+		l = core.Default()
+	}
+	switch {
+	case l == nil:
+		slog.ErrorContext(c.Request.Context(), "ginlock: there is no Locker: call core.SetDefault when the process starts, or pass ginlock.WithLocker", "route", c.FullPath())
+		m.refuse(c, problemNoLocker)
+	case m.repeats:
+		m.serveRepeats(c, l, key)
+	case m.lockOnly:
+		m.serveLocked(c, l, key)
+	default:
+		m.serveOnce(c, l, key)
 	}
 }
 

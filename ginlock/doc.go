@@ -33,8 +33,13 @@
 //
 // With LockOnly nothing is recorded. ByParam locks the resource: the path up to the parameter, /orders/42 for
 // /orders/:id/grab, so that all routes and methods below it that are locked so exclude each other, and so does core's
-// Acquire of "/orders/42". ByHeader locks "header:<Name>:<value>" on all routes. The request's context carries the lock, and is
-// cancelled when it is lost.
+// Acquire of "/orders/42". ByHeader and ByQuery lock "header:<Name>:<value>" and "query:<name>:<value>" on all routes;
+// By and ByKey lock the key that they make, as it is. The request's context carries the lock, and is cancelled when it
+// is lost. A lock and an idempotency key may be used on one route, in either order.
+//
+// # Forms
+//
+// [RefuseRepeats] is for clients that send no key: whoever submits the same again within a window is refused.
 //
 // # Guarantees
 //
@@ -43,6 +48,8 @@
 //   - A key that comes again to the same route and method with another path, query, body or content type is 422, also
 //     while the first runs.
 //   - Two principals with one key never see each other's answers.
+//   - A value in the body, the query or a cookie that a template takes is refused where another reader could find
+//     another one: it comes twice, in another case, or in a body that says it is no JSON.
 //   - Set-Cookie, credentials and connection headers are never recorded; the lock's holder is never named to a client.
 //   - When Redis is down before the handler runs, it does not run (503), unless [FailOpen] is set. When it goes down
 //     after that, the answer goes out, and the key stays taken until its lease ends.
@@ -52,7 +59,8 @@
 //   - That an effect happens once when its answer was not recorded: the handler panicked, answered 500 or died. Make
 //     effect and proof one database transaction where that must not happen (see gormlock).
 //   - Anything for requests without a key, unless [Require] is set, and for unmatched routes.
-//   - That records are secret in Redis: they are stored as they are sent.
+//   - That records are secret in Redis: they are stored as they are sent, unless [Records] has
+//     idempotency.WithEncryption. Keys are readable there even then.
 //
 // # Problems
 //

@@ -2,32 +2,99 @@ package ginlock
 
 import (
 	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/idempotency"
 )
 
 const maxKey = 255
 
 var (
+	errTwice      = errors.New("it was sent more than once")
+	errQuery      = errors.New("the query cannot be read")
+	errFunc       = errors.New("no key could be made")
 	errEmpty      = errors.New("it is empty")
-	errLong       = errors.New("it has more than 255 bytes")
+	errLong       = errors.New("it is too long")
 	errCharacter  = errors.New("it has a character that is not allowed")
 	errNoSuchPart = errors.New("the route has no such parameter")
 )
 
-// paramKey reads the key from a parameter of the path.
-func paramKey(c *gin.Context, name string) (string, error) {
-	key, ok := c.Params.Get(name)
+const (
+	headerForm = `one key of 1 to 255 visible characters, as "key" or key.`
+	valueForm  = "one value of 1 to 255 bytes, without control characters."
+)
+
+// validValue keeps the rule for values that stand for a key.
+func validValue(key string) (string, error) {
 	switch {
-	case !ok:
-		return "", errNoSuchPart
 	case key == "":
 		return "", errEmpty
 	case len(key) > maxKey:
 		return "", errLong
+	case !utf8.ValidString(key) || strings.IndexFunc(key, unicode.IsControl) >= 0:
+		return "", errCharacter
+	}
+	return key, nil
+}
+
+// paramKey reads the key from a parameter of the path.
+func paramKey(c *gin.Context, name string) (string, error) {
+	key, ok := c.Params.Get(name)
+	if !ok {
+		return "", errNoSuchPart
+	}
+	return validValue(key)
+}
+
+// queryKey reads the key from a parameter of the query. It must not come twice: handlers take the first, the last or
+// all of them. A query that cannot be read as a whole is refused: what the handler sees of it is a matter of luck.
+func queryKey(query, name string) (string, error) {
+	all, err := url.ParseQuery(query)
+	switch values := all[name]; {
+	case err != nil:
+		return "", errQuery
+	case len(values) == 0:
+		return "", idempotency.ErrNoKey
+	case len(values) > 1:
+		return "", errTwice
+	default:
+		return validValue(values[0])
+	}
+}
+
+// cookieKey reads the key from a cookie, as gin's Context.Cookie does.
+func cookieKey(r *http.Request, name string) (string, error) {
+	cookies := r.CookiesNamed(name)
+	switch len(cookies) {
+	case 0:
+		return "", idempotency.ErrNoKey
+	case 1:
+	default:
+		return "", errTwice
+	}
+	value, err := url.QueryUnescape(cookies[0].Value)
+	if err != nil {
+		return "", errCharacter
+	}
+	return validValue(value)
+}
+
+// funcKey asks the application for the key.
+func funcKey(c *gin.Context, fn KeyFunc) (string, error) {
+	key, err := fn(c)
+	switch {
+	case err != nil:
+		slog.WarnContext(c.Request.Context(), "ginlock: By: no key could be made; the request is refused", "route", c.FullPath(), "method", c.Request.Method, "error", err)
+		return "", errFunc
+	case key == "":
+		return "", idempotency.ErrNoKey
 	case !utf8.ValidString(key) || strings.IndexFunc(key, unicode.IsControl) >= 0:
 		return "", errCharacter
 	}

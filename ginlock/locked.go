@@ -12,11 +12,11 @@ import (
 
 // serveLocked runs a request under a lock.
 func (m *middleware) serveLocked(c *gin.Context, l *core.Locker, key string) {
-	parts := m.lock(c, key)
-	if m.principal != nil {
-		parts = append(parts, m.principal(c))
+	name := m.lock(c, key)
+	if m.principal != nil && !m.byCaller {
+		name += ":" + core.Join(m.principal(c)) // joined: other values make another name
 	}
-	k, err := m.acquire(c.Request.Context(), l, core.Join(parts...))
+	k, err := m.acquire(c.Request.Context(), l, name)
 	switch {
 	case err == nil:
 		m.runLocked(c, k)

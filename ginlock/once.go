@@ -20,7 +20,7 @@ func (m *middleware) serveOnce(c *gin.Context, l *core.Locker, key string) {
 		return
 	}
 	key = core.Join(who, c.Request.Method, c.FullPath(), m.name, key)
-	if claim, ok := idempotency.FromContext(c.Request.Context()); ok && claim.Key() == key {
+	if idempotency.Carries(c.Request.Context(), key) {
 		return // used twice, on a group and on a route: the outer one does it
 	}
 	body, err := m.readBody(c)

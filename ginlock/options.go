@@ -20,12 +20,18 @@ const (
 	minRetention     = 10 * time.Millisecond
 )
 
-// Option configures [ByHeader] and [ByParam]. A nil Option is ignored, the later of two wins.
+// Option configures a middleware of this package. A nil Option is ignored, the later of two wins.
 type Option interface{ apply(*config) }
 
-type option func(*config)
+type option struct {
+	name string
+	set  func(*config)
+}
 
-func (o option) apply(c *config) { o(c) }
+func (o option) apply(c *config) {
+	c.used = append(c.used, o.name)
+	o.set(c)
+}
 
 // config is what a middleware goes by.
 type config struct {
@@ -45,49 +51,51 @@ type config struct {
 	fingerprint    func(c *gin.Context, body []byte) []byte
 	records        []idempotency.Option
 
-	recording []string // options that were used and mean nothing with LockOnly
-	mistakes  []string
+	routes []route
+
+	used     []string // the names of the options
+	mistakes []string
 }
 
 // LockOnly records nothing: it holds a lock while the handler runs, so that there is one request at a time per key.
 // While it is taken a request gets 409 lock_busy, or waits, with [Wait]. It covers every method, GET too, unless
 // [Methods] is given.
-func LockOnly() Option { return option(func(c *config) { c.lockOnly = true }) }
+func LockOnly() Option { return option{"LockOnly", func(c *config) { c.lockOnly = true }} }
 
 // Wait makes a request wait for up to d for the one that runs with its key: for its answer, or, with [LockOnly], for
 // the lock. By default it does not wait.
 func Wait(d time.Duration) Option {
-	return option(func(c *config) {
+	return option{"Wait", func(c *config) {
 		c.wait = d
 		c.check(d >= 0, "Wait(%v): leave it away not to wait", d)
-	})
+	}}
 }
 
 // Require refuses requests without a key: 400 idempotency_key_missing. By default they run unprotected.
-func Require() Option { return option(func(c *config) { c.require = true }) }
+func Require() Option { return option{"Require", func(c *config) { c.require = true }} }
 
 // FailOpen runs requests unprotected when Redis is not available, and logs each. By default they are 503
 // lock_unavailable.
-func FailOpen() Option { return option(func(c *config) { c.failOpen = true }) }
+func FailOpen() Option { return option{"FailOpen", func(c *config) { c.failOpen = true }} }
 
 // WithLocker sets the Locker. Default: the one passed to [core.SetDefault].
 func WithLocker(l *core.Locker) Option {
-	return option(func(c *config) {
+	return option{"WithLocker", func(c *config) {
 		c.locker = l
 		c.check(l != nil, "WithLocker(nil): check the error of core.New first, or leave the option away for core.SetDefault")
-	})
+	}}
 }
 
 // Methods sets which methods are covered. Default: all but GET, HEAD, OPTIONS and TRACE, which have no effect to
 // protect and may only be named with [LockOnly].
 func Methods(methods ...string) Option {
-	return option(func(c *config) {
+	return option{"Methods", func(c *config) {
 		c.methods = make(map[string]bool, len(methods))
 		for _, m := range methods {
 			c.methods[strings.ToUpper(m)] = true
 		}
 		c.check(len(methods) > 0, "Methods(): name at least one, or leave it away")
-	})
+	}}
 }
 
 // Principal sets who asks: a name that is stable over retries and is verified, such as a user or tenant id; keys of
@@ -95,36 +103,36 @@ func Methods(methods ...string) Option {
 // the name that gin.BasicAuth left under gin.AuthUserKey. With [LockOnly], where all callers exclude each other by
 // default, each principal gets locks of its own.
 func Principal(fn func(*gin.Context) string) Option {
-	return option(func(c *config) {
+	return option{"Principal", func(c *config) {
 		c.principal = fn
 		c.check(fn != nil, "Principal(nil): pass a function, or leave it away")
-	})
+	}}
 }
 
 // WithProblemWriter sets how refusals are written; the Retry-After header is set already. Default:
 // application/problem+json.
 func WithProblemWriter(fn func(*gin.Context, Problem)) Option {
-	return option(func(c *config) {
+	return option{"WithProblemWriter", func(c *config) {
 		c.writeProblem = fn
 		c.check(fn != nil, "WithProblemWriter(nil): pass a function, or leave it away")
-	})
+	}}
 }
 
 // Retain sets how long an answer is kept: after that its key runs anew. Default 24 h, at least 10 ms.
 func Retain(d time.Duration) Option {
-	return recording("Retain", func(c *config) {
+	return option{"Retain", func(c *config) {
 		c.retention = d
 		c.check(d >= minRetention, "Retain(%v): keep answers for at least %v", d, minRetention)
-	})
+	}}
 }
 
 // RecordIf sets which statuses are recorded; after the others a retry runs again. 401 and 407 never are. Default:
 // those below 500 but 401, 407, 408, 425 and 429.
 func RecordIf(fn func(status int) bool) Option {
-	return recording("RecordIf", func(c *config) {
+	return option{"RecordIf", func(c *config) {
 		c.recordIf = fn
 		c.check(fn != nil, "RecordIf(nil): pass a function, or leave it away")
-	})
+	}}
 }
 
 // Headers adds names to the headers that are recorded where the handler changed them: Content-Type, Content-Language,
@@ -132,55 +140,47 @@ func RecordIf(fn func(status int) bool) Option {
 // Authorization, WWW-Authenticate, Proxy-*, Date, Content-Length and those of the connection are not recorded even if
 // they are named.
 func Headers(names ...string) Option {
-	return recording("Headers", func(c *config) {
+	return option{"Headers", func(c *config) {
 		for _, name := range names {
 			c.check(validToken(name), "Headers(%q): this is no header name", name)
 			if name = http.CanonicalHeaderKey(name); !unrecorded(name) {
 				c.headers[name] = true
 			}
 		}
-	})
+	}}
 }
 
 // MaxBody sets up to how many bytes of body are recorded. A larger answer is sent in full, and a retry gets 409
 // idempotency_response_not_kept. Default 1 MiB, at most 8 MiB.
 func MaxBody(n int) Option {
-	return recording("MaxBody", func(c *config) {
+	return option{"MaxBody", func(c *config) {
 		c.maxBody = n
 		c.check(n >= 0 && n <= largestMaxBody, "MaxBody(%d): it must be from 0 to 8 MiB", n)
-	})
+	}}
 }
 
 // MaxRequestBody sets how many bytes the body of a request may have, which is read before the handler runs; a larger
 // one is 413. Default 1 MiB.
 func MaxRequestBody(n int) Option {
-	return recording("MaxRequestBody", func(c *config) {
+	return option{"MaxRequestBody", func(c *config) {
 		c.maxRequestBody = n
 		c.check(n >= 0, "MaxRequestBody(%d): it must not be negative", n)
-	})
+	}}
 }
 
 // Fingerprint sets what a retry must repeat: the bytes that fn returns, which are stored as a salted hash. Default:
 // method, path, query, content type and body, of multipart forms the parts.
 func Fingerprint(fn func(c *gin.Context, body []byte) []byte) Option {
-	return recording("Fingerprint", func(c *config) {
+	return option{"Fingerprint", func(c *config) {
 		c.fingerprint = fn
 		c.check(fn != nil, "Fingerprint(nil): pass a function, or leave it away")
-	})
+	}}
 }
 
 // Records sets how answers are stored: [idempotency.WithEncryption], [idempotency.WithCompression],
 // [idempotency.RunUnreadable]. What has an option of its own here, such as [Retain], is set by that.
 func Records(opts ...idempotency.Option) Option {
-	return recording("Records", func(c *config) { c.records = append(c.records, opts...) })
-}
-
-// recording is an option that means nothing with LockOnly.
-func recording(name string, apply func(*config)) Option {
-	return option(func(c *config) {
-		c.recording = append(c.recording, name)
-		apply(c)
-	})
+	return option{"Records", func(c *config) { c.records = append(c.records, opts...) }}
 }
 
 func (c *config) check(ok bool, format string, args ...any) {
@@ -189,8 +189,14 @@ func (c *config) check(ok bool, format string, args ...any) {
 	}
 }
 
+// What says nothing about a kind of middleware.
+var (
+	notWithLockOnly = []string{"Retain", "RecordIf", "Headers", "MaxBody", "Fingerprint", "Records"}
+	notWithRepeats  = []string{"LockOnly", "Wait", "Require", "Retain", "Headers", "MaxBody", "Records"}
+)
+
 // newConfig panics, at wiring, when an option is wrong.
-func newConfig(opts []Option) config {
+func newConfig(s source, opts []Option) config {
 	c := config{
 		retention: defaultRetention, recordIf: recordByDefault, headers: make(map[string]bool),
 		maxBody: defaultMaxBody, maxRequestBody: defaultMaxBody,
@@ -204,15 +210,32 @@ func newConfig(opts []Option) config {
 			o.apply(&c)
 		}
 	}
-	if c.lockOnly {
-		c.check(len(c.recording) == 0, "LockOnly records nothing: remove %s", strings.Join(slices.Compact(c.recording), ", "))
-	} else {
-		for m := range c.methods {
-			c.check(!safe[m], "Methods(%q): it has no effect to record; name it with LockOnly only", m)
+	switch {
+	case s.repeats:
+		c.refuseOptions("RefuseRepeats has no use for %s: remove it", notWithRepeats...)
+	case c.lockOnly:
+		c.refuseOptions("LockOnly records nothing: remove %s", notWithLockOnly...)
+		if !s.readsBody {
+			c.refuseOptions("LockOnly does not read the body: remove %s", "MaxRequestBody")
 		}
+	default:
+		c.check(!s.constant, "ByKey: without a field in the template every request would get the first answer: add one, or LockOnly()")
+	}
+	for m := range c.methods {
+		c.check(c.lockOnly || !safe[m], "Methods(%q): it has no effect to record; name it with LockOnly only", m)
 	}
 	if len(c.mistakes) > 0 {
 		panic(strings.Join(c.mistakes, "; "))
 	}
 	return c
+}
+
+func (c *config) refuseOptions(format string, names ...string) {
+	var found []string
+	for _, name := range c.used {
+		if slices.Contains(names, name) && !slices.Contains(found, name) {
+			found = append(found, name)
+		}
+	}
+	c.check(len(found) == 0, format, strings.Join(found, ", "))
 }

@@ -22,6 +22,7 @@ const (
 	CodeCredentialsChanged = "idempotency_credentials_changed" // 422
 	CodeInFlight           = "idempotency_in_flight"           // 409: the first still runs
 	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: it ran, and its answer was not recorded
+	CodeDuplicateSubmit    = "duplicate_submit"                // 409, see RefuseRepeats
 	CodeLockBusy           = "lock_busy"                       // 409
 	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
 	CodeLockLost           = "lock_lost"                       // 409: while the handler ran
@@ -94,20 +95,29 @@ func writeProblem(c *gin.Context, p Problem) {
 
 // refuseKey answers a request whose key could not be read.
 func (m *middleware) refuseKey(c *gin.Context, err error) {
-	var p Problem
-	switch err {
-	case idempotency.ErrNoKey:
-		p = problemKeyMissing
-		p.Correction = "Send the key in the header " + m.name + "."
-	case errNoSuchPart:
-		m.misconfigured(c, "ginlock: the route has no such parameter: name one of its own in ByParam", "parameter", m.name)
-		return
-	default:
-		p = problemKeyInvalid
-		p.Detail = "Of " + m.name + ": " + err.Error() + "."
-		p.Correction = `Send one key of 1 to 255 visible characters, as "key" or key.`
+	place, form := m.place, m.form
+	var f *fieldError
+	if errors.As(err, &f) {
+		place, form, err = f.place, f.form, f.err
 	}
-	m.refuse(c, p)
+	var body *bodyError
+	var who *whoError
+	switch {
+	case errors.As(err, &body):
+		m.refuseBody(c, body.error)
+	case errors.As(err, &who):
+		m.misconfigured(c, "ginlock: who asks is not known: pass ginlock.Principal", "error", who.error)
+	case err == errNoSuchPart:
+		m.misconfigured(c, "ginlock: the route has no such parameter: name one of its own", "parameter", place)
+	case err == idempotency.ErrNoKey:
+		p := problemKeyMissing
+		p.Correction = "Send " + place + ": " + form
+		m.refuse(c, p)
+	default:
+		p := problemKeyInvalid
+		p.Detail, p.Correction = "Of "+place+": "+err.Error()+".", "Send "+place+": "+form
+		m.refuse(c, p)
+	}
 }
 
 // misconfigured answers a request that cannot be protected because of a mistake in the program.
@@ -124,8 +134,12 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 		m.refuse(c, problemCredentials)
 	case mismatch != nil:
 		m.refuse(c, problemReused)
+	case errors.Is(err, idempotency.ErrInFlight) && m.repeats:
+		m.refuse(c, problemRepeat)
 	case errors.Is(err, idempotency.ErrInFlight):
 		m.refuse(c, problemInFlight)
+	case errors.Is(err, idempotency.ErrRecord) && m.repeats:
+		m.refuse(c, problemRepeat)
 	case errors.Is(err, idempotency.ErrRecord):
 		m.log(c, slog.LevelError, "ginlock: a record cannot be read; the request is refused", err)
 		m.refuse(c, problemNotKept)

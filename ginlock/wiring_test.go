@@ -58,6 +58,27 @@ func TestWiringPanics(t *testing.T) {
 		{"bad Headers", "this is no header name", func() { ginlock.ByHeader("K", ginlock.Headers("a b")) }},
 		{"no Methods", "name at least one", func() { ginlock.ByHeader("K", ginlock.Methods()) }},
 		{"safe method", "it has no effect to record", func() { ginlock.ByHeader("K", ginlock.Methods("get")) }},
+		{"no query parameter", "pass the name of a query parameter", func() { ginlock.ByQuery("") }},
+		{"nil KeyFunc", "pass a function", func() { ginlock.By(nil) }},
+		{"empty template", "it is empty", func() { ginlock.ByKey("") }},
+		{"open brace", "braces must be pairs", func() { ginlock.ByKey("a:{param.id") }},
+		{"unknown field", "a field is {header.NAME}", func() { ginlock.ByKey("a:{req.id}") }},
+		{"field without a name", "a field is {header.NAME}", func() { ginlock.ByKey("a:{param}") }},
+		{"principal with a name", "a field is {header.NAME}", func() { ginlock.ByKey("a:{principal.id}") }},
+		{"field with a bad header", "is no header name", func() { ginlock.ByKey("a:{header.a b}") }},
+		{"field with a bad cookie", "is no cookie name", func() { ginlock.ByKey("a:{cookie.a=b}") }},
+		{"field with a bad path", "the path has an empty part", func() { ginlock.ByKey("a:{json.a..b}") }},
+		{"one key for all answers", "would get the first answer", func() { ginlock.ByKey("all") }},
+		{"short window", "the window must be at least", func() { ginlock.RefuseRepeats(0) }},
+		{"RefuseRepeats with others", "has no use for LockOnly, Wait, Retain", func() {
+			ginlock.RefuseRepeats(time.Second, ginlock.LockOnly(), ginlock.Wait(1), ginlock.Retain(time.Hour))
+		}},
+		{"a lock reads no body", "remove MaxRequestBody", func() { ginlock.ByKey("{param.id}", ginlock.LockOnly(), ginlock.MaxRequestBody(1)) }},
+		{"bad route", "it must be a path as it was registered", func() { ginlock.ByHeader("K", ginlock.Route("post /x")) }},
+		{"relative route", "it must be a path as it was registered", func() { ginlock.ByHeader("K", ginlock.Route("x")) }},
+		{"route twice", "is there twice", func() { ginlock.ByHeader("K", ginlock.Route("/x"), ginlock.Route("/x")) }},
+		{"route in a route", "cannot have a Route", func() { ginlock.ByHeader("K", ginlock.Route("/x", ginlock.Route("/y"))) }},
+		{"bad option of a route", "Wait(-1ns)", func() { ginlock.ByHeader("K", ginlock.Route("/x", ginlock.Wait(-1))) }},
 		{"LockOnly records nothing", "remove Retain, MaxBody", func() { ginlock.ByParam("id", ginlock.Retain(time.Hour), ginlock.LockOnly(), ginlock.MaxBody(1)) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

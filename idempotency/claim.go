@@ -57,6 +57,15 @@ func FromContext(ctx context.Context) (*Claim, bool) {
 	return k, ok
 }
 
+// Carries says whether ctx carries a claim on key, as it was passed to [Claims.Begin], be it the innermost or one
+// around it.
+func Carries(ctx context.Context, key string) bool {
+	k, _ := FromContext(ctx)
+	for ; k != nil && k.key != key; k = k.outer {
+	}
+	return k != nil
+}
+
 // carries says whether ctx carries a claim on the lock of this name that is not over.
 func carries(ctx context.Context, name string) bool {
 	k, _ := FromContext(ctx)

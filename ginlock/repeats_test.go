@@ -1,0 +1,144 @@
+package ginlock_test
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// form is a server that refuses repeats at POST /forms/:id.
+func form(t testing.TB, window time.Duration, handler gin.HandlerFunc, opts ...ginlock.Option) *server {
+	t.Helper()
+	opts = append([]ginlock.Option{ginlock.WithLocker(testutil.Locker(t))}, opts...)
+	return serve(t, func(r *gin.Engine) {
+		r.POST("/forms/:id", ginlock.RefuseRepeats(window, opts...), handler)
+		r.PUT("/forms/:id", ginlock.RefuseRepeats(window, opts...), handler)
+		r.GET("/forms/:id", ginlock.RefuseRepeats(window, opts...), handler)
+	})
+}
+
+// A double click: the second is refused, while the first runs and after it; what differs in anything is another form.
+func TestRefuseRepeats(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g := newGate(t)
+	s := form(t, time.Minute, func(c *gin.Context) {
+		if c.GetHeader("X-Stand") != "" {
+			g.handle(c)
+		}
+		body, _ := c.GetRawData()
+		c.String(201, "%s %d", body, runs.Add(1))
+	})
+	submit := func(header ...string) answer { return s.do("POST", "/forms/1", "a=1", header...) }
+	first := later(func() answer { return submit("X-Stand", "1") })
+	g.wait(t)
+	submit().wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	close(g.open)
+	(<-first).want(t, 201, "a=1 1", false)
+	submit().wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	s.do("POST", "/forms/1", "a=2").want(t, 201, "a=2 2", false)
+	s.do("POST", "/forms/2", "a=1").want(t, 201, "a=1 3", false)
+	s.do("POST", "/forms/1?x=1", "a=1").want(t, 201, "a=1 4", false)
+	s.do("PUT", "/forms/1", "a=1").want(t, 201, "a=1 5", false)
+	submit("Cookie", "session=ann").want(t, 201, "a=1 6", false)
+	submit("Cookie", "session=ann").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	for range 2 {
+		if a := s.do("GET", "/forms/1", ""); a.status != 201 {
+			t.Errorf("GET: %d %s", a.status, a.body)
+		}
+	}
+}
+
+// Multipart forms choose a new boundary each time; they are the same all the same.
+func TestRefuseRepeats_Multipart(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := form(t, time.Minute, counter(&runs))
+	submit := func(b string) answer {
+		return s.do("POST", "/forms/1", "--"+b+"\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--"+b+"--\r\n", "Content-Type", "multipart/form-data; boundary="+b)
+	}
+	submit("one").want(t, 201, "run 1", false)
+	submit("two").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+}
+
+// What failed may be sent again at once.
+func TestRefuseRepeats_AfterAFailure(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]gin.HandlerFunc{
+		"500":   func(c *gin.Context) { c.String(500, "sorry") },
+		"401":   func(c *gin.Context) { c.String(401, "who?") },
+		"panic": func(*gin.Context) { panic("boom") },
+		"error": func(c *gin.Context) { _ = c.Error(errors.New("left to a writer outside")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := form(t, time.Minute, func(c *gin.Context) {
+				if runs.Add(1) < 3 {
+					fail(c)
+				} else {
+					c.Status(204)
+				}
+			})
+			for range 2 {
+				if a := s.do("POST", "/forms/1", "a"); strings.Contains(a.body, "duplicate") {
+					t.Fatalf("%d %s", a.status, a.body)
+				}
+			}
+			s.do("POST", "/forms/1", "a").want(t, 204, "", false)
+			s.do("POST", "/forms/1", "a").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+		})
+	}
+}
+
+// The window ends, and it is the one that was asked for.
+func TestRefuseRepeats_Window(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := form(t, 300*time.Millisecond, counter(&runs))
+	submit := func() answer { return s.do("POST", "/forms/1", "a") }
+	submit().want(t, 201, "run 1", false)
+	began := time.Now()
+	until(t, submit, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
+	if took := time.Since(began); took < 200*time.Millisecond || took > 5*time.Second {
+		t.Errorf("the window of 300ms took %v", took)
+	}
+}
+
+// Principals, a fingerprint of one's own, and which statuses count.
+func TestRefuseRepeats_Options(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := form(t, time.Minute, counter(&runs),
+		ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-Who") }),
+		ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return []byte("all the same") }),
+		ginlock.RecordIf(func(status int) bool { return status == 201 }))
+	submit := func(body, who, cookie string) answer {
+		return s.do("POST", "/forms/1", body, "X-Who", who, "Cookie", cookie)
+	}
+	submit("a", "ann", "x=1").want(t, 201, "run 1", false)
+	submit("b", "ann", "x=2").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit("a", "bob", "x=1").want(t, 201, "run 2", false)
+}
+
+// Behind ByHeader a retry is a replay, and the same form under a new key a repeat, which is not recorded under it.
+func TestRefuseRepeats_UnderByHeader(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), ginlock.RefuseRepeats(200*time.Millisecond, ginlock.WithLocker(l)))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs)) // once more: the outer one does it
+	})
+	s.order("k1", "a").want(t, 201, "run 1", false)
+	s.order("k1", "a").want(t, 201, "run 1", true)
+	s.order("k2", "a").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	until(t, func() answer { return s.order("k2", "a") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
+}
