@@ -42,6 +42,8 @@ type Grant struct {
 	// Deadline is until when the lease is certain to be valid: counted from the sending of the request, on this
 	// process's monotonic clock, less the drift that clocks may have.
 	Deadline time.Time
+
+	leftOut uint64 // the nodes of a quorum that were not asked for it, as a set of bits
 }
 
 // Watcher is what a Backend may implement to tell waiters that a key may have become free.

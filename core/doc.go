@@ -32,12 +32,16 @@
 //     in the background, or lapses with its TTL.
 //   - Every call returns when its context's deadline passes, within 100 ms, whatever the client or the server do.
 //   - Every key written to Redis has an expiry.
+//   - A quorum works as long as a majority of its masters does: what hangs is not waited for, and soon not asked for new locks
+//     until a probe finds that it answers. A master that restarts empty cannot make two holders of one lock.
 //
 // # Does not guarantee
 //
 //   - Exclusion after a fail-over to a replica that had not got the key yet, or after Redis lost or evicted its data:
 //     set maxmemory-policy to noeviction, and use the fencing token where money is at stake.
-//   - Exclusion on a quorum when a master restarts empty within one TTL of a grant: wait for a TTL before you start it again.
+//   - Exclusion on a quorum when a majority of its masters loses its data at once, or when a master restarts empty where LASTSAVE
+//     and INFO are forbidden: elsewhere a master that has just started grants nothing for one TTL (the longer of the default and
+//     the call's). A process whose masters are all new when it first asks them takes them for a new quorum, and does not wait.
 //   - That a process that was stopped for longer than the TTL does nothing after its lock is lost: it can only be told.
 //     The resource must check the token, or the transaction must (see gormlock).
 //   - Order between processes: a process serves its own waiters first come, first served, but which process gets the

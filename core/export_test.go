@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -67,3 +68,36 @@ func WithChance(owner func(instance, tag string) string, jitter func(time.Durati
 
 // Exclude is what a quorum reports of a node that it does not ask, and of one that it asks again.
 func (l *Locker) Exclude(node int, reason string, out bool) { l.telemetry.excluded(node, reason, out) }
+
+// SetCoolDown sets for how long an opened quorum leaves out a node that does not answer.
+func SetCoolDown(b Backend, d time.Duration) {
+	for _, n := range b.(*quorum).nodes {
+		n.breaker.mu.Lock()
+		n.breaker.coolDown = d
+		n.breaker.mu.Unlock()
+	}
+}
+
+// BackendOf returns the backend that l has opened.
+func BackendOf(l *Locker) Backend { return l.backend }
+
+// CountCalls counts the calls to each node of an opened quorum from now on.
+func CountCalls(b Backend) []*atomic.Int64 {
+	var counts []*atomic.Int64
+	for _, n := range b.(*quorum).nodes {
+		counted := &countedNode{node: n.node}
+		n.node = counted
+		counts = append(counts, &counted.calls)
+	}
+	return counts
+}
+
+type countedNode struct {
+	node
+	calls atomic.Int64
+}
+
+func (n *countedNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
+	n.calls.Add(1)
+	return n.node.eval(ctx, s, keys, args)
+}

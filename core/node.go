@@ -20,6 +20,7 @@ import (
 const (
 	sameOwnerTries = 3  // of one call, when its connection broke
 	maxStuck       = 64 // calls of one node that were given up and have not returned
+	maxCleaning    = 64 // clean-ups of one node
 	renewalConns   = 4
 )
 
@@ -43,6 +44,9 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 		return r, b.err
 	}
 	caller := ctx
+	if b.breaker != nil {
+		defer func() { b.breaker.note(err, ended(caller)) }()
+	}
 	if end, ok := ctx.Deadline(); !ok || time.Until(end) > b.timeout {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
@@ -92,6 +96,14 @@ func broken(err error) bool {
 		errors.As(err, &op) && !op.Timeout() && op.Op != "dial"
 }
 
+// cleaning bounds the clean-ups under way.
+type cleaning struct {
+	slots  chan struct{}
+	warned atomic.Int64 // in which second it was said that there are too many
+}
+
+func newCleaning() *cleaning { return &cleaning{slots: make(chan struct{}, maxCleaning)} }
+
 // cleanUp releases what a call of unknown outcome may have left behind: in the background, once a call that was
 // given up has returned, for at most ttl, after which it has lapsed.
 func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{}) {
@@ -99,13 +111,15 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 		return
 	}
 	select {
-	case b.cleaning <- struct{}{}:
+	case b.cleaning.slots <- struct{}{}:
 	default:
-		b.logger.Warn("core: too many clean-ups under way; a key stays held until its lease ends", "key", g.Key, "ttl", ttl)
+		if now, last := time.Now().Unix(), b.cleaning.warned.Load(); now != last && b.cleaning.warned.CompareAndSwap(last, now) {
+			b.logger.Warn("core: too many clean-ups under way; keys stay held until their leases end", "key", g.Key, "ttl", ttl)
+		}
 		return
 	}
 	go func() {
-		defer func() { <-b.cleaning }()
+		defer func() { <-b.cleaning.slots }()
 		if late != nil { // it may have its effect at any time until then
 			select {
 			case <-late:
@@ -116,8 +130,11 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 		ctx, cancel := context.WithTimeout(b.done, ttl)
 		defer cancel()
 		for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-			_, err := b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
-			if err == nil || !errors.Is(err, ErrUnavailable) {
+			err := errLeftOut
+			if b.breaker == nil || !b.breaker.leaveOut(time.Now()) {
+				_, err = b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
+			}
+			if err == nil || err != errLeftOut && !errors.Is(err, ErrUnavailable) {
 				return
 			}
 			select {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -36,7 +35,12 @@ var (
 // a lease is granted by a majority of them, asked at once, each within a short time-out.
 type quorum struct {
 	nodes []*redisBackend
-	asked sync.Map // owner → *atomic.Bool: leases that not all nodes have answered yet; true when they are over
+	guard time.Duration // how long a node that has started grants nothing, if the TTL asked for is not longer
+	asked sync.Map      // owner → *attempt: leases that not all nodes have answered yet
+
+	mu    sync.Mutex
+	known bool     // a node was seen that had not just started
+	fresh []string // the runs of the nodes that were all new when they were first seen
 }
 
 func newQuorum(nodes []node) *quorum {
@@ -44,6 +48,7 @@ func newQuorum(nodes []node) *quorum {
 	for _, n := range nodes {
 		b := newRedisBackend([]node{n})
 		b.timeout = defaultQuorumTimeout
+		b.breaker = newBreaker(b.timeout)
 		q.nodes = append(q.nodes, b)
 	}
 	return q
@@ -52,13 +57,15 @@ func newQuorum(nodes []node) *quorum {
 func (q *quorum) majority() int { return len(q.nodes)/2 + 1 }
 
 func (q *quorum) open(c *config) (Backend, error) {
-	opened := &quorum{}
+	opened := &quorum{guard: c.ttl}
 	for i, n := range q.nodes {
 		b, err := n.open(c)
 		if err != nil {
 			return nil, fmt.Errorf("core: node %d of the quorum: %w", i+1, err)
 		}
-		opened.nodes = append(opened.nodes, b.(*redisBackend))
+		node := b.(*redisBackend)
+		node.breaker.changed, node.breaker.excluded = opened.report(c, i), c.telemetry.excluded
+		opened.nodes = append(opened.nodes, node)
 	}
 	return opened, nil
 }
@@ -159,8 +166,8 @@ func (v *votes) outcome(q *quorum, key string) error {
 
 func (q *quorum) Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error) {
 	sent := time.Now()
-	var v votes
-	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+	nodes, v := q.askedFor(g)
+	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
 		r, err := n.call(ctx, g.Key, extendScript, []string{g.Key}, g.Owner, millis(ttl))
 		return r, lostIfForeign(err)
 	}, func(a answer) bool {
@@ -178,15 +185,15 @@ func (q *quorum) Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant,
 
 // over says that the lease ended: a grant that a slow node answers from now on is given back.
 func (q *quorum) over(owner string) {
-	if over, ok := q.asked.Load(owner); ok {
-		over.(*atomic.Bool).Store(true)
+	if a, ok := q.asked.Load(owner); ok {
+		a.(*attempt).end()
 	}
 }
 
 func (q *quorum) Release(ctx context.Context, g Grant) error {
 	q.over(g.Owner)
-	var v votes
-	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+	nodes, v := q.askedFor(g)
+	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
 		return reply{}, n.Release(ctx, g)
 	}, func(a answer) bool {
 		v.add(a, a.err == nil)
@@ -197,9 +204,9 @@ func (q *quorum) Release(ctx context.Context, g Grant) error {
 
 func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, retention time.Duration) error {
 	q.over(g.Owner)
-	var v votes
+	nodes, v := q.askedFor(g)
 	seal := packSeal(token, value)
-	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
 		r, err := n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, companion(g.Key, "free"), seal,
 			millis(retention), token, millis(retention+fenceLife), "")
 		return r, lostIfForeign(err)
@@ -212,7 +219,7 @@ func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, 
 		// A minority has it: left there, it could be taken for the seal of a holder that crashed, and be completed.
 		ctx, cancel := detach(ctx)
 		defer cancel()
-		q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+		q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
 			return n.call(ctx, g.Key, releaseScript, []string{g.Key}, seal, companion(g.Key, "free"))
 		}, func(answer) bool { return false }, nil)
 	}

@@ -4,18 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
 // ballot collects the nodes' answers to one Acquire.
 type ballot struct {
-	granted map[int]vote
-	seals   map[string][]answer // by their bytes
-	taken   map[string][]answer // by owner
-	failed  []error
-	unknown []int // nodes that may have granted all the same
+	granted   map[int]vote
+	seals     map[string][]answer // by their bytes
+	taken     map[string][]answer // by owner
+	young     map[int]string      // nodes that have just started, and their runs
+	abstained []int               // those of them that do not grant
+	old       []int               // nodes that have not just started
+	failed    []error
+	unknown   []int // nodes that may have granted all the same
 }
 
 // vote is a node's grant: its first token, and its counter before.
@@ -25,43 +29,148 @@ type vote struct {
 	counted bool // there was a counter, and before is it
 }
 
+// attempt is one Acquire as long as some nodes have not answered. What they grant after it ended is given back.
+type attempt struct {
+	mu   sync.Mutex
+	over bool
+	late []int // nodes that granted, or may have, after the others had decided
+}
+
+// end says that the lease is over, and which nodes granted it late.
+func (a *attempt) end() []int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.over = true
+	return a.late
+}
+
+// granted notes a late grant, and says whether the lease is over already.
+func (a *attempt) granted(node int) (over bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.late = append(a.late, node)
+	return a.over
+}
+
 func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
-	sent := time.Now()
-	b := &ballot{granted: make(map[int]vote), seals: make(map[string][]answer), taken: make(map[string][]answer)}
-	var over atomic.Bool
-	q.asked.Store(owner, &over)
-	left := len(q.nodes) // not answered
-	late := func(a answer) {
-		if over.Load() && (a.err != nil || a.status == 1) {
-			q.nodes[a.node].cleanUp(Grant{Key: key, Owner: owner}, ttl, a.late)
+	for {
+		g, b, err := q.vote(ctx, key, owner, ttl)
+		switch {
+		case err == nil:
+			return g, nil
+		case !errors.Is(err, ErrUnavailable):
+			return Grant{}, err
 		}
-		if left--; left == 0 {
-			q.asked.Delete(owner)
+		if q.isFresh(b) {
+			continue // none has granted anything: with the same owner
+		}
+		if g.leftOut != 0 { // those that were left out are needed
+			for _, n := range q.nodes {
+				n.breaker.probeNow()
+			}
+		}
+		return Grant{}, err
+	}
+}
+
+// vote asks the nodes once.
+func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration) (Grant, *ballot, error) {
+	sent := time.Now()
+	b := &ballot{granted: make(map[int]vote), seals: make(map[string][]answer), taken: make(map[string][]answer), young: make(map[int]string)}
+	nodes, leftOut := q.voters()
+	for i := range q.nodes {
+		if leftOut&(1<<i) != 0 {
+			b.failed = append(b.failed, answer{node: i, err: errLeftOut}.failure())
 		}
 	}
-	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+	left := len(nodes) // not answered
+	att := &attempt{}
+	q.asked.Store(owner, att)
+	answered := func() {
+		if left--; left == 0 {
+			q.asked.CompareAndDelete(owner, att)
+		}
+	}
+	guard := millis(max(ttl, q.guard))
+	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
 		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), tokenBlock,
-			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds())
+			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), guard, q.freshRun(i))
 	}, func(a answer) bool {
 		b.add(a)
-		if left--; left == 0 {
-			q.asked.Delete(owner)
-		}
+		answered()
 		return b.settled(left, q.majority())
-	}, late)
-	g, err := q.decide(ctx, b, Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(sent, ttl)}, ttl)
+	}, func(a answer) {
+		if (a.err != nil || a.status == 1) && att.granted(a.node) {
+			q.nodes[a.node].cleanUp(Grant{Key: key, Owner: owner}, ttl, a.late)
+		}
+		answered()
+	})
+	q.noteRestarts(b)
+	g, err := q.decide(ctx, b, Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(sent, ttl), leftOut: leftOut}, ttl)
 	if err == nil && !time.Now().Before(g.Deadline) {
 		err = &UnavailableError{Key: key, Nodes: []error{errors.New("the answers came when the lease was about to end")}}
 	}
 	if err != nil {
-		over.Store(true)
+		b.unknown = append(b.unknown, att.end()...)
 		q.giveBack(ctx, b, g, ttl)
-		return Grant{}, err
 	}
-	return g, nil
+	return g, b, err
+}
+
+// isFresh says whether the nodes are all new, so that there is nothing that they could have forgotten: they all said that they have
+// just started, and this process has never seen one otherwise. They are then asked again, and do not abstain.
+func (q *quorum) isFresh(b *ballot) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(b.abstained) == 0 || len(b.young) < len(q.nodes) {
+		return false
+	}
+	runs := make([]string, len(q.nodes))
+	for i, run := range b.young {
+		runs[i] = run
+	}
+	if !q.known {
+		q.known, q.fresh = true, runs
+		return true
+	}
+	return slices.Equal(q.fresh, runs) // another caller has just found that out
+}
+
+// freshRun is the run in which node i need not abstain, "" if there is none.
+func (q *quorum) freshRun(i int) string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.fresh == nil {
+		return ""
+	}
+	return q.fresh[i]
+}
+
+// noteRestarts remembers that a node is not new, and which abstain.
+func (q *quorum) noteRestarts(b *ballot) {
+	if len(b.old) > 0 {
+		q.mu.Lock()
+		q.known = true
+		q.mu.Unlock()
+	}
+	for _, i := range b.old {
+		q.abstention(i, false)
+	}
+	if len(b.old) > 0 { // else they may all be new, not restarted
+		for _, i := range b.abstained {
+			q.abstention(i, true)
+		}
+	}
 }
 
 func (b *ballot) add(a answer) {
+	if a.err == nil && a.status <= 3 {
+		if run := a.text(3); run == "" {
+			b.old = append(b.old, a.node)
+		} else {
+			b.young[a.node] = run
+		}
+	}
 	switch {
 	case a.err != nil:
 		b.failed = append(b.failed, a.failure())
@@ -85,6 +194,10 @@ func (b *ballot) add(a answer) {
 		b.seals[a.text(1)] = append(b.seals[a.text(1)], a)
 	case a.status == 6:
 		b.failed = append(b.failed, fmt.Errorf("core: this machine's clock is %s µs off node %d's: set both by NTP", a.text(1), a.node+1))
+	case a.status == 7:
+		b.young[a.node], b.abstained = a.text(1), append(b.abstained, a.node)
+		b.failed = append(b.failed, fmt.Errorf("node %d: it started less than a TTL ago and may have lost what it granted before: it grants nothing for %v more",
+			a.node+1, a.millis(2)))
 	default:
 		b.failed = append(b.failed, a.unexpected(""))
 	}

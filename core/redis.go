@@ -52,7 +52,8 @@ type redisBackend struct {
 	timeout  time.Duration
 	logger   *slog.Logger
 	jitter   func(time.Duration) time.Duration
-	cleaning chan struct{} // bounds the clean-ups under way
+	breaker  *breaker // of a node of a quorum, else nil
+	cleaning *cleaning
 	done     context.Context
 	stop     context.CancelFunc
 }
@@ -104,7 +105,7 @@ func newBackend(nodes []node) Backend {
 }
 
 func newRedisBackend(nodes []node) *redisBackend {
-	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), jitter: jitter, cleaning: make(chan struct{}, 64)}
+	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), jitter: jitter, cleaning: newCleaning()}
 	b.done, b.stop = context.WithCancel(context.Background())
 	switch len(nodes) {
 	case 0:
@@ -125,10 +126,14 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 		return nil, b.err
 	}
 	opened := *b
+	opened.cleaning = newCleaning()
 	opened.done, opened.stop = context.WithCancel(context.Background())
 	opened.logger, opened.jitter = c.logger, c.chance.jitter
 	if c.nodeTimeout > 0 {
 		opened.timeout = c.nodeTimeout
+	}
+	if b.breaker != nil {
+		opened.breaker = newBreaker(opened.timeout)
 	}
 	return &opened, nil
 }

@@ -12,6 +12,9 @@ type simNode struct {
 	clock func() int64 // µs since 1970
 	off   rules
 
+	runID   string // of this run: a node that restarts has another
+	started int64  // by its own clock
+
 	mu   sync.Mutex
 	data map[string]simValue
 	seen func(key, value string) // called when a key gets a value, with mu held; may be nil
@@ -31,6 +34,7 @@ type rules struct {
 	repairNothing     bool // a seal on a minority is answered, and not decided
 	repairOldSeals    bool // also where somebody ran after it
 	unsealLeavesFence bool // the counter is not moved beyond the seal
+	neverAbstain      bool // a node that has just started grants at once
 }
 
 func newSimNode(clock func() int64, off rules) *simNode {
@@ -94,10 +98,15 @@ func (n *simNode) run(script string, keys, argv []string) []any {
 	switch script {
 	case "acquire", "quorum_acquire":
 		if held && value != argv[0] {
+			answer := []any{int64(2), value, n.pttl(keys[0])}
 			if sealed(value) {
-				return []any{int64(3), value, n.pttl(keys[0])}
+				answer[0] = int64(3)
 			}
-			return []any{int64(2), value, n.pttl(keys[0])}
+			if script == "quorum_acquire" {
+				young, _ := n.young(argv)
+				answer = append(answer, young)
+			}
+			return answer
 		}
 		if script == "acquire" {
 			return n.acquire(keys, argv, held, number(fence))
@@ -170,9 +179,13 @@ func ceilMillis(micros int64) int64 { return int64(math.Ceil(float64(micros) / 1
 
 func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, counted bool) []any {
 	ttl, block := number(argv[1]), number(argv[2])
+	young, left := n.young(argv)
 	if ours && counted {
 		n.pexpire(keys[0], ttl)
-		return []any{int64(1), numeral(number(before) - block + 1), "?"}
+		return []any{int64(1), numeral(number(before) - block + 1), "?", young}
+	}
+	if young != "" && young != argv[7] && !n.off.neverAbstain {
+		return []any{int64(7), young, left}
 	}
 	now, token := n.clock(), number(argv[4])
 	if counted {
@@ -186,7 +199,16 @@ func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, c
 	if n.off.repairOldSeals && counted {
 		before = "1"
 	}
-	return []any{int64(1), numeral(token), before}
+	return []any{int64(1), numeral(token), before, young}
+}
+
+// young is the node's run, if it has just started, and for how long it is young.
+func (n *simNode) young(argv []string) (run string, left int64) {
+	up := (n.clock() - n.started) / 1e6
+	if left = number(argv[6]) - (up-1)*1000; up < 0 || left <= 0 {
+		return "", 0
+	}
+	return n.runID, left
 }
 
 func (n *simNode) extend(key string, argv []string, value string, held bool) []any {
