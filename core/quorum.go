@@ -39,8 +39,8 @@ type quorum struct {
 	asked sync.Map      // owner → *attempt: leases that not all nodes have answered yet
 
 	mu    sync.Mutex
-	known bool     // a node was seen that had not just started
-	fresh []string // the runs of the nodes that were all new when they were first seen
+	runs  []string      // of each node, as it was first seen
+	fresh time.Duration // all nodes were younger than this when they were first seen; 0: they were not
 }
 
 func newQuorum(nodes []node) *quorum {
@@ -51,13 +51,14 @@ func newQuorum(nodes []node) *quorum {
 		b.breaker = newBreaker(b.timeout)
 		q.nodes = append(q.nodes, b)
 	}
+	q.runs = make([]string, len(nodes))
 	return q
 }
 
 func (q *quorum) majority() int { return len(q.nodes)/2 + 1 }
 
 func (q *quorum) open(c *config) (Backend, error) {
-	opened := &quorum{guard: c.ttl}
+	opened := &quorum{guard: c.ttl, runs: make([]string, len(q.nodes))}
 	for i, n := range q.nodes {
 		b, err := n.open(c)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ type ballot struct {
 	granted   map[int]vote
 	seals     map[string][]answer // by their bytes
 	taken     map[string][]answer // by owner
+	learned   map[int]string      // runs of nodes, where they were said
 	young     map[int]string      // nodes that have just started, and their runs
 	abstained []int               // those of them that do not grant
 	old       []int               // nodes that have not just started
@@ -52,6 +52,20 @@ func (a *attempt) granted(node int) (over bool) {
 	return a.over
 }
 
+func put(m *map[int]string, i int, text string) {
+	if *m == nil {
+		*m = make(map[int]string)
+	}
+	(*m)[i] = text
+}
+
+func flag(on bool) string {
+	if on {
+		return "1"
+	}
+	return ""
+}
+
 func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
 	for {
 		g, b, err := q.vote(ctx, key, owner, ttl)
@@ -61,7 +75,7 @@ func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Durati
 		case !errors.Is(err, ErrUnavailable):
 			return Grant{}, err
 		}
-		if q.isFresh(b) {
+		if q.isFresh(b, max(ttl, q.guard)) {
 			continue // none has granted anything: with the same owner
 		}
 		if g.leftOut != 0 { // those that were left out are needed
@@ -76,7 +90,7 @@ func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Durati
 // vote asks the nodes once.
 func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration) (Grant, *ballot, error) {
 	sent := time.Now()
-	b := &ballot{granted: make(map[int]vote), seals: make(map[string][]answer), taken: make(map[string][]answer), young: make(map[int]string)}
+	b := &ballot{granted: make(map[int]vote), seals: make(map[string][]answer), taken: make(map[string][]answer)}
 	nodes, leftOut := q.voters()
 	for i := range q.nodes {
 		if leftOut&(1<<i) != 0 {
@@ -91,10 +105,11 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 			q.asked.CompareAndDelete(owner, att)
 		}
 	}
-	guard := millis(max(ttl, q.guard))
+	guard := max(ttl, q.guard)
 	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
+		run, learn := q.freshRun(i, guard)
 		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), tokenBlock,
-			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), guard, q.freshRun(i))
+			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), millis(guard), run, flag(learn))
 	}, func(a answer) bool {
 		b.add(a)
 		answered()
@@ -105,7 +120,7 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 		}
 		answered()
 	})
-	q.noteRestarts(b)
+	q.noteRuns(b)
 	g, err := q.decide(ctx, b, Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(sent, ttl), leftOut: leftOut}, ttl)
 	if err == nil && !time.Now().Before(g.Deadline) {
 		err = &UnavailableError{Key: key, Nodes: []error{errors.New("the answers came when the lease was about to end")}}
@@ -117,40 +132,44 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 	return g, b, err
 }
 
-// isFresh says whether the nodes are all new, so that there is nothing that they could have forgotten: they all said that they have
-// just started, and this process has never seen one otherwise. They are then asked again, and do not abstain.
-func (q *quorum) isFresh(b *ballot) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+// isFresh says whether the nodes are all new, so that there is nothing that they could have forgotten: they all started less than
+// guard ago, and are still in the run in which this process first saw them. They are then asked again, and do not abstain.
+func (q *quorum) isFresh(b *ballot, guard time.Duration) bool {
 	if len(b.abstained) == 0 || len(b.young) < len(q.nodes) {
 		return false
 	}
-	runs := make([]string, len(q.nodes))
-	for i, run := range b.young {
-		runs[i] = run
-	}
-	if !q.known {
-		q.known, q.fresh = true, runs
-		return true
-	}
-	return slices.Equal(q.fresh, runs) // another caller has just found that out
-}
-
-// freshRun is the run in which node i need not abstain, "" if there is none.
-func (q *quorum) freshRun(i int) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.fresh == nil {
-		return ""
+	for i, run := range b.young {
+		if q.runs[i] != run {
+			return false
+		}
 	}
-	return q.fresh[i]
+	if q.fresh == 0 || guard < q.fresh {
+		q.fresh = guard
+	}
+	return true
 }
 
-// noteRestarts remembers that a node is not new, and which abstain.
-func (q *quorum) noteRestarts(b *ballot) {
-	if len(b.old) > 0 {
+// freshRun is the run in which node i need not abstain, "" if there is none, and whether its run is still to be learned.
+func (q *quorum) freshRun(i int, guard time.Duration) (run string, learn bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.fresh != 0 && guard >= q.fresh {
+		run = q.runs[i]
+	}
+	return run, q.runs[i] == ""
+}
+
+// noteRuns remembers the runs in which nodes were first seen, and which nodes abstain.
+func (q *quorum) noteRuns(b *ballot) {
+	if len(b.learned) > 0 {
 		q.mu.Lock()
-		q.known = true
+		for i, run := range b.learned {
+			if q.runs[i] == "" {
+				q.runs[i] = run
+			}
+		}
 		q.mu.Unlock()
 	}
 	for _, i := range b.old {
@@ -164,11 +183,15 @@ func (q *quorum) noteRestarts(b *ballot) {
 }
 
 func (b *ballot) add(a answer) {
-	if a.err == nil && a.status <= 3 {
-		if run := a.text(3); run == "" {
+	if a.err == nil && a.status != 6 {
+		run := a.text(4)
+		if a.text(3) == "" {
 			b.old = append(b.old, a.node)
 		} else {
-			b.young[a.node] = run
+			put(&b.young, a.node, run)
+		}
+		if run != "" {
+			put(&b.learned, a.node, run)
 		}
 	}
 	switch {
@@ -195,9 +218,9 @@ func (b *ballot) add(a answer) {
 	case a.status == 6:
 		b.failed = append(b.failed, fmt.Errorf("core: this machine's clock is %s µs off node %d's: set both by NTP", a.text(1), a.node+1))
 	case a.status == 7:
-		b.young[a.node], b.abstained = a.text(1), append(b.abstained, a.node)
+		b.abstained = append(b.abstained, a.node)
 		b.failed = append(b.failed, fmt.Errorf("node %d: it started less than a TTL ago and may have lost what it granted before: it grants nothing for %v more",
-			a.node+1, a.millis(2)))
+			a.node+1, a.millis(1)))
 	default:
 		b.failed = append(b.failed, a.unexpected(""))
 	}

@@ -1,21 +1,23 @@
 -- KEYS: key, fence. ARGV: owner, TTL in ms, tokens reserved per lease, life of the fence counter beyond the lease in ms,
 -- the caller's time in µs, how far that may be from this node's in µs, for how many ms from its start the node abstains, in
--- which run it does not.
--- Answers {1, first token, counter before, run} granted ("" for no counter, "?" for a lease of ours from a try before),
--- {2, owner, PTTL, run} taken, {3, seal, PTTL, run} sealed, {6, µs} the caller's clock is that far off, {7, run, ms} the node
--- abstains. run is the node's if it has just started, else "".
+-- which run it does not, "1" to be told the run.
+-- Answers {1, first token, counter before, young, run} granted ("" for no counter, "?" for a lease of ours from a try before),
+-- {2, owner, PTTL, young, run} taken, {3, seal, PTTL, young, run} sealed, {6, µs} the caller's clock is that far off,
+-- {7, ms, "", young, run} the node abstains. young is "1" if the node has just started, run its id where it was looked up.
 local time = redis.call('TIME')
 
 -- A node that started less than a TTL ago may have lost what it granted before: two could hold the key. LASTSAVE, which costs
 -- nothing, is never earlier than the start. Where neither may be read, the node does not abstain.
-local run, abstains = '', 0
+local young, run, abstains = '', '', 0
 local saved = redis.pcall('LASTSAVE')
-if type(saved) == 'number' and (tonumber(time[1]) - saved - 1) * 1000 < tonumber(ARGV[7]) then
+if type(saved) == 'number' and (ARGV[9] == '1' or (tonumber(time[1]) - saved - 1) * 1000 < tonumber(ARGV[7])) then
   local info = redis.pcall('INFO', 'server')
   if type(info) == 'string' then
+    run = string.match(info, 'run_id:(%w+)') or ''
     local up = tonumber(string.match(info, 'uptime_in_seconds:(%d+)') or '-1')
-    if up >= 0 and (up - 1) * 1000 < tonumber(ARGV[7]) then
-      run, abstains = string.match(info, 'run_id:(%w+)') or '', tonumber(ARGV[7]) - (up - 1) * 1000
+    abstains = tonumber(ARGV[7]) - (up - 1) * 1000 -- it counts whole seconds
+    if up >= 0 and abstains > 0 then
+      young = '1'
     end
   end
 end
@@ -24,20 +26,20 @@ local value = redis.call('GET', KEYS[1])
 if value and value ~= ARGV[1] then
   local left = redis.call('PTTL', KEYS[1])
   if string.byte(value, 1) == 0 then
-    return {3, value, left, run}
+    return {3, value, left, young, run}
   end
-  return {2, value, left, run}
+  return {2, value, left, young, run}
 end
 
 local block = tonumber(ARGV[3])
 local before = redis.call('GET', KEYS[2])
 if value and before then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return {1, string.format('%.0f', tonumber(before) - block + 1), '?', run}
+  return {1, string.format('%.0f', tonumber(before) - block + 1), '?', young, run}
 end
 
-if run ~= ARGV[8] and run ~= '' then
-  return {7, run, abstains}
+if young ~= '' and run ~= ARGV[8] then
+  return {7, abstains, '', young, run}
 end
 
 -- All nodes without a counter answer the same, the caller's time, so that a new key needs one round trip.
@@ -52,4 +54,4 @@ local last = token + block - 1
 local life = tonumber(ARGV[2]) + tonumber(ARGV[4]) + math.max(0, math.ceil((last - now) / 1000))
 redis.call('SET', KEYS[2], string.format('%.0f', last), 'PX', string.format('%.0f', life))
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {1, string.format('%.0f', token), before or '', run}
+return {1, string.format('%.0f', token), before or '', young, run}

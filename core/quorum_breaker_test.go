@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
+	"github.com/redis/go-redis/v9"
 )
 
 // logs is where a Locker reports to, for tests that read it.
@@ -235,4 +236,20 @@ func TestFault_RestartedEmpty(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A quorum that is new is used at once, by every process and with every TTL: it has nothing that it could have forgotten.
+func TestQuorum_ANewOneDoesNotWait(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	short := locker(t, core.Clients(nodes.Clients()...), core.WithTTL(50*time.Millisecond), core.WithoutRenewal(), patient)
+	time.Sleep(2100 * time.Millisecond) // old enough for the short TTL
+	ok(t, "Release", acquire(t, short, "k").Release(t.Context()))
+	k := acquire(t, short, "k", core.WithTTL(time.Minute))
+	_, err := locker(t, core.Clients(nodes.Clients()...), patient).TryAcquire(t.Context(), "k")
+	want(t, "TryAcquire by another process", err, core.ErrTaken)
+	ok(t, "Release", k.Release(t.Context()))
+
+	mini := []redis.UniversalClient{testutil.MiniRedis(t), testutil.MiniRedis(t), testutil.MiniRedis(t)} // does not know when it started
+	ok(t, "Release", acquire(t, locker(t, core.Clients(mini...), patient), "k").Release(t.Context()))
 }

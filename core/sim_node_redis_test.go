@@ -123,7 +123,8 @@ func randomCall(random *rand.Rand, node *simNode, now int64) (script string, key
 	case 2, 3:
 		off := []int64{0, 0, 0, 600e6, -600e6, 1800e6, -1800e6}[random.IntN(7)]
 		return "quorum_acquire", both, []string{owner, minutes(), "256", life, numeral(now + off), "900000000",
-			[]string{"-5000", "-5000", "36000000"}[random.IntN(3)], []string{"", node.runID, "another"}[random.IntN(3)]}
+			[]string{"-5000", "-5000", "36000000"}[random.IntN(3)], []string{"", node.runID, "another"}[random.IntN(3)],
+			[]string{"", "1"}[random.IntN(2)]}
 	case 4:
 		return "extend", []string{key}, []string{owner, minutes()}
 	case 5:

@@ -103,8 +103,8 @@ func (n *simNode) run(script string, keys, argv []string) []any {
 				answer[0] = int64(3)
 			}
 			if script == "quorum_acquire" {
-				young, _ := n.young(argv)
-				answer = append(answer, young)
+				young, run, _ := n.young(argv)
+				answer = append(answer, young, run)
 			}
 			return answer
 		}
@@ -179,13 +179,13 @@ func ceilMillis(micros int64) int64 { return int64(math.Ceil(float64(micros) / 1
 
 func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, counted bool) []any {
 	ttl, block := number(argv[1]), number(argv[2])
-	young, left := n.young(argv)
+	young, run, left := n.young(argv)
 	if ours && counted {
 		n.pexpire(keys[0], ttl)
-		return []any{int64(1), numeral(number(before) - block + 1), "?", young}
+		return []any{int64(1), numeral(number(before) - block + 1), "?", young, run}
 	}
-	if young != "" && young != argv[7] && !n.off.neverAbstain {
-		return []any{int64(7), young, left}
+	if young != "" && run != argv[7] && !n.off.neverAbstain {
+		return []any{int64(7), left, "", young, run}
 	}
 	now, token := n.clock(), number(argv[4])
 	if counted {
@@ -199,16 +199,19 @@ func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, c
 	if n.off.repairOldSeals && counted {
 		before = "1"
 	}
-	return []any{int64(1), numeral(token), before, young}
+	return []any{int64(1), numeral(token), before, young, run}
 }
 
-// young is the node's run, if it has just started, and for how long it is young.
-func (n *simNode) young(argv []string) (run string, left int64) {
+// young says whether the node has just started, for how long it is young, and its run if that is looked up.
+func (n *simNode) young(argv []string) (young, run string, left int64) {
 	up := (n.clock() - n.started) / 1e6
-	if left = number(argv[6]) - (up-1)*1000; up < 0 || left <= 0 {
-		return "", 0
+	if left = number(argv[6]) - (up-1)*1000; up >= 0 && left > 0 {
+		young = "1"
 	}
-	return n.runID, left
+	if young != "" || argv[8] == "1" {
+		run = n.runID
+	}
+	return young, run, left
 }
 
 func (n *simNode) extend(key string, argv []string, value string, held bool) []any {
