@@ -62,7 +62,7 @@ func cycle(t *testing.T, l *core.Locker, n int) (lock, unlock time.Duration) {
 // SIGSTOP of one and two of five: locks and unlocks go on at their pace, and soon without asking the nodes that hang.
 func TestFault_StoppedMinority(t *testing.T) {
 	t.Parallel()
-	const timeout = 400 * time.Millisecond
+	const timeout = 1200 * time.Millisecond
 	nodes := testutil.Cluster(t, 5)
 	var log logs
 	l := locker(t, core.Clients(nodes.Clients()...), core.WithNodeTimeout(timeout), log.option())
@@ -99,7 +99,7 @@ func TestBreaker_AProbeBringsTheNodeBack(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
 	var log logs
-	l := locker(t, core.Clients(nodes.Clients()...), core.WithNodeTimeout(300*time.Millisecond), log.option())
+	l := locker(t, core.Clients(nodes.Clients()...), core.WithNodeTimeout(1200*time.Millisecond), log.option())
 	core.SetCoolDown(core.BackendOf(l), 500*time.Millisecond)
 	counts := core.CountCalls(core.BackendOf(l))
 	cycle(t, l, 3)
@@ -129,7 +129,7 @@ func TestBreaker_AProbeBringsTheNodeBack(t *testing.T) {
 // SIGSTOP of three of five: unavailable, the survivors are released, and when they come back locks are granted at once.
 func TestFault_StoppedMajority(t *testing.T) {
 	t.Parallel()
-	const timeout = time.Second
+	const timeout = 1200 * time.Millisecond
 	nodes := testutil.Cluster(t, 5)
 	var log logs
 	l := locker(t, core.Clients(nodes.Clients()...), core.WithNodeTimeout(timeout), log.option())
@@ -174,7 +174,7 @@ func TestBreaker_VerbsOfALeaseThatANodeWasLeftOutOf(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
 	var log logs
-	l := locker(t, core.Clients(nodes.Clients()...), core.WithNodeTimeout(300*time.Millisecond), log.option())
+	l := locker(t, core.Clients(nodes.Clients()...), core.WithNodeTimeout(1200*time.Millisecond), log.option())
 	core.SetCoolDown(core.BackendOf(l), time.Hour)
 	cycle(t, l, 1)
 	nodes[0].Stop()
@@ -206,7 +206,7 @@ func TestFault_RestartedEmpty(t *testing.T) {
 			t.Parallel()
 			const ttl = 3 * time.Second
 			nodes := testutil.Cluster(t, 3)
-			opts := []core.Option{core.WithTTL(ttl), core.WithoutRenewal(), core.WithNodeTimeout(time.Second)}
+			opts := []core.Option{core.WithTTL(ttl), core.WithoutRenewal(), patient}
 			l := locker(t, open(nodes), opts...)
 			ok(t, "Release", acquire(t, l, "warm").Release(t.Context()))
 			time.Sleep(ttl + 2*time.Second) // the nodes are not new any more; seconds is what they count in
