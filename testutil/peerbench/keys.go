@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// ownKeys: every goroutine locks and unlocks a key of its own.
+func ownKeys(goroutines int) scenario {
+	s := scenario{
+		name:    fmt.Sprintf("own-keys-%d", goroutines),
+		about:   fmt.Sprintf("%d goroutine(s), each with a key of its own: lock and unlock, on one Redis.", goroutines),
+		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}},
+		open: func(b *bench) ([]contender, error) {
+			addr, err := b.redis()
+			if err != nil {
+				return nil, err
+			}
+			return lockers(peers, addr, func(ctx context.Context, d time.Duration, l locker) (sample, error) {
+				t, err := load(ctx, d, goroutines, func(ctx context.Context, worker int) (time.Duration, error) {
+					return cycle(ctx, l, "own:"+strconv.Itoa(worker), nil)
+				})
+				return sample{t.perSecond(), t.wait(50), t.wait(99)}, err
+			})
+		},
+	}
+	switch goroutines {
+	case 1:
+		s.targets = []target{{"1 goroutine: at least 0.95 × bare commands", times("onelane", "bare commands", "per s"), 0.95, 0}}
+	case 256:
+		s.targets = []target{{"256 goroutines: at least 1.4 × the best peer", timesBest("onelane", "per s", false), 1.4, 0}}
+	}
+	return s
+}
+
+// cycle locks, does what is to be done, unlocks, and returns how long that took but for the doing.
+func cycle(ctx context.Context, l locker, key string, do func()) (time.Duration, error) {
+	began := time.Now()
+	unlock, err := l.lock(ctx, key)
+	if err != nil {
+		return 0, err
+	}
+	wait := time.Since(began)
+	if do != nil {
+		do()
+		return wait, unlock(ctx)
+	}
+	err = unlock(ctx)
+	return time.Since(began), err
+}
+
+// lockers makes contenders of peers on one Redis.
+func lockers(ps []peer, addr string, measure func(ctx context.Context, d time.Duration, l locker) (sample, error)) ([]contender, error) {
+	var cs []contender
+	for _, p := range ps {
+		l, closeIt, err := p.open(addr)
+		if err != nil {
+			return cs, fmt.Errorf("%s: %w", p.name, err)
+		}
+		cs = append(cs, contender{name: p.name, kind: p.kind, close: closeIt, run: func(ctx context.Context, d time.Duration) (sample, error) {
+			if err := flush(ctx, addr); err != nil {
+				return nil, err
+			}
+			if _, err := cycle(ctx, l, "warm-up", nil); err != nil { // connections, and scripts that the flush did not keep
+				return nil, err
+			}
+			return measure(ctx, d, l)
+		}})
+	}
+	return cs, nil
+}
+
+// hotKey: many goroutines of one process want the same key.
+func hotKey(goroutines int) scenario {
+	return scenario{
+		name: "hot-key",
+		about: fmt.Sprintf("%d goroutines of one process want one key. The fair share is that each has it once in %d turns; most turns says how many such "+
+			"shares others had while one waited.", goroutines, goroutines),
+		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"longest ms", true}, {"most turns / fair", true}},
+		open: func(b *bench) ([]contender, error) {
+			addr, err := b.redis()
+			if err != nil {
+				return nil, err
+			}
+			return lockers(waiting(), addr, measureHot(goroutines))
+		},
+		targets: []target{
+			{"at least 20 × the best peer", timesBest("onelane", "per s", false), 20, 0},
+			{"longest wait at most 5 × the fair share", func(r result) float64 { return r.of("onelane", "most turns / fair") }, 0, 5},
+		},
+	}
+}
+
+func measureHot(goroutines int) func(ctx context.Context, d time.Duration, l locker) (sample, error) {
+	return func(ctx context.Context, d time.Duration, l locker) (sample, error) {
+		var c counter
+		most := make([]int64, goroutines)
+		t, err := load(ctx, d, goroutines, func(ctx context.Context, worker int) (time.Duration, error) {
+			before := c.n.Load()
+			return cycle(ctx, l, "hot", func() {
+				most[worker] = max(most[worker], c.n.Load()-before)
+				c.increment(nil)
+			})
+		})
+		if err == nil {
+			err = c.check(t.held)
+		}
+		return sample{t.perSecond(), t.wait(50), t.wait(99), t.wait(100), float64(slices.Max(most)) / float64(goroutines)}, err
+	}
+}

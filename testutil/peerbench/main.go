@@ -1,0 +1,129 @@
+// Command peerbench measures the kit beside other lock libraries, on the same servers in one run. See README.md.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/onelane/onelane/testutil/internal/server"
+)
+
+// all are the scenarios, in the order of the report.
+func all() []scenario {
+	return []scenario{
+		ownKeys(1), ownKeys(16), ownKeys(256),
+		hotKey(64), hotProcesses(4, 16),
+		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
+		masters(16), cost(), held(10_000), held(100_000),
+		hotRow(server.Postgres, 256), hotRow(server.MySQL, 256),
+	}
+}
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == childCommand {
+		if err := child(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "peerbench: a child process:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "peerbench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	flags := flag.NewFlagSet("peerbench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	only := flags.String("only", "", "the scenarios whose name matches this `regexp`")
+	rounds := flags.Int("rounds", 5, "how often each contender is asked; the table has medians")
+	d := flags.Duration("time", 500*time.Millisecond, "how long each is asked in a round")
+	asJSON := flags.Bool("json", false, "write JSON instead of a table")
+	list := flags.Bool("list", false, "name the scenarios, and end")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	wanted, err := regexp.Compile(*only)
+	if err != nil {
+		return fmt.Errorf("-only: %w", err)
+	}
+	if *rounds < 1 || *d <= 0 {
+		return fmt.Errorf("-rounds %d -time %v: they must be positive", *rounds, *d)
+	}
+	b := &bench{}
+	defer b.close()
+	var results []result
+	for _, s := range all() {
+		switch {
+		case !wanted.MatchString(s.name):
+			continue
+		case *list:
+			fmt.Fprintf(stdout, "%-16s %s\n", s.name, s.about)
+			continue
+		case len(results) == 0:
+			if err := exclusions(ctx, b, stderr); err != nil {
+				return err
+			}
+		}
+		r, err := s.run(ctx, b, *rounds, *d, stderr)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+		if !*asJSON {
+			r.markdown(stdout)
+		}
+	}
+	switch {
+	case *list:
+		return nil
+	case len(results) == 0:
+		return fmt.Errorf("-only %s: no scenario has such a name; -list shows them", *only)
+	case *asJSON:
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(report{machine(), *rounds, d.String(), results})
+	}
+	fmt.Fprintf(stdout, "\n%s; medians of %d rounds of %v, least and most in brackets.\n", machine(), *rounds, *d)
+	return nil
+}
+
+// report is the JSON.
+type report struct {
+	Machine string   `json:"machine"`
+	Rounds  int      `json:"rounds"`
+	Time    string   `json:"time"`
+	Results []result `json:"results"`
+}
+
+func machine() string {
+	return fmt.Sprintf("%s %s/%s, %d CPUs shared with the servers", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
+}
+
+// exclusions stops the run when a peer does not lock.
+func exclusions(ctx context.Context, b *bench, progress io.Writer) error {
+	addr, err := b.redis()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "exclusion …")
+	for _, p := range peers {
+		if err := exclusion(ctx, p, addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/testutil/internal/server"
+)
+
+const hung = ", one hung"
+
+// masters: a quorum of five, all healthy and with one that hangs.
+func masters(goroutines int) scenario {
+	return scenario{
+		name: "masters",
+		about: fmt.Sprintf("%d goroutines, each with a key of its own, on %d independent masters; all healthy, and one stopped (SIGSTOP) since a second.",
+			goroutines, mastersCount),
+		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}},
+		open: func(b *bench) ([]contender, error) {
+			nodes, err := b.quorum()
+			if err != nil {
+				return nil, err
+			}
+			var clients []redis.UniversalClient
+			for _, n := range nodes {
+				clients = append(clients, redis.NewClient(&redis.Options{Addr: n.Addr}))
+			}
+			l, err := newLocker(clients)
+			if err != nil {
+				return nil, err
+			}
+			rs := redsync.New(redsyncPools(clients)...)
+			measure := func(l locker, stopped bool) func(context.Context, time.Duration) (sample, error) {
+				return func(ctx context.Context, d time.Duration) (sample, error) {
+					op := func(ctx context.Context, worker int) (time.Duration, error) {
+						return cycle(ctx, l, "own:"+strconv.Itoa(worker), nil)
+					}
+					if stopped && b.short {
+						d = min(d, 20*time.Millisecond)
+					}
+					t, err := onMasters(ctx, nodes, stopped, d, goroutines, op)
+					return sample{t.perSecond(), t.wait(50), t.wait(99)}, err
+				}
+			}
+			slow := redsyncOn(rs)
+			fast := redsyncOn(rs, redsync.WithFailFast(true), redsync.WithTimeoutFactor(0.005)) // 50 ms, as ours
+			cs := []contender{
+				{name: "onelane", kind: ours, run: measure(onelane{l}, false)},
+				{name: "redsync", kind: theirs, run: measure(slow, false)},
+				{name: "redsync, fail-fast", kind: theirs, run: measure(fast, false)},
+				{name: "onelane" + hung, kind: ours, run: measure(onelane{l}, true)},
+				{name: "redsync" + hung, kind: theirs, once: true, run: measure(slow, true)},
+				{name: "redsync, fail-fast" + hung, kind: theirs, run: measure(fast, true)},
+			}
+			if b.short { // that one takes 15 s
+				cs = slices.Delete(cs, 4, 5)
+			}
+			cs[0].close = func() {
+				_ = l.Close()
+				for _, c := range clients {
+					_ = c.Close()
+				}
+			}
+			return cs, nil
+		},
+		targets: []target{
+			{"healthy: at least 1.5 × redsync", times("onelane", "redsync", "per s"), 1.5, 0},
+			{"one hung: at least 0.9 × our own healthy figure", times("onelane"+hung, "onelane", "per s"), 0.9, 0},
+			{"one hung: p99 at most 3 × our own healthy one", times("onelane"+hung, "onelane", "p99 ms"), 0, 3},
+		},
+	}
+}
+
+// onMasters loads the masters, after a warm-up in which a breaker may open and connections are made.
+func onMasters(ctx context.Context, nodes []*server.Server, stopped bool, d time.Duration, goroutines int,
+	op func(context.Context, int) (time.Duration, error)) (t tally, err error) {
+	for _, n := range nodes {
+		if err := flush(ctx, n.Addr); err != nil {
+			return tally{}, err
+		}
+	}
+	if stopped {
+		last := nodes[len(nodes)-1]
+		if err := last.Pause(); err != nil {
+			return tally{}, err
+		}
+		defer func() {
+			if resumed := last.Resume(); err == nil {
+				err = resumed
+			}
+			time.Sleep(d / 2) // it works off what it was sent
+		}()
+		if t, err := load(ctx, min(d, time.Second), goroutines, op); err != nil || t.ops == 0 {
+			return bySlowest(t), err
+		}
+	}
+	if _, err := load(ctx, d/4, goroutines, op); err != nil {
+		return tally{}, err
+	}
+	return load(ctx, d, goroutines, op)
+}
+
+// bySlowest is for a locker so slow that its warm-up says everything: the time is that of its slowest lock.
+func bySlowest(t tally) tally {
+	if t.held > 0 {
+		t.ops, t.time = int(t.held), time.Duration(t.waits.Max())
+	}
+	return t
+}

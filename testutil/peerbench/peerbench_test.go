@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// none is a peer that does not lock.
+var none = peer{"none", theirs, true, func(string) (locker, func(), error) {
+	return lockFunc(func(context.Context, string) (func(context.Context) error, error) {
+		return func(context.Context) error { return nil }, nil
+	}), func() {}, nil
+}}
+
+func TestMain(m *testing.M) {
+	unlisted = []peer{none}
+	if len(os.Args) > 1 && os.Args[1] == childCommand { // this binary is its own child
+		if err := child(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// BenchmarkScenarios runs each scenario once per iteration, with small numbers: it shows that they work. The table of go run . is
+// what compares.
+func BenchmarkScenarios(b *testing.B) {
+	servers := &bench{short: true}
+	b.Cleanup(servers.close)
+	for _, s := range all() {
+		b.Run(s.name, func(b *testing.B) {
+			var last result
+			for b.Loop() {
+				r, err := s.run(b.Context(), servers, 1, 50*time.Millisecond, io.Discard)
+				if err != nil {
+					b.Fatal(err)
+				}
+				last = r
+			}
+			for _, row := range last.Rows {
+				unit := strings.ReplaceAll(row.Name+":"+last.Columns[0], " ", "-")
+				b.ReportMetric(row.Median[0], unit)
+			}
+		})
+	}
+}
+
+func TestEveryPeerExcludes(t *testing.T) {
+	b := &bench{}
+	t.Cleanup(b.close)
+	addr, err := b.redis()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range peers {
+		if err := exclusion(t.Context(), p, addr); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAPeerThatDoesNotLockIsFound(t *testing.T) {
+	b := &bench{}
+	t.Cleanup(b.close)
+	addr, err := b.redis()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, run := range map[string]func() error{
+		"exclusion": func() error { return exclusion(t.Context(), none, addr) },
+		"hot key": func() error {
+			cs, err := lockers([]peer{none}, addr, measureHot(16))
+			if err == nil {
+				_, err = cs[0].run(t.Context(), 300*time.Millisecond)
+			}
+			return err
+		},
+		"processes": func() error {
+			_, err := processes(t.Context(), 4, order{peer: none.name, addr: addr, key: "hot", goroutines: 4, d: 300 * time.Millisecond})
+			return err
+		},
+	} {
+		if err := run(); err == nil || !strings.Contains(err.Error(), "does not exclude") {
+			t.Errorf("%s: a peer that does not lock gave the error %v", name, err)
+		}
+	}
+}
+
+func TestTheCommandWritesATableAndJSON(t *testing.T) {
+	args := []string{"-only", "^own-keys-1$", "-rounds", "2", "-time", "20ms"}
+	var table, asJSON bytes.Buffer
+	if err := run(t.Context(), args, &table, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"### own-keys-1", "| onelane | ", "| redsync | ", "medians of 2 rounds", "× best peer"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("the table has no %q:\n%s", want, &table)
+		}
+	}
+	if err := run(t.Context(), append(args, "-json"), &asJSON, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(asJSON.Bytes(), &r); err != nil {
+		t.Fatalf("%v in %s", err, &asJSON)
+	}
+	if len(r.Results) != 1 || len(r.Results[0].Rows) != len(peers) || r.Results[0].Rows[0].Median[0] <= 0 {
+		t.Errorf("the JSON is %s", &asJSON)
+	}
+	if err := run(t.Context(), []string{"-only", "nosuch"}, io.Discard, io.Discard); err == nil {
+		t.Error("a scenario that is not there was not missed")
+	}
+}
+
+func TestMediansRatiosAndTargets(t *testing.T) {
+	s := scenario{
+		name:    "s",
+		columns: []column{{"per s", false}, {"ms", true}},
+		targets: []target{
+			{"twice", timesBest("we", "per s", false), 2, 0},
+			{"five times", timesBest("we", "per s", false), 5, 0},
+			{"half the wait", timesBest("we", "ms", true), 0, 0.5},
+		},
+	}
+	cs := []contender{{name: "we", kind: ours}, {name: "a", kind: theirs}, {name: "b", kind: theirs}, {name: "bare", kind: reference}}
+	r := s.summarize(cs, [][]sample{{{300, 1}, {100, 3}, {400, 2}}, {{90, 8}}, {{100, 9}, {110, 7}}, {{1000, 0.1}}})
+	if got := r.of("we", "per s"); got != 300 {
+		t.Errorf("the median of 300, 100 and 400 is %v", got)
+	}
+	if got := r.of("b", "per s"); got != 105 {
+		t.Errorf("the median of 100 and 110 is %v", got)
+	}
+	for i, want := range []float64{300. / 105, 90. / 105, 1, 1000. / 105} {
+		if got := r.Rows[i].Ratio; got != want {
+			t.Errorf("the ratio of %s is %v, want %v", r.Rows[i].Name, got, want)
+		}
+	}
+	for i, want := range []bool{true, false, true} {
+		if r.Targets[i].Met != want {
+			t.Errorf("target %+v, want met %v", r.Targets[i], want)
+		}
+	}
+	s.columns[0].lower = true
+	if got := s.summarize(cs, [][]sample{{{2, 1}}, {{4, 1}}, {{8, 1}}, {{1, 1}}}).Rows[0].Ratio; got != 2 {
+		t.Errorf("half of the best peer's is a ratio of %v where less is better", got)
+	}
+}
+
+func TestOnlyWhatClientsSendIsCounted(t *testing.T) {
+	for line, want := range map[string]string{
+		`+1700000000.000001 [0 127.0.0.1:5000] "SET" "k" "v"`:     "set",
+		`+1700000000.000001 [0 127.0.0.1:5000] "evalsha" "] lua"`: "evalsha",
+		`+1700000000.000001 [0 lua] "GET" "k"`:                    "",
+		`+1700000000.000001 [0 127.0.0.1:5000] "HELLO" "3"`:       "",
+		`+1700000000.000001 [0 [::1]:5000] "PING"`:                "",
+		`+OK`: "",
+	} {
+		if got := sent(line); got != want {
+			t.Errorf("%s is %q, want %q", line, got, want)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// kind says what a contender is there for.
+type kind string
+
+const (
+	ours      kind = "ours"
+	theirs    kind = "peer"
+	reference kind = "reference" // what it would cost without a library, or without the kit: no peer to be faster than
+)
+
+// scenario puts one question to several contenders, on the same servers with the same keys.
+type scenario struct {
+	name, about string
+	columns     []column // the first is what is compared
+	open        func(b *bench) ([]contender, error)
+	targets     []target
+}
+
+// column is a figure that each contender has.
+type column struct {
+	name  string
+	lower bool // is better
+}
+
+// contender is asked once in each round, each time for about the same time.
+type contender struct {
+	name  string
+	kind  kind
+	once  bool // in the first round only, since it takes very long
+	run   func(ctx context.Context, d time.Duration) (sample, error)
+	close func()
+}
+
+// sample has a figure for each column.
+type sample []float64
+
+// target is a promise about the figures of a scenario, which may have several rows.
+type target struct {
+	text    string
+	figure  func(result) float64
+	atLeast float64
+	atMost  float64 // where atLeast is 0
+}
+
+// result is what came out of a scenario.
+type result struct {
+	Scenario string    `json:"scenario"`
+	About    string    `json:"about"`
+	Columns  []string  `json:"columns"`
+	Rows     []row     `json:"rows"`
+	Targets  []verdict `json:"targets,omitempty"`
+}
+
+// row is one contender's figures over all rounds.
+type row struct {
+	Name   string    `json:"name"`
+	Kind   kind      `json:"kind"`
+	Median []float64 `json:"median"`
+	Min    []float64 `json:"min"`
+	Max    []float64 `json:"max"`
+	// Ratio says how many times better than the best peer the first column is; 0 where there is no peer.
+	Ratio  float64 `json:"ratio,omitempty"`
+	Rounds int     `json:"rounds"`
+}
+
+type verdict struct {
+	Text   string  `json:"text"`
+	Figure float64 `json:"figure"`
+	Met    bool    `json:"met"`
+}
+
+// run asks all contenders once per round, each round in another order, so that what else the machine does falls on all.
+func (s scenario) run(ctx context.Context, b *bench, rounds int, d time.Duration, progress io.Writer) (result, error) {
+	fmt.Fprintf(progress, "%s …\n", s.name)
+	contenders, err := s.open(b)
+	defer func() {
+		for _, c := range contenders {
+			if c.close != nil {
+				c.close()
+			}
+		}
+	}()
+	if err != nil {
+		return result{}, fmt.Errorf("%s: %w", s.name, err)
+	}
+	samples := make([][]sample, len(contenders))
+	for round := range rounds {
+		for i := range contenders {
+			i = (i + round) % len(contenders)
+			c := contenders[i]
+			if c.once && len(samples[i]) > 0 {
+				continue
+			}
+			figures, err := c.run(ctx, d)
+			if err != nil {
+				return result{}, fmt.Errorf("%s: %s: %w", s.name, c.name, err)
+			}
+			samples[i] = append(samples[i], figures)
+		}
+	}
+	return s.summarize(contenders, samples), nil
+}
+
+func (s scenario) summarize(contenders []contender, samples [][]sample) result {
+	r := result{Scenario: s.name, About: s.about}
+	for _, c := range s.columns {
+		r.Columns = append(r.Columns, c.name)
+	}
+	for i, c := range contenders {
+		w := row{Name: c.name, Kind: c.kind, Rounds: len(samples[i])}
+		for column := range s.columns {
+			var all []float64
+			for _, figures := range samples[i] {
+				all = append(all, figures[column])
+			}
+			slices.Sort(all)
+			w.Median, w.Min, w.Max = append(w.Median, median(all)), append(w.Min, all[0]), append(w.Max, all[len(all)-1])
+		}
+		r.Rows = append(r.Rows, w)
+	}
+	best := 0.0
+	for _, w := range r.Rows {
+		if w.Kind == theirs && (best == 0 || s.better(w.Median[0], best)) {
+			best = w.Median[0]
+		}
+	}
+	for i, w := range r.Rows {
+		if best > 0 && w.Median[0] > 0 {
+			r.Rows[i].Ratio = w.Median[0] / best
+			if s.columns[0].lower {
+				r.Rows[i].Ratio = best / w.Median[0]
+			}
+		}
+	}
+	for _, t := range s.targets {
+		f := t.figure(r)
+		r.Targets = append(r.Targets, verdict{t.text, f, t.atLeast > 0 && f >= t.atLeast || t.atLeast == 0 && f <= t.atMost})
+	}
+	return r
+}
+
+func (s scenario) better(a, b float64) bool { return a > b != s.columns[0].lower }
+
+// median of sorted figures.
+func median(sorted []float64) float64 {
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// of is the median of a contender's column.
+func (r result) of(name, column string) float64 {
+	i := slices.Index(r.Columns, column)
+	for _, w := range r.Rows {
+		if w.Name == name && i >= 0 {
+			return w.Median[i]
+		}
+	}
+	return 0
+}
+
+// best is the median of the best peer in a column.
+func (r result) best(column string, lower bool) float64 {
+	best := 0.0
+	for _, w := range r.Rows {
+		if f := r.of(w.Name, column); w.Kind == theirs && (best == 0 || f > best != lower) {
+			best = f
+		}
+	}
+	return best
+}
+
+// times is a target's figure: how many times a's column is b's.
+func times(a, b, column string) func(result) float64 {
+	return func(r result) float64 { return r.of(a, column) / r.of(b, column) }
+}
+
+// timesBest is a target's figure: how many times a's column is the best peer's.
+func timesBest(a, column string, lower bool) func(result) float64 {
+	return func(r result) float64 { return r.of(a, column) / r.best(column, lower) }
+}

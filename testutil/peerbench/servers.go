@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/testutil/internal/server"
+)
+
+const mastersCount = 5
+
+// bench has the servers, each started when a scenario first needs it. Redis is always its own, since its commands are
+// counted; the databases are those of testutil/servers where there are.
+type bench struct {
+	// short asks for small numbers: go test -bench.
+	short bool
+
+	mu      sync.Mutex
+	single  *server.Server
+	masters []*server.Server
+	started []*server.Server
+	dsns    map[server.Kind]string
+}
+
+func (b *bench) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.started {
+		s.Stop()
+	}
+	b.started = nil
+}
+
+func (b *bench) start(kind server.Kind) (*server.Server, error) {
+	s, err := server.Start(context.Background(), kind)
+	if err != nil {
+		return nil, err
+	}
+	b.started = append(b.started, s)
+	return s, nil
+}
+
+// redis is the address of the one Redis.
+func (b *bench) redis() (string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.single == nil {
+		s, err := b.start(server.Redis)
+		if err != nil {
+			return "", err
+		}
+		b.single = s
+	}
+	return b.single.Addr, nil
+}
+
+// quorum are five independent Redis masters.
+func (b *bench) quorum() ([]*server.Server, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.masters) < mastersCount {
+		s, err := b.start(server.Redis)
+		if err != nil {
+			return nil, err
+		}
+		b.masters = append(b.masters, s)
+	}
+	return b.masters, nil
+}
+
+// database is the DSN of a MariaDB or PostgreSQL.
+func (b *bench) database(kind server.Kind) (string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if dsn := os.Getenv(map[server.Kind]string{server.MySQL: server.EnvMySQL, server.Postgres: server.EnvPostgres}[kind]); dsn != "" {
+		return dsn, nil
+	}
+	if b.dsns[kind] == "" {
+		s, err := b.start(kind)
+		if err != nil {
+			return "", err
+		}
+		if b.dsns == nil {
+			b.dsns = make(map[server.Kind]string)
+		}
+		b.dsns[kind] = s.DSN
+	}
+	return b.dsns[kind], nil
+}
+
+// flush empties a Redis.
+func flush(ctx context.Context, addr string) error {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer client.Close()
+	if err := client.FlushAll(ctx).Err(); err != nil {
+		return fmt.Errorf("emptying the Redis: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,9 @@
+//go:build !unix
+
+package main
+
+import "errors"
+
+func sharedCounter(string) (*counter, func(), error) {
+	return nil, nil, errors.New("scenarios of several processes need shared memory files as Unix has them")
+}
