@@ -28,6 +28,8 @@
 //     that registered in the database, before the first read.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process, and gives everybody the first
 //     result, for as long as its row is kept.
+//   - [Table] is a core.Backend like Redis, on one row per key: one holder at a time, ends by the database's clock,
+//     takeover of what is over, tokens that increase, seals.
 //   - Decrement never takes more than there is, with or without a lock.
 //   - On SQLite a transaction whose COMMIT is rejected is rolled back; without a guard it stays open on its connection.
 //
@@ -35,12 +37,18 @@
 //
 //   - What core does not: after a fail-over of Redis that lost the lock, and between the last look at the lock and the
 //     COMMIT, two holders may write. [Fenced], [Decrement] or a unique index in the database are safe then.
+//
 //   - That everything in a block carries the guard: Session(NewDB) and the generics API drop scopes. Use [WithGuard]
 //     or [Transaction], and [Protect] to catch the rest. Raw SQL is not looked at by Protect.
+//
 //   - Exclusion of writers that use no guard, or another key.
+//
 //   - The lock for what a block under [Guard] does before its first statement.
+//
 //   - Order of callbacks: one that is registered for "*" after the plugin runs outside the lock. If a callback that
 //     was registered by hand panics in a guarded single statement, its transaction stays open until its context ends.
+//
+//   - With [Table]: what the database does not. After a fail-over to a replica that had not got the row, two may hold it.
 //
 // # What changes without a guard
 //

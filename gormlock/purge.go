@@ -1,0 +1,116 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"gorm.io/gorm"
+)
+
+const (
+	purgeBatch = 500
+	// A fence is of use as long as somebody may still believe in an older lock, and the clock that tokens are made of
+	// may have been put back.
+	fenceLife = 24 * time.Hour
+)
+
+// purged says which rows of a table Purge deletes: {before} is the time before which they are old enough.
+type purged struct {
+	table, old string
+	atLeast    time.Duration
+	byKey      bool // walk the table; else there is an index
+}
+
+var purgedTables = []purged{
+	{table: "onelane_once", old: "created_at < {before}"},
+	{table: "onelane_fences", old: "registered_at < {before}", atLeast: fenceLife, byKey: true},
+	{table: "onelane_locks", old: "(state = 0 OR expires_at <= {now}) AND expires_at < {before} AND fence < {before}", atLeast: time.Hour, byKey: true},
+}
+
+// Purge deletes what the kit's own tables keep for longer than is needed, and returns how many rows it deleted: what
+// [Once] did longer ago than olderThan, which runs anew if it is asked for again; fences that nobody has registered at
+// since then, and at least for a day; rows of [Table] that are free or over, at least for an hour. Fencing tokens go on
+// increasing after it. Ages are by the database's clock.
+//
+// Call it from time to time, from one process or several. It deletes 500 rows at a time, each batch in a transaction of
+// its own, and returns when ctx ends, with how many it had deleted and ctx's error. A table that is not there is an
+// error: see [Migrate]. olderThan must be positive.
+func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, error) {
+	d, err := dialectOf(db)
+	if err != nil {
+		return 0, err
+	}
+	if olderThan <= 0 {
+		return 0, fmt.Errorf("gormlock: Purge of what is older than %v: it must be positive", olderThan)
+	}
+	if _, open := transactionOf(db.Statement.ConnPool); open {
+		return 0, fmt.Errorf("gormlock: Purge in a transaction, which would keep all it deletes locked: %w", gorm.ErrInvalidTransaction)
+	}
+	conns, err := db.DB()
+	if err != nil {
+		return 0, fmt.Errorf("gormlock: Purge: %w", err)
+	}
+	var total int64
+	for _, p := range purgedTables {
+		n, err := p.purge(ctx, conns, d, micros(max(olderThan, p.atLeast)))
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("gormlock: Purge: table %s: %w", p.table, err)
+		}
+	}
+	return total, nil
+}
+
+// purge finds old rows without locking anything, and deletes them by their keys if they are old still: one DELETE by age
+// would lock all it looks at.
+func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (total int64, err error) {
+	old := strings.ReplaceAll(p.old, "{before}", fmt.Sprintf("({now} - %d)", age))
+	find := fmt.Sprintf("SELECT name FROM %s WHERE name > ? AND %s ORDER BY name LIMIT %d", p.table, old, purgeBatch)
+	if !p.byKey {
+		find = fmt.Sprintf("SELECT name FROM %s WHERE name >= ? AND %s ORDER BY created_at LIMIT %d", p.table, old, purgeBatch)
+	}
+	last := []byte{}
+	for {
+		names, err := namesOf(ctx, db, d.sql(find), last)
+		if err != nil || len(names) == 0 {
+			return total, err
+		}
+		if p.byKey {
+			last = names[len(names)-1].([]byte)
+		}
+		remove := fmt.Sprintf("DELETE FROM %s WHERE name IN (?%s) AND %s", p.table, strings.Repeat(", ?", len(names)-1), old)
+		var n int64
+		err = retry(ctx, func() error {
+			result, err := db.ExecContext(ctx, d.sql(remove), names...)
+			if err != nil {
+				return err
+			}
+			n, err = result.RowsAffected()
+			return err
+		})
+		total += n
+		if err != nil || len(names) < purgeBatch || n == 0 && !p.byKey { // else somebody else purges
+			return total, err
+		}
+	}
+}
+
+func namesOf(ctx context.Context, db *sql.DB, query string, last []byte) (names []any, err error) {
+	rows, err := db.QueryContext(ctx, query, last)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var name []byte
+		if err := rows.Scan(&name); err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+	}
+	return names, rows.Err()
+}

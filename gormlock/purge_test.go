@@ -1,0 +1,126 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// age makes all rows of the kit's tables older.
+func age(t testing.TB, db *gorm.DB, by time.Duration) {
+	t.Helper()
+	for _, s := range []string{
+		"UPDATE onelane_once SET created_at = created_at - ?", "UPDATE onelane_fences SET registered_at = registered_at - ?",
+		"UPDATE onelane_locks SET expires_at = expires_at - ?", "UPDATE onelane_locks SET fence = fence - ?",
+	} {
+		ok(t, s, db.Exec(s, by.Microseconds()).Error)
+	}
+}
+
+func TestPurge(t *testing.T) {
+	t.Parallel()
+	onceDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		l := locker(t, gormlock.Table(db))
+		count := func(table string) (n int64) {
+			ok(t, "Count", db.Table(table).Count(&n).Error)
+			return n
+		}
+		purge := func(olderThan time.Duration, want int64) {
+			t.Helper()
+			n, err := gormlock.Purge(t.Context(), db, olderThan)
+			if ok(t, "Purge", err); n != want {
+				t.Fatalf("Purge(%v) deleted %d rows, want %d; left are %d, %d, %d", olderThan, n, want,
+					count("onelane_once"), count("onelane_fences"), count("onelane_locks"))
+			}
+		}
+		many := 0
+		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error { // more than one batch
+			for many = range 1100 {
+				if err := tx.Exec("INSERT INTO onelane_once (name, attempt, created_at) SELECT CAST(? AS "+binary(tx)+"), CAST('a' AS "+binary(tx)+"), 1", fmt.Sprint("n", many)).Error; err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		fenced := func() error {
+			return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Fenced())
+		}
+		first, err := gormlock.Once(t.Context(), db, "pay:1", charge)
+		ok(t, "Once", err)
+		ok(t, "fenced", fenced())
+		free, err := l.Acquire(t.Context(), "free")
+		ok(t, "Acquire", err)
+		ok(t, "Release", free.Release(t.Context()))
+		kept, err := l.Acquire(t.Context(), "held", core.WithTTL(100*time.Hour), core.WithoutRenewal())
+		ok(t, "Acquire", err)
+		sealed, err := l.Acquire(t.Context(), "sealed")
+		ok(t, "Acquire", err)
+		ok(t, "Seal", sealed.Seal(t.Context(), []byte("v"), 100*time.Hour))
+
+		purge(time.Minute, int64(many)+1) // those with created_at 1
+		purge(time.Minute, 0)
+		again, err := gormlock.Once(t.Context(), db, "pay:1", charge)
+		if ok(t, "Once", err); again != first {
+			t.Errorf("got %+v, want %+v", again, first)
+		}
+		age(t, db, 2*time.Hour)
+		purge(time.Minute, 2) // pay:1 and the free key
+		again, err = gormlock.Once(t.Context(), db, "pay:1", charge)
+		if ok(t, "Once", err); again == first {
+			t.Error("what was purged did not run anew")
+		}
+		age(t, db, 23*time.Hour)
+		purge(30*time.Hour, 0)
+		purge(time.Hour, 2) // pay:1 and the fence
+		if n := count("onelane_locks"); n != 2 {
+			t.Errorf("%d locks, want the held and the sealed one", n)
+		}
+		if st, err := l.Inspect(t.Context(), "sealed"); err != nil || st.Status != core.Sealed {
+			t.Errorf("the seal is %v, %v", st.Status, err)
+		}
+		ok(t, "Release", kept.Release(t.Context()))
+
+		renewed, err := l.Acquire(t.Context(), "free")
+		if ok(t, "Acquire", err); renewed.Token() <= free.Token() {
+			t.Errorf("token %d after %d", renewed.Token(), free.Token())
+		}
+		ok(t, "Release", renewed.Release(t.Context()))
+		ok(t, "fenced", fenced())
+	})
+}
+
+// binary is the type that a text is cast to for a key.
+func binary(db *gorm.DB) string {
+	return map[string]string{"mysql": "BINARY", "postgres": "BYTEA", "sqlite": "BLOB"}[db.Name()]
+}
+
+func TestPurge_Refusals(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		purge := func(db *gorm.DB, olderThan time.Duration) error {
+			_, err := gormlock.Purge(t.Context(), db, olderThan)
+			return err
+		}
+		if purge(db, time.Hour) == nil {
+			t.Error("without its tables it succeeded")
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+		ok(t, "Purge", purge(db, time.Hour))
+		if purge(db, 0) == nil {
+			t.Error("Purge of everything succeeded")
+		}
+		want(t, "in a transaction", db.Transaction(func(tx *gorm.DB) error { return purge(tx, time.Hour) }), gorm.ErrInvalidTransaction)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := gormlock.Purge(ctx, db, time.Hour); !errors.Is(err, context.Canceled) {
+			t.Errorf("after the context's end: %v", err)
+		}
+	})
+}

@@ -1,0 +1,252 @@
+package gormlock_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func lockTable(t testing.TB, db *gorm.DB, opts ...gormlock.TableOption) core.Backend {
+	t.Helper()
+	ok(t, "Migrate", gormlock.Migrate(db))
+	return gormlock.Table(db, opts...)
+}
+
+// TestTable_Conformance runs the suite of all backends.
+func TestTable_Conformance(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		b := lockTable(t, db)
+		testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+	})
+}
+
+// TestTable_OneHolderAtATime: several processes, each with its Locker, add to a counter that has no lock of its own.
+func TestTable_OneHolderAtATime(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		b := lockTable(t, db)
+		var counter, inside atomic.Int64 // read and written apart
+		var last atomic.Uint64
+		var all sync.WaitGroup
+		for range 4 {
+			l := locker(t, b)
+			for range 4 {
+				all.Go(func() {
+					for range 5 {
+						k, err := l.Acquire(t.Context(), "k")
+						if err != nil {
+							t.Errorf("Acquire: %v", err)
+							return
+						}
+						if n := inside.Add(1); n != 1 || k.Token() <= last.Load() {
+							t.Errorf("%d inside, token %d after %d", n, k.Token(), last.Load())
+						}
+						last.Store(k.Token())
+						counter.Store(counter.Load() + 1)
+						inside.Add(-1)
+						if err := k.Release(t.Context()); err != nil {
+							t.Errorf("Release: %v", err)
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		if n := counter.Load(); n != 80 {
+			t.Errorf("%d turns, want 80", n)
+		}
+	})
+}
+
+// TestTable_ThroughLocker: what core makes of it: renewal, loss, re-entrance, seals.
+func TestTable_ThroughLocker(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		l := locker(t, lockTable(t, db), core.WithTTL(300*time.Millisecond))
+		ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
+			time.Sleep(700 * time.Millisecond) // beyond the TTL
+			return l.Do(ctx, "k", func(ctx context.Context) error { return ctx.Err() })
+		}))
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		ok(t, "Exec", db.Exec("DELETE FROM onelane_locks").Error)
+		select {
+		case <-k.Context().Done():
+			want(t, "cause", context.Cause(k.Context()), core.ErrLost)
+		case <-time.After(10 * time.Second):
+			t.Error("the loss was not noticed")
+		}
+		k, err = l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		ok(t, "Seal", k.Seal(t.Context(), []byte("gone"), time.Minute))
+		_, err = l.Acquire(t.Context(), "k")
+		want(t, "Acquire", err, core.ErrSealed)
+		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		again, err := l.Acquire(t.Context(), "k")
+		if ok(t, "Acquire", err); again.Token() <= k.Token() {
+			t.Errorf("token %d after %d", again.Token(), k.Token())
+		}
+		ok(t, "Release", again.Release(t.Context()))
+	})
+}
+
+// TestTable_Guards: a database whose own table is what guards its transactions.
+func TestTable_Guards(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" { // where a transaction keeps the lock from being renewed: another file, see Table
+			return
+		}
+		l := locker(t, lockTable(t, reopen(t, db)))
+		ok(t, "Use", db.Use(gormlock.New(l, gormlock.Fenced())))
+		put(t, db, 42, 50)
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				for range 4 {
+					err := db.Scopes(gormlock.Guard("stock:42", gormlock.WithWait(time.Minute))).Transaction(func(tx *gorm.DB) error {
+						var s Stock
+						if err := tx.Take(&s, "sku = 42").Error; err != nil {
+							return err
+						}
+						return tx.Model(&s).Update("left", s.Left-1).Error
+					})
+					if err != nil {
+						t.Errorf("Transaction: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+// TestTable_ClockOfTheDatabase: what a row's end is compared with is the database's clock, which is an hour ahead in
+// one session here, and its time zone does not matter.
+func TestTable_ClockOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	ahead := map[string][]string{
+		"mysql": {"SET time_zone = '+13:00'", "SET timestamp = UNIX_TIMESTAMP() + 3600"},
+		"postgres": {"SET TIME ZONE 'Pacific/Auckland'", "CREATE SCHEMA fake", "SET search_path = fake, pg_catalog, public",
+			"CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz AS 'SELECT pg_catalog.clock_timestamp() + interval ''1 hour''' LANGUAGE sql"},
+	}
+	zones := map[string]string{"mysql": "SET time_zone = '-12:00'", "postgres": "SET TIME ZONE 'America/Los_Angeles'"}
+	each(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" { // its clock is the process's own
+			return
+		}
+		b := lockTable(t, db)
+		g, err := b.Acquire(t.Context(), "k", "now", 30*time.Minute)
+		ok(t, "Acquire", err)
+
+		pool(t, db).SetMaxOpenConns(1) // one session
+		ok(t, zones[db.Name()], db.Exec(zones[db.Name()]).Error)
+		st, err := b.Inspect(t.Context(), "k")
+		if ok(t, "Inspect", err); st.Status != core.Held || st.ExpiresIn < 29*time.Minute || st.ExpiresIn > 30*time.Minute {
+			t.Errorf("in another time zone it is %v, for %v", st.Status, st.ExpiresIn)
+		}
+		for _, s := range ahead[db.Name()] {
+			ok(t, s, db.Exec(s).Error)
+		}
+		_, err = b.Extend(t.Context(), g, time.Minute)
+		want(t, "Extend of a lease that is over", err, core.ErrLost)
+		later, err := b.Acquire(t.Context(), "k", "later", time.Minute)
+		if ok(t, "taking over", err); later.Token < g.Token+g.Tokens {
+			t.Errorf("token %d after %d", later.Token, g.Token)
+		}
+		want(t, "Release by who was taken over", b.Release(t.Context(), g), core.ErrLost)
+	})
+}
+
+// TestTable_ReturnsInTime: a row that somebody else has locked keeps no call beyond its context, or the time-out, and
+// nothing is held by a call that was given up.
+func TestTable_ReturnsInTime(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" { // has no row locks
+			return
+		}
+		b := lockTable(t, db)
+		g, err := b.Acquire(t.Context(), "k", "first", time.Minute)
+		ok(t, "Acquire", err)
+		ok(t, "Release", b.Release(t.Context(), g))
+
+		tx := db.Begin()
+		ok(t, "FOR UPDATE", tx.Exec("SELECT 1 FROM onelane_locks FOR UPDATE").Error)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err = b.Acquire(ctx, "k", "late", time.Minute)
+		want(t, "Acquire", err, core.ErrUnavailable)
+		want(t, "Acquire", err, context.DeadlineExceeded)
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		bounded := gormlock.Table(db, gormlock.WithTimeout(100*time.Millisecond))
+		_, err = bounded.Acquire(context.Background(), "k", "bounded", time.Minute)
+		want(t, "Acquire with a time-out", err, core.ErrUnavailable)
+		if took := time.Since(start); took > 3*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		ok(t, "Rollback", tx.Rollback().Error)
+		eventually(t, "the key is free", func() bool {
+			g, err := b.Acquire(t.Context(), "k", "next", time.Minute)
+			return err == nil && b.Release(t.Context(), g) == nil
+		})
+	})
+}
+
+func TestTable_Unavailable(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		b := gormlock.Table(db) // without its table
+		l := locker(t, b)
+		_, err := l.Acquire(t.Context(), "stock:42")
+		want(t, "without the table", err, core.ErrUnavailable)
+		if !strings.Contains(err.Error(), `"stock:42"`) {
+			t.Errorf("%v does not name the key", err)
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+		k, err := l.Acquire(t.Context(), "stock:42")
+		ok(t, "Acquire", err)
+		ok(t, "Release", k.Release(t.Context()))
+		_, err = b.Acquire(t.Context(), strings.Repeat("k", 1701), "o", time.Minute)
+		want(t, "a long key", err, core.ErrInvalidKey)
+		_, err = b.Acquire(t.Context(), strings.Repeat("k", 1700), strings.Repeat("o", 512), time.Minute)
+		ok(t, "the longest key", err)
+		ok(t, "Close", pool(t, db).Close())
+		_, err = l.Acquire(t.Context(), "stock:42")
+		want(t, "closed", err, core.ErrUnavailable)
+	})
+}
+
+func TestTable_WiringPanics(t *testing.T) {
+	t.Parallel()
+	panics := func(what string, fn func()) {
+		t.Helper()
+		defer func() {
+			if text := fmt.Sprint(recover()); !strings.Contains(text, "gormlock: Table: ") {
+				t.Errorf("%s: %s", what, text)
+			}
+		}()
+		fn()
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		panics("in a transaction", func() { _ = db.Transaction(func(tx *gorm.DB) error { gormlock.Table(tx); return nil }) })
+		panics("a bad time-out", func() { gormlock.Table(db, gormlock.WithTimeout(0)) })
+		gormlock.Table(db, nil)
+	})
+	panics("another database", func() { gormlock.Table(&gorm.DB{Config: &gorm.Config{}}) })
+}
