@@ -9,7 +9,7 @@ import (
 // recordedHeaders are recorded where the handler changed them.
 var recordedHeaders = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition",
-	"Location", "Etag", "Last-Modified", "Link", "Cache-Control",
+	"Content-Range", "Location", "Etag", "Last-Modified", "Link", "Cache-Control", "Vary",
 }
 
 var neverRecorded = map[string]bool{
@@ -33,10 +33,17 @@ func changedHeaders(before, after http.Header, names map[string]bool) map[string
 	return changed
 }
 
-// setHeader makes h what to is.
-func setHeader(h, to http.Header) {
-	clear(h)
+// changeHeader changes in h what differs between was and to. The rest is left alone: it may have been changed by a
+// writer outside.
+func changeHeader(h, was, to http.Header) {
+	for name := range was {
+		if _, ok := to[name]; !ok {
+			delete(h, name)
+		}
+	}
 	for name, values := range to {
-		h[name] = values
+		if !slices.Equal(was[name], values) {
+			h[name] = values
+		}
 	}
 }

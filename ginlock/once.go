@@ -70,7 +70,7 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 	outer, request, before := c.Writer, c.Request, len(c.Errors)
 	w := newRecorder(outer, m.maxBody)
 	w.early = func() {
-		if m.keeps(c, w.status) {
+		if m.keeps(c, w.final()) {
 			m.complete(c, claim, idempotency.Tombstone())
 		}
 	}
@@ -92,13 +92,13 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 	}
 	// An error and no body: the answer is left to an error writer outside, and is not known here.
 	unanswered := w.size <= 0 && len(c.Errors) > before
-	if m.keeps(c, w.status) && !unanswered {
+	if m.keeps(c, w.final()) && !unanswered {
 		w.WriteHeaderNow() // what is sent is what is recorded
 		m.complete(c, claim, w.record(m.headers))
 	} else {
 		m.abandon(c, claim) // first: a retry may follow at once
 	}
-	_ = w.send() // fails when the client is gone
+	_ = w.send(false) // fails when the client is gone
 }
 
 // leave returns the request of the handler as the middlewares outside know it: with their context.

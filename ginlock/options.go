@@ -136,7 +136,7 @@ func RecordIf(fn func(status int) bool) Option {
 }
 
 // Headers adds names to the headers that are recorded where the handler changed them: Content-Type, Content-Language,
-// Content-Encoding, Content-Disposition, Location, ETag, Last-Modified, Link and Cache-Control. Set-Cookie,
+// Content-Encoding, Content-Disposition, Content-Range, Location, ETag, Last-Modified, Link, Cache-Control and Vary. Set-Cookie,
 // Authorization, WWW-Authenticate, Proxy-*, Date, Content-Length and those of the connection are not recorded even if
 // they are named.
 func Headers(names ...string) Option {

@@ -189,11 +189,10 @@ func (m *middleware) replay(c *gin.Context, r *idempotency.Record) {
 	h.Set("Idempotency-Replayed", "true")
 	c.Abort()
 	c.Status(r.Status)
-	c.Writer.WriteHeaderNow()
-	if len(r.Body) > 0 {
-		if _, err := c.Writer.Write(r.Body); err != nil {
-			_ = c.Error(err)
-		}
+	if len(r.Body) == 0 {
+		c.Writer.WriteHeaderNow()
+	} else if _, err := c.Writer.Write(r.Body); err != nil {
+		_ = c.Error(err)
 	}
 }
 

@@ -3,8 +3,10 @@ package ginlock
 import (
 	"bufio"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 
 	"github.com/gin-gonic/gin"
 
@@ -23,7 +25,7 @@ type recorder struct {
 	size    int         // -1 until the handler writes, as in gin
 	body    []byte      // a copy: the buffers of gin's renderers are used again
 	before  http.Header // as the middleware found it
-	written http.Header // as it was when the handler wrote
+	written http.Header // as it was when the handler wrote; nil before
 }
 
 var errHijackWritten = errors.New("ginlock: the response has a body already, it cannot be hijacked")
@@ -66,13 +68,32 @@ func (w *recorder) WriteHeader(status int) {
 	}
 }
 
-// WriteHeaderNow implements gin.ResponseWriter.
+// WriteHeaderNow implements gin.ResponseWriter. An informational status, 103 say, goes out at once, and is followed by
+// 200 when the handler writes, as it is in gin.
 func (w *recorder) WriteHeaderNow() {
-	if w.passing {
+	switch {
+	case w.passing:
 		w.ResponseWriter.WriteHeaderNow()
-	} else if w.size < 0 {
+	case w.size >= 0:
+	case informational(w.status):
+		w.size = 0
+		w.ResponseWriter.WriteHeader(w.status)
+		w.ResponseWriter.WriteHeaderNow()
+	default:
 		w.size, w.written = 0, w.Header().Clone()
 	}
+}
+
+func informational(status int) bool {
+	return status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
+}
+
+// final is the status that the answer has in the end.
+func (w *recorder) final() int {
+	if informational(w.status) {
+		return http.StatusOK
+	}
+	return w.status
 }
 
 // Write implements io.Writer.
@@ -104,22 +125,31 @@ func (w *recorder) WriteString(s string) (int, error) {
 // room gets ready for n more bytes: held, if there is room for them.
 func (w *recorder) room(n int) error {
 	w.WriteHeaderNow()
-	switch {
-	case w.passing:
+	if w.passing {
 		return nil
-	case w.status < 200 || w.status == http.StatusNoContent || w.status == http.StatusNotModified:
+	}
+	if w.written == nil {
+		w.written = w.Header().Clone()
+	}
+	switch status := w.final(); {
+	case status < 200 || status == http.StatusNoContent || status == http.StatusNotModified:
 		return http.ErrBodyNotAllowed
 	case w.size+n > w.max:
-		return w.pass()
+		return w.pass(w.unchanged())
 	}
 	return nil
+}
+
+// unchanged says that nothing is held but the header, and that this is as it was when the handler wrote.
+func (w *recorder) unchanged() bool {
+	return len(w.body) == 0 && maps.EqualFunc(w.written, w.Header(), slices.Equal[[]string])
 }
 
 // Flush implements http.Flusher.
 func (w *recorder) Flush() {
 	if !w.passing {
 		w.WriteHeaderNow()
-		_ = w.pass() // a client that is gone shows at the next write
+		_ = w.pass(w.unchanged()) // a client that is gone shows at the next write
 	}
 	w.ResponseWriter.Flush()
 }
@@ -130,7 +160,7 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		if w.size > 0 {
 			return nil, nil, errHijackWritten
 		}
-		if err := w.pass(); err != nil {
+		if err := w.pass(false); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -140,34 +170,41 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap is for [http.ResponseController].
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// pass stops holding before the handler is done.
-func (w *recorder) pass() error {
+// pass stops holding before the handler is done. What follows at once, a write or a flush, may be left to send the header.
+func (w *recorder) pass(follows bool) error {
 	w.early()
-	return w.send()
+	return w.send(follows)
 }
 
-// send passes on what is held. A handler that has written nothing has left at most a status.
-func (w *recorder) send() error {
+// send passes on what is held. A handler that has written nothing has left at most a status. The header is left to the
+// first write, where there is one: a compression outside decides there what it is.
+func (w *recorder) send(follows bool) error {
 	w.passing = true
 	w.ResponseWriter.WriteHeader(w.status)
-	if w.size < 0 {
+	if w.size < 0 || w.written == nil {
 		return nil
 	}
 	// Headers that were set after the handler wrote come too late, as they do without us, but for trailers.
 	h := w.Header()
 	late := h.Clone()
-	setHeader(h, w.written)
-	w.ResponseWriter.WriteHeaderNow()
+	changeHeader(h, late, w.written)
 	var err error
-	if len(w.body) > 0 {
+	switch {
+	case len(w.body) > 0:
 		_, err = w.ResponseWriter.Write(w.body)
+	case !follows:
+		w.ResponseWriter.WriteHeaderNow()
 	}
-	setHeader(h, late)
+	changeHeader(h, w.written, late)
 	w.body = nil
 	return err
 }
 
 // record is what is held; names are the headers that are recorded.
 func (w *recorder) record(names map[string]bool) *idempotency.Record {
-	return &idempotency.Record{Status: w.status, Header: changedHeaders(w.before, w.written, names), Body: w.body}
+	after := w.written
+	if after == nil {
+		after = w.Header()
+	}
+	return &idempotency.Record{Status: w.final(), Header: changedHeaders(w.before, after, names), Body: w.body}
 }
