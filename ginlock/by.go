@@ -86,7 +86,7 @@ func By(fn KeyFunc, opts ...Option) gin.HandlerFunc {
 	}
 	return newMiddleware(source{
 		name: "func", place: "what the key is made of", form: "something else.",
-		read: func(_ *middleware, c *gin.Context) (string, error) { return funcKey(c, fn) },
+		read: func(m *middleware, c *gin.Context) (string, error) { return m.funcKey(c, fn) },
 		lock: func(_ *gin.Context, key string) string { return key },
 	}, opts)
 }

@@ -87,11 +87,11 @@ func cookieKey(r *http.Request, name string) (string, error) {
 }
 
 // funcKey asks the application for the key.
-func funcKey(c *gin.Context, fn KeyFunc) (string, error) {
+func (m *middleware) funcKey(c *gin.Context, fn KeyFunc) (string, error) {
 	key, err := fn(c)
 	switch {
 	case err != nil:
-		slog.WarnContext(c.Request.Context(), "ginlock: By: no key could be made; the request is refused", "route", c.FullPath(), "method", c.Request.Method, "error", err)
+		m.log(c, slog.LevelWarn, "ginlock: By: no key could be made; the request is refused", err)
 		return "", errFunc
 	case key == "":
 		return "", idempotency.ErrNoKey

@@ -19,7 +19,11 @@ func (m *middleware) serveOnce(c *gin.Context, l *core.Locker, key string) {
 		m.misconfigured(c, "ginlock: who asks is not known: pass ginlock.Principal", "error", err)
 		return
 	}
-	key = core.Join(who, c.Request.Method, c.FullPath(), m.name, key)
+	if m.space != "" {
+		key = idempotency.SpaceKey(m.space, who, key)
+	} else {
+		key = core.Join(who, c.Request.Method, c.FullPath(), m.name, key)
+	}
 	if idempotency.Carries(c.Request.Context(), key) {
 		return // used twice, on a group and on a route: the outer one does it
 	}

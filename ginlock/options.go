@@ -50,8 +50,8 @@ type config struct {
 	maxRequestBody int
 	fingerprint    func(c *gin.Context, body []byte) []byte
 	records        []idempotency.Option
-
-	routes []route
+	space          string
+	routes         []route
 
 	used     []string // the names of the options
 	mistakes []string
@@ -177,6 +177,18 @@ func Fingerprint(fn func(c *gin.Context, body []byte) []byte) Option {
 	}}
 }
 
+// Space puts keys into a space of this name, which all middlewares and interceptors (grpclock has the same option) share
+// that name it, have the same Locker and say the same of who asks. By default a key belongs to one method, route and
+// place, and the same text elsewhere is another key. In a space it names one request: a retry that comes over HTTP
+// after the first came by gRPC is 422 idempotency_other_transport, and one to another method or route 422
+// idempotency_key_reused.
+func Space(name string) Option {
+	return option{"Space", func(c *config) {
+		c.space = name
+		c.check(name != "", `Space(""): pass a name, or leave it away`)
+	}}
+}
+
 // Records sets how answers are stored: [idempotency.WithEncryption], [idempotency.WithCompression],
 // [idempotency.RunUnreadable]. What has an option of its own here, such as [Retain], is set by that.
 func Records(opts ...idempotency.Option) Option {
@@ -191,8 +203,8 @@ func (c *config) check(ok bool, format string, args ...any) {
 
 // What says nothing about a kind of middleware.
 var (
-	notWithLockOnly = []string{"Retain", "RecordIf", "Headers", "MaxBody", "Fingerprint", "Records"}
-	notWithRepeats  = []string{"LockOnly", "Wait", "Require", "Retain", "Headers", "MaxBody", "Records"}
+	notWithLockOnly = []string{"Retain", "RecordIf", "Headers", "MaxBody", "Fingerprint", "Records", "Space"}
+	notWithRepeats  = []string{"LockOnly", "Wait", "Require", "Retain", "Headers", "MaxBody", "Records", "Space"}
 )
 
 // newConfig panics, at wiring, when an option is wrong.

@@ -1,7 +1,6 @@
 package ginlock_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -147,6 +146,56 @@ func TestRule07_WaitForTheAnswer(t *testing.T) {
 	}
 }
 
+// The answer comes to who waits within milliseconds of the first one's, in this process and in another: it is woken, not polling.
+func TestRule07_WaitIsWoken(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	var completed atomic.Int64
+	g := newGate(t)
+	route := func(l *core.Locker) *server {
+		return serve(t, func(r *gin.Engine) {
+			r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Wait(time.Minute)), g.behind(func(c *gin.Context) {
+				c.String(201, "done")
+				completed.Store(time.Now().UnixNano())
+			}))
+		})
+	}
+	here := lockerOn(t, n, core.WithTTL(time.Minute))
+	first, waiters := route(here), []*server{route(here), route(lockerOn(t, n))}
+	const tries = 5
+	best := make([]time.Duration, len(waiters))
+	for i := range tries {
+		key := fmt.Sprint("k", i)
+		answered := later(func() answer { return first.order(key, "") })
+		g.wait(t)
+		late := make([]chan time.Duration, len(waiters))
+		for j, s := range waiters {
+			late[j] = make(chan time.Duration, 1)
+			go func() {
+				a := s.order(key, "")
+				late[j] <- time.Duration(time.Now().UnixNano() - completed.Load())
+				if !a.replayed() {
+					t.Errorf("%v", a)
+				}
+			}()
+		}
+		time.Sleep(30 * time.Millisecond) // most of them wait by now; if not, the pause is only shorter
+		g.open <- struct{}{}
+		(<-answered).want(t, 201, "done", false)
+		for j := range late {
+			if d := <-late[j]; i == 0 || d < best[j] {
+				best[j] = d
+			}
+		}
+	}
+	t.Logf("answered %v after the first, at best", best)
+	for j, d := range best { // the best of some: the machine may be busy
+		if d > 25*time.Millisecond {
+			t.Errorf("waiter %d was answered %v after the first, at best", j, d)
+		}
+	}
+}
+
 // Who waits for a claim that is then abandoned runs itself, and the others get its answer.
 func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
 	t.Parallel()
@@ -271,28 +320,6 @@ func TestRoundTrips(t *testing.T) {
 		counts := n.Commands(t, func() { s.order("k", "{}") })
 		if counts["evalsha"] != tc.want || counts["eval"] != 0 {
 			t.Errorf("%s: %v, want %d evalsha", tc.name, counts, tc.want)
-		}
-	}
-}
-
-// What Redis holds while a request runs, and afterwards, has no plain hash of the payload, and an expiry.
-func TestNothingStaysForEver(t *testing.T) {
-	t.Parallel()
-	n := testutil.Redis(t)
-	l := lockerOn(t, n)
-	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Retain(time.Hour)), func(c *gin.Context) { c.Status(204) })
-	})
-	s.order("k", "{}")
-	client, ctx := n.Client(), context.Background()
-	keys, err := client.Keys(ctx, "*").Result()
-	if err != nil || len(keys) == 0 {
-		t.Fatal(keys, err)
-	}
-	for _, key := range keys {
-		left := client.PTTL(ctx, key).Val()
-		if left <= 0 || !strings.HasSuffix(key, ":fence") && left > time.Hour {
-			t.Errorf("%s stays for %v", key, left)
 		}
 	}
 }

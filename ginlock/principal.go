@@ -2,7 +2,6 @@ package ginlock
 
 import (
 	"fmt"
-	"log/slog"
 
 	"github.com/gin-gonic/gin"
 )
@@ -15,7 +14,7 @@ func (m *middleware) who(c *gin.Context) (string, error) {
 	user, ok := c.Get(gin.AuthUserKey)
 	if !ok {
 		m.shared.Do(func() {
-			slog.Info("ginlock: no principal is known: all callers share one space of keys, and a retry must repeat the Authorization and Cookie headers; ginlock.Principal changes that", "route", c.FullPath())
+			m.logger().Info("ginlock: no principal is known: all callers share one space of keys, and a retry must repeat the Authorization and Cookie headers; ginlock.Principal changes that", "route", c.FullPath())
 		})
 		return "", nil
 	}

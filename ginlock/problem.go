@@ -20,6 +20,7 @@ const (
 	CodeKeyInvalid         = "idempotency_key_invalid"         // 400
 	CodeKeyReused          = "idempotency_key_reused"          // 422: with another request
 	CodeCredentialsChanged = "idempotency_credentials_changed" // 422
+	CodeOtherTransport     = "idempotency_other_transport"     // 422: the first request came by gRPC, see Space
 	CodeInFlight           = "idempotency_in_flight"           // 409: the first still runs
 	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: it ran, and its answer was not recorded
 	CodeDuplicateSubmit    = "duplicate_submit"                // 409, see RefuseRepeats
@@ -62,6 +63,7 @@ var (
 	problemKeyInvalid  = Problem{Status: 400, Code: CodeKeyInvalid, Title: "The idempotency key is invalid"}
 	problemReused      = Problem{Status: 422, Code: CodeKeyReused, Title: "The idempotency key was used with another request", Correction: "Send a new request with a new key, or a retry exactly as the first."}
 	problemCredentials = Problem{Status: 422, Code: CodeCredentialsChanged, Title: "The idempotency key was used with other credentials", Correction: "Send the retry with the credentials of the first request, or a new request with a new key."}
+	problemTransport   = Problem{Status: 422, Code: CodeOtherTransport, Title: "The idempotency key was used over another protocol", Correction: "Send the retry as the first was sent, or a new request with a new key."}
 	problemInFlight    = Problem{Status: 409, Code: CodeInFlight, Title: "A request with this idempotency key is still running", Retryable: true, RetryAfter: soon}
 	problemNotKept     = Problem{Status: 409, Code: CodeResponseNotKept, Title: "The request was answered before, and its answer was not kept", Correction: "Look up the result of the first request, or send a new one with a new key."}
 	problemBusy        = Problem{Status: 409, Code: CodeLockBusy, Title: "Another request is working on this", Retryable: true, RetryAfter: soon}
@@ -122,7 +124,7 @@ func (m *middleware) refuseKey(c *gin.Context, err error) {
 
 // misconfigured answers a request that cannot be protected because of a mistake in the program.
 func (m *middleware) misconfigured(c *gin.Context, text string, args ...any) {
-	slog.ErrorContext(c.Request.Context(), text, append(args, "route", c.FullPath(), "method", c.Request.Method)...)
+	m.logger().ErrorContext(c.Request.Context(), text, append(args, "route", c.FullPath(), "method", c.Request.Method)...)
 	m.refuse(c, problemWiring)
 }
 
@@ -132,6 +134,8 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 	switch {
 	case errors.As(err, &mismatch) && mismatch.Credentials:
 		m.refuse(c, problemCredentials)
+	case mismatch != nil && mismatch.Transport != "":
+		m.refuse(c, problemTransport)
 	case mismatch != nil:
 		m.refuse(c, problemReused)
 	case errors.Is(err, idempotency.ErrInFlight) && m.repeats:
@@ -156,7 +160,19 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 }
 
 func (m *middleware) log(c *gin.Context, level slog.Level, text string, err error) {
-	slog.Log(c.Request.Context(), level, text, "route", c.FullPath(), "method", c.Request.Method, "error", err)
+	m.logger().Log(c.Request.Context(), level, text, "route", c.FullPath(), "method", c.Request.Method, "error", err)
+}
+
+// logger is that of the Locker, where there is one.
+func (m *middleware) logger() *slog.Logger {
+	l := m.locker
+	if l == nil {
+		l = core.Default()
+	}
+	if l == nil {
+		return slog.Default()
+	}
+	return l.Logger()
 }
 
 // runUnprotected says whether a request is to run although Redis is not available.

@@ -1,0 +1,189 @@
+package ginlock_test
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+func secret(t testing.TB, id string) idempotency.EncryptionKey {
+	t.Helper()
+	block, err := aes.NewCipher([]byte(strings.Repeat(id, 16)[:16]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return idempotency.EncryptionKey{ID: id, AEAD: aead}
+}
+
+// What Redis holds while requests run, and afterwards, has an expiry: after every kind of middleware and outcome.
+func TestNothingStaysForEver(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	check := func(when string) {
+		client, ctx := n.Client(), context.Background()
+		keys, err := client.Keys(ctx, "*").Result()
+		if err != nil || len(keys) < 3 {
+			t.Errorf("%s: %q, %v", when, keys, err)
+		}
+		for _, key := range keys {
+			const gone = -2 // since KEYS
+			if left := client.PTTL(ctx, key).Val(); left != gone && left <= 0 || !strings.HasSuffix(key, ":fence") && left > time.Hour {
+				t.Errorf("%s: %s stays for %v", when, key, left)
+			}
+		}
+	}
+	handlers := map[string]gin.HandlerFunc{
+		"ok":     func(c *gin.Context) { c.String(200, "ok") },
+		"fail":   func(c *gin.Context) { c.String(500, "fail") },
+		"error":  func(c *gin.Context) { _ = c.Error(errors.New("left")) },
+		"panic":  func(*gin.Context) { panic("boom") },
+		"flush":  func(c *gin.Context) { c.Writer.Flush() },
+		"inside": func(*gin.Context) { check("inside") },
+	}
+	keep := []ginlock.Option{ginlock.WithLocker(l), ginlock.Retain(time.Hour), ginlock.Records(idempotency.WithEncryption(secret(t, "a")), idempotency.WithCompression(0))}
+	s := serve(t, func(r *gin.Engine) {
+		for name, by := range map[string]gin.HandlerFunc{
+			"header":  ginlock.ByHeader(idempotencyKey, keep...),
+			"space":   ginlock.ByHeader(idempotencyKey, append(keep, ginlock.Space("all"))...),
+			"key":     ginlock.ByKey("{json.id}:{param.id}", keep...),
+			"lock":    ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)),
+			"waiting": ginlock.ByQuery("id", ginlock.LockOnly(), ginlock.Wait(time.Minute), ginlock.WithLocker(l)),
+			"repeats": ginlock.RefuseRepeats(time.Hour, ginlock.WithLocker(l)),
+		} {
+			for how, handler := range handlers {
+				r.POST("/"+name+"/"+how+"/:id", by, handler)
+			}
+		}
+	})
+	var all sync.WaitGroup
+	for _, name := range []string{"header", "space", "key", "lock", "waiting", "repeats"} {
+		for how := range handlers {
+			for range 2 {
+				all.Go(func() { s.do("POST", "/"+name+"/"+how+"/1?id=1", `{"id":1}`, idempotencyKey, name+how) })
+			}
+		}
+	}
+	all.Wait()
+	check("afterwards")
+}
+
+// With Records a stored answer cannot be read in Redis, and is replayed all the same.
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		for i, keys := range [][]idempotency.EncryptionKey{{secret(t, "a")}, {secret(t, "b"), secret(t, "a")}} {
+			by := ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(lockerOn(t, n)), ginlock.Space("orders"),
+				ginlock.Fingerprint(func(_ *gin.Context, body []byte) []byte { return body }),
+				ginlock.Records(idempotency.WithEncryption(keys[0], keys[1:]...), idempotency.WithRetention(time.Nanosecond+time.Second), idempotency.WithTransport("other")))
+			r.POST(fmt.Sprintf("/%d", i), by, counter(&runs))
+		}
+	})
+	for i := range 2 { // the second process has a new key, and reads what the old one wrote
+		s.do("POST", fmt.Sprintf("/%d", i), "card 4711", idempotencyKey, "k").want(t, 201, "run 1", i > 0)
+	}
+	for _, key := range n.Client().Keys(context.Background(), "*claim*").Val() {
+		value := n.Client().Get(context.Background(), key).Val()
+		if strings.Contains(value, "run 1") || strings.Contains(value, "text/plain") {
+			t.Errorf("%s holds %q", key, value)
+		}
+		if left := n.Client().PTTL(context.Background(), key).Val(); !strings.HasSuffix(key, ":fence") && left < time.Hour {
+			t.Errorf("%s: Retain's default lost to WithRetention: %v", key, left)
+		}
+	}
+}
+
+// One space of keys for several routes: a key belongs to one request in all of them.
+func TestSpace(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		for _, path := range []string{"/a", "/b"} {
+			r.POST(path, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Space("payments")), counter(&runs))
+		}
+		r.POST("/c", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+	})
+	s.do("POST", "/a", "", idempotencyKey, "k").want(t, 201, "run 1", false)
+	s.do("POST", "/a", "", idempotencyKey, "k").want(t, 201, "run 1", true)
+	s.do("POST", "/b", "", idempotencyKey, "k").wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.do("POST", "/c", "", idempotencyKey, "k").want(t, 201, "run 2", false)
+	fp := idempotency.Fingerprint{Credentials: idempotency.Credentials(nil, nil)}
+	out, err := idempotency.New(l, idempotency.WithTransport("grpc")).Begin(t.Context(), idempotency.SpaceKey("payments", "", "g"), fp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // while it runs, and after it
+		s.do("POST", "/a", "", idempotencyKey, "g").wantProblem(t, 422, ginlock.CodeOtherTransport)
+		_ = out.Claim.Complete(t.Context(), &idempotency.Record{})
+	}
+}
+
+// The Locker's metrics get one outcome per request, as http.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.FailOpen()))
+		r.POST("/ok", func(c *gin.Context) { c.String(200, "ok") })
+		r.POST("/fail", func(c *gin.Context) { c.String(500, "fail") })
+		r.POST("/panic", func(*gin.Context) { panic("boom") })
+		r.POST("/stream", func(c *gin.Context) { c.Writer.Flush() })
+		r.POST("/lose", func(c *gin.Context) {
+			n.Client().FlushAll(context.Background())
+			c.String(200, "late")
+		})
+	})
+	for _, path := range []string{"/lose", "/ok", "/ok", "/fail", "/panic", "/stream", "/stream"} {
+		s.do("POST", path, "", idempotencyKey, "k")
+	}
+	s.do("POST", "/ok", "other", idempotencyKey, "k")
+	s.do("POST", "/ok", "") // without a key: not counted
+	n.Kill()
+	s.do("POST", "/ok", "", idempotencyKey, "k2").want(t, 200, "ok", false)
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &all); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if m.Name != "onelane.idempotency.requests" {
+				continue
+			}
+			for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
+				o, _ := p.Attributes.Value("onelane.outcome")
+				transport, _ := p.Attributes.Value("onelane.transport")
+				got[transport.AsString()+" "+o.AsString()] += p.Value
+			}
+		}
+	}
+	want := map[string]int64{"http ran": 1, "http replayed": 1, "http abandoned": 2, "http tombstone": 1, "http not_kept": 1, "http mismatch": 1, "http lost": 1, "http unprotected": 1}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
