@@ -50,7 +50,8 @@ type Grant struct {
 // Without it they poll.
 type Watcher interface {
 	// Watch returns once it is subscribed to key. The channel, which has room for one signal, gets one whenever the key
-	// may have changed, and when the subscription was interrupted; stop ends it and must be called.
+	// may have changed, and when the subscription was interrupted, and is closed when it ended for good and Watch should be
+	// called again; stop ends it and must be called.
 	Watch(ctx context.Context, key string) (changed <-chan struct{}, stop func(), err error)
 }
 

@@ -41,6 +41,8 @@ type TakenError struct {
 	RetryAfter time.Duration
 	// Cause is the context's error when it ended the wait, else nil.
 	Cause error
+
+	contested bool // on a quorum: nobody was seen to hold it on a majority
 }
 
 // Error names the key and the holder.

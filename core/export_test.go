@@ -25,9 +25,9 @@ func Open(b Backend, opts ...Option) (Backend, error) {
 
 // Scripts are the sources of the Lua scripts by the names that a NodeFunc gets.
 var Scripts = map[string]string{
-	"acquire": acquireSource, "extend": extendSource, "release": releaseSource, "seal": sealSource, "unseal": unsealSource,
-	"inspect": inspectSource, "quorum_acquire": quorumAcquireSource, "quorum_raise": quorumRaiseSource,
-	"quorum_seal": quorumSealSource, "quorum_unseal": quorumUnsealSource,
+	"acquire": acquireScript.Src, "extend": extendScript.Src, "release": releaseScript.Src, "seal": sealScript.Src,
+	"unseal": unsealScript.Src, "inspect": inspectScript.Src, "quorum_acquire": quorumAcquireScript.Src,
+	"quorum_raise": quorumRaiseScript.Src, "quorum_seal": quorumSealScript.Src, "quorum_unseal": quorumUnsealScript.Src,
 }
 
 // NodeFunc is a node of a test's own. See node for what it answers.
@@ -71,7 +71,7 @@ func (l *Locker) Exclude(node int, reason string, out bool) { l.telemetry.exclud
 
 // SetCoolDown sets for how long an opened quorum leaves out a node that does not answer.
 func SetCoolDown(b Backend, d time.Duration) {
-	for _, n := range b.(*quorum).nodes {
+	for _, n := range quorumOf(b).nodes {
 		n.breaker.mu.Lock()
 		n.breaker.coolDown = d
 		n.breaker.mu.Unlock()
@@ -84,7 +84,7 @@ func BackendOf(l *Locker) Backend { return l.backend }
 // CountCalls counts the calls to each node of an opened quorum from now on.
 func CountCalls(b Backend) []*atomic.Int64 {
 	var counts []*atomic.Int64
-	for _, n := range b.(*quorum).nodes {
+	for _, n := range quorumOf(b).nodes {
 		counted := &countedNode{node: n.node}
 		n.node = counted
 		counts = append(counts, &counted.calls)
@@ -100,4 +100,11 @@ type countedNode struct {
 func (n *countedNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
 	n.calls.Add(1)
 	return n.node.eval(ctx, s, keys, args)
+}
+
+func quorumOf(b Backend) *quorum {
+	if woken, ok := b.(*wokenQuorum); ok {
+		return woken.quorum
+	}
+	return b.(*quorum)
 }

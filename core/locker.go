@@ -46,6 +46,9 @@ func New(b Backend, opts ...Option) (*Locker, error) {
 	if _, ok := b.(Watcher); ok {
 		l.standBack = wokenStandBack
 	}
+	if _, ok := b.(*wokenQuorum); ok { // whose waiters wait a moment when they are told
+		l.standBack += wakeJitter
+	}
 	return l, nil
 }
 

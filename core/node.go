@@ -132,7 +132,7 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 		for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 			err := errLeftOut
 			if b.breaker == nil || !b.breaker.leaveOut(time.Now()) {
-				_, err = b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
+				_, err = b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, b.channel(g.Key))
 			}
 			if err == nil || err != errLeftOut && !errors.Is(err, ErrUnavailable) {
 				return

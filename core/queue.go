@@ -20,6 +20,8 @@ const (
 	firstPause   = 2 * time.Millisecond
 	longestPause = 64 * time.Millisecond
 	longestWatch = time.Second // between tries of a waiter that is told of changes
+
+	longestWatchPause = 30 * time.Second // between subscriptions that fail; the first is longestWatch
 )
 
 // line is where the waiters of this process for one key stand. Only its head talks to the backend, and only while no
@@ -169,26 +171,25 @@ func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
 
 // waitAsHead asks the backend again and again until the key is ours. taken is the answer to the try before, if any.
 func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *TakenError) (*Lock, error) {
-	var changed <-chan struct{}
-	watcher, _ := l.backend.(Watcher)
-	pause := firstPause
+	watch := l.newWatch(w.name)
+	defer watch.stop()
+	pause, contested := firstPause, firstPause
 	l.mu.Lock()
 	delay := time.Until(ln.notBefore)
 	l.mu.Unlock()
 	for {
-		if taken != nil && watcher != nil { // subscribe, then try once more: the key may have been freed in between
-			c, stop, err := watcher.Watch(ctx, w.name)
-			watcher = nil
-			if err == nil {
-				defer stop()
-				changed, pause, delay = c, longestWatch, 0
-			}
+		if taken != nil && watch.begin(ctx) { // subscribe, then try once more: the key may have been freed in between
+			pause, delay = longestWatch, 0
 		}
 		if delay > 0 {
 			timer := time.NewTimer(delay)
 			select {
 			case <-timer.C:
-			case <-changed:
+			case _, more := <-watch.changed:
+				contested = firstPause
+				if !more { // it ended: poll until there is another
+					watch.changed, pause = nil, firstPause
+				}
 			case <-ctx.Done():
 			case <-l.done:
 			}
@@ -207,14 +208,49 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 		}
 		taken = held
 		delay = l.chance.jitter(pause)
-		if taken.RetryAfter > 0 && taken.RetryAfter < delay {
+		switch {
+		case taken.contested: // nobody may have it, and then nobody will tell of a release
+			delay, contested = l.chance.jitter(contested), min(2*contested, longestPause)
+		case taken.RetryAfter > 0 && taken.RetryAfter < delay:
 			delay = taken.RetryAfter
 		}
-		if changed == nil {
+		if watch.changed == nil {
 			pause = min(2*pause, longestPause)
 		}
 	}
 }
+
+// watch is a waiter's subscription to its key.
+type watch struct {
+	watcher Watcher // nil where there are none
+	name    string
+	changed <-chan struct{} // nil while it is not subscribed
+	end     func()
+	retry   time.Time
+	pause   time.Duration
+}
+
+func (l *Locker) newWatch(name string) *watch {
+	watcher, _ := l.backend.(Watcher)
+	return &watch{watcher: watcher, name: name, end: func() {}, pause: longestWatch}
+}
+
+// begin subscribes, if that is due, and says whether it has just done so.
+func (w *watch) begin(ctx context.Context) bool {
+	if w.watcher == nil || w.changed != nil || time.Now().Before(w.retry) {
+		return false
+	}
+	w.end()
+	changed, end, err := w.watcher.Watch(ctx, w.name)
+	if w.retry = time.Now().Add(w.pause); err != nil {
+		w.end, w.pause = func() {}, min(2*w.pause, longestWatchPause)
+		return false
+	}
+	w.changed, w.end = changed, end
+	return true
+}
+
+func (w *watch) stop() { w.end() }
 
 func (l *Locker) isClosed() bool {
 	select {

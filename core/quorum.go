@@ -27,8 +27,8 @@ var (
 
 	quorumAcquireScript = newScript(2, quorumAcquireSource)
 	quorumRaiseScript   = newScript(2, quorumRaiseSource)
-	quorumSealScript    = newScript(2, quorumSealSource)
-	quorumUnsealScript  = newScript(2, quorumUnsealSource)
+	quorumSealScript    = newScript(2, tellSource+quorumSealSource)
+	quorumUnsealScript  = newScript(2, tellSource+quorumUnsealSource)
 )
 
 // quorum is the Backend on three or more independent masters (Redlock, https://redis.io/docs/latest/develop/use/patterns/distributed-locks/):
@@ -208,7 +208,7 @@ func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, 
 	nodes, v := q.askedFor(g)
 	seal := packSeal(token, value)
 	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
-		r, err := n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, companion(g.Key, "free"), seal,
+		r, err := n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, n.channel(g.Key), seal,
 			millis(retention), token, millis(retention+fenceLife), "")
 		return r, lostIfForeign(err)
 	}, func(a answer) bool {
@@ -221,7 +221,7 @@ func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, 
 		ctx, cancel := detach(ctx)
 		defer cancel()
 		q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
-			return n.call(ctx, g.Key, releaseScript, []string{g.Key}, seal, companion(g.Key, "free"))
+			return n.call(ctx, g.Key, releaseScript, []string{g.Key}, seal, n.channel(g.Key))
 		}, func(answer) bool { return false }, nil)
 	}
 	return err
@@ -244,7 +244,7 @@ func (q *quorum) Unseal(ctx context.Context, key string) error {
 	}
 	var v votes
 	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
-		return n.call(ctx, key, quorumUnsealScript, []string{key, companion(key, "fence")}, companion(key, "free"),
+		return n.call(ctx, key, quorumUnsealScript, []string{key, companion(key, "fence")}, n.channel(key),
 			millis(longest+fenceLife), strconv.FormatUint(token, 10), tokenBlock)
 	}, func(a answer) bool {
 		v.add(a, a.status == 1)

@@ -264,7 +264,7 @@ func (q *quorum) decide(ctx context.Context, b *ballot, g Grant, ttl time.Durati
 	}
 	if len(most) > 0 && answered >= q.majority() {
 		holder, tag := splitOwner(most[0].text(1))
-		return g, &TakenError{Key: g.Key, Holder: holder, Tag: tag, RetryAfter: most[0].millis(2)}
+		return g, &TakenError{Key: g.Key, Holder: holder, Tag: tag, RetryAfter: most[0].millis(2), contested: len(most) < q.majority()}
 	}
 	return g, &UnavailableError{Key: g.Key, Nodes: b.failed}
 }
@@ -343,7 +343,7 @@ func (q *quorum) decideSeal(ctx context.Context, b *ballot, g Grant) error {
 		nodes = append(nodes, i)
 	}
 	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
-		return n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, companion(g.Key, "free"), seal,
+		return n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, n.channel(g.Key), seal,
 			max(millis(left), 1), token, millis(left+fenceLife), strconv.FormatUint(b.granted[i].token+tokenBlock-1, 10))
 	}, func(a answer) bool {
 		if a.err == nil && a.status == 1 {

@@ -19,5 +19,5 @@ local life = string.format('%.0f', math.max(redis.call('PTTL', KEYS[2]), tonumbe
 redis.call('DEL', KEYS[1]) -- first: a script that has deleted may write when memory is short
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SET', KEYS[2], string.format('%.0f', math.max(tonumber(before or '0'), tonumber(ARGV[5]))), 'PX', life)
-redis.pcall('PUBLISH', ARGV[2], '')
+tell(ARGV[2])
 return {1}

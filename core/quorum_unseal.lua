@@ -5,7 +5,7 @@ local value = redis.call('GET', KEYS[1])
 local token = tonumber(ARGV[3])
 if value and string.byte(value, 1) == 0 and tonumber(string.match(string.sub(value, 2), '^(%d+):') or '0') <= token then
   redis.call('DEL', KEYS[1])
-  redis.pcall('PUBLISH', ARGV[1], '')
+  tell(ARGV[1])
 end
 local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), token + tonumber(ARGV[4]) - 1) + 1
 redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', string.format('%.0f', math.max(redis.call('PTTL', KEYS[2]), tonumber(ARGV[2]))))

@@ -24,6 +24,8 @@ const (
 
 // Each verb is one script, and so one atomic step and one round trip.
 var (
+	//go:embed tell.lua
+	tellSource string // before the scripts that free a key
 	//go:embed acquire.lua
 	acquireSource string
 	//go:embed extend.lua
@@ -39,9 +41,9 @@ var (
 
 	acquireScript = newScript(2, acquireSource)
 	extendScript  = newScript(1, extendSource)
-	releaseScript = newScript(1, releaseSource)
-	sealScript    = newScript(1, sealSource)
-	unsealScript  = newScript(2, unsealSource)
+	releaseScript = newScript(1, tellSource+releaseSource)
+	sealScript    = newScript(1, tellSource+sealSource)
+	unsealScript  = newScript(2, tellSource+unsealSource)
 	inspectScript = newScript(2, inspectSource)
 )
 
@@ -52,6 +54,7 @@ type redisBackend struct {
 	timeout  time.Duration
 	logger   *slog.Logger
 	jitter   func(time.Duration) time.Duration
+	sharded  bool     // its pub/sub
 	breaker  *breaker // of a node of a quorum, else nil
 	cleaning *cleaning
 	done     context.Context
@@ -61,8 +64,8 @@ type redisBackend struct {
 // Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel; or, with three and more, a Redlock quorum of
 // independent masters, on which a majority decides (use 3 or 5; two are refused). The client's own connection pool
 // is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
-// commands. Waiters on one Redis are woken by pub/sub, over one more connection while there are any; on a quorum they poll. The
-// clients stay yours to close, after the Locker.
+// commands. Waiters are woken by pub/sub, over one more connection for each Redis while there are any; on a Redis Cluster
+// that is 7.0 or later, by sharded pub/sub on the key's own shard. The clients stay yours to close, after the Locker.
 func Clients(clients ...redis.UniversalClient) Backend {
 	nodes := make([]node, len(clients))
 	for i, c := range clients {
@@ -75,11 +78,19 @@ func Clients(clients ...redis.UniversalClient) Backend {
 			nodes[i] = newClientNode(c)
 		}
 	}
-	b := newBackend(nodes)
-	if single, ok := b.(*redisBackend); ok && single.err == nil {
-		return &wokenRedis{single, newWakes(clients[0])}
+	switch b := newBackend(nodes).(type) {
+	case *redisBackend:
+		if b.err != nil {
+			return b
+		}
+		cluster, ok := clients[0].(*redis.ClusterClient)
+		b.sharded = ok
+		return &wokenRedis{b, cluster, clients[0], newShards()}
+	case *quorum:
+		return newWokenQuorum(b, clients)
+	default:
+		return b
 	}
-	return b
 }
 
 // Pools is the Backend on any pool that redsync can use: go-redis, redigo, rueidis, valkey.
@@ -197,7 +208,7 @@ func (b *redisBackend) Extend(ctx context.Context, g Grant, ttl time.Duration) (
 }
 
 func (b *redisBackend) Release(ctx context.Context, g Grant) error {
-	r, err := b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, companion(g.Key, "free"))
+	r, err := b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, b.channel(g.Key))
 	if err != nil {
 		if err = lostIfForeign(err); !errors.Is(err, ErrLost) && !refused(err) {
 			b.cleanUp(g, time.Until(g.Deadline), r.late)
@@ -224,7 +235,7 @@ func (b *redisBackend) Release(ctx context.Context, g Grant) error {
 
 func (b *redisBackend) Seal(ctx context.Context, g Grant, token uint64, value []byte, retention time.Duration) error {
 	r, err := b.call(ctx, g.Key, sealScript, []string{g.Key},
-		g.Owner, companion(g.Key, "free"), packSeal(token, value), millis(retention))
+		g.Owner, b.channel(g.Key), packSeal(token, value), millis(retention))
 	if err != nil {
 		return lostIfForeign(err)
 	}
@@ -239,7 +250,7 @@ func (b *redisBackend) Seal(ctx context.Context, g Grant, token uint64, value []
 }
 
 func (b *redisBackend) Unseal(ctx context.Context, key string) error {
-	r, err := b.call(ctx, key, unsealScript, []string{key, companion(key, "fence")}, companion(key, "free"), millis(fenceLife))
+	r, err := b.call(ctx, key, unsealScript, []string{key, companion(key, "fence")}, b.channel(key), millis(fenceLife))
 	if err == nil && r.status != 1 && r.status != 4 {
 		err = r.unexpected(key)
 	}
@@ -269,6 +280,14 @@ func (b *redisBackend) Inspect(ctx context.Context, key string) (State, error) {
 // that run at different speeds (Redlock).
 func deadline(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
+}
+
+// channel is where waiters for a key listen.
+func (b *redisBackend) channel(key string) string {
+	if b.sharded {
+		return companion(key, "free:s")
+	}
+	return companion(key, "free")
 }
 
 // millis is d as Redis counts it, rounded up.

@@ -5,9 +5,7 @@ if not value then
 end
 if value == ARGV[1] then
   redis.call('DEL', KEYS[1])
-  if ARGV[2] ~= '' then
-    redis.pcall('PUBLISH', ARGV[2], '')
-  end
+  tell(ARGV[2])
   return {1}
 end
 if string.byte(value, 1) == 0 then

@@ -7,7 +7,7 @@ end
 if value == ARGV[1] then
   redis.call('DEL', KEYS[1]) -- first: a script that has deleted may write when memory is short
   redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
-  redis.pcall('PUBLISH', ARGV[2], '')
+  tell(ARGV[2])
   return {1}
 end
 if value == ARGV[3] then -- a try whose reply was lost

@@ -10,5 +10,5 @@ local left = redis.call('PTTL', KEYS[1])
 local life = math.max(left, redis.call('PTTL', KEYS[2]), tonumber(ARGV[2]))
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], string.format('%.0f', math.max(fence, sealed)), 'PX', string.format('%.0f', life))
-redis.pcall('PUBLISH', ARGV[1], '')
+tell(ARGV[1])
 return {1}

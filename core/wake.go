@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,37 +18,14 @@ const (
 	closeGrace = 100 * time.Millisecond // how long Close waits for the connection to end
 )
 
-// wokenRedis is a redisBackend whose clients have pub/sub.
-type wokenRedis struct {
-	*redisBackend
-	wakes *wakes
-}
-
-func (b *wokenRedis) open(c *config) (Backend, error) {
-	opened, err := b.redisBackend.open(c)
-	if err != nil {
-		return nil, err
-	}
-	return &wokenRedis{opened.(*redisBackend), newWakes(b.wakes.client)}, nil
-}
-
-// Watch implements Watcher.
-func (b *wokenRedis) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
-	return b.wakes.watch(ctx, companion(key, "free"))
-}
-
-// Close ends the subscription too.
-func (b *wokenRedis) Close() error { return errors.Join(b.wakes.close(), b.redisBackend.Close()) }
-
-// wakes is the one pub/sub connection of a backend. It is made for the first waiter, and ends soon after the last.
+// wakes is a pub/sub connection to one Redis. It is made for the first waiter, and ends soon after the last.
 type wakes struct {
 	client redis.UniversalClient
 
 	wire sync.Mutex // held while channels are added and removed on the wire, so that they keep their order
 
 	mu       sync.Mutex // taken after wire where both are needed
+	sharded  bool       // channels are of a shard of a cluster, and go with their slot
 	sub      *redis.PubSub
 	channels map[string]*channel
 	closed   bool
@@ -68,12 +46,13 @@ func newWakes(client redis.UniversalClient) *wakes {
 
 var errWakesClosed = errors.New("core: the backend is closed")
 
-func (w *wakes) watch(ctx context.Context, name string) (<-chan struct{}, func(), error) {
-	changed := make(chan struct{}, 1)
+// watch signals changed, which has room for one signal, when there is a message on a channel and when one may have been missed.
+// Where the subscription ends for good, changed is closed.
+func (w *wakes) watch(ctx context.Context, name string, changed chan struct{}) (stop func(), err error) {
 	w.mu.Lock()
 	if w.closed {
 		w.mu.Unlock()
-		return nil, nil, errWakesClosed
+		return nil, errWakesClosed
 	}
 	c := w.channels[name]
 	if c == nil {
@@ -88,7 +67,7 @@ func (w *wakes) watch(ctx context.Context, name string) (<-chan struct{}, func()
 	c.watchers[changed] = true
 	w.mu.Unlock()
 
-	stop := func() {
+	stop = func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(c.watchers, changed)
@@ -98,19 +77,25 @@ func (w *wakes) watch(ctx context.Context, name string) (<-chan struct{}, func()
 	case <-c.ready:
 		if c.err != nil {
 			stop()
-			return nil, nil, c.err
+			return nil, c.err
 		}
-		return changed, stop, nil
+		return stop, nil
 	case <-ctx.Done():
 		stop()
-		return nil, nil, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 
 func (w *wakes) subscribe(sub *redis.PubSub, name string, c *channel) {
 	w.wire.Lock()
 	defer w.wire.Unlock()
-	if err := sub.Subscribe(context.Background(), name); err != nil {
+	w.mu.Lock()
+	send := sub.Subscribe
+	if w.sharded {
+		send = sub.SSubscribe
+	}
+	w.mu.Unlock()
+	if err := send(context.Background(), name); err != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		c.settle(err) // listen tries again; whoever waits now polls
@@ -142,6 +127,10 @@ func (w *wakes) listen(sub *redis.PubSub) {
 			}
 		default: // interrupted: a message may be lost, and the client connects anew
 			w.interrupted(err)
+			if w.isSharded() { // the shard may be elsewhere: whoever waits asks the cluster
+				w.end(sub)
+				return
+			}
 			time.Sleep(pause)
 			pause = min(2*pause, time.Second)
 		}
@@ -159,12 +148,29 @@ func (w *wakes) heard(msg any) {
 	case *redis.Message:
 		w.channels[m.Channel].signal()
 	case *redis.Subscription:
-		if c := w.channels[m.Channel]; c != nil && m.Kind == "subscribe" {
+		c := w.channels[m.Channel]
+		switch {
+		case c == nil:
+		case m.Kind == "subscribe" || m.Kind == "ssubscribe":
 			c.settle(nil)
 			c.signal()
+		case m.Kind == "sunsubscribe": // by the server: the slot went to another shard
+			delete(w.channels, m.Channel)
+			c.end()
 		}
 	}
 }
+
+// end tells the watchers that they are told nothing any more. wakes.mu is held.
+func (c *channel) end() {
+	c.settle(errMoved)
+	for changed := range c.watchers {
+		close(changed)
+	}
+	clear(c.watchers)
+}
+
+var errMoved = errors.New("core: the subscription ended")
 
 func (c *channel) signal() {
 	if c == nil {
@@ -182,12 +188,35 @@ func (c *channel) signal() {
 func (w *wakes) interrupted(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.sharded && err != nil && strings.Contains(err.Error(), "unknown command") {
+		w.sharded = false // before Redis 7
+	}
 	for _, c := range w.channels {
 		if serverReply(err) {
 			c.settle(err) // not allowed to subscribe
 		}
 		c.signal()
 	}
+}
+
+func (w *wakes) isSharded() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.sharded
+}
+
+// end closes a connection with all that is subscribed on it.
+func (w *wakes) end(sub *redis.PubSub) {
+	w.mu.Lock()
+	for name, c := range w.channels {
+		delete(w.channels, name)
+		c.end()
+	}
+	if w.sub == sub {
+		w.sub = nil
+	}
+	w.mu.Unlock()
+	_ = sub.Close()
 }
 
 // sweep leaves the channels that nobody has waited on for a while, and says whether that was the last of them.
@@ -214,7 +243,11 @@ func (w *wakes) sweep(sub *redis.PubSub) (over bool) {
 		return true
 	}
 	if len(left) > 0 {
-		_ = sub.Unsubscribe(context.Background(), left...)
+		if w.isSharded() {
+			_ = sub.SUnsubscribe(context.Background(), left...)
+		} else {
+			_ = sub.Unsubscribe(context.Background(), left...)
+		}
 	}
 	return false
 }
@@ -241,4 +274,11 @@ func (w *wakes) close() error {
 	case <-time.After(closeGrace):
 	}
 	return nil
+}
+
+// unused says that nobody listens, and that the connection is gone.
+func (w *wakes) unused() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.sub == nil
 }
