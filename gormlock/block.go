@@ -3,6 +3,7 @@ package gormlock
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 
 	"gorm.io/gorm"
@@ -38,6 +39,9 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 	}
 	ctx := db.Statement.Context
 	d := demandOf(ctx).and([]string{key}, g.wait, g.fenced).orDefault()
+	if d.group, err = g.group.size(db.Name()); err != nil {
+		return guardError(d.keys, err)
+	}
 	if t, open := transactionOf(db.Statement.ConnPool); open {
 		if t == nil {
 			return guardError(d.keys, ErrUnmanagedTransaction)
@@ -51,10 +55,19 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 	if session.Statement.ConnPool, err = p.wrap(db, session.Statement.ConnPool); err != nil {
 		return guardError(d.keys, err)
 	}
-	return session.Transaction(func(tx *gorm.DB) error {
+	var inGroup *turn
+	err = session.Transaction(func(tx *gorm.DB) error {
 		t, _ := transactionOf(tx.Statement.ConnPool)
-		return fn(tx.WithContext(t.carry(ctx)))
+		tx = tx.WithContext(t.carry(ctx))
+		if inGroup = t.turn; inGroup != nil {
+			tx.Statement.ConnPool = track(inGroup, tx.Statement.ConnPool)
+		}
+		return fn(tx)
 	})
+	if err != nil && inGroup != nil && inGroup.lost != nil {
+		err = errors.Join(err, inGroup.lost)
+	}
+	return err
 }
 
 // carry returns ctx with the locks in it, which ends when the first of them does.
@@ -117,6 +130,9 @@ func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
 	real, err := t.conn()
 	if err != nil {
 		return nil, err
+	}
+	if t.turn != nil {
+		return nil, guardError(t.keys, errors.New("SQLTx: in a group the transaction is not this caller's alone"))
 	}
 	switch real := real.(type) {
 	case *sql.Tx:

@@ -77,6 +77,7 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	if db.Error != nil {
 		return
 	}
+	retrack(db)
 	err := p.enter(db, op)
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if err == nil && op.writes && !db.DryRun && !t.guarded() {

@@ -30,6 +30,8 @@
 //     result, for as long as its row is kept.
 //   - [Table] is a core.Backend like Redis, on one row per key: one holder at a time, ends by the database's clock,
 //     takeover of what is over, tokens that increase, seals.
+//   - Of callers in one group ([Grouped]) each has its own result, and none is told success without a COMMIT. What a
+//     function leaves behind does not run in the turn of another.
 //   - Decrement never takes more than there is, with or without a lock.
 //   - On SQLite a transaction whose COMMIT is rejected is rolled back; without a guard it stays open on its connection.
 //

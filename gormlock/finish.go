@@ -26,6 +26,9 @@ func (t *transaction) Commit() error {
 		t.release()
 		return nil
 	}
+	if t.turn != nil {
+		return t.commitInGroup()
+	}
 	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give COMMIT up when the context ends
 	err := t.real.Commit()
 	stop()
@@ -45,6 +48,20 @@ func (t *transaction) Commit() error {
 	t.locks = nil
 	t.release()
 	return t.failed
+}
+
+// commitInGroup ends the caller's turn and waits for the outcome of its group, without t.mu: what the function left
+// behind must not wait for it. t.mu is held.
+func (t *transaction) commitInGroup() error {
+	err := t.real.Commit()
+	t.release()
+	if err == nil {
+		t.mu.Unlock()
+		err = t.turn.await()
+		t.mu.Lock()
+	}
+	t.failed = err
+	return err
 }
 
 func (t *transaction) commitUnguarded() error {
@@ -119,9 +136,11 @@ func (t *transaction) release() {
 	for _, stop := range t.watch {
 		stop()
 	}
-	err := t.locks.Release(t.ctx)
-	if err != nil && !errors.Is(err, core.ErrLost) { // a loss was told before COMMIT, or came after it
-		t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v", quoted(t.keys), err)
+	if t.turn == nil {
+		err := t.locks.Release(t.ctx)
+		if err != nil && !errors.Is(err, core.ErrLost) { // a loss was told before COMMIT, or came after it
+			t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v", quoted(t.keys), err)
+		}
 	}
 	for _, cancel := range t.cancel {
 		cancel(t.failed)

@@ -15,6 +15,8 @@ type guard struct {
 	wait   time.Duration // 0: not given
 	fenced bool
 	err    error
+
+	group *groupOption // of a Transaction
 }
 
 // demand is what all guards of a statement or a transaction ask for, with keys that are ready to be locked.
@@ -22,10 +24,12 @@ type demand struct {
 	keys   []string
 	wait   time.Duration
 	fenced bool
+	group  int // callers in one transaction
 }
 
 func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
-	return demand{append(slices.Clip(d.keys), keys...), max(d.wait, wait), d.fenced || fenced}
+	d.keys, d.wait, d.fenced = append(slices.Clip(d.keys), keys...), max(d.wait, wait), d.fenced || fenced
+	return d
 }
 
 // literal is what asks for the same, in Statement.Settings.

@@ -1,8 +1,10 @@
 package gormlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorm.io/gorm"
 
@@ -18,6 +20,7 @@ type plugin struct {
 	locker  *core.Locker
 	protect []any
 	fenced  bool
+	lines   lines
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -102,6 +105,12 @@ func (p *plugin) lockerInUse() (*core.Locker, error) {
 		return l, nil
 	}
 	return nil, errNoLocker
+}
+
+// carries says whether a context carries a lock on one of the keys: who has it does not wait for it in a group.
+func (p *plugin) carries(ctx context.Context, keys []string) bool {
+	l, err := p.lockerInUse()
+	return err == nil && slices.ContainsFunc(keys, func(key string) bool { return l.Carries(ctx, key) })
 }
 
 // tablesOf names the tables of models.

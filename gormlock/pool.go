@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"fmt"
+	"sync/atomic"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -17,6 +18,8 @@ type pool struct {
 	plugin  *plugin
 	log     logger.Interface
 	dialect dialect // zero: none that this package knows
+
+	oneByOne atomic.Bool // groups send savepoint statements one by one
 }
 
 // BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with are locked at once.
@@ -24,7 +27,11 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	t := &transaction{pool: p, ctx: ctx, opts: opts}
 	d := demandOf(ctx)
 	err := ctx.Err()
-	if err == nil && len(d.keys) > 0 {
+	switch {
+	case err != nil:
+	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
+		t, err = p.join(ctx, d.orDefault())
+	case len(d.keys) > 0:
 		err = t.guard(ctx, d.orDefault())
 	}
 	if err != nil {

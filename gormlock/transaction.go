@@ -32,6 +32,7 @@ type transaction struct {
 	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction
 	over      bool                      // nothing is open or locked any more
 	failed    error                     // why it was given up; its Rollback has nothing left to do then
+	turn      *turn                     // where it is a caller's part of a group, whose locks it has
 }
 
 var (
@@ -45,6 +46,8 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 		switch x := c.(type) {
 		case *transaction:
 			return x, x != nil
+		case *tracked:
+			return x.turn.t, true
 		case *gorm.PreparedStmtTX:
 			c = x.Tx
 		default:
@@ -63,6 +66,10 @@ func (t *transaction) usable() error {
 		return sql.ErrTxDone
 	case len(t.locks) == 0:
 		return nil // the *sql.Tx knows
+	case t.turn != nil:
+		if err := t.turn.group.failed(); err != nil {
+			return err
+		}
 	}
 	for _, k := range t.locks {
 		if err := k.Err(); err != nil {
@@ -70,6 +77,9 @@ func (t *transaction) usable() error {
 		}
 	}
 	if err := t.ctx.Err(); err != nil {
+		if context.Cause(t.ctx) == errGroupTime {
+			err = errGroupTime
+		}
 		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
 	}
 	return nil
@@ -179,7 +189,7 @@ func (t *transaction) explain(err error) error {
 		t.fail(err) // the server rolled everything back, and would commit each later statement by itself
 	}
 	why := t.usable()
-	for _, cause := range []error{core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
+	for _, cause := range []error{errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(why, cause) && !errors.Is(err, cause) {
 			return fmt.Errorf("%w: %w", why, err)
 		}

@@ -1,0 +1,295 @@
+package gormlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	maxGroup  = 64
+	groupOpen = 100 * time.Millisecond // nobody's turn begins later than this after the lock was had
+	groupTime = 10 * time.Second       // a group that takes longer, from its lock to its COMMIT, is rolled back
+)
+
+var errGroupTime = fmt.Errorf("the group took too long, more than %v", groupTime)
+
+// Grouped lets up to n (2 to 64) callers of this process that wait for the same key run in one database transaction,
+// one after the other, each behind a savepoint of its own, with one COMMIT for all: the hot row is locked and written
+// once for many. Each caller has its own result: its function's error rolls back to its savepoint and is returned at
+// once; success is told when the COMMIT is done, and never without one.
+//
+// What ends the transaction ends it for all: a deadlock on MySQL or MariaDB, a broken connection, the loss of the lock
+// or a COMMIT that is refused is the error of every caller of the group, nothing was written, and the functions are not
+// run again. A COMMIT without an answer is [ErrCommitUnknown] for all of them, and so is a function that ends the
+// transaction in the middle, by DDL on MySQL or MariaDB or a COMMIT of its own. A group takes its callers in for 100 ms
+// and lasts 10 s at most.
+//
+// Within the function statements are not interrupted when a context ends, which would close the connection for all:
+// contexts are looked at before each statement and at the end. A caller whose context ends while others run, after its
+// function has succeeded, returns at once with [ErrCommitUnknown]. After an error of a statement other than a violated
+// constraint or bad SQL, the function's later statements fail too, where the database does not see to that itself.
+// [SQLTx] is refused. WithWait bounds the time until the function is called. It has no effect in an open transaction,
+// nor where the context carries a lock on the key. On other databases than MySQL, MariaDB, PostgreSQL and SQLite it is an
+// error.
+//
+// The idea is group commit (DeWitt et al., "Implementation techniques for main memory database systems", 1984).
+func Grouped(n int) TransactionOption { return groupOption(n) }
+
+type groupOption int
+
+func (n groupOption) applyTransaction(g *guard) { g.group = &n }
+
+// size checks what was asked for; 1 is no group.
+func (n *groupOption) size(dialect string) (int, error) {
+	switch {
+	case n == nil:
+		return 1, nil
+	case *n < 1 || *n > maxGroup:
+		return 0, fmt.Errorf("Grouped(%d): it must be between 1 and %d", *n, maxGroup)
+	case !slices.Contains([]string{"mysql", "postgres", "sqlite"}, dialect):
+		return 0, fmt.Errorf("Grouped does not know the savepoints of %q: leave it out", dialect)
+	}
+	return int(*n), nil
+}
+
+// lines are where callers wait for a group.
+type lines struct {
+	mu   sync.Mutex
+	all  map[lineName]*line
+	open time.Duration // instead of groupOpen
+	time time.Duration // instead of groupTime
+}
+
+// lineName says who can be in one transaction.
+type lineName struct {
+	pool   gorm.ConnPool
+	keys   string
+	size   int
+	fenced bool
+}
+
+type line struct {
+	waiting []*turn
+	next    *group // waits for the lock, or takes callers in; nil if nobody waits
+}
+
+// group is one database transaction for several callers.
+type group struct {
+	lines  *lines
+	name   lineName
+	line   *line
+	demand demand
+	base   context.Context
+	cancel context.CancelCauseFunc
+
+	t       *transaction
+	ctx     context.Context // of its statements: ends with the lock, and after groupTime
+	locks   core.Locks
+	closing time.Time
+	had     bool        // the lock; lines.mu is held
+	taken   int         // callers, so far
+	more    atomic.Bool // another caller's turn is likely to come
+
+	statements prepared
+
+	mu        sync.Mutex
+	savepoint bool  // stands, with nothing after it
+	kept      int   // callers whose work is to be committed
+	err       error // why nobody of them succeeds
+	over      bool
+	outcome   chan struct{} // closed when err is final
+}
+
+// join waits for the caller's turn in a group.
+func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
+	s := newTurn(ctx)
+	name := lineName{p, quoted(d.keys), d.group, d.fenced}
+	if reflect.TypeOf(p.ConnPool).Comparable() {
+		name.pool = p.ConnPool // several gorm.DB may be over it
+	}
+	all := &p.plugin.lines
+	all.enter(p, name, d, s)
+	timer := time.NewTimer(d.wait)
+	defer timer.Stop()
+	var err error
+	select {
+	case err = <-s.ready:
+	case <-ctx.Done():
+		if all.leave(name, s) {
+			return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0], Cause: ctx.Err()})
+		}
+		err = <-s.ready
+	case <-timer.C:
+		if all.leave(name, s) {
+			return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0]})
+		}
+		err = <-s.ready
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: s.group.locks, real: s, turn: s}
+	return s.t, nil
+}
+
+func (ls *lines) enter(p *pool, name lineName, d demand, s *turn) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.all[name]
+	if l == nil {
+		l = &line{}
+		if ls.all == nil {
+			ls.all = make(map[lineName]*line)
+		}
+		ls.all[name] = l
+	}
+	l.waiting = append(l.waiting, s)
+	if l.next == nil {
+		ls.start(p, name, l, d)
+	}
+}
+
+// start begins a group for those who wait. ls.mu is held.
+func (ls *lines) start(p *pool, name lineName, l *line, d demand) {
+	ctx := core.WithoutLock(context.WithoutCancel(l.waiting[0].ctx))
+	d.wait = time.Hour // each caller counts its own time, and the last to leave ends the wait
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, demandKey{}, demand{}))
+	g := &group{lines: ls, name: name, line: l, demand: d, base: ctx, cancel: cancel, outcome: make(chan struct{})}
+	g.t = &transaction{pool: p, ctx: ctx}
+	l.next = g
+	go g.lead()
+}
+
+// leave takes a caller out of its line; false means that its turn, or an error, has just come.
+func (ls *lines) leave(name lineName, s *turn) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.all[name]
+	if l == nil {
+		return false
+	}
+	i := slices.Index(l.waiting, s)
+	if i < 0 {
+		return false
+	}
+	l.waiting = slices.Delete(l.waiting, i, i+1)
+	if len(l.waiting) == 0 && l.next != nil && !l.next.had {
+		l.next.cancel(errNobody)
+	}
+	return true
+}
+
+var errNobody = errors.New("nobody waits any more")
+
+// lead takes the lock, lets the callers in one after the other, and commits. It is a goroutine of its own, as the
+// context of any caller may end.
+func (g *group) lead() {
+	defer g.cancel(nil)
+	if err := g.t.guard(g.base, g.demand); err != nil {
+		g.refuse(err)
+		return
+	}
+	g.t.patience = defaultWait
+	timer := time.AfterFunc(cmp.Or(g.lines.time, groupTime), func() { g.cancel(errGroupTime) })
+	defer timer.Stop()
+	g.ctx, g.locks, g.closing = g.t.carry(g.base), g.t.locks, time.Now().Add(cmp.Or(g.lines.open, groupOpen))
+	for s := g.admit(); s != nil; s = g.admit() {
+		if s.group = g; s.ctx.Err() != nil {
+			s.ready <- guardError(g.demand.keys, &core.TakenError{Key: g.demand.keys[0], Cause: s.ctx.Err()})
+			continue
+		}
+		err := g.mark()
+		s.ready <- err
+		if err != nil {
+			continue
+		}
+		select {
+		case <-s.ended:
+		case <-g.ctx.Done():
+			g.t.abort()
+		}
+	}
+	g.finish()
+}
+
+// admit returns who is next. When the group takes nobody any more, those who wait get another.
+func (g *group) admit() *turn {
+	full := g.taken >= g.name.size || g.failed() != nil || !time.Now().Before(g.closing)
+	g.lines.mu.Lock()
+	defer g.lines.mu.Unlock()
+	g.had = true
+	if !full && len(g.line.waiting) > 0 {
+		g.taken++
+		s := g.line.shift()
+		g.more.Store(g.taken < g.name.size && len(g.line.waiting) > 0)
+		return s
+	}
+	g.pass()
+	return nil
+}
+
+func (l *line) shift() *turn {
+	s := l.waiting[0]
+	l.waiting[0] = nil
+	l.waiting = l.waiting[1:]
+	return s
+}
+
+// pass gives the line to the next group; that waits for the lock behind this one. lines.mu is held.
+func (g *group) pass() {
+	g.line.next = nil
+	if len(g.line.waiting) == 0 {
+		delete(g.lines.all, g.name)
+		return
+	}
+	g.lines.start(g.t.pool, g.name, g.line, g.demand)
+}
+
+// refuse tells all who wait that the lock was not had.
+func (g *group) refuse(err error) {
+	g.lines.mu.Lock()
+	defer g.lines.mu.Unlock()
+	if context.Cause(g.base) != errNobody { // else these came while the wait was being ended
+		for len(g.line.waiting) > 0 {
+			g.line.shift().ready <- err
+		}
+	}
+	g.pass()
+}
+
+// failed says why nobody succeeds, if that is known already.
+func (g *group) failed() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err == nil && !g.over && g.ctx.Err() != nil {
+		g.t.mu.Lock()
+		g.err = g.t.usable()
+		g.t.mu.Unlock()
+	}
+	return g.err
+}
+
+// finish commits and tells everybody.
+func (g *group) finish() {
+	err := g.failed()
+	if err == nil && g.kept > 0 {
+		err = g.t.Commit()
+	} else {
+		_ = g.t.Rollback()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.err, g.over = err, true
+	close(g.outcome)
+}

@@ -1,0 +1,452 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestGrouped_CommitUnknown cuts the connection before and after COMMIT is done: the answer is ErrCommitUnknown for all,
+// and the key stays locked until its lease has run out.
+func TestGrouped_CommitUnknown(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		proxied, p := behindProxy(t, db)
+		if p == nil {
+			return
+		}
+		l := locker(t, testutil.Memory(), core.WithTTL(300*time.Millisecond))
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
+		put(t, db, 42, 10)
+		n := int64(10)
+		for _, cut := range []int32{cutBefore, cutAfter} {
+			ok(t, "take", take(proxied, 42))
+			n--
+			boom := errors.New("boom")
+			failing := &caller{fn: func(tx *gorm.DB) error { return errors.Join(take(tx, 42), boom) }}
+			a, b := taker(42), &caller{fn: func(tx *gorm.DB) error { p.do.Store(cut); return take(tx, 42) }}
+			start := time.Now()
+			together(t, proxied, l, a, failing, b)
+			p.do.Store(pass)
+			want(t, "first", a.err, gormlock.ErrCommitUnknown)
+			want(t, "last", b.err, gormlock.ErrCommitUnknown)
+			want(t, "the one that failed before", failing.err, boom)
+			if errors.Is(failing.err, gormlock.ErrCommitUnknown) {
+				t.Errorf("what was rolled back is not unknown: %v", failing.err)
+			}
+			if waited := time.Since(start); waited < 100*time.Millisecond {
+				t.Errorf("the key was free after %v", waited)
+			}
+			if cut == cutAfter {
+				n -= 2
+			}
+			wantLeft(t, db, 42, n)
+		}
+	})
+}
+
+// TestGrouped_CommitRejected: the server says no to COMMIT: nobody succeeds, and nothing is unknown.
+func TestGrouped_CommitRejected(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() == "mysql" {
+			return // which has no deferred constraints
+		}
+		if db.Name() == "sqlite" {
+			pool(t, db).SetMaxOpenConns(1)
+			ok(t, "PRAGMA", db.Exec("PRAGMA foreign_keys = 1").Error)
+		}
+		put(t, db, 42, 10)
+		ok(t, "CREATE", db.Exec("CREATE TABLE parts (id int PRIMARY KEY, stock_id bigint REFERENCES stocks (id) DEFERRABLE INITIALLY DEFERRED)").Error)
+		a, b := taker(42), &caller{fn: func(tx *gorm.DB) error { return tx.Exec("INSERT INTO parts VALUES (1, 999)").Error }}
+		together(t, db, l, a, b)
+		for _, err := range []error{a.err, b.err} {
+			if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
+				t.Errorf("got %v, want the database's error", err)
+			}
+		}
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+// TestGrouped_LostBeforeCommit is invariant I9 for all of a group, also when a function does not come back.
+func TestGrouped_LostBeforeCommit(t *testing.T) {
+	t.Parallel()
+	loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
+		a, b := taker(42), &caller{fn: func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			lose()
+			<-tx.Statement.Context.Done()
+			want(t, "cause", context.Cause(tx.Statement.Context), core.ErrLost)
+			want(t, "a statement", take(tx, 42), core.ErrLost)
+			return nil
+		}}
+		together(t, db, l, a, b)
+		want(t, "first", a.err, core.ErrLost)
+		want(t, "last", b.err, core.ErrLost)
+		wantLeft(t, db, 42, 10)
+
+		back := make(chan struct{})
+		a, b = taker(42), &caller{fn: func(tx *gorm.DB) error {
+			lose()
+			go func() {
+				eventually(t, "the group ended without the one that hangs", func() bool { return inUse(t, db) == 0 && gormlock.Waiting(db) == 0 })
+				close(back)
+			}()
+			<-back
+			return take(tx.WithContext(context.Background()), 42)
+		}}
+		inTime := &caller{fn: a.fn}
+		together(t, db, l, a, b, inTime)
+		want(t, "first", a.err, core.ErrLost)
+		want(t, "the one that hung", b.err, core.ErrLost)
+		ok(t, "who came later is in another group", inTime.err)
+		wantLeft(t, db, 42, 9)
+	})
+}
+
+// TestGrouped_TakesTooLong: a function that does not come back holds up the others no longer than a group lasts.
+func TestGrouped_TakesTooLong(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		back := make(chan struct{})
+		long := map[string]string{"mysql": "SELECT SLEEP(2)", "postgres": "SELECT pg_sleep(2)"}
+		a, b := taker(42), &caller{fn: func(tx *gorm.DB) error {
+			if s := long[db.Name()]; s != "" {
+				return tx.Exec(s).Error
+			}
+			<-back
+			return nil
+		}}
+		time.AfterFunc(time.Second, func() { close(back) })
+		start := time.Now()
+		togetherWithin(t, db, l, 150*time.Millisecond, a, b)
+		for _, err := range []error{a.err, b.err} {
+			if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) || errors.Is(err, context.Canceled) && err == a.err {
+				t.Errorf("got %v", err)
+			}
+		}
+		if took := time.Since(start); took > 20*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		wantLeft(t, db, 42, 10)
+		gormlock.SetGroupTimes(db, 0, 0)
+		ok(t, "the next", gormlock.Transaction(db, "k", a.fn, gormlock.Grouped(2)))
+	})
+}
+
+// TestGrouped_ContextEnds: in the line, in the function, and while others are at work.
+func TestGrouped_ContextEnds(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		fn := func(tx *gorm.DB) error { return take(tx, 42) }
+		err = gormlock.Transaction(db.WithContext(short), "k", fn, gormlock.Grouped(8))
+		want(t, "in the line", err, core.ErrTaken)
+		want(t, "in the line", err, context.DeadlineExceeded)
+		err = gormlock.Transaction(db, "k", fn, gormlock.Grouped(8), gormlock.WithWait(10*time.Millisecond))
+		want(t, "WithWait", err, core.ErrTaken)
+		if errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("WithWait: %v", err)
+		}
+		want(t, "ended before", gormlock.Transaction(db.WithContext(short), "k", fn, gormlock.Grouped(8)), context.DeadlineExceeded)
+		ok(t, "Release", k.Release(t.Context()))
+		eventually(t, "nobody holds the key", func() bool { return !held(t, l, "k") })
+
+		ctx, end := context.WithCancel(t.Context())
+		inFunction := &caller{ctx: ctx, fn: func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			end()
+			want(t, "a statement after", take(tx, 42), context.Canceled)
+			return nil
+		}}
+		leaving, leave := context.WithCancel(t.Context())
+		early := &caller{ctx: leaving, fn: fn}
+		returned := make(chan struct{})
+		last := &caller{fn: func(tx *gorm.DB) error { leave(); <-returned; return take(tx, 42) }}
+		go func() {
+			eventually(t, "the early caller is back", func() bool { return leaving.Err() != nil })
+			time.Sleep(20 * time.Millisecond)
+			close(returned)
+		}()
+		conns := pool(t, db).Stats().OpenConnections
+		before, after := taker(42), taker(42)
+		together(t, db, l, before, inFunction, after, early, last)
+		ok(t, "before", before.err)
+		want(t, "in the function", inFunction.err, context.Canceled)
+		if errors.Is(inFunction.err, gormlock.ErrCommitUnknown) {
+			t.Errorf("what was rolled back is not unknown: %v", inFunction.err)
+		}
+		ok(t, "after", after.err)
+		want(t, "while others are at work", early.err, gormlock.ErrCommitUnknown)
+		want(t, "while others are at work", early.err, context.Canceled)
+		ok(t, "last", last.err)
+		wantLeft(t, db, 42, 6)
+		if n := pool(t, db).Stats().OpenConnections; n < conns {
+			t.Errorf("a connection was closed: %d of %d are left", n, conns)
+		}
+	})
+}
+
+// TestGrouped_DeadlockOfOneCaller: MariaDB and MySQL roll back everything, and nothing that comes after in the function
+// may be written; PostgreSQL only what the caller did.
+func TestGrouped_DeadlockOfOneCaller(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() == "sqlite" {
+			return // which has one writer
+		}
+		for sku := range 20 {
+			put(t, db, sku, 10)
+		}
+		other := db.Begin()
+		defer other.Rollback()
+		if db.Name() == "postgres" { // who looks for deadlocks first is the victim; on MariaDB, who wrote less
+			ok(t, "SET", other.Exec("SET LOCAL deadlock_timeout = '60s'").Error)
+		}
+		for sku := 5; sku < 20; sku++ {
+			ok(t, "Update", other.Session(&gorm.Session{NewDB: true}).Model(&Stock{}).Where("sku = ?", sku).Update("name", "other").Error)
+		}
+		done := make(chan error, 1)
+		before := taker(1)
+		victim := &caller{fn: func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 2))
+			go func() { done <- take(other, 2) }()
+			time.Sleep(100 * time.Millisecond) // the other waits for us by now; if it does not yet, it will
+			err := take(tx, 5)
+			if err == nil {
+				t.Error("no deadlock")
+			}
+			if db.Name() == "mysql" { // a careless function, which must not write outside of any transaction
+				if tx.Session(&gorm.Session{NewDB: true}).Create(&Stock{SKU: 99}).Error == nil {
+					t.Error("a statement after the deadlock was sent")
+				}
+				return nil
+			}
+			return err
+		}}
+		later := taker(3)
+		together(t, db, l, before, victim, later)
+		ok(t, "the other transaction", <-done)
+		ok(t, "the other transaction", other.Commit().Error)
+		if victim.err == nil {
+			t.Error("the victim succeeded")
+		}
+		ok(t, "later: in the same group or the next", later.err)
+		wantLeft(t, db, 3, 9)
+		if db.Name() == "postgres" {
+			ok(t, "before", before.err)
+			wantLeft(t, db, 1, 9)
+		} else {
+			if before.err == nil || errors.Is(before.err, gormlock.ErrCommitUnknown) {
+				t.Errorf("before: %v", before.err)
+			}
+			wantLeft(t, db, 1, 10)
+		}
+		var n int64
+		ok(t, "Count", db.Model(&Stock{}).Where("sku = ?", 99).Count(&n).Error)
+		if n != 0 {
+			t.Error("the function wrote outside of the transaction")
+		}
+		wantLeft(t, db, 2, 9) // by the other one
+	})
+}
+
+// TestGrouped_TransactionIsGone: errors that say so end the group; nobody succeeds.
+func TestGrouped_TransactionIsGone(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() != "mysql" {
+			return
+		}
+		put(t, db, 42, 10)
+		for _, number := range []int{1020, 1206, 1213} {
+			before := taker(42)
+			gone := &caller{fn: func(tx *gorm.DB) error {
+				_ = tx.Exec(fmt.Sprintf("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = %d", number)).Error
+				if take(tx, 42) == nil {
+					t.Errorf("%d: a statement was sent", number)
+				}
+				return nil
+			}}
+			after := taker(42)
+			together(t, db, l, before, gone, after)
+			if before.err == nil || gone.err == nil || errors.Is(before.err, gormlock.ErrCommitUnknown) {
+				t.Errorf("%d: before %v, gone %v", number, before.err, gone.err)
+			}
+			ok(t, "after", after.err)
+		}
+		wantLeft(t, db, 42, 7)
+		// 1205 ends the statement, or the transaction, as the server is set.
+		waited := &caller{fn: func(tx *gorm.DB) error {
+			_ = take(tx, 42)
+			_ = tx.Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error
+			if take(tx, 42) == nil {
+				t.Error("1205: a statement was sent")
+			}
+			return nil
+		}}
+		before, after := taker(42), taker(42)
+		together(t, db, l, before, waited, after)
+		ok(t, "before", before.err)
+		ok(t, "after", after.err)
+		if waited.err == nil {
+			t.Error("1205: it succeeded")
+		}
+		wantLeft(t, db, 42, 5)
+	})
+}
+
+// TestGrouped_EndedInTheMiddle: DDL commits on MariaDB and MySQL, and anywhere a function may send COMMIT: who came before
+// does not know, and is not told success.
+func TestGrouped_EndedInTheMiddle(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		boom := errors.New("boom")
+		enders := map[string]string{"COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK"}
+		if db.Name() == "mysql" {
+			enders["DDL"] = "CREATE TABLE ended (id int)"
+			enders["DDL that fails"] = "CREATE TABLE stocks (id int)"
+		}
+		for name, statement := range enders {
+			for _, returned := range []error{nil, boom} {
+				before := taker(42)
+				ender := &caller{fn: func(tx *gorm.DB) error { _ = tx.Exec(statement); return returned }}
+				after := taker(42)
+				together(t, db, l, before, ender, after)
+				want(t, name+": before", before.err, gormlock.ErrCommitUnknown)
+				want(t, name+": itself", ender.err, gormlock.ErrCommitUnknown)
+				if returned != nil {
+					want(t, name+": itself", ender.err, returned)
+				}
+				ok(t, name+": after", after.err)
+			}
+			_ = db.Migrator().DropTable("ended")
+		}
+	})
+}
+
+// TestGrouped_ErrorNotReturned: PostgreSQL refuses everything after an error; a function that hides it fails alone.
+func TestGrouped_ErrorNotReturned(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		before, after := taker(42), taker(42)
+		hiding := &caller{fn: func(tx *gorm.DB) error {
+			_ = take(tx, 42)
+			_ = tx.Session(&gorm.Session{NewDB: true}).Create(&Stock{SKU: 42}).Error
+			return nil
+		}}
+		together(t, db, l, before, hiding, after)
+		ok(t, "before", before.err)
+		ok(t, "after", after.err)
+		if db.Name() != "postgres" { // elsewhere the statement alone was undone
+			ok(t, "hiding", hiding.err)
+			wantLeft(t, db, 42, 7)
+			return
+		}
+		var state interface{ SQLState() string }
+		if !errors.As(hiding.err, &state) || state.SQLState() != "25P02" {
+			t.Errorf("got %v, want 25P02", hiding.err)
+		}
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+// TestGrouped_ConnectionBreaks: the server ends the connection in the middle: nobody succeeds, nothing is unknown.
+func TestGrouped_ConnectionBreaks(t *testing.T) {
+	t.Parallel()
+	kill := map[string][2]string{
+		"mysql":    {"SELECT CONNECTION_ID()", "KILL %d"},
+		"postgres": {"SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%d)"},
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		how, found := kill[db.Name()]
+		if !found {
+			return
+		}
+		put(t, db, 42, 10)
+		for _, hide := range []bool{false, true} {
+			before, after := taker(42), taker(42)
+			broken := &caller{fn: func(tx *gorm.DB) error {
+				var id int
+				ok(t, "id", tx.Raw(how[0]).Row().Scan(&id))
+				ok(t, "kill", db.Session(&gorm.Session{NewDB: true}).Exec(fmt.Sprintf(how[1], id)).Error)
+				time.Sleep(20 * time.Millisecond)
+				if err := take(tx, 42); !hide {
+					return err
+				}
+				return nil
+			}}
+			together(t, db, l, before, broken, after)
+			if before.err == nil || broken.err == nil || errors.Is(errors.Join(before.err, broken.err), gormlock.ErrCommitUnknown) {
+				t.Errorf("before %v, broken %v", before.err, broken.err)
+			}
+			ok(t, "after, in another group", after.err)
+		}
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+// TestGrouped_StatementAfterItsTurn: a goroutine that a function left behind does not write in somebody else's turn.
+func TestGrouped_StatementAfterItsTurn(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		var left *gorm.DB
+		a := &caller{fn: func(tx *gorm.DB) error { left = tx; return take(tx, 42) }}
+		b := &caller{fn: func(tx *gorm.DB) error {
+			want(t, "statement of another", take(left.WithContext(context.Background()), 42), sql.ErrTxDone)
+			want(t, "prepared", take(left.Session(&gorm.Session{PrepareStmt: true, Context: context.Background()}), 42), sql.ErrTxDone)
+			return take(tx, 42)
+		}}
+		together(t, db, l, a, b)
+		ok(t, "a", a.err)
+		ok(t, "b", b.err)
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+// TestGrouped_KeyNotHad: who waits gets the reason.
+func TestGrouped_KeyNotHad(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		var all sync.WaitGroup
+		errs := make([]error, 4)
+		for i := range errs {
+			all.Go(func() {
+				errs[i] = gormlock.Transaction(db, "k", func(*gorm.DB) error { return nil }, gormlock.Grouped(8))
+			})
+		}
+		eventually(t, "all wait", func() bool { return gormlock.Waiting(db) == len(errs) })
+		ok(t, "Seal", k.Seal(t.Context(), []byte("out"), time.Minute))
+		all.Wait()
+		for _, err := range errs {
+			want(t, "sealed", err, core.ErrSealed)
+		}
+		want(t, "bad key", gormlock.Transaction(db, "", func(*gorm.DB) error { return nil }, gormlock.Grouped(8)), core.ErrInvalidKey)
+		ok(t, "Close", pool(t, db).Close())
+		if gormlock.Transaction(db, "j", func(tx *gorm.DB) error { return nil }, gormlock.Grouped(8)) == nil {
+			t.Error("BEGIN on a closed database succeeded")
+		}
+		eventually(t, "the key is free", func() bool { return !held(t, l, "j") })
+	})
+}

@@ -1,0 +1,278 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+
+	"gorm.io/gorm"
+)
+
+// turn is one caller's part of a group: the gorm.Tx below its transaction, where COMMIT releases the savepoint and waits
+// for the group's outcome.
+type turn struct {
+	ctx   context.Context // the caller's
+	ready chan error      // has room for one: its turn has come, or why it never does
+	group *group
+	t     *transaction
+	ended chan struct{} // closed when its savepoint is decided
+
+	mu      sync.Mutex
+	running int           // statements
+	idle    chan struct{} // closed when the last of them is back, once over is set
+	over    bool          // no statement may run any more
+	failed  error         // why none may run but a rollback
+	rows    []*sql.Rows
+	lost    error // what the function does not know of: why its rollback did not work
+}
+
+func newTurn(ctx context.Context) *turn {
+	return &turn{ctx: ctx, ready: make(chan error, 1), ended: make(chan struct{})}
+}
+
+const savepoint = "onelane_turn"
+
+// mark makes the savepoint of the next turn, if the last one's is not still good.
+func (g *group) mark() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.savepoint {
+		return nil
+	}
+	if _, err := g.t.ExecContext(g.ctx, makeSavepoint); err != nil {
+		return g.fail(err)
+	}
+	g.savepoint = true
+	return nil
+}
+
+// keep ends a turn whose work is to be committed.
+func (g *group) keep() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil {
+		return g.err
+	}
+	g.savepoint = false
+	err := g.release()
+	switch {
+	case err == nil:
+		g.kept++
+		return nil
+	case aborted(err):
+		err = guardError(g.demand.keys, fmt.Errorf("a statement failed and its error was not returned: %w", err))
+		if undone := g.undoLocked(); undone != nil {
+			return undone
+		}
+		return err
+	}
+	return g.fail(err)
+}
+
+const (
+	releaseSavepoint = "RELEASE SAVEPOINT " + savepoint
+	makeSavepoint    = "SAVEPOINT " + savepoint
+)
+
+// release releases the savepoint, which fails if the transaction is not what it was. Where another turn is to follow and the
+// database can do it, its savepoint is made on the same way. g.mu is held.
+func (g *group) release() error {
+	both := ""
+	switch p := g.t.pool; {
+	case !g.more.Load() || p.oneByOne.Load():
+	case p.dialect.name == "postgres":
+		both = releaseSavepoint + "; " + makeSavepoint
+	case p.dialect.name == "mysql": // only MariaDB knows it; MySQL does nothing but say so
+		both = "BEGIN NOT ATOMIC " + releaseSavepoint + "; " + makeSavepoint + "; END"
+	}
+	if both != "" {
+		_, err := g.t.ExecContext(g.ctx, both)
+		if err == nil {
+			g.savepoint = true
+			return nil
+		}
+		if number, _ := mysqlNumber(err); number != 1064 {
+			return err
+		}
+		g.t.pool.oneByOne.Store(true)
+	}
+	_, err := g.t.ExecContext(g.ctx, releaseSavepoint)
+	return err
+}
+
+// undo ends a turn whose work is taken back. Once the group has failed nothing more is sent.
+func (g *group) undo() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.undoLocked()
+}
+
+func (g *group) undoLocked() error {
+	if g.err != nil {
+		return g.err
+	}
+	if _, err := g.t.ExecContext(g.ctx, "ROLLBACK TO SAVEPOINT "+savepoint); err != nil {
+		return g.fail(err)
+	}
+	g.savepoint = true // it still stands
+	return nil
+}
+
+// fail ends the group because of err, and says so. g.mu is held.
+func (g *group) fail(err error) error {
+	switch {
+	case g.err != nil:
+	case noSavepoint(err):
+		g.err = guardError(g.demand.keys, fmt.Errorf("%w: a function of the group ended its transaction, by DDL or by a COMMIT or ROLLBACK of its own: %w", ErrCommitUnknown, err))
+	case g.ctx.Err() != nil:
+		g.err = g.t.explain(err)
+	default:
+		g.err = guardError(g.demand.keys, fmt.Errorf("the transaction of the group is rolled back: %w", err))
+	}
+	return g.err
+}
+
+// stop waits for the statements that are under way, closes what is open, and lets no other run.
+func (s *turn) stop() error {
+	s.mu.Lock()
+	s.over = true
+	if s.running > 0 {
+		s.idle = make(chan struct{})
+		s.mu.Unlock()
+		<-s.idle // no later than the group's time
+		s.mu.Lock()
+	}
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		_ = r.Close()
+		s.judge(r.Err())
+	}
+	s.rows = nil
+	return s.failed
+}
+
+// Commit implements gorm.TxCommitter for the transaction above. With nil nothing is committed yet: see await.
+func (s *turn) Commit() error {
+	err := s.stop()
+	if err == nil {
+		err = s.group.keep()
+	} else if undone := s.group.undo(); undone != nil {
+		err = undone
+	}
+	close(s.ended)
+	return err
+}
+
+// await returns the outcome of the group's COMMIT.
+func (s *turn) await() error {
+	select {
+	case <-s.group.outcome:
+		return s.group.err
+	case <-s.ctx.Done():
+		return guardError(s.group.demand.keys, fmt.Errorf("%w: the caller's context ended while its group was at work: %w", ErrCommitUnknown, s.ctx.Err()))
+	}
+}
+
+// Rollback implements gorm.TxCommitter for the transaction above.
+func (s *turn) Rollback() error {
+	_ = s.stop()
+	err := s.group.undo()
+	if errors.Is(err, ErrCommitUnknown) {
+		s.lost = err
+	}
+	close(s.ended)
+	return err
+}
+
+// enter lets a statement run; the context it gets has the values of ctx, and ends with the group.
+func (s *turn) enter(ctx context.Context) (context.Context, error) {
+	if _, err := s.t.conn(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over { // since then
+		return nil, sql.ErrTxDone
+	}
+	s.look()
+	if s.failed != nil {
+		return nil, s.failed
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.running++
+	return within{s.group.ctx, context.WithoutCancel(ctx)}, nil
+}
+
+func (s *turn) leave(err error, rows *sql.Rows) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.judge(err)
+	if rows != nil {
+		s.rows = append(s.rows, rows)
+	}
+	if s.running--; s.running == 0 && s.idle != nil {
+		close(s.idle)
+	}
+}
+
+// look judges the rows that were read since, and forgets the closed ones. s.mu is held.
+func (s *turn) look() {
+	open := s.rows[:0]
+	for _, r := range s.rows {
+		s.judge(r.Err())
+		if _, closed := r.Columns(); closed == nil {
+			open = append(open, r)
+		}
+	}
+	s.rows = open
+}
+
+// judge looks at the error of a statement: a function that goes on after one that took the transaction away would write
+// outside of any. s.mu is held.
+func (s *turn) judge(err error) {
+	if err == nil || s.failed != nil || harmless(err) {
+		return
+	}
+	s.failed = guardError(s.group.demand.keys, fmt.Errorf("a statement failed before, and the transaction may be gone: %w", err))
+	if gone(err) {
+		s.group.mu.Lock()
+		s.failed = s.group.fail(err)
+		s.group.mu.Unlock()
+	}
+}
+
+// within is a context with the end of one and the values of another.
+type within struct {
+	context.Context
+	values context.Context
+}
+
+func (c within) Value(key any) any { return c.values.Value(key) }
+
+// gorm.Tx wants these; [tracked], which is above, does not come here.
+
+func (s *turn) PrepareContext(context.Context, string) (*sql.Stmt, error) {
+	return nil, errPrepareInGroup
+}
+
+func (s *turn) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	return s.group.t.ExecContext(ctx, query, args...)
+}
+
+func (s *turn) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	return s.group.t.QueryContext(ctx, query, args...)
+}
+
+func (s *turn) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	return s.group.t.QueryRowContext(ctx, query, args...)
+}
+
+func (s *turn) StmtContext(context.Context, *sql.Stmt) *sql.Stmt {
+	return failedStmt(errPrepareInGroup)
+}
+
+var _ gorm.Tx = (*turn)(nil)
