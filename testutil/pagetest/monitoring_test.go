@@ -233,11 +233,14 @@ func hungNode(t *testing.T, locker func(core.Backend) *core.Locker) {
 	t.Helper()
 	cluster := testutil.Cluster(t, 5)
 	l := locker(core.Clients(cluster.Clients()...))
-	cluster[0].Stop()
-	defer cluster[0].Cont()
-	for range 40 {
+	for i := range 100 {
 		if err := l.Do(t.Context(), "k", func(context.Context) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
+		if i == 0 { // all have answered once
+			cluster[0].Stop()
+			defer cluster[0].Cont()
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
