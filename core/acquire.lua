@@ -1,8 +1,10 @@
 -- KEYS: key, fence. ARGV: owner, TTL in ms, tokens reserved per lease, life of the fence counter beyond the lease in ms.
 -- Answers {1, first token} granted, {2, owner, PTTL} taken, {3, seal, PTTL} sealed.
-local value = redis.call('GET', KEYS[1])
+-- Redis passes whole numbers on exactly, both to commands and as an answer, but Lua's own n..'' keeps 14 digits of a token.
+local call = redis.call
+local value = call('GET', KEYS[1])
 if value and value ~= ARGV[1] then
-  local left = redis.call('PTTL', KEYS[1])
+  local left = call('PTTL', KEYS[1])
   if string.byte(value, 1) == 0 then
     return {3, value, left}
   end
@@ -10,19 +12,18 @@ if value and value ~= ARGV[1] then
 end
 
 local block = tonumber(ARGV[3])
-local fence = tonumber(redis.call('GET', KEYS[2]) or '0')
+local fence = tonumber(call('GET', KEYS[2]) or 0)
 if value and fence >= block then -- ours already: a try whose reply was lost
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return {1, string.format('%.0f', fence - block + 1)}
+  call('PEXPIRE', KEYS[1], ARGV[2])
+  return {1, fence - block + 1}
 end
 
 -- The larger of counter and clock: the counter may be forgotten when the clock has passed it, and a replica that
 -- lags behind does not repeat a token after a fail-over.
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
 local token = math.max(fence + 1, now)
 local last = token + block - 1
-local life = tonumber(ARGV[2]) + tonumber(ARGV[4]) + math.ceil((last - now) / 1000)
-redis.call('SET', KEYS[2], string.format('%.0f', last), 'PX', string.format('%.0f', life))
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {1, string.format('%.0f', token)}
+call('SET', KEYS[2], last, 'PX', ARGV[2] + ARGV[4] + math.ceil((last - now) / 1000))
+call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {1, token}

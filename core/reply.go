@@ -47,6 +47,11 @@ func (r *reply) text(i int) string {
 }
 
 func (r *reply) uint(i int) (uint64, error) {
+	if i < len(r.fields) {
+		if n, ok := r.fields[i].(int64); ok && n >= 0 {
+			return uint64(n), nil
+		}
+	}
 	n, err := strconv.ParseUint(r.text(i), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("core: a script answered no token: %w", err)

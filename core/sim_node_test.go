@@ -165,14 +165,14 @@ func (n *simNode) acquire(keys, argv []string, ours bool, fence int64) []any {
 	ttl, block := number(argv[1]), number(argv[2])
 	if ours && fence >= block {
 		n.pexpire(keys[0], ttl)
-		return []any{int64(1), numeral(fence - block + 1)}
+		return []any{int64(1), fence - block + 1}
 	}
 	now := n.clock()
 	token := max(fence+1, now)
 	last := token + block - 1
 	n.set(keys[1], numeral(last), ttl+number(argv[3])+ceilMillis(last-now))
 	n.set(keys[0], argv[0], ttl)
-	return []any{int64(1), numeral(token)}
+	return []any{int64(1), token}
 }
 
 func ceilMillis(micros int64) int64 { return int64(math.Ceil(float64(micros) / 1000)) }
