@@ -61,7 +61,7 @@ func register(db *gorm.DB, op operation, before, after func(*gorm.DB)) error {
 	}
 	for _, name := range op.handled {
 		if fn := processor.Get(name); fn != nil {
-			if err := processor.Replace(name, giveUpOnPanic(fn)); err != nil {
+			if err := processor.Replace(name, giveUpOnPanic(withVersion(name, fn))); err != nil {
 				return err
 			}
 		}
@@ -79,6 +79,9 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	}
 	retrack(db)
 	err := p.enter(db, op)
+	if err == nil && op.reads {
+		err = lockRows(db)
+	}
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if err == nil && op.writes && !db.DryRun && !t.guarded() {
 		if s := db.Statement; protected[s.Table] || s.Schema != nil && protected[s.Schema.Table] {

@@ -48,7 +48,7 @@ func Decrement(db *gorm.DB, column string, n int64) error {
 		db.Statement.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
 		return db
 	}
-	tx := db.Scopes(enough).Update(column, gorm.Expr("? - ?", name, n))
+	tx := db.Scopes(enough).Set(unversionedBy, true).Update(column, gorm.Expr("? - ?", name, n))
 	switch {
 	case tx.Error != nil:
 		return tx.Error

@@ -28,6 +28,8 @@
 //     that registered in the database, before the first read.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process, and gives everybody the first
 //     result, for as long as its row is kept.
+//   - A write of a row that others changed since it was read is [ErrStale], where the model has a [Version]; [ForUpdate]
+//     holds the row from the read on.
 //   - [Table] is a core.Backend like Redis, on one row per key: one holder at a time, ends by the database's clock,
 //     takeover of what is over, tokens that increase, seals.
 //   - Of callers in one group ([Grouped]) each has its own result, and none is told success without a COMMIT. What a
