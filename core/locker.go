@@ -35,12 +35,16 @@ func New(b Backend, opts ...Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r, ok := b.(interface {
+	r, opens := b.(interface {
 		open(*config) (Backend, error)
-	}); ok {
+	})
+	switch {
+	case opens:
 		if b, err = r.open(c); err != nil {
 			return nil, err
 		}
+	case c.pipelined:
+		return nil, errors.New("core: Pipelined is for core.Clients, and this is another backend")
 	}
 	l := &Locker{backend: b, config: *c, lines: make(map[string]*line), done: make(chan struct{}), standBack: pollingStandBack}
 	if _, ok := b.(Watcher); ok {

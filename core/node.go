@@ -102,7 +102,7 @@ type cleaning struct {
 	warned atomic.Int64 // in which second it was said that there are too many
 }
 
-func newCleaning() *cleaning { return &cleaning{slots: make(chan struct{}, maxCleaning)} }
+func newCleaning(slots int) *cleaning { return &cleaning{slots: make(chan struct{}, slots)} }
 
 // cleanUp releases what a call of unknown outcome may have left behind: in the background, once a call that was
 // given up has returned, for at most ttl, after which it has lapsed.

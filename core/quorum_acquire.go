@@ -197,7 +197,7 @@ func (b *ballot) add(a answer) {
 	switch {
 	case a.err != nil:
 		b.failed = append(b.failed, a.failure())
-		if (!refused(a.err) || a.retried) && !errors.Is(a.err, ErrInvalidKey) {
+		if (!refused(a.err) && !errors.Is(a.err, errNotSent) || a.retried) && !errors.Is(a.err, ErrInvalidKey) {
 			b.unknown = append(b.unknown, a.node)
 		}
 	case a.status == 1:

@@ -116,7 +116,7 @@ func newBackend(nodes []node) Backend {
 }
 
 func newRedisBackend(nodes []node) *redisBackend {
-	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), jitter: jitter, cleaning: newCleaning()}
+	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), jitter: jitter, cleaning: newCleaning(maxCleaning)}
 	b.done, b.stop = context.WithCancel(context.Background())
 	switch len(nodes) {
 	case 0:
@@ -137,7 +137,7 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 		return nil, b.err
 	}
 	opened := *b
-	opened.cleaning = newCleaning()
+	opened.cleaning = newCleaning(maxCleaning)
 	opened.done, opened.stop = context.WithCancel(context.Background())
 	opened.logger, opened.jitter = c.logger, c.chance.jitter
 	if c.nodeTimeout > 0 {
@@ -145,6 +145,13 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 	}
 	if b.breaker != nil {
 		opened.breaker = newBreaker(opened.timeout)
+	}
+	if c.pipelined {
+		opened.cleaning = newCleaning(maxCleaning * fullBatch) // a batch is given up as a whole
+		var err error
+		if opened.node, err = newPipelinedNode(b.node, opened.timeout); err != nil {
+			return nil, err
+		}
 	}
 	return &opened, nil
 }
@@ -182,7 +189,7 @@ func (b *redisBackend) Acquire(ctx context.Context, key, owner string, ttl time.
 			err = r.unexpected(key)
 		}
 	}
-	if errors.Is(err, ErrInvalidKey) || refused(err) && !r.retried { // a try before may have had its effect
+	if errors.Is(err, ErrInvalidKey) || (refused(err) || errors.Is(err, errNotSent)) && !r.retried { // a try before may have had its effect
 		return Grant{}, err
 	}
 	b.cleanUp(Grant{Key: key, Owner: owner}, ttl, r.late)

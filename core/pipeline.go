@@ -1,0 +1,159 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	fullBatch    = 100      // callers that wait behind a batch when the next one goes without waiting for its answers
+	maxBatches   = 4        // of one node on their way at once
+	longestAlone = 16 << 10 // a seal longer than this goes alone: it would hold up the others
+)
+
+// errNotSent says that a call was given up before it was sent: it left nothing behind.
+var errNotSent = errors.New("core: the call was given up before it was sent")
+
+// pipelinedNode is a clientNode that sends what many callers ask at the same time as one pipeline (see [Pipelined]).
+//
+// go-redis's own autopipeline (AsyncAutoPipeline, experimental in 9.23) is as fast. But what its caller has given up it sends
+// nevertheless, and while Redis hangs that is a growing pile of locks to be taken, and released, for nobody.
+type pipelinedNode struct {
+	*clientNode
+	verbs, renewals *batches
+}
+
+func newPipelinedNode(n node, timeout time.Duration) (node, error) {
+	c, ok := n.(*clientNode)
+	if !ok || c.direct == nil {
+		return nil, fmt.Errorf("core: Pipelined needs core.Clients with a *redis.Client, one Redis or Sentinel, for each node: it does nothing for pools and for Redis Cluster")
+	}
+	return &pipelinedNode{c,
+		&batches{client: func() redis.UniversalClient { return c.direct }, timeout: timeout},
+		&batches{client: c.forRenewals, timeout: timeout},
+	}, nil
+}
+
+func (n *pipelinedNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
+	for _, a := range args {
+		if value, ok := a.([]byte); ok && len(value) > longestAlone {
+			return n.clientNode.eval(ctx, s, keys, args)
+		}
+	}
+	b := n.verbs
+	if s == extendScript {
+		b = n.renewals
+	}
+	v, late, err := b.do(ctx, "evalsha", s.Hash, keys, args)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		v, late, err = b.do(ctx, "eval", s.Src, keys, args)
+	}
+	return v, late, false, err
+}
+
+// batches puts commands together: while one batch is on its way, the next one gathers.
+type batches struct {
+	client  func() redis.UniversalClient
+	timeout time.Duration // of one batch
+
+	mu      sync.Mutex
+	next    *batch // gathers; nil while nobody waits
+	running int
+}
+
+type batch struct {
+	cmds []*redis.Cmd
+	sent bool          // guarded by batches.mu
+	done chan struct{} // closed when all have their answers
+}
+
+// do sends a command with those of others. When ctx ends first, the command is withdrawn, or late is closed once it
+// has had its effect or never will.
+func (p *batches) do(ctx context.Context, verb, script string, keys []string, args []any) (v any, late <-chan struct{}, err error) {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, verb, script, len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	b, i := p.add(cmd)
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		if p.withdraw(b, i) {
+			return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
+		}
+		select {
+		case <-b.done: // just now
+		default:
+			return nil, b.done, context.Cause(ctx)
+		}
+	}
+	v, err = cmd.Result()
+	return v, nil, err
+}
+
+func (p *batches) add(cmd *redis.Cmd) (b *batch, i int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == nil {
+		p.next = &batch{done: make(chan struct{})}
+	}
+	b, i = p.next, len(p.next.cmds)
+	b.cmds = append(b.cmds, cmd)
+	if p.running == 0 || p.running < maxBatches && i+1 >= fullBatch {
+		p.running++
+		go p.run(p.take())
+	}
+	return b, i
+}
+
+// withdraw takes a command back that is not sent yet.
+func (p *batches) withdraw(b *batch, i int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if b.sent {
+		return false
+	}
+	b.cmds[i] = nil
+	return true
+}
+
+// take returns the batch that has gathered, nil if there is none. p.mu is held.
+func (p *batches) take() *batch {
+	b := p.next
+	if p.next = nil; b != nil {
+		b.sent = true
+	}
+	return b
+}
+
+// run sends batches until nobody waits.
+func (p *batches) run(b *batch) {
+	for b != nil {
+		p.exec(b)
+		p.mu.Lock()
+		if b = p.take(); b == nil {
+			p.running--
+		}
+		p.mu.Unlock()
+	}
+}
+
+func (p *batches) exec(b *batch) {
+	defer close(b.done)
+	pipe := p.client().Pipeline()
+	for _, cmd := range b.cmds {
+		if cmd != nil {
+			_ = pipe.Process(context.Background(), cmd)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
+	defer cancel()
+	_, _ = pipe.Exec(ctx) // each command has its own error
+}
