@@ -24,7 +24,10 @@ func all() []scenario {
 		hotKey(64), hotProcesses(4, 16),
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
 		masters(16), cost(), held(10_000), held(100_000),
+		idempotent(64),
 		hotRow(server.Postgres, 256), hotRow(server.MySQL, 256),
+		soldOut(server.Postgres, 64), soldOut(server.MySQL, 64),
+		overhead(server.Postgres), overhead(server.MySQL),
 	}
 }
 

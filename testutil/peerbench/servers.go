@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -22,6 +23,7 @@ type bench struct {
 	mu      sync.Mutex
 	single  *server.Server
 	masters []*server.Server
+	since   time.Time // when the last of the masters was started
 	started []*server.Server
 	dsns    map[server.Kind]string
 }
@@ -58,7 +60,7 @@ func (b *bench) redis() (string, error) {
 	return b.single.Addr, nil
 }
 
-// quorum are five independent Redis masters.
+// quorum are five independent Redis masters, that have run for longer than a TTL: before that each is asked whether it forgot.
 func (b *bench) quorum() ([]*server.Server, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,7 +69,10 @@ func (b *bench) quorum() ([]*server.Server, error) {
 		if err != nil {
 			return nil, err
 		}
-		b.masters = append(b.masters, s)
+		b.masters, b.since = append(b.masters, s), time.Now()
+	}
+	if !b.short {
+		time.Sleep(time.Until(b.since.Add(ttl + 3*time.Second)))
 	}
 	return b.masters, nil
 }

@@ -186,6 +186,7 @@ func hotRow(kind server.Kind, goroutines int) scenario {
 		targets: []target{
 			{"Guard: at least 2 × FOR UPDATE", times("gormlock.Guard", forUpdateName, "per s"), 2, 0},
 			{"Transaction: at least 2 × FOR UPDATE", times("gormlock.Transaction", forUpdateName, "per s"), 2, 0},
+			{"Grouped(32): at least 5 × FOR UPDATE", times("gormlock.Grouped(32)", forUpdateName, "per s"), 5, 0},
 		},
 	}
 }
@@ -221,6 +222,9 @@ func sellers(client redis.UniversalClient) []buyer {
 		}},
 		{"gormlock.Transaction", ours, unlimited, func(ctx context.Context, db *gorm.DB) error {
 			return gormlock.Transaction(db.WithContext(ctx), stockKey, sell)
+		}},
+		{"gormlock.Grouped(32)", ours, unlimited, func(ctx context.Context, db *gorm.DB) error {
+			return gormlock.Transaction(db.WithContext(ctx), stockKey, sell, gormlock.Grouped(32))
 		}},
 	}
 }
