@@ -18,6 +18,7 @@ type Locker struct {
 	config
 
 	standBack time.Duration
+	seen      sealMemory
 
 	mu     sync.Mutex // taken after a lease's mutex where both are needed
 	lines  map[string]*line
@@ -110,6 +111,9 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, opts []A
 	} else if cause != nil {
 		return nil, fmt.Errorf("core: acquire key %q: %w", key, cause)
 	}
+	if sealed := l.seen.recall(w); sealed != nil {
+		return nil, sealed
+	}
 	if try {
 		return l.tryInLine(w)
 	}
@@ -194,6 +198,8 @@ func (l *Locker) Unseal(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
+	l.seen.forget(name)
+	defer l.seen.forget(name) // once more, for what was asked in between
 	return named(l.backend.Unseal(ctx, name), key)
 }
 

@@ -44,6 +44,8 @@ type settings struct {
 	maxHold time.Duration
 	tag     string
 	noRenew bool
+
+	sealMemory time.Duration
 }
 
 type config struct {
@@ -216,5 +218,5 @@ func (s *settings) valid() error {
 	case len(s.tag) > maxTag || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
 		return errTag
 	}
-	return nil
+	return s.validMemory()
 }

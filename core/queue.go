@@ -30,6 +30,7 @@ type line struct {
 	lease     *lease // held locally
 	head      *waiter
 	queue     []*waiter
+	entered   uint64    // how many waiters there were so far
 	since     time.Time // when this process's turn began
 	notBefore time.Time // the head stands back until then
 }
@@ -41,6 +42,7 @@ type waiter struct {
 	key, name string
 	settings
 	ready chan delivery // made when the waiter queues; has room for its one delivery
+	no    uint64        // of the waiters that queued in the line
 }
 
 // delivery is what a queued waiter gets: a lock, an error, or neither: then it is the head now.
@@ -78,6 +80,8 @@ func (l *Locker) enter(w *waiter, queue bool) (ln *line, head bool, err error) {
 	}
 	if queue {
 		w.ready = make(chan delivery, 1)
+		ln.entered++
+		w.no = ln.entered
 		ln.queue = append(ln.queue, w)
 	}
 	return ln, false, nil
@@ -267,6 +271,10 @@ func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 // try makes one attempt at the backend for the head of the line. If the key is taken it says by whom, and w is still
 // the head; otherwise w is not in the line any more.
 func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenError, error) {
+	l.mu.Lock()
+	entered := ln.entered
+	l.mu.Unlock()
+	asked, moment := time.Now(), l.seen.moment()
 	g, err := l.backend.Acquire(ctx, w.name, l.chance.owner(l.instance, w.tag), w.ttl)
 	if err == nil {
 		k, err := l.granted(ln, w, g)
@@ -277,12 +285,19 @@ func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenErr
 	if errors.As(err, &taken) {
 		return nil, taken, nil
 	}
-	if ended(ctx) == nil { // sealed or unavailable: all who wait now get that answer
+	sealed, isSealed := err.(*SealedError)
+	if isSealed {
+		l.seen.remember(w, sealed, asked, moment)
+	}
+	if ended(ctx) == nil { // all who wait now get that answer, but not to a question from before theirs if the key can be unsealed
 		l.mu.Lock()
-		for _, q := range ln.queue {
-			q.ready <- delivery{err: err}
-		}
-		ln.queue = nil
+		ln.queue = slices.DeleteFunc(ln.queue, func(q *waiter) bool {
+			answered := !isSealed || q.no <= entered
+			if answered {
+				q.ready <- delivery{err: err}
+			}
+			return answered
+		})
 		l.mu.Unlock()
 	}
 	l.leave(ln, w)

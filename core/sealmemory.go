@@ -1,0 +1,83 @@
+package core
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// WithSealMemory lets Acquire answer from memory, without a round trip, that a key is sealed, for d after this Locker
+// was told so: for keys that many ask for again and again, such as what is sold out. [Locker.Unseal] of this Locker ends
+// it at once; an Unseal elsewhere is seen up to d later. Default 0, no memory. At most 1024 keys are remembered.
+func WithSealMemory(d time.Duration) LockOption {
+	return lockOption(func(s *settings) { s.sealMemory = d })
+}
+
+const maxRemembered = 1024
+
+// sealMemory is the seals that a Locker met lately, by the backend's name of the key. The zero value is ready.
+type sealMemory struct {
+	mu      sync.Mutex
+	seals   map[string]seenSeal
+	unseals uint64 // an answer that was asked for before the last one is not remembered
+}
+
+type seenSeal struct {
+	answer *SealedError
+	at     time.Time
+}
+
+// recall returns the answer that a call with these settings gets from memory, if any.
+func (m *sealMemory) recall(w *waiter) *SealedError {
+	if w.sealMemory == 0 {
+		return nil
+	}
+	m.mu.Lock()
+	seen, found := m.seals[w.name]
+	m.mu.Unlock()
+	age := time.Since(seen.at)
+	if !found || age >= w.sealMemory || age >= seen.answer.ExpiresIn {
+		return nil
+	}
+	answer := *seen.answer
+	answer.Key = w.key
+	answer.ExpiresIn -= age
+	return &answer
+}
+
+// moment is what remember wants to know of the time before the backend was asked.
+func (m *sealMemory) moment() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.unseals
+}
+
+// remember keeps an answer of the backend that was asked for at a moment.
+func (m *sealMemory) remember(w *waiter, answer *SealedError, asked time.Time, moment uint64) {
+	if w.sealMemory == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case moment != m.unseals:
+		return
+	case m.seals == nil, len(m.seals) >= maxRemembered:
+		m.seals = make(map[string]seenSeal) // the others are asked for once more
+	}
+	m.seals[w.name] = seenSeal{answer, asked}
+}
+
+func (m *sealMemory) forget(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.seals, name)
+	m.unseals++
+}
+
+func (s *settings) validMemory() error {
+	if s.sealMemory < 0 {
+		return fmt.Errorf("core: seal memory %v: it must not be negative", s.sealMemory)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestSealMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l, other := locker(t, s, core.WithSealMemory(time.Second)), locker(t, s.Backend)
+		seal := func(retention time.Duration) {
+			t.Helper()
+			ok(t, "Seal", acquire(t, other, "k").Seal(t.Context(), []byte("out"), retention))
+		}
+		asks := func(what string, times int, opts ...core.AcquireOption) {
+			t.Helper()
+			before := s.count("acquire")
+			for range 3 {
+				_, err := l.TryAcquire(t.Context(), "k", opts...)
+				want(t, what, err, core.ErrSealed)
+				var e *core.SealedError
+				if !errors.As(err, &e) || string(e.Value) != "out" || e.Key != "k" || e.ExpiresIn <= 0 || e.ExpiresIn > time.Minute {
+					t.Errorf("%s: %#v", what, e)
+				}
+			}
+			if n := s.count("acquire") - before; n != times {
+				t.Errorf("%s: the backend was asked %d times, want %d", what, n, times)
+			}
+		}
+		seal(time.Minute)
+		asks("the first asks", 1)
+		asks("then nobody", 0)
+		asks("a call without memory", 3, core.WithSealMemory(0))
+		time.Sleep(time.Second)
+		asks("after its time", 1)
+
+		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context())) // at once in this process
+
+		seal(500 * time.Millisecond)
+		asks("a short seal", 1)
+		time.Sleep(500 * time.Millisecond)
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context())) // a seal that has ended is not remembered
+
+		seal(time.Minute)
+		asks("sealed again", 1)
+		ok(t, "Unseal", other.Unseal(t.Context(), "k"))
+		asks("unsealed elsewhere", 0)
+		time.Sleep(time.Second)
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+
+		for i := range 3000 { // it does not grow for ever
+			key := fmt.Sprint(i)
+			ok(t, "Seal", acquire(t, other, key).Seal(t.Context(), nil, time.Hour))
+			_, err := l.TryAcquire(t.Context(), key)
+			want(t, "TryAcquire", err, core.ErrSealed)
+		}
+	})
+	if _, err := core.New(testutil.Memory(), core.WithSealMemory(-1)); err == nil {
+		t.Error("a negative memory was taken")
+	}
+}
+
+// TestSealed_AnswerIsNotOlderThanTheQuestion: who asks after Unseal does not get the answer to a question of before.
+func TestSealed_AnswerIsNotOlderThanTheQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &lateAnswer{Backend: testutil.Memory(), late: make(chan struct{}), let: make(chan struct{})}
+		l := locker(t, b, core.WithSealMemory(time.Minute))
+		ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), nil, time.Hour))
+		b.hold = true
+		first, second := make(chan error, 1), make(chan error, 1)
+		go func() { _, err := l.Acquire(t.Context(), "k"); first <- err }()
+		<-b.late // the backend has said that it is sealed
+		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		go func() {
+			k, err := l.Acquire(t.Context(), "k")
+			if err == nil {
+				err = k.Release(t.Context())
+			}
+			second <- err
+		}()
+		synctest.Wait() // it stands in line
+		close(b.let)
+		want(t, "asked before", <-first, core.ErrSealed)
+		ok(t, "asked after", <-second)
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context())) // and nothing was remembered
+	})
+}
+
+// lateAnswer keeps its first answer, once hold is set, until let is closed.
+type lateAnswer struct {
+	core.Backend
+	hold      bool
+	late, let chan struct{}
+}
+
+func (b *lateAnswer) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, key, owner, ttl)
+	if b.hold {
+		b.hold = false
+		close(b.late)
+		<-b.let
+	}
+	return g, err
+}
