@@ -11,6 +11,7 @@ import (
 	"github.com/go-redsync/redsync/v4"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
@@ -33,6 +34,10 @@ func masters(goroutines int) scenario {
 				clients = append(clients, redis.NewClient(&redis.Options{Addr: n.Addr}))
 			}
 			l, err := newLocker(clients)
+			if err != nil {
+				return nil, err
+			}
+			pipelined, err := newLocker(clients, core.Pipelined())
 			if err != nil {
 				return nil, err
 			}
@@ -63,17 +68,19 @@ func masters(goroutines int) scenario {
 			fast := redsyncOn(rs, redsync.WithFailFast(true), redsync.WithTimeoutFactor(0.005)) // 50 ms, as ours
 			cs := []contender{
 				{name: "onelane", kind: ours, run: measure(onelane{l}, false)},
+				{name: "onelane, pipelined", kind: ours, run: measure(onelane{pipelined}, false)},
 				{name: "redsync", kind: theirs, run: measure(slow, false)},
 				{name: "redsync, fail-fast", kind: theirs, run: measure(fast, false)},
 				{name: "onelane" + hung, kind: ours, run: measure(onelane{l}, true)},
+				{name: "onelane, pipelined" + hung, kind: ours, run: measure(onelane{pipelined}, true)},
 				{name: "redsync" + hung, kind: theirs, once: true, run: measure(slow, true)},
 				{name: "redsync, fail-fast" + hung, kind: theirs, run: measure(fast, true)},
 			}
 			if b.short { // that one takes 15 s
-				cs = slices.Delete(cs, 4, 5)
+				cs = slices.DeleteFunc(cs, func(c contender) bool { return c.once })
 			}
 			cs[0].close = func() {
-				_ = l.Close()
+				_, _ = l.Close(), pipelined.Close()
 				for _, c := range clients {
 					_ = c.Close()
 				}
@@ -82,6 +89,7 @@ func masters(goroutines int) scenario {
 		},
 		targets: []target{
 			{"healthy: at least 1.5 × redsync", times("onelane", "redsync", "per s"), 1.5, 0},
+			{"healthy, pipelined: at least 1.5 × redsync", times("onelane, pipelined", "redsync", "per s"), 1.5, 0},
 			{"one hung: at least 0.9 × our own healthy figure", times("onelane"+hung, "onelane", "per s"), 0.9, 0},
 			{"one hung: p99 at most 3 × our own healthy one", times("onelane"+hung, "onelane", "p99 ms"), 0, 3},
 		},

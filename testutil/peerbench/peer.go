@@ -46,6 +46,7 @@ type peer struct {
 
 var peers = []peer{
 	{"onelane", ours, true, func(addr string) (locker, func(), error) { return openOurs(addr) }},
+	{"onelane, pipelined", ours, true, func(addr string) (locker, func(), error) { return openOurs(addr, core.Pipelined()) }},
 	{"redsync", theirs, true, openRedsync},
 	{"redislock", theirs, true, openRedislock},
 	{"rueidislock", theirs, true, openRueidislock},
