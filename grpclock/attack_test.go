@@ -1,0 +1,225 @@
+package grpclock_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A record that nobody can read, or that is none of this method, is no licence to run again, and no answer.
+func TestForgedRecords(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	fingerprint := idempotency.Fingerprint{
+		Payload:     idempotency.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.Canonical((&request{}).ProtoReflect())),
+		Credentials: idempotency.Credentials(nil, nil),
+	}
+	forge := func(key string, r *idempotency.Record) {
+		t.Helper()
+		full := core.Join("", "grpc", "/onelane.test.v1.Orders/Create", "metadata idempotency-key", key)
+		out, err := idempotency.New(l, idempotency.WithTransport("grpc")).Begin(context.Background(), full, fingerprint)
+		if err != nil || out.Claim == nil {
+			t.Fatalf("%+v, %v", out, err)
+		}
+		if err := out.Claim.Complete(context.Background(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	body := func(m proto.Message) []byte {
+		a, err := anypb.New(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := proto.Marshal(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for name, r := range map[string]*idempotency.Record{
+		"another method's type": {Body: body(&testpb.Receipt{Id: "x", Run: 9})},
+		"no type":               {Body: nil},
+		"unheard of":            {Body: func() []byte { b, _ := proto.Marshal(&anypb.Any{TypeUrl: "x/no.such"}); return b }()},
+		"garbage":               {Body: []byte("garbage")},
+		"garbage inside": {Body: func() []byte {
+			b, _ := proto.Marshal(&anypb.Any{TypeUrl: "x/onelane.test.v1.Order", Value: []byte("\xff")})
+			return b
+		}()},
+		"of HTTP":             {Status: 201, Body: []byte("{}")},
+		"17":                  {Status: 17, Body: nil},
+		"status without body": {Status: 5, Body: nil},
+		"two codes":           {Status: 5, Body: []byte{8, 6}},
+		"OK in an error":      {Status: 5, Body: []byte{8, 0}},
+		"garbage error":       {Status: 5, Body: []byte("garbage")},
+		"a tombstone":         idempotency.Tombstone(),
+	} {
+		forge(name, r)
+		a := s.create(name, &request{})
+		if a.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept); runs.Load() != 0 {
+			t.Fatalf("%s ran", name)
+		}
+	}
+	// What is well formed is taken, but for metadata that is not ours to send.
+	forge("good", &idempotency.Record{Body: body(&order{Run: 7}), Header: map[string][]string{
+		"header:set-cookie": {"x"}, "header:grpc-status": {"5"}, "trailer:grpc-status-details-bin": {"x"}, "header::path": {"x"},
+		"x-plain": {"x"}, "header:": {"x"}, "trailer:idempotency-replayed": {"false"}, "header:ok": {"y"},
+	}})
+	a := s.create("good", &request{})
+	a.want(t, 7, true)
+	for name := range maps.Keys(metadata.Join(a.header, a.trailer)) {
+		if name != "ok" && name != "content-type" && name != "idempotency-replayed" {
+			t.Errorf("%s: %v %v", name, a.header, a.trailer)
+		}
+	}
+}
+
+func TestUnreadableRecords(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	s.create("k", &request{}).want(t, 1, false)
+	key, value := claimOf(t, n)
+	for _, forged := range []string{value[:len(value)-3], "\x00", "\x007:", "\x007:nonsense", "\x007:\x08\x63", value + "\xff"} {
+		if err := n.Client().Set(context.Background(), key, forged, time.Minute).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+	}
+	again := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.Records(idempotency.RunUnreadable()))))
+	again.create("k", &request{}).want(t, 2, false)
+}
+
+// A claim that was lost, and taken over, cannot complete; its own client still gets its answer.
+func TestRule19_LostClaim(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	first, second, n := newGate(t), newGate(t), testutil.Redis(t)
+	l, other := lockerOn(t, n, core.WithTTL(30*time.Second)), lockerOn(t, n)
+	byKey := func(l *core.Locker) grpc.ServerOption {
+		return grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l)))
+	}
+	s, s2 := serve(t, &orders{handle: first.behind(counter(&runs))}, byKey(l)), serve(t, &orders{handle: second.behind(counter(&runs))}, byKey(other))
+	one := later(func() answer { return s.create("k", &request{}) })
+	first.wait(t)
+	key, _ := claimOf(t, n)
+	if err := n.Client().Del(context.Background(), key).Err(); err != nil { // as an eviction, or a fail-over to an empty replica
+		t.Fatal(err)
+	}
+	two := later(func() answer { return s2.create("k", &request{}) })
+	second.wait(t)
+	close(first.open)
+	(<-one).want(t, 1, false)
+	s2.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonInFlight)
+	close(second.open)
+	(<-two).want(t, 2, false)
+	s.create("k", &request{}).want(t, 2, true)
+}
+
+// A handler that gives up since its claim is lost is not a cancelled client.
+func TestRule26_ClaimLost(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(time.Second))
+	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+		key, _ := claimOf(t, n)
+		n.Client().Del(context.Background(), key)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	s.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonLockLost)
+}
+
+// No metadata of a client, however much or strange, gets past the key.
+func TestHugeMetadata(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs))
+	s.create(strings.Repeat("k", 1<<20), &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	var md []string
+	for i := range 2000 {
+		md = append(md, fmt.Sprintf("x-%d", i), strings.Repeat("v", 100))
+	}
+	s.create("k", &request{}, md...).want(t, 1, false)
+	s.create("k", &request{}).want(t, 1, true)
+	many := make([]string, 0, 2000)
+	for range 1000 {
+		many = append(many, idempotencyKey, "k")
+	}
+	ask(t.Context(), s.Create, &request{}, many...).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	s.create("k2", &request{}, "authorization", strings.Repeat("a", 1<<20)).want(t, 2, false)
+}
+
+// A handler that sends more metadata than is kept.
+func TestHugeMetadataOfTheHandler(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, func(ctx context.Context, r *request) (*order, error) {
+		for i := range 300 {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs(fmt.Sprintf("x-%d", i), strings.Repeat("v", 5000)))
+		}
+		return counter(&runs)(ctx, r)
+	})
+	s.create("k", &request{}).want(t, 1, false)
+	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+}
+
+// A request as large as the server takes.
+func TestLargeRequests(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs))
+	r := &request{Blob: make([]byte, 3<<20)}
+	s.create("k", r).want(t, 1, false)
+	s.create("k", r).want(t, 1, true)
+	r.Blob[len(r.Blob)-1]++
+	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+}
+
+// The names of methods are not what a key is joined from by chance.
+func TestKeysCannotImitateEachOther(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs), grpclock.Principal(byUser))
+	for run, c := range [][2]string{
+		{"a", "b"}, {"a:b", "c"}, {"a", "b:c"}, {"", "a:grpc:b"}, {"a:grpc", "b"}, {"a%3Ab", "c"},
+		{"ann:grpc:/onelane.test.v1.Orders/Create:metadata idempotency-key", "k"},
+		{"ann", "grpc:/onelane.test.v1.Orders/Create:metadata idempotency-key:k"},
+	} {
+		s.create(c[1], &request{}, "user", c[0]).want(t, int64(run+1), false)
+	}
+}
+
+func TestEnumsAndBoolsAreKeys(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("{req.state}:{req.cash}", grpclock.WithLocker(testutil.Locker(t)))))
+	r := func(state testpb.State, cash bool) *request {
+		return &request{State: state, Payment: &testpb.Request_Cash{Cash: cash}}
+	}
+	ask(t.Context(), s.Create, r(0, false)).want(t, 1, false)
+	ask(t.Context(), s.Create, r(1, false)).want(t, 2, false)
+	ask(t.Context(), s.Create, r(1, true)).want(t, 3, false)
+	ask(t.Context(), s.Create, r(0, false)).want(t, 1, true)
+	// In a oneof what is not set can be told from false.
+	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+}

@@ -1,0 +1,247 @@
+package grpclock_test
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/testutil"
+)
+
+// full is a request with all its fields.
+func full() *request {
+	price := int64(-3)
+	extra, _ := anypb.New(&testpb.Receipt{Id: "x"})
+	r := &request{
+		RequestId: "r", OrderId: "o", Quantity: -7, Tags: []string{"b", "", "a"}, Blob: []byte{0, 255}, Price: &price,
+		Customer:   &testpb.Customer{Id: "c", Parent: &testpb.Customer{Parent: &testpb.Customer{}, Number: 1 << 63}},
+		Attributes: map[string]string{"z": "", "": "y", "a": "b"}, Extra: extra, Payment: &testpb.Request_Cash{Cash: false},
+		State: testpb.State_PAID, Numbers: []int32{3, -1, 0}, Friends: map[int32]*testpb.Customer{-1: {Id: "f"}, 5: {}},
+	}
+	r.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 7))
+	return r
+}
+
+// narrowed returns the type of request as a version of the schema has it that knows only the fields with these numbers.
+func narrowed(t testing.TB, known func(n int32) bool) protoreflect.MessageType {
+	t.Helper()
+	f := protodesc.ToFileDescriptorProto(testpb.File_test_proto)
+	for _, m := range f.MessageType {
+		if m.GetName() != "Request" {
+			continue
+		}
+		var fields []*descriptorpb.FieldDescriptorProto
+		for _, field := range m.Field {
+			if known(field.GetNumber()) {
+				field.OneofIndex, field.Proto3Optional = nil, nil
+				fields = append(fields, field)
+			}
+		}
+		m.Field, m.OneofDecl = fields, nil
+	}
+	f.Service = nil
+	d, err := protodesc.FileOptions{AllowUnresolvable: true}.New(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dynamicpb.NewMessageType(d.Messages().ByName("Request"))
+}
+
+// In the middle of a roll-out one process knows a field and the other does not: the same request must look the same.
+func TestRule28_FingerprintOfTwoSchemaVersions(t *testing.T) {
+	t.Parallel()
+	r := full()
+	r.Attributes, r.Friends = map[string]string{"a": "b"}, map[int32]*testpb.Customer{5: {Id: "f"}} // see canonical
+	r.Payment = &testpb.Request_Cash{Cash: true}
+	sent, err := proto.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := grpclock.Canonical(r.ProtoReflect())
+	for name, known := range map[string]func(n int32) bool{
+		"nothing":  func(int32) bool { return false },
+		"odd":      func(n int32) bool { return n%2 == 1 && n != 11 },
+		"old":      func(n int32) bool { return n < 6 },
+		"new only": func(n int32) bool { return n > 9 && n != 11 },
+	} {
+		m := narrowed(t, known).New()
+		if err := proto.Unmarshal(sent, m.Interface()); err != nil {
+			t.Fatal(err)
+		}
+		if got := grpclock.Canonical(m); !bytes.Equal(got, want) {
+			t.Errorf("%s: a version that knows less sees\n%x, not\n%x", name, got, want)
+		}
+		if deterministic, err := (proto.MarshalOptions{Deterministic: true}).Marshal(m.Interface()); err != nil || name == "odd" && bytes.Equal(deterministic, want) {
+			t.Errorf("%s: deterministic marshalling would do: %v", name, err)
+		}
+	}
+}
+
+func TestRule28_FingerprintTellsRequestsApart(t *testing.T) {
+	t.Parallel()
+	seen := map[string]int{}
+	for i, change := range []func(r *request){
+		func(*request) {},
+		func(r *request) { r.RequestId = "s" },
+		func(r *request) { r.Customer.Parent.Parent = nil },
+		func(r *request) { r.Quantity = 7 },
+		func(r *request) { r.Tags = []string{"b", "a"} },
+		func(r *request) { r.Tags = []string{"b", "a", ""} },
+		func(r *request) { r.Attributes["z"] = "x" },
+		func(r *request) { delete(r.Attributes, "") },
+		func(r *request) { r.Extra.Value = nil },
+		func(r *request) { r.Payment = nil },
+		func(r *request) { r.Payment = &testpb.Request_Cash{Cash: true} },
+		func(r *request) { r.Blob = append(r.Blob, 0) },
+		func(r *request) { *r.Price = 3 },
+		func(r *request) { r.Price = nil },
+		func(r *request) { r.Numbers[2] = 1 },
+		func(r *request) { r.Friends[5] = &testpb.Customer{Id: "g"} },
+		func(r *request) { r.ProtoReflect().SetUnknown(nil) },
+		func(r *request) {
+			r.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 8))
+		},
+		func(r *request) { r.ProtoReflect().SetUnknown([]byte{0xff}) }, // nothing that could be received
+	} {
+		r := full()
+		change(r)
+		key := string(grpclock.Canonical(r.ProtoReflect()))
+		if other, ok := seen[key]; ok {
+			t.Errorf("change %d looks like change %d", i, other)
+		}
+		seen[key] = i
+		for range 20 { // maps have no order
+			if string(grpclock.Canonical(proto.Clone(r).ProtoReflect())) != key {
+				t.Fatalf("change %d does not look like itself", i)
+			}
+		}
+		if i == 18 {
+			continue
+		}
+		var back request
+		if err := proto.Unmarshal([]byte(key), &back); err != nil || !proto.Equal(&back, r) {
+			t.Errorf("change %d: it is not the message: %v", i, err)
+		}
+	}
+}
+
+// A message can be deep and large at once: the time must not be the product.
+func TestRule28_FingerprintOfDeepMessages(t *testing.T) {
+	t.Parallel()
+	deep := &testpb.Customer{Id: strings.Repeat("x", 3<<20)}
+	for range 9000 { // protobuf takes 10,000
+		deep = &testpb.Customer{Parent: deep}
+	}
+	start := time.Now()
+	b := grpclock.Canonical((&request{Customer: deep}).ProtoReflect())
+	if took := time.Since(start); len(b) < 3<<20 || took > 5*time.Second {
+		t.Errorf("%d bytes in %v", len(b), took)
+	}
+}
+
+// What a client leaves out, or fills in with what is the default, and fields that only a newer server knows.
+func TestRule28_FingerprintOnTheWire(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs))
+	r := full()
+	s.create("k", r).want(t, 1, false)
+	s.create("k", full()).want(t, 1, true)
+	r.ProtoReflect().SetUnknown(nil)
+	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+}
+
+func TestFingerprintOption(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs), grpclock.Fingerprint(func(_ context.Context, m proto.Message) []byte { return []byte(m.(*request).OrderId) }))
+	s.create("k", &request{OrderId: "1", Quantity: 1}).want(t, 1, false)
+	s.create("k", &request{OrderId: "1", Quantity: 2}).want(t, 1, true)
+	s.create("k", &request{OrderId: "2", Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+}
+
+// raw is a codec that makes no messages.
+type raw struct{}
+
+func (raw) Name() string                    { return "proto" }
+func (raw) Marshal(any) ([]byte, error)     { return []byte{}, nil }
+func (raw) Unmarshal(_ []byte, v any) error { return nil }
+
+// A request that is no protobuf message fails before anything runs, unless nobody has to read it.
+func TestRule28_NoMessage(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	serveRaw := func(i grpc.UnaryServerInterceptor, resp any) *server {
+		desc := testpb.Orders_ServiceDesc
+		desc.Methods = []grpc.MethodDesc{{MethodName: "Create", Handler: func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+			var req []byte
+			_ = dec(&req)
+			return i(ctx, req, &grpc.UnaryServerInfo{FullMethod: "/onelane.test.v1.Orders/Create"}, func(context.Context, any) (any, error) { runs.Add(1); return resp, nil })
+		}}}
+		return serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, &orders{}) }, grpc.ForceServerCodec(raw{}), grpc.UnaryInterceptor(i))
+	}
+	locker := testutil.Locker(t)
+	serveRaw(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
+	serveRaw(grpclock.ByField("order_id", grpclock.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
+	if runs.Load() != 0 {
+		t.Errorf("%d runs", runs.Load())
+	}
+	locked := serveRaw(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(locker), grpclock.LockOnly()), "x")
+	if a := locked.create("k", &request{}); a.err != nil || runs.Load() != 1 {
+		t.Errorf("%v, %d runs", a.err, runs.Load())
+	}
+}
+
+func FuzzFingerprint(f *testing.F) {
+	b, err := proto.Marshal(full())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte{})
+	f.Add([]byte{0x0b, 0x0c}) // a group
+	c := rand.NewChaCha8([32]byte{})
+	for range 8 {
+		more := bytes.Clone(b)
+		more[c.Uint64()%uint64(len(b))]++
+		f.Add(more)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var r request
+		if proto.Unmarshal(b, &r) != nil {
+			return
+		}
+		one := grpclock.Canonical(r.ProtoReflect())
+		var again request
+		if err := proto.Unmarshal(one, &again); err != nil || !proto.Equal(&r, &again) {
+			t.Fatalf("%x is not the message %x: %v", one, b, err)
+		}
+		if two := grpclock.Canonical(again.ProtoReflect()); !bytes.Equal(one, two) {
+			t.Fatalf("%x becomes %x", one, two)
+		}
+		var unknown emptypb.Empty // a version that knows no field
+		if err := proto.Unmarshal(one, &unknown); err != nil {
+			t.Fatal(err)
+		}
+		if two := grpclock.Canonical(unknown.ProtoReflect()); !bytes.Equal(one, two) {
+			t.Fatalf("%x is %x to who knows no field", one, two)
+		}
+	})
+}

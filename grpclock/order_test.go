@@ -1,0 +1,140 @@
+package grpclock_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A panic goes on to whoever recovers from it, and the key is free: a retry runs.
+func TestRule30_Panics(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	recoverer := recovery.UnaryServerInterceptor()
+	for name, wire := range map[string]func(i grpc.UnaryServerInterceptor) grpc.ServerOption{
+		"recovery outside": func(i grpc.UnaryServerInterceptor) grpc.ServerOption {
+			return grpc.ChainUnaryInterceptor(recoverer, i)
+		},
+		"recovery inside": func(i grpc.UnaryServerInterceptor) grpc.ServerOption {
+			return grpc.ChainUnaryInterceptor(i, recoverer)
+		},
+	} {
+		for kind, i := range map[string]grpc.UnaryServerInterceptor{
+			"once":   grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l)),
+			"locked": grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly()),
+		} {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				var runs atomic.Int64
+				s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+					if runs.Add(1) == 1 {
+						panic("oops")
+					}
+					return &order{Run: runs.Load()}, nil
+				}}, wire(i))
+				if a := s.create(name+kind, &request{}); status.Code(a.err) != codes.Internal && status.Code(a.err) != codes.Unknown {
+					t.Errorf("a panic is %v", a.err)
+				}
+				s.create(name+kind, &request{}).want(t, 2, false)
+			})
+		}
+	}
+}
+
+// selected is go-grpc-middleware's way to leave methods out.
+func selected(i grpc.UnaryServerInterceptor, names ...string) grpc.UnaryServerInterceptor {
+	return selector.UnaryServerInterceptor(i, selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool {
+		for _, name := range names {
+			if c.Method == name {
+				return true
+			}
+		}
+		return false
+	}))
+}
+
+func TestSelector(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(selected(i, "Create")))
+	s.create("k", &request{}).want(t, 1, false)
+	s.create("k", &request{}).want(t, 1, true)
+	ask(t.Context(), s.Refund, &request{}, idempotencyKey, "k").want(t, 2, false)
+	ask(t.Context(), s.Refund, &request{}, idempotencyKey, "k").want(t, 3, false)
+}
+
+// Methods without side effects have nothing that could happen twice.
+func TestNoSideEffectsPass(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs), grpclock.Require())
+	ask(t.Context(), s.Get, &request{}, idempotencyKey, "k").want(t, 1, false)
+	ask(t.Context(), s.Get, &request{}, idempotencyKey, "k").want(t, 2, false)
+	ask(t.Context(), s.Get, &request{}).want(t, 3, false)
+}
+
+// The same interceptor twice is one; what an inner one refuses is not the handler's answer, and is not recorded.
+func TestInterceptorsInARow(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	byKey := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))
+	lock := grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))
+	inner := grpclock.ByMetadata("inner-key", grpclock.Require(), grpclock.WithLocker(l))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey, lock, inner))
+	r := &request{OrderId: "7"}
+	s.create("k", r).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing) // by the inner one
+	k, err := l.Acquire(t.Context(), "order:7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.create("k", r, "inner-key", "i").wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	if err := k.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.create("k", r, "inner-key", "i").want(t, 1, false)
+	s.create("k", r, "inner-key", "i").want(t, 1, true)
+	s.create("k2", r, "inner-key", "i").want(t, 1, true)  // the inner one's replay, under a new key of the outer one
+	s.create("k2", r, "inner-key", "i2").want(t, 1, true) // which has it now
+}
+
+// In another order than the documented one: the lock outside of the key makes duplicates wait or fail, and nothing runs
+// twice.
+func TestLockOutsideOfTheKey(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	g := newGate(t)
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(
+		grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	r := &request{OrderId: "7"}
+	first := later(func() answer { return s.create("k", r) })
+	g.wait(t)
+	s.create("k", r).wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	close(g.open)
+	(<-first).want(t, 1, false)
+	s.create("k", r).want(t, 1, true)
+}
+
+// An interceptor between us and the handler may change the request; what counts is what the client sent.
+func TestARequestThatIsChangedOnTheWay(t *testing.T) {
+	t.Parallel()
+	var runs, changes atomic.Int64
+	change := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		req.(*request).Quantity = int32(changes.Add(1))
+		return handler(ctx, req)
+	}
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t))), change))
+	s.create("k", &request{}).want(t, 1, false)
+	s.create("k", &request{}).want(t, 1, true)
+}

@@ -1,0 +1,190 @@
+package grpclock_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestRule24b_PrincipalsAreApart(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs), grpclock.Principal(byUser))
+	s.create("k", &request{}, "user", "ann").want(t, 1, false)
+	s.create("k", &request{}, "user", "bob").want(t, 2, false)
+	s.create("k", &request{}, "user", "ann").want(t, 1, true)
+	// Another token of the same user is a retry; and no name imitates another's key.
+	s.create("k", &request{}, "user", "ann", "authorization", "new").want(t, 1, true)
+	s.create("k", &request{}, "user", "ann:grpc").want(t, 3, false)
+	// Another payload of somebody else is none of ann's business.
+	s.create("k", &request{Quantity: 1}, "user", "eve").want(t, 4, false)
+}
+
+func TestRule24b_AnonymousCallersRepeatTheirCredentials(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs))
+	s.create("k", &request{}, "authorization", "Bearer a").want(t, 1, false)
+	s.create("k", &request{}, "authorization", "Bearer a").want(t, 1, true)
+	for _, md := range [][]string{{"authorization", "Bearer b"}, nil, {"authorization", "Bearer a", "authorization", "Bearer a"}, {"authorization", "Bearer a", "cookie", "x"}} {
+		a := s.create("k", &request{}, md...)
+		a.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+		// Whether the payload is the same is not told.
+		b := s.create("k", &request{Quantity: 9}, md...)
+		if b.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged); a.err.Error() != b.err.Error() {
+			t.Errorf("%v, %v", a.err, b.err)
+		}
+	}
+	if runs.Load() != 1 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
+
+// Whoever may not come in does not get a replay either.
+func TestRule24b_AuthenticationRunsFirst(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	var revoked atomic.Bool
+	auth := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if revoked.Load() {
+			return nil, status.Error(codes.Unauthenticated, "revoked")
+		}
+		return handler(ctx, req)
+	}
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(auth, grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
+	s.create("k", &request{}).want(t, 1, false)
+	revoked.Store(true)
+	s.create("k", &request{}).wantCode(t, codes.Unauthenticated, false)
+}
+
+// authority issues certificates.
+type authority struct {
+	t    testing.TB
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+}
+
+func newAuthority(t testing.TB) *authority {
+	a := &authority{t: t}
+	a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: "root"}, KeyUsage: x509.KeyUsageCertSign})
+	return a
+}
+
+func (a *authority) issue(c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	c.SerialNumber, _ = rand.Int(rand.Reader, big.NewInt(1<<60))
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return made, key
+}
+
+func (a *authority) pair(c *x509.Certificate) tls.Certificate {
+	cert, key := a.issue(c)
+	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
+}
+
+func TestRule24b_TLSIdentity(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	a, stranger := newAuthority(t), newAuthority(t)
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	for name, mode := range map[string]tls.ClientAuthType{"verified": tls.VerifyClientCertIfGiven, "not verified": tls.RequestClientCert} {
+		t.Run(name, func(t *testing.T) {
+			runs.Store(0)
+			s := serve(t, &orders{handle: counter(&runs)},
+				grpc.Creds(credentials.NewTLS(&tls.Config{ClientAuth: mode, ClientCAs: pool, Certificates: []tls.Certificate{a.pair(&x509.Certificate{DNSNames: []string{"shop"}})}})),
+				grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
+			as := func(certs ...tls.Certificate) func(md ...string) answer {
+				client := testpb.NewOrdersClient(s.dial(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "shop", Certificates: certs}))))
+				return func(md ...string) answer {
+					return ask(t.Context(), client.Create, &request{}, append(md, idempotencyKey, "k")...)
+				}
+			}
+			uri := func(u string) *url.URL { p, _ := url.Parse(u); return p }
+			ann := &x509.Certificate{Subject: pkix.Name{CommonName: "ann"}}
+			as(a.pair(ann))().want(t, 1, false)
+			if mode == tls.RequestClientCert { // nobody checked who that is: all are anonymous
+				as(stranger.pair(ann))().want(t, 1, true)
+				as()().want(t, 1, true)
+				as(a.pair(ann))("authorization", "other").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+				return
+			}
+			as(a.pair(ann))("authorization", "other").want(t, 1, true) // a new certificate, the same name
+			for i, c := range []*x509.Certificate{
+				{Subject: pkix.Name{CommonName: "bob"}},
+				{URIs: []*url.URL{uri("spiffe://shop/ann")}, Subject: pkix.Name{CommonName: "ann"}},
+				{URIs: []*url.URL{uri("spiffe://shop/bob")}, Subject: pkix.Name{CommonName: "ann"}},
+				{DNSNames: []string{"ann"}},
+				{EmailAddresses: []string{"ann@shop"}},
+				{}, // no name at all: its key
+				{},
+			} {
+				pair := a.pair(c)
+				as(pair)().want(t, int64(i+2), false)
+				as(pair)().want(t, int64(i+2), true)
+			}
+			as()().want(t, 9, false)
+		})
+	}
+}
+
+// An anonymous caller, and one without a name, cannot take a key that is made of the principal.
+func TestRule24b_TemplateOfThePrincipal(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("cart:{principal}", grpclock.LockOnly(), grpclock.WithLocker(l))))
+	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.Unauthenticated, grpclock.ReasonPrincipalMissing)
+	if runs.Load() != 0 {
+		t.Error("it ran")
+	}
+}
+
+// The wiring may come before the Locker.
+func TestDefaultLocker(t *testing.T) {
+	var runs atomic.Int64
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key")))
+	s.create("k", &request{}).wantRefusal(t, codes.Unavailable, grpclock.ReasonLockUnavailable)
+	for run := range int64(2) { // and it may be set again
+		core.SetDefault(testutil.Locker(t))
+		t.Cleanup(func() { core.SetDefault(nil) })
+		s.create("k", &request{}).want(t, run+1, false)
+		s.create("k", &request{}).want(t, run+1, true)
+	}
+}

@@ -1,0 +1,195 @@
+package grpclock_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// chat opens a stream of a client that is locked on a room.
+func (s *server) chat(t testing.TB, room string) grpc.BidiStreamingClient[request, order] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	c, err := s.Chat(metadata.AppendToOutgoingContext(ctx, "room", room))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// echo answers each message with the stream's token.
+func echo(s grpc.BidiStreamingServer[request, order]) error {
+	for {
+		if _, err := s.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		token, _ := grpclock.Token(s.Context())
+		if err := s.Send(&order{Run: int64(token)}); err != nil {
+			return err
+		}
+	}
+}
+
+func say(c grpc.BidiStreamingClient[request, order]) (o *order, err error) {
+	if err := c.Send(&request{}); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return c.Recv()
+}
+
+func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l))))
+	first := s.chat(t, "1")
+	var token int64
+	for range 3 {
+		o, err := say(first)
+		if err != nil || o.Run == 0 || token != 0 && o.Run != token {
+			t.Fatalf("%v, %v", o, err)
+		}
+		token = o.Run
+	}
+	if _, err := s.chat(t, "1").Recv(); (answer{err: err}).reason() != grpclock.ReasonLockBusy {
+		t.Errorf("a second stream: %v", err)
+	}
+	if o, err := say(s.chat(t, "2")); err != nil || o.Run == 0 {
+		t.Errorf("another room: %v, %v", o, err)
+	}
+	if _, err := l.TryAcquire(t.Context(), "room:1"); !errors.Is(err, core.ErrTaken) {
+		t.Errorf("room:1 is not held: %v", err)
+	}
+	if err := first.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	if o, err := say(s.chat(t, "1")); err != nil || o.Run <= token {
+		t.Errorf("after the first: %v, %v, the token was %d", o, err, token)
+	}
+}
+
+func TestRule30_StreamEndsWithItsLock(t *testing.T) {
+	t.Parallel()
+	for name, handle := range map[string]func(s grpc.BidiStreamingServer[request, order]) error{
+		"in Recv": echo,
+		"waits for the context": func(s grpc.BidiStreamingServer[request, order]) error {
+			<-s.Context().Done()
+			if !errors.Is(context.Cause(s.Context()), core.ErrLost) {
+				t.Errorf("cause %v", context.Cause(s.Context()))
+			}
+			return s.Context().Err()
+		},
+		"sends": func(s grpc.BidiStreamingServer[request, order]) error {
+			<-s.Context().Done()
+			return s.Send(&order{})
+		},
+		"answers": func(s grpc.BidiStreamingServer[request, order]) error {
+			<-s.Context().Done()
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := testutil.Redis(t)
+			l := lockerOn(t, n, core.WithTTL(time.Second))
+			lost := make(chan struct{})
+			s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+				n.Client().Del(context.Background(), "onelane:{room:1}")
+				context.AfterFunc(s.Context(), func() { close(lost) })
+				return handle(s)
+			}}, grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l))))
+			c := s.chat(t, "1")
+			select {
+			case <-lost:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the loss is not told")
+			}
+			if o, err := say(c); (answer{err: err}).reason() != grpclock.ReasonLockLost {
+				t.Errorf("%v, %v", o, err)
+			}
+		})
+	}
+}
+
+func TestRule30_StreamWithoutItsClient(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	g := newGate(t)
+	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+		g.entered <- struct{}{}
+		_, err := s.Recv()
+		return err
+	}}, grpc.StreamInterceptor(grpclock.StreamServerInterceptor(func(ctx context.Context, req any) (string, error) {
+		if m, _ := grpc.Method(ctx); req != nil || m != "/onelane.test.v1.Orders/Chat" {
+			t.Errorf("request %v of %q", req, m)
+		}
+		return incoming(ctx, "room"), nil
+	}, grpclock.WithLocker(l), grpclock.LockOnly())))
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "room", "1"))
+	if _, err := s.Chat(ctx); err != nil {
+		t.Fatal(err)
+	}
+	g.wait(t)
+	if _, err := l.TryAcquire(t.Context(), "1"); !errors.Is(err, core.ErrTaken) {
+		t.Errorf("the key is not held: %v", err)
+	}
+	cancel()
+	k, err := l.Acquire(t.Context(), "1", core.WithWait(5*time.Second))
+	if err != nil {
+		t.Fatalf("the key is not free: %v", err)
+	}
+	_ = k.Release(t.Context())
+}
+
+func TestRule30_StreamsThatPanicOrAreRefused(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	s := serve(t, &orders{chat: func(grpc.BidiStreamingServer[request, order]) error { panic("oops") }},
+		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(), grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l))))
+	_, err := s.chat(t, "1").Recv()
+	answer{err: err}.wantCode(t, codes.Unknown, false)
+	if k, err := l.TryAcquire(t.Context(), "room:1"); err != nil {
+		t.Errorf("the key is not free: %v", err)
+	} else {
+		_ = k.Release(t.Context())
+	}
+	_, err = s.chat(t, "").Recv()
+	answer{err: err}.wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	open := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l), grpclock.FailOpen())))
+	n.Kill()
+	_, err = s.chat(t, "2").Recv()
+	answer{err: err}.wantRefusal(t, codes.Unavailable, grpclock.ReasonLockUnavailable)
+	if _, err := say(open.chat(t, "2")); err != nil {
+		t.Errorf("FailOpen: %v", err)
+	}
+}
+
+func TestRule30_StreamWithoutAKey(t *testing.T) {
+	t.Parallel()
+	none := func(context.Context, any) (string, error) { return "", nil }
+	l := testutil.Locker(t)
+	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamServerInterceptor(none, grpclock.WithLocker(l))))
+	if o, err := say(s.chat(t, "")); err != nil || o.Run != 0 {
+		t.Errorf("%v, %v", o, err)
+	}
+	required := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamServerInterceptor(none, grpclock.WithLocker(l), grpclock.Require())))
+	_, err := required.chat(t, "").Recv()
+	answer{err: err}.wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing)
+}
