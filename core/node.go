@@ -224,7 +224,7 @@ type runner interface {
 
 func run(ctx context.Context, c runner, s *script, keys []string, args []any) (any, error) {
 	v, err := c.send(ctx, "evalsha", s.Hash, keys, args)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		v, err = c.send(ctx, "eval", s.Src, keys, args)
 	}
 	return v, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -49,14 +50,18 @@ func (n *pipelinedNode) eval(ctx context.Context, s *script, keys []string, args
 	if s == extendScript {
 		b = n.renewals
 	}
+	if b.alone() { // a batch of one needs no goroutine
+		defer b.follow()
+		return n.clientNode.eval(ctx, s, keys, args)
+	}
 	v, late, err := b.do(ctx, "evalsha", s.Hash, keys, args)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		v, late, err = b.do(ctx, "eval", s.Src, keys, args)
 	}
 	return v, late, false, err
 }
 
-// batches puts commands together: while one batch is on its way, the next one gathers.
+// batches puts commands together: while one batch, or the call of one caller, is on its way, the next batch gathers.
 type batches struct {
 	client  func() redis.UniversalClient
 	timeout time.Duration // of one batch
@@ -64,6 +69,7 @@ type batches struct {
 	mu      sync.Mutex
 	next    *batch // gathers; nil while nobody waits
 	running int
+	crowd   bool // the last batch had more than one command
 }
 
 type batch struct {
@@ -98,6 +104,30 @@ func (p *batches) do(ctx context.Context, verb, script string, keys []string, ar
 	return v, nil, err
 }
 
+// alone says that nothing is on its way, and nobody came while the last call was; until follow is called, the caller's
+// own call is.
+func (p *batches) alone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running > 0 || p.crowd {
+		return false
+	}
+	p.running++
+	return true
+}
+
+// follow sends what has gathered behind a call that was alone.
+func (p *batches) follow() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == nil {
+		p.running--
+		return
+	}
+	p.crowd = true
+	go p.run()
+}
+
 func (p *batches) add(cmd *redis.Cmd) (b *batch, i int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,9 +136,9 @@ func (p *batches) add(cmd *redis.Cmd) (b *batch, i int) {
 	}
 	b, i = p.next, len(p.next.cmds)
 	b.cmds = append(b.cmds, cmd)
-	if p.running == 0 || p.running < maxBatches && i+1 >= fullBatch {
+	if p.running == 0 || p.running < maxBatches && len(b.cmds) == fullBatch {
 		p.running++
-		go p.run(p.take())
+		go p.run()
 	}
 	return b, i
 }
@@ -124,24 +154,30 @@ func (p *batches) withdraw(b *batch, i int) bool {
 	return true
 }
 
-// take returns the batch that has gathered, nil if there is none. p.mu is held.
+// take returns the batch that has gathered, nil if there is none.
 func (p *batches) take() *batch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	b := p.next
-	if p.next = nil; b != nil {
-		b.sent = true
+	if p.next = nil; b == nil {
+		p.running--
+		return nil
 	}
+	b.sent = true
+	p.crowd = len(b.cmds) > 1
 	return b
 }
 
-// run sends batches until nobody waits.
-func (p *batches) run(b *batch) {
-	for b != nil {
-		p.exec(b)
-		p.mu.Lock()
-		if b = p.take(); b == nil {
-			p.running--
+// run sends batches until nobody waits. Before each it lets those who are about to ask do so: they have just got the
+// answers of the batch before.
+func (p *batches) run() {
+	for {
+		runtime.Gosched()
+		b := p.take()
+		if b == nil {
+			return
 		}
-		p.mu.Unlock()
+		p.exec(b)
 	}
 }
 
