@@ -2,13 +2,16 @@ package grpclock
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/onelane/onelane/idempotency"
 )
 
 // ClientOption configures [UnaryClientInterceptor]. A nil one is ignored, the later of two wins.
@@ -28,9 +31,9 @@ type client struct {
 	safe sync.Map // whether a method has no side effects, by its full name
 }
 
-// UnaryClientInterceptor returns the client's half of [ByMetadata]: each call gets a key of its own, a random UUID, which
-// it keeps over its retries: those of gRPC's retry policy, and those of a retry interceptor that stands after this
-// one. To retry by calling again, put the key into the metadata yourself: one that is there is left alone. Methods
+// UnaryClientInterceptor returns the client's half of [ByMetadata]: each call gets a key of its own, which it keeps over
+// its retries: those of gRPC's retry policy, and those of a retry interceptor that stands after this one. To retry by
+// calling again, call with [idempotency.ContextWithKey]; a key that is in the metadata already is left alone. Methods
 // with idempotency_level = NO_SIDE_EFFECTS get none, where their descriptor is linked in.
 //
 // It panics at wiring when the name cannot be that of text metadata.
@@ -48,10 +51,18 @@ func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
 }
 
 func (c *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(c.name)) == 0 && !c.noSideEffects(method) {
-		ctx = metadata.AppendToOutgoingContext(ctx, c.name, newKey())
+	if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(c.name)) > 0 || c.noSideEffects(method) {
+		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	return invoker(ctx, method, req, reply, cc, opts...)
+	key, ok := idempotency.KeyFromContext(ctx)
+	if !ok {
+		key = idempotency.NewKey()
+	}
+	value, err := idempotency.FormatKey(key)
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	return invoker(metadata.AppendToOutgoingContext(ctx, c.name, value), method, req, reply, cc, opts...)
 }
 
 func (c *client) noSideEffects(method string) bool {
@@ -61,12 +72,4 @@ func (c *client) noSideEffects(method string) bool {
 	safe := hasNoSideEffects(findMethod(method, nil))
 	c.safe.Store(method, safe)
 	return safe
-}
-
-// newKey is a UUID of version 4 (RFC 9562).
-func newKey() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

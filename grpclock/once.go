@@ -22,7 +22,7 @@ func (c *call) once(key string) (any, error) {
 	}
 	who := c.caller()
 	key = c.lookupKey(who.name, key)
-	if claim, ok := idempotency.FromContext(c.ctx); ok && claim.Key() == key {
+	if idempotency.Carries(c.ctx, key) {
 		return c.handler(c.ctx, c.req) // used twice: the outer one does it
 	}
 	var payload []byte

@@ -91,7 +91,7 @@ func TestInterceptorsInARow(t *testing.T) {
 	byKey := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))
 	lock := grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))
 	inner := grpclock.ByMetadata("inner-key", grpclock.Require(), grpclock.WithLocker(l))
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey, lock, inner))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey, lock, inner, byKey))
 	r := &request{OrderId: "7"}
 	s.create("k", r).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing) // by the inner one
 	k, err := l.Acquire(t.Context(), "order:7")

@@ -139,9 +139,9 @@ func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 	if !ok {
 		key = NewKey()
 	}
-	value := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
-	if read, err := ParseKey([]string{value}); err != nil || read != key {
-		return nil, fmt.Errorf("idempotency: the key %q of the context is not of 1 to 255 visible characters of ASCII", key)
+	value, err := FormatKey(key)
+	if err != nil {
+		return nil, err
 	}
 	if call.Header == nil {
 		call.Header = make(http.Header)

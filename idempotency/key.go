@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/onelane/onelane/core"
@@ -52,6 +53,16 @@ func ParseKey(values []string) (string, error) {
 		return "", errCharacter
 	}
 	return key, nil
+}
+
+// FormatKey is the inverse of [ParseKey]: the value of a header, or metadata, with this key in quotes. It is an error if
+// the key has not 1 to 255 visible characters of ASCII.
+func FormatKey(key string) (string, error) {
+	value := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
+	if read, err := ParseKey([]string{value}); err != nil || read != key {
+		return "", fmt.Errorf("idempotency: the key %q is not of 1 to 255 visible characters of ASCII", key)
+	}
+	return value, nil
 }
 
 // SpaceKey is the key for [Claims.Begin] of a client's key in a space that several adapters share, for a principal: the
