@@ -76,7 +76,7 @@ func backendKey(prefix, key string) (string, error) {
 
 // companion is the name of a second key in the same slot as a backend key: its fence counter or channel.
 func companion(name, suffix string) string {
-	if strings.HasSuffix(name, "}") {
+	if _, after, ok := strings.Cut(name, "{"); ok && strings.IndexByte(after, '}') > 0 { // its slot is that of what is in the braces
 		return name + ":" + suffix
 	}
 	return "{" + name + "}:" + suffix

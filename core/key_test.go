@@ -72,12 +72,13 @@ func FuzzBackendKey_IsInjectiveAndKeepsTheSlot(f *testing.F) {
 		if a != b && na == nb {
 			t.Errorf("%q and %q are both %q", a, b, na)
 		}
-		fence := core.Companion(na, "fence")
-		if hashTag(na) != hashTag(fence) {
-			t.Errorf("%q and %q are in different slots", na, fence)
-		}
-		if bare, err := core.BackendKey("", a); err == nil && hashTag(bare) != hashTag(core.Companion(bare, "fence")) {
-			t.Errorf("%q and its fence are in different slots", bare)
+		for _, suffix := range []string{"fence", "free", "free:s"} {
+			if second := core.Companion(na, suffix); hashTag(na) != hashTag(second) {
+				t.Errorf("%q and %q are in different slots", na, second)
+			}
+			if bare, err := core.BackendKey("", a); err == nil && hashTag(bare) != hashTag(core.Companion(bare, suffix)) {
+				t.Errorf("%q and its %s are in different slots", bare, suffix)
+			}
 		}
 	})
 }

@@ -22,6 +22,8 @@ const (
 	maxStuck       = 64 // calls of one node that were given up and have not returned
 	maxCleaning    = 64 // clean-ups of one node
 	renewalConns   = 4
+
+	movingPause = 20 * time.Millisecond // between tries while a slot moves
 )
 
 type script = redsyncredis.Script
@@ -64,6 +66,14 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 			}
 			return r, nil
 		}
+		if moving(err) {
+			select {
+			case <-time.After(b.jitter(movingPause)):
+				try--
+				continue
+			case <-ctx.Done():
+			}
+		}
 		if foreign(err) {
 			return r, fmt.Errorf("%w %q: Redis holds a value of another type there: %w", ErrInvalidKey, key, err)
 		}
@@ -87,6 +97,11 @@ func ended(ctx context.Context) error {
 
 func (b *redisBackend) unavailable(key string, cause error) error {
 	return &UnavailableError{Key: key, Nodes: []error{cause}}
+}
+
+// moving says that a slot of a Redis Cluster is on its way to another master, and that the script has not run.
+func moving(err error) bool {
+	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "MOVED")
 }
 
 // broken says that a connection ended under a call: the next try has a new one.

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,6 +29,31 @@ func StartRedis(ctx context.Context, args ...string) (*Server, error) {
 			line := append([]string{"--save", "", "--appendonly", "no", "--daemonize", "no"}, args...)
 			line = append(line, "--dir", dir, "--bind", "127.0.0.1", "--port", strconv.Itoa(port))
 			return exec.Command(binary, line...)
+		},
+		ready: redisReady,
+	})
+}
+
+// StartSentinel starts a Redis Sentinel that watches the master at addr under a name, and alone may decide that it is down: soon.
+func StartSentinel(ctx context.Context, name, addr string) (*Server, error) {
+	binary, err := Find(Redis)
+	if err != nil {
+		return nil, err
+	}
+	host, masterPort, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	config := fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\nsentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 3000\n",
+		name, host, masterPort)
+	return start(ctx, spec{
+		kind: Redis,
+		end:  syscall.SIGKILL,
+		prepare: func(_ context.Context, dir string) error { // it rewrites its configuration
+			return os.WriteFile(filepath.Join(dir, "sentinel.conf"), []byte(config), 0o600)
+		},
+		command: func(dir string, port int) *exec.Cmd {
+			return exec.Command(binary, filepath.Join(dir, "sentinel.conf"), "--sentinel", "--dir", dir, "--bind", "127.0.0.1", "--port", strconv.Itoa(port))
 		},
 		ready: redisReady,
 	})
