@@ -304,3 +304,24 @@ func TestManyGoroutines_OneAtATime(t *testing.T) {
 		t.Errorf("counted %d, want %d", n, 24*rounds)
 	}
 }
+
+// An answer that was on its way when a waiter came may be out of date: the key may have been unsealed in between.
+func TestAcquire_AnAnswerFromBeforeAWaiterCameIsNotItsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		s.on("acquire", func(context.Context) error {
+			time.Sleep(time.Second)
+			return &core.SealedError{Key: "k"}
+		})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := l.Acquire(t.Context(), "k")
+			want(t, "Acquire of who asked", err, core.ErrSealed)
+		})
+		time.Sleep(time.Second / 2)
+		s.on("acquire", func(context.Context) error { return nil })
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+		wg.Wait()
+	})
+}

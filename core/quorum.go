@@ -207,22 +207,28 @@ func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, 
 	q.over(g.Owner)
 	nodes, v := q.askedFor(g)
 	seal := packSeal(token, value)
+	others := make(map[string]int) // other seals
 	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
 		r, err := n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, n.channel(g.Key), seal,
 			millis(retention), token, millis(retention+fenceLife), "")
 		return r, lostIfForeign(err)
 	}, func(a answer) bool {
 		v.add(a, a.status == 1)
-		return v.yes >= q.majority()
+		if a.status == 3 {
+			others[a.text(1)]++
+		}
+		return v.yes >= q.majority() || others[a.text(1)] >= q.majority()
 	}, nil)
 	err := v.outcome(q, g.Key)
-	if errors.Is(err, ErrLost) && v.yes > 0 {
-		// A minority has it: left there, it could be taken for the seal of a holder that crashed, and be completed.
-		ctx, cancel := detach(ctx)
-		defer cancel()
-		q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
-			return n.call(ctx, g.Key, releaseScript, []string{g.Key}, seal, n.channel(g.Key))
-		}, func(answer) bool { return false }, nil)
+	for _, n := range others {
+		if n >= q.majority() {
+			return err
+		}
+	}
+	if errors.Is(err, ErrLost) && (v.yes > 0 || len(v.failed) > 0) {
+		// A minority may have it, and whoever asks for the key next may complete it. (To take it back is no way out: it may have
+		// been completed and answered meanwhile, simulated.)
+		return &UnavailableError{Key: g.Key, Nodes: append(v.failed, errors.New("a majority does not hold the key for this lock any more; others may have sealed it"))}
 	}
 	return err
 }
@@ -237,7 +243,7 @@ func (q *quorum) Unseal(ctx context.Context, key string) error {
 			seals, token, longest = seals+1, max(token, st.Token), max(longest, st.ExpiresIn)
 		}
 		asked++
-		return asked >= q.majority() // a seal that is decided is on one of them
+		return seals > 0 && asked >= q.majority() // where there is none, a last copy that has not ended yet would come back
 	})
 	if err != nil || seals == 0 {
 		return err

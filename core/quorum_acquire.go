@@ -255,7 +255,8 @@ func (q *quorum) decide(ctx context.Context, b *ballot, g Grant, ttl time.Durati
 	answered := len(b.granted)
 	var most []answer
 	for _, holders := range b.taken {
-		if answered += len(holders); len(holders) > len(most) {
+		answered += len(holders)
+		if len(holders) > len(most) || len(holders) == len(most) && holders[0].millis(2) < most[0].millis(2) { // a split vote: who ends first
 			most = holders
 		}
 	}

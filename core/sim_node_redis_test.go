@@ -47,10 +47,8 @@ func differences(t *testing.T, client *redis.Client, off rules) string {
 			clock = serverTime(t, client)
 			real, err := client.Eval(t.Context(), core.Scripts[script], keys, args...).Slice()
 			ok(t, script, err)
-			if script == "acquire" && real[0] == int64(1) { // it may have used its clock, at some time between
-				if token := real[1].(int64); clock <= token && token <= serverTime(t, client) {
-					clock = token
-				}
+			if used := usedTime(script, real, client.Get(t.Context(), core.Companion(keys[0], "fence")).Val()); clock <= used && used <= serverTime(t, client) {
+				clock = used
 			}
 			ours := node.run(script, keys, argv)
 			what := fmt.Sprintf("seed %d, step %d: %s %q %q", seed, step, script, keys, argv)
@@ -82,6 +80,18 @@ func runOf(t *testing.T, client *redis.Client) (id string, started int64) {
 	info, err := client.InfoMap(t.Context(), "server").Result()
 	ok(t, "INFO", err)
 	return info["Server"]["run_id"], serverTime(t, client) - number(info["Server"]["uptime_in_seconds"])*1e6
+}
+
+// usedTime is the server's time if the script has made a token of it.
+func usedTime(script string, answer []any, fence string) int64 {
+	switch {
+	case script == "acquire" && answer[0] == int64(1):
+		return answer[1].(int64)
+	case script == "quorum_unseal":
+		return number(fence) - 1
+	default:
+		return 0
+	}
 }
 
 func serverTime(t *testing.T, client *redis.Client) int64 {

@@ -73,7 +73,7 @@ func (s *suite) onlyTheHolderSeals() {
 	s.want("Seal by another", s.b.Seal(s.ctx, other, other.Token, []byte("v"), long), core.ErrLost)
 	s.held(key, g.Owner)
 	s.ok("Release", s.b.Release(s.ctx, g))
-	s.want("Seal of a free key", s.b.Seal(s.ctx, g, g.Token, []byte("v"), long), core.ErrLost)
+	s.want("Seal of a free key", s.b.Seal(s.ctx, other, other.Token, []byte("v"), long), core.ErrLost)
 	s.acquire(key, long)
 
 	key = s.key()
