@@ -39,16 +39,47 @@ func (m *middleware) readBody(c *gin.Context) ([]byte, error) {
 	if r.ContentLength > int64(m.maxRequestBody) {
 		return nil, errTooLarge
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, int64(m.maxRequestBody)+1))
+	body, err := readAll(r.Body, int(r.ContentLength), m.maxRequestBody)
 	if err != nil {
 		return nil, err
-	}
-	if len(body) > m.maxRequestBody {
-		return nil, errTooLarge
 	}
 	r.Body = &restored{bytes.NewReader(body), r.Body, body}
 	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
 	return body, nil
+}
+
+const (
+	firstRead  = 32 << 10
+	readGrowth = 8
+)
+
+// readAll reads up to limit bytes. It takes the length that the client announced (-1: none) for true only as far as it
+// has shown it: whoever sends a header and no body gets no memory for it.
+func readAll(r io.Reader, announced, limit int) ([]byte, error) {
+	size := firstRead
+	if announced >= 0 {
+		size = min(size, announced+1) // one more, so that its end is seen without growing
+	}
+	body := make([]byte, 0, size)
+	for {
+		n, err := r.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case len(body) > limit:
+			return nil, errTooLarge
+		case err == io.EOF:
+			return body, nil
+		case err != nil:
+			return nil, err
+		}
+		if len(body) == cap(body) {
+			size = 2 * len(body)
+			if announced >= len(body) {
+				size = min(announced+1, readGrowth*len(body))
+			}
+			body = append(make([]byte, 0, max(min(size, limit+1), len(body)+1)), body...)
+		}
+	}
 }
 
 // restored is a body that was read before.
