@@ -1,0 +1,36 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func runGrab(t *testing.T, args ...string) (int, string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := run(t.Context(), args, &out, &errs)
+	return code, out.String() + errs.String()
+}
+
+func TestGrab_OneDriverPerOrder(t *testing.T) {
+	code, said := runGrab(t, "-orders", "15", "-drivers", "20")
+	if code != 0 || !strings.Contains(said, "15 orders went to one driver, 0 to several, 0 to none") {
+		t.Errorf("exit status %d: %s", code, said)
+	}
+}
+
+func TestGrab_UnguardedGoesToSeveral(t *testing.T) {
+	code, said := runGrab(t, "-orders", "15", "-drivers", "20", "-unguarded")
+	if code != 1 || strings.Contains(said, " 0 to several") || !strings.Contains(said, "BROKEN") {
+		t.Errorf("naive code did not fail: exit status %d: %s", code, said)
+	}
+}
+
+func TestGrab_BadInput(t *testing.T) {
+	for _, args := range []string{"-orders 0", "-drivers 201", "-nonsense", "surplus"} {
+		if code, said := runGrab(t, strings.Fields(args)...); code != 2 || said == "" {
+			t.Errorf("%s: exit status %d, %q", args, code, said)
+		}
+	}
+}
