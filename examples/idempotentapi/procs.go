@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/onelane/onelane/core"
 )
 
 // A child is this command with childEnv set to "REDIS FILE CRASH": it serves on a free port and prints its address.
@@ -100,7 +102,7 @@ func serveChild(ctx context.Context, stdout io.Writer) error {
 	if len(parts) != 3 {
 		return fmt.Errorf("%s is set by this command itself: unset it", childEnv)
 	}
-	s, stop, err := newService(parts[0], parts[1])
+	s, stop, err := newService(parts[0], parts[1], core.WithTTL(shortTTL))
 	if err != nil {
 		return err
 	}

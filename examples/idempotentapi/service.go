@@ -35,12 +35,12 @@ type service struct {
 	came, lost atomic.Int64
 }
 
-// leaseTTL is how long a service that died blocks a key. The default, 10 s, would make for a long show.
-const leaseTTL = 500 * time.Millisecond
+// shortTTL is how long a service that died blocks a key in this show. The default, 10 s, would make it a long one.
+const shortTTL = 1500 * time.Millisecond
 
-func newService(redisAddr, dbFile string) (*service, func(), error) {
+func newService(redisAddr, dbFile string, opts ...core.Option) (*service, func(), error) {
 	client := redis.NewClient(&redis.Options{Addr: redisAddr})
-	locker, err := core.New(core.Clients(client), core.WithTTL(leaseTTL))
+	locker, err := core.New(core.Clients(client), opts...)
 	if err != nil {
 		return nil, nil, err
 	}
