@@ -171,6 +171,8 @@ type clientNode struct {
 	direct redis.UniversalClient // honours a context's deadline by itself; nil where none does
 	stuck  atomic.Int64
 
+	extends *batches // of the direct client: many leases are renewed in one round trip
+
 	mu       sync.Mutex
 	renewals *redis.Client // made when it is first needed
 	closed   bool
@@ -185,6 +187,7 @@ func newClientNode(c redis.UniversalClient) *clientNode {
 		clone.Options().ContextTimeoutEnabled = true
 		clone.Options().MaxRetries = 0 // the tries are counted above, where a lost reply matters
 		n.direct = clone
+		n.extends = &batches{client: n.forRenewals, timeout: defaultNodeTimeout}
 	}
 	return n
 }
@@ -195,11 +198,16 @@ func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []
 		v, late, err := giveUp(ctx, &n.stuck, func() (any, error) { return run(ctx, c, s, keys, args) })
 		return v, late, c.retried.Load(), err
 	}
-	c := n.direct
 	if s == extendScript {
-		c = n.forRenewals()
+		if n.extends.alone() {
+			defer n.extends.follow()
+			v, err := run(ctx, direct{n.forRenewals()}, s, keys, args)
+			return v, nil, false, err
+		}
+		v, late, err := n.extends.eval(ctx, s, keys, args)
+		return v, late, false, err
 	}
-	v, err := run(ctx, direct{c}, s, keys, args)
+	v, err := run(ctx, direct{n.direct}, s, keys, args)
 	return v, nil, false, err
 }
 

@@ -26,7 +26,7 @@ var errNotSent = errors.New("core: the call was given up before it was sent")
 // nevertheless, and while Redis hangs that is a growing pile of locks to be taken, and released, for nobody.
 type pipelinedNode struct {
 	*clientNode
-	verbs, renewals *batches
+	verbs *batches
 }
 
 func newPipelinedNode(n node, timeout time.Duration) (node, error) {
@@ -34,30 +34,24 @@ func newPipelinedNode(n node, timeout time.Duration) (node, error) {
 	if !ok || c.direct == nil {
 		return nil, fmt.Errorf("core: Pipelined needs core.Clients with a *redis.Client, one Redis or Sentinel, for each node: it does nothing for pools and for Redis Cluster")
 	}
-	return &pipelinedNode{c,
-		&batches{client: func() redis.UniversalClient { return c.direct }, timeout: timeout},
-		&batches{client: c.forRenewals, timeout: timeout},
-	}, nil
+	return &pipelinedNode{c, &batches{client: func() redis.UniversalClient { return c.direct }, timeout: timeout}}, nil
 }
 
 func (n *pipelinedNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
+	apart := s == extendScript // renewals have batches of their own
 	for _, a := range args {
 		if value, ok := a.([]byte); ok && len(value) > longestAlone {
-			return n.clientNode.eval(ctx, s, keys, args)
+			apart = true
 		}
 	}
-	b := n.verbs
-	if s == extendScript {
-		b = n.renewals
-	}
-	if b.alone() { // a batch of one needs no goroutine
-		defer b.follow()
+	if apart {
 		return n.clientNode.eval(ctx, s, keys, args)
 	}
-	v, late, err := b.do(ctx, "evalsha", s.Hash, keys, args)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		v, late, err = b.do(ctx, "eval", s.Src, keys, args)
+	if n.verbs.alone() { // a batch of one needs no goroutine
+		defer n.verbs.follow()
+		return n.clientNode.eval(ctx, s, keys, args)
 	}
+	v, late, err := n.verbs.eval(ctx, s, keys, args)
 	return v, late, false, err
 }
 
@@ -76,6 +70,14 @@ type batch struct {
 	cmds []*redis.Cmd
 	sent bool          // guarded by batches.mu
 	done chan struct{} // closed when all have their answers
+}
+
+func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, error) {
+	v, late, err := p.do(ctx, "evalsha", s.Hash, keys, args)
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		v, late, err = p.do(ctx, "eval", s.Src, keys, args)
+	}
+	return v, late, err
 }
 
 // do sends a command with those of others. When ctx ends first, the command is withdrawn, or late is closed once it

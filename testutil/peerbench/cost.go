@@ -139,7 +139,7 @@ func held(n int) scenario {
 }
 
 func holdMany(ctx context.Context, addr string, n int, short bool) (sample, error) {
-	const workers = 64
+	const workers = 16
 	watch := 10 * time.Second // three renewals of each
 	if short {
 		n, watch = n/100, time.Second
@@ -157,10 +157,11 @@ func holdMany(ctx context.Context, addr string, n int, short bool) (sample, erro
 	locks := make([]*core.Lock, n)
 	bytes, goroutines := inUse()
 	if err := each(workers, n, func(i int) (err error) {
-		for try := 0; try < 3; try++ { // renewals have begun, and may keep Redis busy
+		for try := 0; try < 10; try++ { // renewals have begun, and may keep the machine busy
 			if locks[i], err = l.Acquire(ctx, "held:"+strconv.Itoa(i)); err == nil {
 				break
 			}
+			time.Sleep(50 * time.Millisecond)
 		}
 		return err
 	}); err != nil {
