@@ -29,7 +29,7 @@ func TestForgedRecords(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
 	fingerprint := idempotency.Fingerprint{
-		Payload:     idempotency.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.Canonical((&request{}).ProtoReflect())),
+		Payload:     idempotency.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.FingerprintOf((&request{}).ProtoReflect())),
 		Credentials: idempotency.Credentials(nil, nil),
 	}
 	forge := func(key string, r *idempotency.Record) {

@@ -1,8 +1,23 @@
 package grpclock
 
-// For the tests of what a request's fingerprint is made of, and the fuzz tests.
+import (
+	"bytes"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// Canonical is what a request's fingerprint is the digest of.
+func Canonical(m protoreflect.Message) []byte {
+	var w walk
+	w.message(m)
+	var b bytes.Buffer
+	w.write(&b)
+	return b.Bytes()
+}
+
+// For the fuzz tests, and those with forged records.
 var (
-	Canonical      = canonical
+	FingerprintOf  = fingerprint
 	ResolvePath    = resolvePath
 	TemplateSource = templateSource
 	QualifiedField = qualifiedField

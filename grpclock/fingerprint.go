@@ -2,23 +2,29 @@ package grpclock
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"io"
 	"math"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// canonical is a message as bytes that are the same whether this process knows a field or not: all fields, in the order
-// of their numbers. What proto.Marshal makes, deterministic or not, has the unknown ones at the end, and so differs
-// between two versions of a schema: in the middle of a roll-out a retry would look like another request.
+// fingerprint is a digest of a message that is the same whether this process knows a field or not: of all fields, in the
+// order of their numbers. What proto.Marshal makes, deterministic or not, has the unknown ones at the end, and so
+// differs between two versions of a schema: in the middle of a roll-out a retry would look like another request.
 //
 // A field that is not known stays as the client sent it: the order of a map in it is the client's.
-func canonical(m protoreflect.Message) []byte {
-	var w walk
+func fingerprint(m protoreflect.Message) []byte {
+	h := sha256.New()
+	w := walk{out: make([]byte, 0, proto.Size(m.Interface()))}
 	w.message(m)
-	return w.bytes()
+	w.write(h)
+	return h.Sum(nil)
 }
 
 // walk collects the bytes of a message without the lengths of the messages in it, and where those belong. A length is
@@ -30,15 +36,16 @@ type walk struct {
 
 type length struct{ at, n int }
 
-func (w *walk) bytes() []byte {
-	b := make([]byte, 0, len(w.out)+5*len(w.lengths))
+// write writes it all to what takes everything.
+func (w *walk) write(to io.Writer) {
 	from := 0
+	var size [binary.MaxVarintLen64]byte
 	for _, l := range w.lengths {
-		b = append(b, w.out[from:l.at]...)
-		b = protowire.AppendVarint(b, uint64(l.n))
+		_, _ = to.Write(w.out[from:l.at])
+		_, _ = to.Write(protowire.AppendVarint(size[:0], uint64(l.n)))
 		from = l.at
 	}
-	return append(b, w.out[from:]...)
+	_, _ = to.Write(w.out[from:])
 }
 
 // part is a field: a known one, or the bytes of one that is not.

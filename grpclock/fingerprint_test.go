@@ -68,7 +68,7 @@ func narrowed(t testing.TB, known func(n int32) bool) protoreflect.MessageType {
 func TestRule28_FingerprintOfTwoSchemaVersions(t *testing.T) {
 	t.Parallel()
 	r := full()
-	r.Attributes, r.Friends = map[string]string{"a": "b"}, map[int32]*testpb.Customer{5: {Id: "f"}} // see canonical
+	r.Attributes, r.Friends = map[string]string{"a": "b"}, map[int32]*testpb.Customer{5: {Id: "f"}} // see fingerprint
 	r.Payment = &testpb.Request_Cash{Cash: true}
 	sent, err := proto.Marshal(r)
 	if err != nil {

@@ -26,10 +26,10 @@ func (c *call) once(key string) (any, error) {
 		return c.handler(c.ctx, c.req) // used twice: the outer one does it
 	}
 	var payload []byte
-	if c.fingerprint != nil {
-		payload = c.fingerprint(c.ctx, request)
+	if c.config.fingerprint != nil {
+		payload = c.config.fingerprint(c.ctx, request)
 	} else {
-		payload = canonical(request.ProtoReflect())
+		payload = fingerprint(request.ProtoReflect())
 	}
 	fp := idempotency.Fingerprint{Payload: idempotency.Digest([]byte(c.full), payload), Credentials: who.credentials}
 	out, err := c.claimsOn(c.locker).Begin(c.ctx, key, fp)

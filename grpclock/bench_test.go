@@ -1,0 +1,115 @@
+package grpclock_test
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// What an interceptor costs beside the bare server, on sockets: its own work alone, with a backend in memory, and all
+// with one Redis.
+//
+//	go run ./testutil/servers go test -run '^$' -bench Unary -benchmem ./grpclock
+func BenchmarkUnary(b *testing.B) {
+	memory, err := core.New(testutil.Memory())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer memory.Close()
+	redis := testutil.Locker(b)
+	var runs atomic.Int64
+	for _, size := range []struct {
+		name string
+		blob []byte
+	}{{"small", nil}, {"100KB", make([]byte, 100<<10)}} {
+		r := &request{OrderId: "1", Tags: []string{"a", "b"}, Attributes: map[string]string{"c": "d"}, Blob: size.blob}
+		handle := func(context.Context, *request) (*order, error) {
+			return &order{Id: "1", Run: runs.Add(1), Blob: size.blob}, nil
+		}
+		for _, kind := range []struct {
+			name   string
+			i      grpc.UnaryServerInterceptor
+			replay bool
+		}{
+			{"bare", nil, false},
+			{"fresh/memory", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(memory)), false},
+			{"replay/memory", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(memory)), true},
+			{"locked/memory", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(memory), grpclock.LockOnly()), false},
+			{"fresh/redis", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(redis)), false},
+			{"replay/redis", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(redis)), true},
+			{"locked/redis", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(redis), grpclock.LockOnly()), false},
+		} {
+			b.Run(size.name+"/"+kind.name, func(b *testing.B) {
+				var opts []grpc.ServerOption
+				if kind.i != nil {
+					opts = append(opts, grpc.UnaryInterceptor(kind.i))
+				}
+				s := serve(b, &orders{handle: handle}, opts...)
+				run := strconv.FormatInt(time.Now().UnixNano(), 36)
+				call := func(key string) {
+					ctx := metadata.AppendToOutgoingContext(context.Background(), idempotencyKey, key)
+					if _, err := s.Create(ctx, r); err != nil {
+						b.Fatal(err)
+					}
+				}
+				call(run)
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					if kind.replay {
+						call(run)
+					} else {
+						call(run + "+" + strconv.Itoa(i))
+					}
+				}
+			})
+		}
+	}
+}
+
+// What a retry must repeat is read once, whatever is in it.
+func BenchmarkFingerprint(b *testing.B) {
+	for name, r := range map[string]*request{"full": full(), "100KB": {Blob: make([]byte, 100<<10)}} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = grpclock.FingerprintOf(r.ProtoReflect())
+			}
+		})
+	}
+}
+
+// A fresh call costs 2 round trips, a replay 1, and a lock 2.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	var runs atomic.Int64
+	o := &orders{handle: counter(&runs)}
+	once := serve(t, o, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	locked := serve(t, o, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly())))
+	once.create("warm up", &request{}).want(t, 1, false) // loads the scripts
+	locked.create("warm up", &request{}).want(t, 2, false)
+	for _, tc := range []struct {
+		name string
+		s    *server
+		want int64
+	}{{"fresh", once, 2}, {"replay", once, 1}, {"locked", locked, 2}} {
+		counts := n.Commands(t, func() {
+			if a := tc.s.create("k", &request{}); a.err != nil {
+				t.Error(a.err)
+			}
+		})
+		if counts["evalsha"] != tc.want || counts["eval"] != 0 {
+			t.Errorf("%s: %v, want %d evalsha", tc.name, counts, tc.want)
+		}
+	}
+}
