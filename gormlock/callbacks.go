@@ -88,6 +88,9 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 			err = fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
 		}
 	}
+	if err == nil && sellOutOf(db.Statement) != nil {
+		err = t.sealable()
+	}
 	if op.name != "row" {
 		_ = db.AddError(err)
 		return

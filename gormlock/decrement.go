@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"fmt"
-	"reflect"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -18,8 +17,13 @@ import (
 //
 // If no row was changed the error is [*InsufficientError]: not enough is left, or there is no such row; to know which,
 // read it. Let the conditions select one row: of several, those that have enough are taken from. n below 1 is an error, no
-// condition at all is gorm.ErrMissingWhereClause, DryRun gorm.ErrDryRunModeUnsupported.
-func Decrement(db *gorm.DB, column string, n int64) error {
+// condition at all is gorm.ErrMissingWhereClause, DryRun gorm.ErrDryRunModeUnsupported. [SealWhenOut] turns later buyers
+// away without the database.
+func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) error {
+	seal, err := sellOutWith(db, opts)
+	if err != nil {
+		return fmt.Errorf("gormlock: decrement column %q by %d: %w", column, n, err)
+	}
 	if n < 1 {
 		return fmt.Errorf("gormlock: decrement column %q by %d: it must be at least 1", column, n)
 	}
@@ -41,6 +45,11 @@ func Decrement(db *gorm.DB, column string, n int64) error {
 			_ = db.AddError(gorm.ErrMissingWhereClause)
 		}
 		where, _ := db.Statement.Clauses["WHERE"].Expression.(clause.Where)
+		if seal != nil {
+			s := *seal
+			s.statement, s.column, s.where = db.Statement, name.Name, where.Exprs
+			db.Statement.Settings.Store(sellOutKey{db.Statement}, &s)
+		}
 		exprs := []clause.Expression{clause.Expr{SQL: "? >= ?", Vars: []any{name, n}}}
 		if len(where.Exprs) > 0 { // one And, so that an Or in it does not go around what follows
 			exprs = append(exprs, clause.And(where.Exprs...))
@@ -63,18 +72,5 @@ func selects(s *gorm.Statement) bool {
 	if where, ok := s.Clauses["WHERE"].Expression.(clause.Where); ok && len(where.Exprs) > 0 {
 		return true
 	}
-	model := reflect.ValueOf(s.Model)
-	for model.Kind() == reflect.Pointer && !model.IsNil() {
-		model = model.Elem()
-	}
-	parsed := &gorm.Statement{DB: s.DB}
-	if model.Kind() != reflect.Struct || parsed.Parse(s.Model) != nil {
-		return false
-	}
-	for _, f := range parsed.Schema.PrimaryFields {
-		if _, zero := f.ValueOf(s.Context, model); !zero {
-			return true
-		}
-	}
-	return false
+	return len(primaryKey(s)) > 0
 }

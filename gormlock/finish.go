@@ -137,6 +137,7 @@ func (t *transaction) release() {
 		stop()
 	}
 	if t.turn == nil {
+		t.seal()
 		err := t.locks.Release(t.ctx)
 		if err != nil && !errors.Is(err, core.ErrLost) { // a loss was told before COMMIT, or came after it
 			t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v", quoted(t.keys), err)

@@ -139,7 +139,7 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: s.group.locks, real: s, turn: s}
+	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: s.group.locks, fenced: s.group.t.fenced, real: s, turn: s}
 	return s.t, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"gorm.io/gorm"
 
@@ -21,6 +22,7 @@ type plugin struct {
 	protect []any
 	fenced  bool
 	lines   lines
+	memory  time.Duration // of seals
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -48,6 +50,9 @@ func (p *plugin) Name() string { return pluginName }
 func (p *plugin) Initialize(db *gorm.DB) error {
 	if _, ok := db.Plugins[resolverName]; ok {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: register gormlock before it")
+	}
+	if p.memory < 0 {
+		return fmt.Errorf("gormlock: RememberSeals(%v): it must not be negative", p.memory)
 	}
 	tables, err := tablesOf(db, p.protect)
 	if err != nil {

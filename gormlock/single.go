@@ -67,8 +67,14 @@ func takeOwn(db *gorm.DB) *own {
 
 // after says why a statement under a lost lock failed, and ends the transaction of a guarded single statement.
 func (p *plugin) after(db *gorm.DB) {
-	if t, _ := transactionOf(db.Statement.ConnPool); t != nil && db.Error != nil {
+	switch t, _ := transactionOf(db.Statement.ConnPool); {
+	case t == nil:
+	case db.Error != nil:
 		db.Error = t.explain(db.Error)
+	case db.RowsAffected == 0:
+		if s := sellOutOf(db.Statement); s != nil {
+			t.sellsOut(s)
+		}
 	}
 	o := takeOwn(db)
 	if o == nil {

@@ -32,6 +32,8 @@ type transaction struct {
 	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction
 	over      bool                      // nothing is open or locked any more
 	failed    error                     // why it was given up; its Rollback has nothing left to do then
+	reentered bool                      // locks are the context's
+	sellOut   *sellOut                  // found too little
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has
 }
 
@@ -128,12 +130,17 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if statement.Done() != t.ctx.Done() {
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
 	}
-	t.locks, err = locker.AcquireAll(ctx, d.keys, core.WithWait(d.wait))
+	t.reentered = t.pool.plugin.carries(ctx, d.keys)
+	opts := []core.AcquireOption{core.WithWait(d.wait)}
+	if d := t.pool.plugin.memory; d > 0 {
+		opts = append(opts, core.WithSealMemory(d))
+	}
+	t.locks, err = locker.AcquireAll(ctx, d.keys, opts...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
 	if err != nil {
-		return guardError(d.keys, err)
+		return guardError(d.keys, insufficient(err))
 	}
 	t.keys = d.keys
 	for _, k := range t.locks {

@@ -1,0 +1,292 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+func sealed(t testing.TB, l *core.Locker, key string) bool {
+	t.Helper()
+	st, err := l.Inspect(context.Background(), key)
+	ok(t, "Inspect", err)
+	return st.Status == core.Sealed
+}
+
+// sellers are the ways to take n of a stock under the guard "k", and to seal it.
+var sellers = map[string]func(db *gorm.DB, sku int, n int64) error{
+	"single": func(db *gorm.DB, sku int, n int64) error {
+		return gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
+	},
+	"block": func(db *gorm.DB, sku int, n int64) error {
+		return db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return sell(tx, sku, n) })
+	},
+	"Transaction": func(db *gorm.DB, sku int, n int64) error {
+		return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return sell(tx, sku, n) })
+	},
+	"Grouped": func(db *gorm.DB, sku int, n int64) error {
+		return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return sell(tx, sku, n) }, gormlock.Grouped(8))
+	},
+}
+
+func sell(tx *gorm.DB, sku int, n int64) error {
+	return gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
+}
+
+// asked counts what a backend is asked, and lets a test act before a seal.
+type asked struct {
+	core.Backend
+	acquires, seals atomic.Int64
+	beforeSeal      func()
+}
+
+func (b *asked) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	b.acquires.Add(1)
+	return b.Backend.Acquire(ctx, key, owner, ttl)
+}
+
+func (b *asked) Seal(ctx context.Context, g core.Grant, token uint64, value []byte, retention time.Duration) error {
+	b.seals.Add(1)
+	if b.beforeSeal != nil {
+		b.beforeSeal()
+	}
+	return b.Backend.Seal(ctx, g, token, value, retention)
+}
+
+// counting counts the statements of a database, BEGIN included.
+func counting(t *testing.T, db *gorm.DB) *journal {
+	t.Helper()
+	j := &journal{}
+	r := &recording{pool(t, db), j}
+	if prepared, ok := db.ConnPool.(*gorm.PreparedStmtDB); ok {
+		prepared.ConnPool = r
+	} else {
+		db.ConnPool, db.Statement.ConnPool = r, r
+	}
+	return j
+}
+
+func (j *journal) length() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.events)
+}
+
+// TestSealWhenOut_TurnsLaterBuyersAway: after it is sold out an attempt is one round trip and no SQL, in this process
+// and in others; after a restock they buy again.
+func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		sql := counting(t, db)
+		b := &asked{Backend: testutil.Memory()}
+		l := locker(t, b)
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		elsewhere := locker(t, b)
+		put(t, db, 42, 0)
+		for name, sell := range sellers {
+			ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
+			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+			for range 2 {
+				ok(t, name, sell(db, 42, 1))
+				eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
+			}
+			want(t, name+": the first that gets nothing", sell(db, 42, 1), gormlock.ErrInsufficient)
+			eventually(t, name+": the key is sealed", func() bool { return sealed(t, l, "k") })
+			statements, acquires := sql.length(), b.acquires.Load()
+			for range 3 {
+				err := sell(db, 42, 1)
+				want(t, name, err, gormlock.ErrInsufficient)
+				want(t, name, err, core.ErrSealed)
+			}
+			if n, asked := sql.length()-statements, b.acquires.Load()-acquires; n != 0 || asked != 3 {
+				t.Errorf("%s: three attempts took %d statements and %d round trips", name, n, asked)
+			}
+			_, err := elsewhere.TryAcquire(t.Context(), "k")
+			want(t, "elsewhere", err, core.ErrSealed)
+			wantLeft(t, db, 42, 0)
+		}
+	})
+}
+
+// TestSealWhenOut_SealsNothingElse is what does not seal: there is something left, or nobody can know.
+func TestSealWhenOut_SealsNothingElse(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 3)
+		put(t, db, 43, 0)
+		option := gormlock.SealWhenOut(time.Minute)
+		for name, sell := range sellers {
+			want(t, name+": 5 of 3", sell(db, 42, 5), gormlock.ErrInsufficient)
+			want(t, name+": a missing row", sell(db, 99, 1), gormlock.ErrInsufficient)
+		}
+		takesAll := func(tx *gorm.DB) error {
+			return errors.Join(sell(tx, 42, 3), expect(sell(tx, 42, 1), gormlock.ErrInsufficient), boom)
+		}
+		want(t, "rolled back", gormlock.Transaction(db, "k", takesAll), boom)
+		want(t, "rolled back in a group", gormlock.Transaction(db, "k", takesAll, gormlock.Grouped(8)), boom)
+		both := db.Model(&Stock{}).Where("sku IN ?", []int{42, 43})
+		want(t, "one of two rows", gormlock.Decrement(both.Scopes(gormlock.Guard("k")), "left", 5, option), gormlock.ErrInsufficient)
+		ok(t, "the last that is there", gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return sell(tx, 42, 3) }))
+		ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
+			return expect(sellers["single"](db.WithContext(ctx), 42, 1), gormlock.ErrInsufficient)
+		}))
+		ended, end := context.WithCancel(t.Context())
+		want(t, "a context that ended", gormlock.Transaction(db.WithContext(ended), "k", func(tx *gorm.DB) error {
+			want(t, "sell", sell(tx, 42, 1), gormlock.ErrInsufficient)
+			end()
+			return nil
+		}), context.Canceled)
+		eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
+		if sealed(t, l, "k") {
+			t.Fatal("the key is sealed")
+		}
+		// And these cannot seal, which is said before anything is sent.
+		for name, err := range map[string]error{
+			"no guard":      gormlock.Decrement(db.Model(&Stock{}).Where("sku = 42"), "left", 1, option),
+			"block":         db.Transaction(func(tx *gorm.DB) error { return sell(tx, 42, 1) }),
+			"two keys":      gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("j")).Where("sku = 42"), "left", 1, option),
+			"a short time":  gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Millisecond)),
+			"DryRun":        gormlock.Decrement(db.Session(&gorm.Session{DryRun: true}).Model(&Stock{}).Where("sku = 42"), "left", 1, nil, option),
+			"no such table": gormlock.Decrement(db.Table("nowhere").Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, option),
+		} {
+			if err == nil || errors.Is(err, gormlock.ErrInsufficient) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if sealed(t, l, "k") {
+			t.Error("the key is sealed")
+		}
+	})
+}
+
+func TestSealWhenOut_NeedsThePlugin(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		want(t, "Decrement", sell(db, 42, 1), gormlock.ErrNotRegistered)
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+// TestSealWhenOut_NotUnderALostLock: a lock that was lost seals nothing, noticed or not.
+func TestSealWhenOut_NotUnderALostLock(t *testing.T) {
+	t.Parallel()
+	for name, sell := range sellers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
+				put(t, db, 43, 0)
+				var once atomic.Bool
+				ok(t, "Register", db.Callback().Update().After("gorm:update").Register("lose", func(*gorm.DB) {
+					if once.CompareAndSwap(false, true) {
+						lose()
+					}
+				}))
+				if err := sell(db, 43, 1); !errors.Is(err, gormlock.ErrInsufficient) && !errors.Is(err, core.ErrLost) {
+					t.Errorf("got %v", err)
+				}
+				eventually(t, "no connection is in use", func() bool { return inUse(t, db) == 0 })
+				if !once.Load() || sealed(t, l, "k") {
+					t.Errorf("lost %v, sealed %v", once.Load(), sealed(t, l, "k"))
+				}
+			})
+		})
+	}
+}
+
+// TestSealWhenOut_Restocked: who restocks between the look and the seal is not shut out.
+func TestSealWhenOut_Restocked(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		b := &asked{Backend: testutil.Memory()}
+		l := locker(t, b)
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		put(t, db, 42, 0)
+		b.beforeSeal = func() {
+			ok(t, "Update", db.Session(&gorm.Session{NewDB: true}).Model(&Stock{}).Where("sku = ?", 42).Update("left", 5).Error)
+			ok(t, "Unseal", l.Unseal(context.Background(), "k"))
+		}
+		for name, sell := range sellers {
+			seals := b.seals.Load()
+			want(t, name, sell(db, 42, 1), gormlock.ErrInsufficient)
+			eventually(t, name+": it was sealed, and taken back", func() bool { return b.seals.Load() > seals && !sealed(t, l, "k") && !held(t, l, "k") })
+			ok(t, name, sell(db, 42, 5))
+			eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
+		}
+	})
+}
+
+// TestSealWhenOut_Remembered: not even a round trip; Unseal works at once here, and later elsewhere.
+func TestSealWhenOut_Remembered(t *testing.T) {
+	t.Parallel()
+	const memory = 300 * time.Millisecond
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
+		b := &asked{Backend: testutil.Memory()}
+		l, elsewhere := locker(t, b), locker(t, b)
+		ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(memory))))
+		put(t, db, 42, 0)
+		sell := func() error { return sellers["single"](db, 42, 1) }
+		want(t, "sell", sell(), gormlock.ErrInsufficient)
+		want(t, "sell", sell(), core.ErrSealed)
+		acquires, start := b.acquires.Load(), time.Now()
+		for range 100 {
+			want(t, "sell", sell(), gormlock.ErrInsufficient)
+		}
+		if n := b.acquires.Load() - acquires; time.Since(start) < memory && n != 0 {
+			t.Errorf("%d round trips", n)
+		}
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
+		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		ok(t, "at once", sell())
+		ok(t, "sell", sell())
+		want(t, "sell", sell(), gormlock.ErrInsufficient)
+		want(t, "sell", sell(), core.ErrSealed)
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
+		ok(t, "Unseal", elsewhere.Unseal(t.Context(), "k"))
+		eventually(t, "it is seen here", func() bool { return sell() == nil })
+	})
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Use(gormlock.New(nil, gormlock.RememberSeals(-1))) == nil {
+			t.Error("a negative memory was taken")
+		}
+	})
+}
+
+// TestSealWhenOut_NeverOversells: many buyers of few units, in all ways at once, on a real Redis; then it is sealed.
+func TestSealWhenOut_NeverOversells(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		pool(t, db).SetMaxOpenConns(8)
+		put(t, db, 42, 10)
+		var ways []func(*gorm.DB, int, int64) error
+		for _, sell := range sellers {
+			ways = append(ways, sell)
+		}
+		var next atomic.Int64
+		sold := rush(t, 64, func() error {
+			err := ways[next.Add(1)%int64(len(ways))](db, 42, 1)
+			if errors.Is(err, gormlock.ErrInsufficient) {
+				return errSoldOut
+			}
+			return err
+		})
+		if sold != 10 {
+			t.Errorf("%d sold of 10", sold)
+		}
+		wantLeft(t, db, 42, 0)
+		eventually(t, "it is sealed", func() bool { return sealed(t, l, "k") })
+	})
+}
