@@ -2,11 +2,15 @@ package ginlock
 
 import (
 	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -16,7 +20,10 @@ import (
 	"github.com/onelane/onelane/idempotency"
 )
 
-var errTooLarge = errors.New("ginlock: the request's body is too large")
+var (
+	errTooLarge = errors.New("ginlock: the request's body is too large")
+	errGone     = errors.New("ginlock: a middleware outside has read the body: let it put the body back, or read it by ShouldBindBodyWith, or use it inside")
+)
 
 // readBody reads the body once and puts it back. Where a middleware has read it for ShouldBindBodyWith, that copy is
 // it: what is left to read would be empty.
@@ -42,6 +49,12 @@ func (m *middleware) readBody(c *gin.Context) ([]byte, error) {
 	body, err := readAll(r.Body, int(r.ContentLength), m.maxRequestBody)
 	if err != nil {
 		return nil, err
+	}
+	if len(body) == 0 && r.ContentLength > 0 && !parsed(r) {
+		return nil, errGone
+	}
+	if len(body) == 0 {
+		return nil, nil // whoever parsed the form knows its length
 	}
 	r.Body = &restored{bytes.NewReader(body), r.Body, body}
 	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
@@ -93,6 +106,8 @@ type restored struct {
 func (m *middleware) refuseBody(c *gin.Context, err error) {
 	var outside *http.MaxBytesError
 	switch {
+	case err == errGone:
+		m.misconfigured(c, "ginlock: what the request asks for is not known", "error", err)
 	case errors.Is(err, errTooLarge) || errors.As(err, &outside):
 		m.refuse(c, problemTooLarge)
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -106,13 +121,54 @@ func (m *middleware) refuseBody(c *gin.Context, err error) {
 func fingerprint(c *gin.Context, body []byte) []byte {
 	r := c.Request
 	parts := [][]byte{[]byte(r.Method), []byte(r.URL.EscapedPath()), []byte(r.URL.RawQuery)}
-	if form := multipartDigest(r.Header.Get("Content-Type"), body); form != nil {
+	if len(body) == 0 && parsed(r) {
+		parts = append(parts, []byte("parsed"), formDigest(r))
+	} else if form := multipartDigest(r.Header.Get("Content-Type"), body); form != nil {
 		parts = append(parts, []byte("multipart"), form)
 	} else {
 		parts = append(parts, []byte(r.Header.Get("Content-Type")), body)
 	}
 	sum := idempotency.Digest(parts...)
 	return sum[:]
+}
+
+// parsed says whether a middleware outside has parsed the body as a form, as those against CSRF do: nothing is left to
+// read then.
+func parsed(r *http.Request) bool {
+	if r.MultipartForm != nil {
+		return true
+	}
+	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return r.PostForm != nil && media == "application/x-www-form-urlencoded"
+}
+
+// formDigest digests a parsed form.
+func formDigest(r *http.Request) []byte {
+	values := r.PostForm
+	var parts [][]byte
+	if f := r.MultipartForm; f != nil {
+		values = url.Values(f.Value)
+		for _, name := range slices.Sorted(maps.Keys(f.File)) {
+			for _, file := range f.File[name] {
+				parts = append(parts, []byte(name), []byte(file.Filename), headerDigest(http.Header(file.Header)), fileDigest(file))
+			}
+		}
+	}
+	sum := idempotency.Digest(append(parts, []byte(values.Encode()))...)
+	return sum[:]
+}
+
+func fileDigest(file *multipart.FileHeader) []byte {
+	h := sha256.New()
+	f, err := file.Open()
+	if err == nil {
+		defer f.Close()
+		_, err = io.Copy(h, f)
+	}
+	if err != nil { // another file then: refused rather than replayed
+		return []byte(rand.Text())
+	}
+	return h.Sum(nil)
 }
 
 // multipartDigest digests a form by its parts, since clients choose a new boundary for each try; nil where body is no

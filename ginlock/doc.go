@@ -12,7 +12,9 @@
 // # Order
 //
 // What works is: Recovery, error writer, compression, authentication and rate limit, this, the handler. A middleware
-// that runs before authentication replays to whoever has the key, revoked credentials included.
+// that runs before authentication replays to whoever has the key, revoked credentials included. A middleware that limits
+// the time of a handler belongs outside: inside it answers while the handler goes on, and a retry would run beside it.
+// One that reads the body before must put it back, use ShouldBindBodyWith, or parse it as a form.
 //
 // # What is recorded
 //
@@ -25,9 +27,11 @@
 // # Who asks
 //
 // A key belongs to a principal: [Principal], or what gin.BasicAuth left under gin.AuthUserKey. Where there is neither,
-// all callers share one space of keys, and the Authorization and Cookie headers are part of what a retry must repeat:
+// all callers share one space of keys, and the Authorization, Cookie and X-Api-Key headers and a verified client
+// certificate are part of what a retry must repeat:
 // another caller, or the same one with a new token, gets 422 idempotency_credentials_changed. Cookies that change
-// with every request make retries fail; use Principal.
+// with every request make retries fail; use Principal. So do services that tell callers apart by anything else, the
+// Host or a header of their own.
 //
 // # Locks
 //

@@ -34,7 +34,7 @@ func (m *middleware) serveOnce(c *gin.Context, l *core.Locker, key string) {
 	}
 	fp := idempotency.Fingerprint{Payload: idempotency.Digest(m.fingerprint(c, body))}
 	if who == "" {
-		fp.Credentials = idempotency.Credentials(c.Request.Header["Authorization"], c.Request.Header["Cookie"])
+		fp.Credentials = credentials(c.Request)
 	}
 	out, err := m.claimsOn(l).Begin(c.Request.Context(), key, fp)
 	switch {
@@ -92,6 +92,12 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 	finished = true
 	restore()
 	if w.passing {
+		return
+	}
+	if w.bypassed() { // what was answered is not known
+		if m.keeps(c, outer.Status()) {
+			m.complete(c, claim, idempotency.Tombstone())
+		}
 		return
 	}
 	// An error and no body: the answer is left to an error writer outside, and is not known here.

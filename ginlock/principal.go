@@ -1,9 +1,14 @@
 package ginlock
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"net/http"
+	"strings"
 
 	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/idempotency"
 )
 
 // who returns the principal, "" for an anonymous caller.
@@ -14,7 +19,7 @@ func (m *middleware) who(c *gin.Context) (string, error) {
 	user, ok := c.Get(gin.AuthUserKey)
 	if !ok {
 		m.shared.Do(func() {
-			m.logger().Info("ginlock: no principal is known: all callers share one space of keys, and a retry must repeat the Authorization and Cookie headers; ginlock.Principal changes that", "route", c.FullPath())
+			m.logger().Info("ginlock: no principal is known: all callers share one space of keys, and a retry must come with the same credentials; ginlock.Principal changes that", "route", c.FullPath())
 		})
 		return "", nil
 	}
@@ -24,4 +29,16 @@ func (m *middleware) who(c *gin.Context) (string, error) {
 		return "", fmt.Errorf("ginlock: gin.AuthUserKey holds a %T, not a name", user)
 	}
 	return name, nil
+}
+
+// credentials is a digest of what a request says of who asks: Authorization and Cookie, X-Api-Key, and a verified client certificate.
+func credentials(r *http.Request) [sha256.Size]byte {
+	sum := idempotency.Credentials(r.Header["Authorization"], r.Header["Cookie"])
+	if keys := r.Header["X-Api-Key"]; len(keys) > 0 {
+		sum = idempotency.Digest(sum[:], []byte("X-Api-Key"), []byte(strings.Join(keys, "\n"))) // no value has one
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		sum = idempotency.Digest(sum[:], []byte("TLS"), r.TLS.VerifiedChains[0][0].Raw)
+	}
+	return sum
 }

@@ -190,12 +190,15 @@ func (m *middleware) logUnprotected(c *gin.Context, err error) {
 
 // replay answers with what was recorded.
 func (m *middleware) replay(c *gin.Context, r *idempotency.Record) {
-	if r.NotKept || r.Status < 100 || r.Status > 999 {
+	if r.NotKept || r.Status < 200 || r.Status > 999 {
 		m.refuse(c, problemNotKept)
 		return
 	}
 	h := c.Writer.Header()
 	for name, values := range r.Header {
+		if !m.headers[name] { // whoever recorded it had other options, or forged it
+			continue
+		}
 		if len(values) == 0 {
 			delete(h, name)
 		} else {

@@ -24,6 +24,7 @@ type recorder struct {
 	status  int
 	size    int         // -1 until the handler writes, as in gin
 	body    []byte      // a copy: the buffers of gin's renderers are used again
+	outside bool        // the writer outside had written before, or an informational status was passed on
 	before  http.Header // as the middleware found it
 	written http.Header // as it was when the handler wrote; nil before
 }
@@ -31,7 +32,7 @@ type recorder struct {
 var errHijackWritten = errors.New("ginlock: the response has a body already, it cannot be hijacked")
 
 func newRecorder(outer gin.ResponseWriter, max int) *recorder {
-	return &recorder{ResponseWriter: outer, max: max, status: outer.Status(), size: -1, before: outer.Header().Clone()}
+	return &recorder{ResponseWriter: outer, max: max, status: outer.Status(), size: -1, outside: outer.Written(), before: outer.Header().Clone()}
 }
 
 // Status implements gin.ResponseWriter.
@@ -76,7 +77,7 @@ func (w *recorder) WriteHeaderNow() {
 		w.ResponseWriter.WriteHeaderNow()
 	case w.size >= 0:
 	case informational(w.status):
-		w.size = 0
+		w.size, w.outside = 0, true
 		w.ResponseWriter.WriteHeader(w.status)
 		w.ResponseWriter.WriteHeaderNow()
 	default:
@@ -199,6 +200,10 @@ func (w *recorder) send(follows bool) error {
 	w.body = nil
 	return err
 }
+
+// bypassed says whether somebody has answered by the writer outside: gin.Engine.HandleContext hands it to the handlers
+// of another route.
+func (w *recorder) bypassed() bool { return !w.passing && !w.outside && w.ResponseWriter.Written() }
 
 // record is what is held; names are the headers that are recorded.
 func (w *recorder) record(names map[string]bool) *idempotency.Record {

@@ -53,7 +53,7 @@ func (m *middleware) serveRepeats(c *gin.Context, l *core.Locker, key string) {
 	}
 	anonymous := ""
 	if who == "" {
-		h := idempotency.Credentials(c.Request.Header["Authorization"], c.Request.Header["Cookie"])
+		h := credentials(c.Request)
 		sum := idempotency.Digest(h[:], []byte(c.ClientIP()))
 		anonymous = hex.EncodeToString(sum[:])
 	}

@@ -1,0 +1,226 @@
+package ginlock_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A middleware outside that parses the form, as those against CSRF do, leaves no body to read: another payload must
+// not get the first one's answer all the same.
+func TestRule10_FormParsedBefore(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) { _ = c.PostForm("csrf") }, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.POST("/orders", func(c *gin.Context) { c.String(201, "%s %d", c.PostForm("a"), runs.Add(1)) })
+	})
+	form := func(a, file string) (string, string) {
+		var b bytes.Buffer
+		w := multipart.NewWriter(&b)
+		_ = w.WriteField("a", a)
+		part, _ := w.CreateFormFile("f", "f.txt")
+		_, _ = io.WriteString(part, file)
+		_ = w.Close()
+		return b.String(), w.FormDataContentType()
+	}
+	const urlencoded = "application/x-www-form-urlencoded"
+	one, typeOne := form("1", "content")
+	again, typeAgain := form("1", "content") // another boundary
+	other, typeOther := form("1", "c0ntent")
+	for _, tc := range []struct {
+		key, body, contentType, want string // the code of a problem where there is no answer
+	}{
+		{"k1", "a=1&b=2", urlencoded, "1 1"},
+		{"k1", "b=2&a=1", urlencoded, "1 1"},
+		{"k1", "a=2&b=2", urlencoded, ginlock.CodeKeyReused},
+		{"k1", "", urlencoded, ginlock.CodeKeyReused},
+		{"k2", one, typeOne, "1 2"},
+		{"k2", again, typeAgain, "1 2"},
+		{"k2", other, typeOther, ginlock.CodeKeyReused},
+	} {
+		a := s.do("POST", "/orders", tc.body, idempotencyKey, tc.key, "Content-Type", tc.contentType)
+		if a.status == 201 && a.body != tc.want || a.status != 201 && a.problem(t).Code != tc.want {
+			t.Errorf("%s, %.20q: %v, want %s", tc.key, tc.body, a, tc.want)
+		}
+	}
+}
+
+// One that reads the body and leaves nothing is a mistake of the program: what cannot be compared is refused.
+func TestRule10_BodyIsGone(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	read := func(c *gin.Context) { _, _ = io.Copy(io.Discard, c.Request.Body) }
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/once", read, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/repeats", read, ginlock.RefuseRepeats(time.Minute, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/json", read, ginlock.ByKey("{json.id}", ginlock.LockOnly(), ginlock.WithLocker(l)), counter(&runs))
+	})
+	for _, path := range []string{"/once", "/repeats", "/json"} {
+		s.do("POST", path, `{"id":1}`, idempotencyKey, "k").wantProblem(t, 500, ginlock.CodeMisconfigured)
+	}
+	s.do("POST", "/once", "", idempotencyKey, "k").want(t, 201, "run 1", false) // there was none
+	s.do("POST", "/once", "", idempotencyKey, "k").want(t, 201, "run 1", true)
+}
+
+// gin.Engine.HandleContext hands the request to another route with the bare writer: what it answers is not seen, and
+// must not be recorded as an empty 200.
+func TestHandleContext(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/old", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+			c.Request.URL.Path = "/new"
+			r.HandleContext(c)
+		})
+		r.POST("/new", counter(&runs))
+	})
+	s.do("POST", "/old", "", idempotencyKey, "k").want(t, 201, "run 1", false)
+	s.do("POST", "/old", "", idempotencyKey, "k").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// Who writes to Redis can forge a record that is not encrypted; headers that are never recorded are not replayed even
+// so.
+func TestRule14_ForgedHeaders(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Space("s"), ginlock.Headers("X-Mine"),
+			ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return nil })), func(*gin.Context) {})
+	})
+	forge := func(key string, record *idempotency.Record) {
+		digest := idempotency.Digest(nil)
+		out, err := idempotency.New(l, idempotency.WithTransport("http")).Begin(context.Background(), idempotency.SpaceKey("s", "", key),
+			idempotency.Fingerprint{Payload: digest, Credentials: idempotency.Credentials(nil, nil)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := out.Claim.Complete(context.Background(), record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forge("k", &idempotency.Record{Status: 200, Body: []byte("x"), Header: map[string][]string{
+		"Set-Cookie": {"session=1"}, "Transfer-Encoding": {"chunked"}, "Content-Length": {"999"}, "X-Other": {"1"}, "X-Mine": {"a\r\nSet-Cookie: b"}, "Location": {"/1"},
+	}})
+	a := s.order("k", "")
+	a.want(t, 200, "x", true)
+	for name := range a.header {
+		switch name {
+		case "Location", "X-Mine", "Idempotency-Replayed", "Date", "Content-Length", "Content-Type":
+		default:
+			t.Errorf("%s: %q", name, a.header[name])
+		}
+	}
+	for _, status := range []int{0, 99, 100, 101, 103, 1000} {
+		key := fmt.Sprint("k", status)
+		forge(key, &idempotency.Record{Status: status})
+		s.order(key, "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	}
+}
+
+// Where no principal is known a retry must come with the same credentials, whatever kind they are.
+func TestRule04_OtherCredentials(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, counter(&runs))
+	s.order("k", "", "X-Api-Key", "ann").want(t, 201, "run 1", false)
+	s.order("k", "", "X-Api-Key", "ann").want(t, 201, "run 1", true)
+	s.order("k", "", "X-Api-Key", "bob").wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+	s.order("k", "").wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+}
+
+// A client certificate is who asks, too.
+func TestRule04_ClientCertificates(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	r := gin.New()
+	var runs atomic.Int64
+	r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+	certs, pool := clientCertificates(t, "ann", "bob")
+	ts := httptest.NewUnstartedServer(r)
+	ts.TLS = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
+	ts.StartTLS()
+	defer ts.Close()
+	s := &server{t, ts.URL}
+	order := func(cert *tls.Certificate) answer {
+		transport := ts.Client().Transport.(*http.Transport).Clone()
+		if cert != nil {
+			transport.TLSClientConfig.Certificates = []tls.Certificate{*cert}
+		}
+		defer transport.CloseIdleConnections()
+		req, err := http.NewRequest("POST", ts.URL+"/orders", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(idempotencyKey, "k")
+		return s.sendBy(&http.Client{Transport: transport}, req)
+	}
+	order(&certs[0]).want(t, 201, "run 1", false)
+	order(&certs[0]).want(t, 201, "run 1", true)
+	order(&certs[1]).wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+	order(nil).wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+}
+
+// A hook that panics runs nothing twice and leaves nothing locked.
+func TestHooksThatPanic(t *testing.T) {
+	t.Parallel()
+	for name, hook := range map[string]func(panics func()) ginlock.Option{
+		"Principal": func(p func()) ginlock.Option { return ginlock.Principal(func(*gin.Context) string { p(); return "" }) },
+		"RecordIf":  func(p func()) ginlock.Option { return ginlock.RecordIf(func(int) bool { p(); return true }) },
+		"Fingerprint": func(p func()) ginlock.Option {
+			return ginlock.Fingerprint(func(*gin.Context, []byte) []byte { p(); return nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs, calls atomic.Int64
+			s := post(t, counter(&runs), hook(func() {
+				if calls.Add(1) == 1 {
+					panic(errors.New("boom"))
+				}
+			}))
+			if a := s.order("k", ""); a.status != 500 {
+				t.Errorf("%v", a)
+			}
+			a := s.order("k", "")
+			a.want(t, 201, fmt.Sprint("run ", runs.Load()), false)
+			s.order("k", "").want(t, 201, a.body, true)
+		})
+	}
+}
+
+// clientCertificates makes one certificate of each name, and the authority that signed them.
+func clientCertificates(t testing.TB, names ...string) ([]tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	authority, key := newCertificate(t, "authority", nil, nil)
+	pool := x509.NewCertPool()
+	pool.AddCert(authority)
+	certs := make([]tls.Certificate, len(names))
+	for i, name := range names {
+		leaf, own := newCertificate(t, name, authority, key)
+		certs[i] = tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: own}
+	}
+	return certs, pool
+}
