@@ -1,0 +1,8 @@
+package ginlock
+
+// For the fuzz tests.
+var (
+	JSONMember = jsonMember
+	QueryKey   = queryKey
+	ReadAll    = readAll
+)
