@@ -2,29 +2,42 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // ownKeys: every goroutine locks and unlocks a key of its own.
 func ownKeys(goroutines int) scenario {
 	s := scenario{
 		name:    fmt.Sprintf("own-keys-%d", goroutines),
-		about:   fmt.Sprintf("%d goroutine(s), each with a key of its own: lock and unlock, on one Redis.", goroutines),
-		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}},
+		about:   fmt.Sprintf("%d goroutine(s), each with a key of its own: lock and unlock, on one Redis. The CPU time of both sides is per lock.", goroutines),
+		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}, {"µs CPU of Redis", true}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
 			if err != nil {
 				return nil, err
 			}
-			return lockers(peers, addr, func(ctx context.Context, d time.Duration, l locker) (sample, error) {
-				t, err := load(ctx, d, goroutines, func(ctx context.Context, worker int) (time.Duration, error) {
+			client := redis.NewClient(&redis.Options{Addr: addr})
+			cs, err := lockers(peers, addr, func(ctx context.Context, d time.Duration, l locker) (sample, error) {
+				own := processCPU()
+				server, err1 := redisCPU(ctx, client)
+				t, err2 := load(ctx, d, goroutines, func(ctx context.Context, worker int) (time.Duration, error) {
 					return cycle(ctx, l, "own:"+strconv.Itoa(worker), nil)
 				})
-				return sample{t.perSecond(), t.wait(50), t.wait(99)}, err
+				server2, err3 := redisCPU(ctx, client)
+				per := 1e6 / float64(max(t.held, 1))
+				return sample{t.perSecond(), t.wait(50), t.wait(99), (processCPU() - own).Seconds() * per, (server2 - server) * per}, errors.Join(err1, err2, err3)
 			})
+			if len(cs) > 0 {
+				closeFirst := cs[0].close
+				cs[0].close = func() { closeFirst(); _ = client.Close() }
+			}
+			return cs, err
 		},
 	}
 	switch goroutines {
