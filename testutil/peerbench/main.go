@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime"
+	"runtime/pprof"
 	"syscall"
 	"time"
 
@@ -54,20 +55,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	only := flags.String("only", "", "the scenarios whose name matches this `regexp`")
 	rounds := flags.Int("rounds", 5, "how often each contender is asked; the table has medians")
 	d := flags.Duration("time", 500*time.Millisecond, "how long each is asked in a round")
+	who := flags.String("contender", "", "only the contenders whose name matches this `regexp`, for a profile; targets and ratios then miss the others")
+	profile := flags.String("cpuprofile", "", "write a CPU profile of the scenarios to this `file`, for go tool pprof")
 	asJSON := flags.Bool("json", false, "write JSON instead of a table")
 	list := flags.Bool("list", false, "name the scenarios, and end")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	b := &bench{}
+	defer b.close()
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return fmt.Errorf("-only: %w", err)
 	}
+	if b.contender, err = regexp.Compile(*who); err != nil {
+		return fmt.Errorf("-contender: %w", err)
+	}
 	if *rounds < 1 || *d <= 0 {
 		return fmt.Errorf("-rounds %d -time %v: they must be positive", *rounds, *d)
 	}
-	b := &bench{}
-	defer b.close()
 	var results []result
 	for _, s := range all() {
 		switch {
@@ -80,6 +86,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			if err := exclusions(ctx, b, stderr); err != nil {
 				return err
 			}
+			stop, err := profiling(*profile)
+			if err != nil {
+				return err
+			}
+			defer stop()
 		}
 		r, err := s.run(ctx, b, *rounds, *d, stderr)
 		if err != nil {
@@ -102,6 +113,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "\n%s; medians of %d rounds of %v, least and most in brackets.\n", machine(), *rounds, *d)
 	return nil
+}
+
+// profiling writes a CPU profile until it is stopped, if a file is named.
+func profiling(name string) (stop func(), err error) {
+	if name == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	return func() { pprof.StopCPUProfile(); _ = f.Close() }, pprof.StartCPUProfile(f)
 }
 
 // report is the JSON.

@@ -92,6 +92,14 @@ func (s scenario) run(ctx context.Context, b *bench, rounds int, d time.Duration
 	if err != nil {
 		return result{}, fmt.Errorf("%s: %w", s.name, err)
 	}
+	asked := slices.DeleteFunc(slices.Clone(contenders), func(c contender) bool { return b.contender != nil && !b.contender.MatchString(c.name) })
+	if len(asked) == 0 {
+		return result{}, fmt.Errorf("%s: -contender %v names nobody", s.name, b.contender)
+	}
+	return s.rounds(ctx, asked, rounds, d)
+}
+
+func (s scenario) rounds(ctx context.Context, contenders []contender, rounds int, d time.Duration) (result, error) {
 	samples := make([][]sample, len(contenders))
 	for round := range rounds {
 		for i := range contenders {

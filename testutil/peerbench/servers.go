@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"sync"
 	"time"
 
@@ -19,6 +20,8 @@ const mastersCount = 5
 type bench struct {
 	// short asks for small numbers: go test -bench.
 	short bool
+	// contender, if set, limits who is asked.
+	contender *regexp.Regexp
 
 	mu      sync.Mutex
 	single  *server.Server

@@ -14,7 +14,10 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-const sealedName = "gormlock.Transaction, sealed"
+const (
+	sealedName     = "gormlock.Transaction, sealed"
+	rememberedName = "… sealed, and remembered for 100 ms"
+)
 
 // soldOut: nothing is left, and buyers keep coming.
 func soldOut(database server.Kind, goroutines int) scenario {
@@ -29,22 +32,29 @@ func soldOut(database server.Kind, goroutines int) scenario {
 				return nil, err
 			}
 			client := redis.NewClient(&redis.Options{Addr: addr})
-			l, err := newLocker([]redis.UniversalClient{client})
-			if err != nil {
-				return nil, err
-			}
 			var sent statements
-			db, err := openGORM(b, database, 100, &sent)
-			if err == nil {
-				err = errors.Join(db.Use(gormlock.New(l)), restock(db, 0))
+			var dbs [2]*gorm.DB
+			var lockers [2]*core.Locker // the second remembers seals
+			for i, opts := range [][]core.Option{nil, {core.WithSealMemory(100 * time.Millisecond)}} {
+				l, err1 := newLocker([]redis.UniversalClient{client}, opts...)
+				db, err2 := openGORM(b, database, 100, &sent)
+				if err := errors.Join(err1, err2); err != nil {
+					return nil, err
+				}
+				if err := db.Use(gormlock.New(l)); err != nil {
+					return nil, err
+				}
+				dbs[i], lockers[i] = db, l
 			}
-			if err != nil {
+			if err := restock(dbs[0], 0); err != nil {
 				return nil, err
 			}
-			guarded := func(ctx context.Context) error { return gormlock.Transaction(db.WithContext(ctx), stockKey, sell) }
+			guarded := func(db *gorm.DB) func(context.Context) error {
+				return func(ctx context.Context) error { return gormlock.Transaction(db.WithContext(ctx), stockKey, sell) }
+			}
 			attempt := func(name string, who kind, seal bool, expected error, once func(context.Context) error) contender {
 				return contender{name: name, kind: who, run: func(ctx context.Context, d time.Duration) (sample, error) {
-					if err := sealed(ctx, l, seal); err != nil {
+					if err := sealed(ctx, lockers[0], seal); err != nil {
 						return nil, err
 					}
 					op := func(ctx context.Context, _ int) (time.Duration, error) {
@@ -63,19 +73,27 @@ func soldOut(database server.Kind, goroutines int) scenario {
 				}}
 			}
 			transaction := func(fn func(*gorm.DB) error) func(context.Context) error {
-				return func(ctx context.Context) error { return db.WithContext(ctx).Transaction(fn) }
+				return func(ctx context.Context) error { return dbs[0].WithContext(ctx).Transaction(fn) }
 			}
 			cs := []contender{
-				attempt(sealedName, ours, true, core.ErrSealed, guarded),
-				attempt("gormlock.Transaction", ours, false, errSoldOut, guarded),
+				attempt(sealedName, ours, true, core.ErrSealed, guarded(dbs[0])),
+				attempt(rememberedName, ours, true, core.ErrSealed, guarded(dbs[1])),
+				attempt("gormlock.Transaction", ours, false, errSoldOut, guarded(dbs[0])),
 				attempt(forUpdateName, theirs, false, errSoldOut, transaction(sellForUpdate)),
 				attempt("conditional UPDATE", reference, false, errSoldOut, transaction(sellConditionally)),
 			}
-			cs[0].close = func() { closeGORM(db); _, _ = l.Close(), client.Close() }
+			cs[0].close = func() {
+				for i := range dbs {
+					closeGORM(dbs[i])
+					_ = lockers[i].Close()
+				}
+				_ = client.Close()
+			}
 			return cs, nil
 		},
 		targets: []target{
 			{"sealed: at least 50 × an unsealed guarded attempt", times(sealedName, "gormlock.Transaction", "per s"), 50, 0},
+			{"sealed and remembered: at least 50 × an unsealed guarded attempt", times(rememberedName, "gormlock.Transaction", "per s"), 50, 0},
 			{"sealed: no statement", func(r result) float64 { return r.of(sealedName, "statements") }, 0, 0},
 		},
 	}
