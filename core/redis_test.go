@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-redsync/redsync/v4"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
@@ -86,27 +85,6 @@ func TestForeignKeyWithoutExpiry_DoesNotSpin(t *testing.T) {
 	if n := counts["evalsha"]; n > 40 {
 		t.Errorf("%d tries in a second", n)
 	}
-}
-
-func TestInterop_WithRedsync(t *testing.T) {
-	t.Parallel()
-	client := testutil.Redis(t).Client()
-	l := locker(t, core.Clients(client), core.WithPrefix(""))
-	peer := redsync.New(goredis.NewPool(client))
-	mutex := peer.NewMutex("stock:42", redsync.WithTries(1))
-
-	ok(t, "redsync's Lock", mutex.Lock())
-	_, err := l.TryAcquire(t.Context(), "stock:42")
-	want(t, "TryAcquire", err, core.ErrTaken)
-	_, err = mutex.Unlock()
-	ok(t, "redsync's Unlock", err)
-
-	k := acquire(t, l, "stock:42")
-	if err := mutex.Lock(); err == nil {
-		t.Error("redsync took a key that is held here")
-	}
-	ok(t, "Release", k.Release(t.Context()))
-	ok(t, "redsync's Lock", mutex.Lock())
 }
 
 func TestScriptFlush_IsInvisible(t *testing.T) {

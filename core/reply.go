@@ -3,6 +3,7 @@ package core
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,8 +90,25 @@ func (r *reply) lost() error {
 // serverReply says that an error is the server's own answer, not a failure to reach it.
 func serverReply(err error) bool {
 	var reply redis.Error
-	return errors.As(err, &reply)
+	return errors.As(err, &reply) || serverCode(err)
 }
+
+// serverCode knows a server's answer by the word that it begins with, from clients whose errors have no type for it.
+func serverCode(err error) bool {
+	switch e := err.(type) {
+	case nil:
+		return false
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), serverCode)
+	case interface{ Unwrap() error }:
+		return serverCode(e.Unwrap())
+	}
+	code, _, _ := strings.Cut(err.Error(), " ")
+	return slices.Contains(serverCodes, code)
+}
+
+var serverCodes = []string{"ERR", "OOM", "READONLY", "LOADING", "BUSY", "MISCONF", "NOREPLICAS", "NOAUTH", "NOPERM", "WRONGPASS", "MASTERDOWN",
+	"CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "NOSCRIPT", "WRONGTYPE", "UNKILLABLE"}
 
 // refused says that the server answered that it did not run the script: nothing needs to be cleaned up.
 func refused(err error) bool {
