@@ -18,6 +18,14 @@
 // onelane.seal, do: onelane.key. Where no SDK is installed all this costs no allocation. Lost locks, failed renewals and failed
 // clean-ups are logged.
 //
+// # Redis
+//
+// The smallest user that works (ACL SETUSER): ~onelane:* &onelane:* +eval +evalsha +get +set +del +pttl +pexpire +time. With
+// +hello +ping +publish +subscribe +unsubscribe, and on a Redis Cluster +spublish +ssubscribe +sunsubscribe, waiters are woken instead of
+// polling; with +lastsave +info a restarted master of a quorum abstains, and there is a warning when Redis may evict locks:
+// maxmemory-policy must be noeviction. On a Redis Cluster the client needs +cluster|slots too. What is not permitted fails with
+// [ErrUnavailable] at once and is not tried again.
+//
 // # Guarantees
 //
 //   - One holder at a time per key, from when Acquire returned until Release is called, the deadline has passed or the

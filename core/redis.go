@@ -59,6 +59,7 @@ type redisBackend struct {
 	cleaning *cleaning
 	done     context.Context
 	stop     context.CancelFunc
+	unwarn   func() bool
 }
 
 // Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel; or, with three and more, a Redlock quorum of
@@ -153,12 +154,16 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 			return nil, err
 		}
 	}
+	opened.unwarn = opened.warnOfEviction()
 	return &opened, nil
 }
 
 // Close ends the clean-ups under way and the connections that are the backend's own.
 func (b *redisBackend) Close() error {
 	b.stop()
+	if b.unwarn != nil {
+		b.unwarn()
+	}
 	if b.node == nil {
 		return nil
 	}
