@@ -263,14 +263,14 @@ func TestRenewal_DoesNotWaitForTheApplicationsConnections(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: node.Addr(), PoolSize: 1})
 	t.Cleanup(func() { _ = client.Close() })
 	l := locker(t, core.Clients(client))
-	k := acquire(t, l, "k", core.WithTTL(400*time.Millisecond))
+	k := acquire(t, l, "k", core.WithTTL(time.Second))
 	busy := make(chan struct{})
 	go func() {
 		defer close(busy)
-		client.BLPop(context.Background(), 2*time.Second, "nothing")
+		client.BLPop(context.Background(), 3*time.Second, "nothing")
 	}()
 	<-busy
-	ok(t, "Err after two seconds without a free connection", k.Err())
+	ok(t, "Err after three seconds without a free connection", k.Err())
 	ok(t, "Release", k.Release(t.Context()))
 }
 
