@@ -21,8 +21,9 @@ const memoryTokens = 64
 func Memory() core.Backend { return &memory{keys: make(map[string]*memoryKey)} }
 
 type memory struct {
-	mu   sync.Mutex
-	keys map[string]*memoryKey
+	mu    sync.Mutex
+	keys  map[string]*memoryKey // those that are held, sealed or watched, or were until lately
+	fence uint64                // no forgotten key had a token above this one
 }
 
 type memoryKey struct {
@@ -39,7 +40,7 @@ type memoryKey struct {
 func (m *memory) at(key string) *memoryKey {
 	k := m.keys[key]
 	if k == nil {
-		k = &memoryKey{watchers: make(map[chan struct{}]bool)}
+		k = &memoryKey{fence: m.fence}
 		m.keys[key] = k
 	}
 	if !time.Now().Before(k.until) {
@@ -63,7 +64,17 @@ func (m *memory) enter(ctx context.Context, key string) (*memoryKey, func(), err
 		return nil, nil, &core.UnavailableError{Key: key, Nodes: []error{context.Cause(ctx)}}
 	}
 	m.mu.Lock()
-	return m.at(key), m.mu.Unlock, nil
+	k := m.at(key)
+	return k, func() { m.leave(key, k) }, nil
+}
+
+// leave is the end of every verb. It forgets a key that is free and that nobody watches.
+func (m *memory) leave(key string, k *memoryKey) {
+	if k.owner == "" && !k.sealed && len(k.watchers) == 0 {
+		m.fence = max(m.fence, k.fence)
+		delete(m.keys, key)
+	}
+	m.mu.Unlock()
 }
 
 func (m *memory) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
@@ -188,10 +199,13 @@ func (m *memory) Watch(ctx context.Context, key string) (<-chan struct{}, func()
 	}
 	defer leave()
 	w := make(chan struct{}, 1)
+	if k.watchers == nil {
+		k.watchers = make(map[chan struct{}]bool)
+	}
 	k.watchers[w] = true
 	return w, func() {
 		m.mu.Lock()
-		defer m.mu.Unlock()
+		defer m.leave(key, k)
 		delete(k.watchers, w)
 	}, nil
 }
