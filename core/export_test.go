@@ -108,3 +108,10 @@ func quorumOf(b Backend) *quorum {
 	}
 	return b.(*quorum)
 }
+
+// Lines is how many keys l remembers.
+func (l *Locker) Lines() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.lines)
+}
