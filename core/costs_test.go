@@ -129,52 +129,58 @@ func cpu(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// hold holds n locks and measures what renewing them costs, in a third of the TTL.
+// renewing holds n locks and measures what renewing them costs, in a third of the TTL.
 func renewing(t testing.TB, n int, opts ...core.Option) {
 	const ttl = 10 * time.Second
-	client := testutil.Redis(t).Client()
-	l := locker(t, core.Clients(client), append(opts, core.WithTTL(ttl))...)
+	l := locker(t, core.Clients(testutil.Redis(t).Client()), append(opts, core.WithTTL(ttl), core.WithNodeTimeout(3*time.Second))...)
 	held := make([]*core.Lock, n)
-	var all sync.WaitGroup
-	var next atomic.Int64
-	for range 64 {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				var err error
-				if held[i], err = l.Acquire(t.Context(), "order:"+strconv.Itoa(i)); err != nil {
-					t.Errorf("Acquire: %v", err)
+	each := func(do func(i int) error) {
+		var all sync.WaitGroup
+		var next atomic.Int64
+		for range 64 {
+			all.Go(func() {
+				for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+					if err := do(i); err != nil {
+						t.Errorf("order:%d: %v", i, err)
+						return
+					}
 				}
-			}
-		})
+			})
+		}
+		all.Wait()
+		if t.Failed() {
+			t.FailNow()
+		}
 	}
-	all.Wait()
-	if t.Failed() {
-		return
-	}
+	each(func(i int) (err error) {
+		held[i], err = l.Acquire(t.Context(), "order:"+strconv.Itoa(i))
+		return err
+	})
 	goroutines, used, start := runtime.NumGoroutine(), cpu(t), time.Now()
 	time.Sleep(ttl / 3)
 	share := float64(cpu(t)-used) / float64(time.Since(start))
 	t.Logf("%d held locks: %.1f %% of a core to renew them, %d goroutines", n, 100*share, goroutines)
-	if b, isBench := t.(*testing.B); isBench {
+	var late atomic.Int64
+	each(func(i int) error {
+		if time.Until(held[i].Deadline()) < ttl/5 {
+			late.Add(1)
+		}
+		if err := held[i].Release(context.Background()); !errors.Is(err, core.ErrLost) {
+			return err
+		}
+		return nil
+	})
+	if b, isBench := t.(*testing.B); isBench { // a busy machine may be too slow for 100,000
 		b.ReportMetric(100*share, "%core")
-	} else if share > 0.2 && !race {
+		b.ReportMetric(float64(late.Load()), "late")
+		return
+	}
+	if share > 0.2 && !race {
 		t.Errorf("renewing %d locks takes %.0f %% of a core, want less than 20 %%", n, 100*share)
 	}
-	for _, k := range held {
-		if until := time.Until(k.Deadline()); k.Err() != nil || until < ttl/3 {
-			t.Fatalf("%s ends in %v: %v", k.Key(), until, k.Err())
-		}
+	if late.Load() > 0 {
+		t.Errorf("%d of %d locks were not renewed in time", late.Load(), n)
 	}
-	for i := range 64 {
-		all.Go(func() {
-			for ; i < n; i += 64 {
-				if err := held[i].Release(context.Background()); err != nil {
-					t.Errorf("Release: %v", err)
-				}
-			}
-		})
-	}
-	all.Wait()
 }
 
 func TestCosts_TenThousandLocksRenew(t *testing.T) {

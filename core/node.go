@@ -187,7 +187,7 @@ func newClientNode(c redis.UniversalClient) *clientNode {
 		clone.Options().ContextTimeoutEnabled = true
 		clone.Options().MaxRetries = 0 // the tries are counted above, where a lost reply matters
 		n.direct = clone
-		n.extends = &batches{client: n.forRenewals, timeout: defaultNodeTimeout}
+		n.extends = &batches{client: n.forRenewals}
 	}
 	return n
 }
@@ -199,11 +199,6 @@ func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []
 		return v, late, c.retried.Load(), err
 	}
 	if s == extendScript {
-		if n.extends.alone() {
-			defer n.extends.follow()
-			v, err := run(ctx, direct{n.forRenewals()}, s, keys, args)
-			return v, nil, false, err
-		}
 		v, late, err := n.extends.eval(ctx, s, keys, args)
 		return v, late, false, err
 	}

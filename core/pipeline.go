@@ -13,6 +13,7 @@ import (
 
 const (
 	fullBatch    = 100      // callers that wait behind a batch when the next one goes without waiting for its answers
+	largestBatch = 1000     // so that the answers come while they are still waited for
 	maxBatches   = 4        // of one node on their way at once
 	longestAlone = 16 << 10 // a seal longer than this goes alone: it would hold up the others
 )
@@ -29,26 +30,21 @@ type pipelinedNode struct {
 	verbs *batches
 }
 
-func newPipelinedNode(n node, timeout time.Duration) (node, error) {
+func newPipelinedNode(n node) (node, error) {
 	c, ok := n.(*clientNode)
 	if !ok || c.direct == nil {
 		return nil, fmt.Errorf("core: Pipelined needs core.Clients with a *redis.Client, one Redis or Sentinel, for each node: it does nothing for pools and for Redis Cluster")
 	}
-	return &pipelinedNode{c, &batches{client: func() redis.UniversalClient { return c.direct }, timeout: timeout}}, nil
+	return &pipelinedNode{c, &batches{client: func() redis.UniversalClient { return c.direct }}}, nil
 }
 
 func (n *pipelinedNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
-	apart := s == extendScript // renewals have batches of their own
 	for _, a := range args {
 		if value, ok := a.([]byte); ok && len(value) > longestAlone {
-			apart = true
+			return n.clientNode.eval(ctx, s, keys, args)
 		}
 	}
-	if apart {
-		return n.clientNode.eval(ctx, s, keys, args)
-	}
-	if n.verbs.alone() { // a batch of one needs no goroutine
-		defer n.verbs.follow()
+	if s == extendScript { // is always put together
 		return n.clientNode.eval(ctx, s, keys, args)
 	}
 	v, late, err := n.verbs.eval(ctx, s, keys, args)
@@ -57,23 +53,29 @@ func (n *pipelinedNode) eval(ctx context.Context, s *script, keys []string, args
 
 // batches puts commands together: while one batch, or the call of one caller, is on its way, the next batch gathers.
 type batches struct {
-	client  func() redis.UniversalClient
-	timeout time.Duration // of one batch
+	client func() redis.UniversalClient
 
 	mu      sync.Mutex
-	next    *batch // gathers; nil while nobody waits
+	waiting []*batch // the last one gathers; nil while nobody waits
 	running int
 	crowd   bool // the last batch had more than one command
 }
 
 type batch struct {
-	cmds []*redis.Cmd
-	sent bool          // guarded by batches.mu
-	done chan struct{} // closed when all have their answers
+	cmds  []*redis.Cmd
+	until time.Time     // the latest of their callers' deadlines
+	sent  bool          // guarded by batches.mu
+	done  chan struct{} // closed when all have their answers
 }
 
-func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, error) {
-	v, late, err := p.do(ctx, "evalsha", s.Hash, keys, args)
+// eval runs a script: by itself when nothing else is on its way, since a batch of one needs no goroutine.
+func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any) (v any, late <-chan struct{}, err error) {
+	if p.alone() {
+		defer p.follow()
+		v, err = run(ctx, direct{p.client()}, s, keys, args)
+		return v, nil, err
+	}
+	v, late, err = p.do(ctx, "evalsha", s.Hash, keys, args)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		v, late, err = p.do(ctx, "eval", s.Src, keys, args)
 	}
@@ -89,7 +91,7 @@ func (p *batches) do(ctx context.Context, verb, script string, keys []string, ar
 		all = append(all, k)
 	}
 	cmd := redis.NewCmd(ctx, append(all, args...)...)
-	b, i := p.add(cmd)
+	b, i := p.add(ctx, cmd)
 	select {
 	case <-b.done:
 	case <-ctx.Done():
@@ -122,7 +124,7 @@ func (p *batches) alone() bool {
 func (p *batches) follow() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.next == nil {
+	if len(p.waiting) == 0 {
 		p.running--
 		return
 	}
@@ -130,14 +132,18 @@ func (p *batches) follow() {
 	go p.run()
 }
 
-func (p *batches) add(cmd *redis.Cmd) (b *batch, i int) {
+func (p *batches) add(ctx context.Context, cmd *redis.Cmd) (b *batch, i int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.next == nil {
-		p.next = &batch{done: make(chan struct{})}
+	if n := len(p.waiting); n == 0 || len(p.waiting[n-1].cmds) == largestBatch {
+		p.waiting = append(p.waiting, &batch{done: make(chan struct{})})
 	}
-	b, i = p.next, len(p.next.cmds)
+	b = p.waiting[len(p.waiting)-1]
+	i = len(b.cmds)
 	b.cmds = append(b.cmds, cmd)
+	if end, _ := ctx.Deadline(); end.After(b.until) { // every call has one
+		b.until = end
+	}
 	if p.running == 0 || p.running < maxBatches && len(b.cmds) == fullBatch {
 		p.running++
 		go p.run()
@@ -156,14 +162,18 @@ func (p *batches) withdraw(b *batch, i int) bool {
 	return true
 }
 
-// take returns the batch that has gathered, nil if there is none.
+// take returns the batch that goes next, nil if there is none.
 func (p *batches) take() *batch {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.next
-	if p.next = nil; b == nil {
+	if len(p.waiting) == 0 {
 		p.running--
 		return nil
+	}
+	b := p.waiting[0]
+	p.waiting[0] = nil
+	if p.waiting = p.waiting[1:]; len(p.waiting) == 0 {
+		p.waiting = nil
 	}
 	b.sent = true
 	p.crowd = len(b.cmds) > 1
@@ -191,7 +201,7 @@ func (p *batches) exec(b *batch) {
 			_ = pipe.Process(context.Background(), cmd)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
+	ctx, cancel := context.WithDeadline(context.Background(), b.until)
 	defer cancel()
 	_, _ = pipe.Exec(ctx) // each command has its own error
 }

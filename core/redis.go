@@ -150,7 +150,7 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 	if c.pipelined {
 		opened.cleaning = newCleaning(maxCleaning * fullBatch) // a batch is given up as a whole
 		var err error
-		if opened.node, err = newPipelinedNode(b.node, opened.timeout); err != nil {
+		if opened.node, err = newPipelinedNode(b.node); err != nil {
 			return nil, err
 		}
 	}
