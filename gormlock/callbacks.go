@@ -66,6 +66,11 @@ func register(db *gorm.DB, op operation, before, after func(*gorm.DB)) error {
 			}
 		}
 	}
+	if fn := processor.Get("gorm:begin_transaction"); fn != nil {
+		if err := processor.Replace("gorm:begin_transaction", thenBegun(fn)); err != nil {
+			return err
+		}
+	}
 	if err := processor.Before("*").Register(beforeName, before); err != nil {
 		return err
 	}
@@ -79,9 +84,6 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	}
 	retrack(db)
 	err := p.enter(db, op)
-	if err == nil && op.reads {
-		err = lockRows(db)
-	}
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if err == nil && op.writes && !db.DryRun && !t.guarded() {
 		if s := db.Statement; protected[s.Table] || s.Schema != nil && protected[s.Schema.Table] {
@@ -91,17 +93,41 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	if err == nil && sellOutOf(db.Statement) != nil {
 		err = t.sealable()
 	}
+	if err == nil {
+		err = begun(db)
+	}
+	if err == nil && op.reads {
+		err = lockRows(db)
+	}
 	if op.name != "row" {
 		_ = db.AddError(err)
 		return
-	}
-	if err == nil && t != nil && !db.DryRun {
-		_, err = t.conn() // here, as GORM makes an empty sql.Row of an error in preparing one
 	}
 	if rows, _ := db.Get("rows"); err != nil && rows != true {
 		db.Statement.Dest = failedRow(err) // what Row returns
 	}
 	_ = db.AddError(err)
+}
+
+// begun begins the transaction of a statement that is about to be sent, if it has not begun. PrepareContext would, but
+// GORM prepares each statement once for all who want it: those who have the connection, or the fence, that BEGIN waits
+// for would wait for it, and its error would be theirs. And GORM makes an empty sql.Row of an error in preparing one.
+func begun(db *gorm.DB) error {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if t == nil || db.DryRun {
+		return nil
+	}
+	_, err := t.conn()
+	return err
+}
+
+// thenBegun is for GORM's own transaction around a single statement.
+func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		if fn(db); db.Error == nil {
+			_ = db.AddError(begun(db))
+		}
+	}
 }
 
 // enter makes sure that a statement runs under what its guards ask for.

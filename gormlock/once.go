@@ -201,6 +201,9 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 // nothing to commit. If the row is of a transaction that is open, the database waits for its end.
 func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 	ctx, conn := tx.Statement.Context, tx.Statement.ConnPool
+	if err := begun(tx); err != nil {
+		return nil, err
+	}
 	mark, err := o.newMark()
 	if err != nil {
 		return nil, err

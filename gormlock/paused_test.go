@@ -1,0 +1,193 @@
+//go:build unix
+
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+const pausedTTL = 300 * time.Millisecond
+
+// blind is a backend whose leases seem to go on: that of a process whose clock stood still while it was stopped.
+type blind struct{ core.Backend }
+
+func (b blind) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, key, owner, ttl)
+	g.Deadline = time.Now().Add(time.Hour)
+	return g, err
+}
+
+func (b blind) Extend(_ context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	return g, nil
+}
+
+// pause is one case: where the holder is stopped, whether it can know that its lock is lost, and the isolation.
+type pause struct {
+	where string
+	blind bool
+	level sql.IsolationLevel
+	sku   int
+}
+
+func (p pause) String() string {
+	return fmt.Sprintf("%s, blind=%v, %v, %d", p.where, p.blind, p.level, p.sku)
+}
+
+func (p pause) key() string { return fmt.Sprintf("stock:%d", p.sku) }
+
+const (
+	pausedLocked = "with the lock"
+	pausedBefore = "after a read before the transaction"
+	pausedInside = "after a read in the transaction"
+)
+
+func parsePause(text string) (p pause) {
+	for _, p.where = range []string{pausedLocked, pausedBefore, pausedInside} {
+		if rest, found := strings.CutPrefix(text, p.where); found {
+			var level string
+			_, _ = fmt.Sscanf(strings.ReplaceAll(rest, ",", ""), " blind=%t %s", &p.blind, &level)
+			if level == "Repeatable" {
+				p.level = sql.LevelRepeatableRead
+			}
+			_, _ = fmt.Sscan(text[strings.LastIndex(text, " "):], &p.sku)
+			return p
+		}
+	}
+	return p
+}
+
+// pausedHolder is a child: it takes one unit the naive way, read, decide, write, and is stopped in the middle.
+func pausedHolder(c *childProcess) error {
+	p := parsePause(c.argument)
+	backend := core.Clients(c.redis)
+	if p.blind {
+		backend = blind{backend}
+	}
+	l, err := core.New(backend, core.WithTTL(pausedTTL))
+	if err != nil {
+		return err
+	}
+	db, err := c.open_(c.conns)
+	if err == nil {
+		err = db.Use(gormlock.New(l, gormlock.Fenced()))
+	}
+	if err != nil {
+		return err
+	}
+	var s Stock
+	stop := func() error {
+		c.say("here")
+		return c.wait()
+	}
+	read := func(db *gorm.DB) error { return db.Take(&s, "sku = ?", p.sku).Error }
+	sell := func(ctx context.Context, steps ...func(*gorm.DB) error) error {
+		ctx = gormlock.WithGuard(ctx, p.key())
+		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+			for _, step := range steps {
+				if err := step(tx); err != nil {
+					return err
+				}
+			}
+			return tx.Model(&Stock{}).Where("sku = ?", p.sku).Update("left", s.Left-1).Error
+		}, &sql.TxOptions{Isolation: p.level})
+	}
+	here := func(*gorm.DB) error { return stop() }
+	switch p.where {
+	case pausedLocked:
+		err = sell(context.Background(), here, read)
+	case pausedInside:
+		err = sell(context.Background(), read, here)
+	case pausedBefore:
+		var k *core.Lock
+		if k, err = l.Acquire(context.Background(), p.key()); err == nil {
+			if err = errors.Join(read(db), stop()); err == nil {
+				err = sell(core.WithLock(context.Background(), k))
+			}
+		}
+	}
+	switch {
+	case errors.Is(err, gormlock.ErrFenced):
+		c.say("fenced off")
+	case errors.Is(err, core.ErrLost):
+		c.say("lost")
+	default:
+		c.say("%v", err)
+	}
+	return nil
+}
+
+// TestFenced_PausedHolder: a holder is stopped beyond its TTL, another one sells, the first wakes. Nothing of it is
+// committed, whether or not it can know that its lock is lost. One that was stopped in its transaction has the fence,
+// so nobody else can sell, and what it commits, if it does, is not based on an old read.
+func TestFenced_PausedHolder(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, core.Clients(node.Client())), gormlock.Fenced())))
+		sku := int(time.Now().UnixNano() % 1_000_000_000)
+		for _, where := range []string{pausedLocked, pausedBefore, pausedInside} {
+			for _, blind := range []bool{false, true} {
+				for _, level := range []sql.IsolationLevel{sql.LevelDefault, sql.LevelRepeatableRead} {
+					if level != sql.LevelDefault && db.Name() == "sqlite" {
+						continue
+					}
+					sku++
+					p := pause{where, blind, level, sku}
+					put(t, db, p.sku, 10)
+					t.Run(p.String(), func(t *testing.T) {
+						if db.Name() != "sqlite" { // where a stopped transaction stops everybody
+							t.Parallel()
+						}
+						wakesUp(t, db, node.Addr(), p)
+					})
+				}
+			}
+		}
+	})
+}
+
+func wakesUp(t *testing.T, db *gorm.DB, redisAddr string, p pause) {
+	sell := func(wait time.Duration) error {
+		return gormlock.Transaction(db, p.key(), func(tx *gorm.DB) error { return take(tx, p.sku) }, gormlock.WithWait(wait))
+	}
+	c := startChild(t, "holder", redisAddr, db, p.String())
+	c.want("here")
+	c.signal(syscall.SIGSTOP)
+	var n int64 = 10
+	if p.where == pausedInside {
+		if err := sell(time.Second); err == nil {
+			t.Fatal("another holder sold beside a transaction that has the fence")
+		}
+	} else {
+		ok(t, "another holder sells", sell(30*time.Second)) // when the lease has run out
+		n--
+	}
+	c.signal(syscall.SIGCONT)
+	c.tell()
+	switch {
+	case p.where == pausedInside && p.blind:
+		c.want("<nil>")
+		n--
+	case p.blind:
+		c.want("fenced off")
+	default:
+		c.want("lost")
+	}
+	wantLeft(t, db, p.sku, n)
+	ok(t, "another holder sells", sell(30*time.Second))
+	wantLeft(t, db, p.sku, n-1)
+}
