@@ -15,11 +15,11 @@ import (
 
 const (
 	long  = 30 * time.Second       // a lease that does not end during a test
-	short = 120 * time.Millisecond // one that does
+	short = 250 * time.Millisecond // one that does
 )
 
 // TestBackend is the conformance suite that every core.Backend passes. open returns a backend that is used by one
-// subtest; keys are unique, so that it may return the same one each time. It takes about a second, in real time.
+// subtest; keys are unique, so that it may return the same one each time. It takes about two seconds, in real time.
 func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 	for name, test := range map[string]func(*suite){
 		"AcquireTakesAFreeKey":            (*suite).acquireTakesAFreeKey,
@@ -70,11 +70,16 @@ func (s *suite) owner() string {
 // acquire holds key in a new owner's name.
 func (s *suite) acquire(key string, ttl time.Duration) core.Grant {
 	s.Helper()
-	g, err := s.b.Acquire(s.ctx, key, s.owner(), ttl)
-	if err != nil {
-		s.Fatalf("Acquire(%q) of a free key: %v", key, err)
+	for try := 1; ; try++ {
+		g, err := s.b.Acquire(s.ctx, key, s.owner(), ttl)
+		switch {
+		case err == nil:
+			return g
+		case !errors.Is(err, core.ErrUnavailable) || ttl >= long || try == 5:
+			s.Fatalf("Acquire(%q) of a free key: %v", key, err)
+		}
+		s.free(key) // on a busy machine the answer may come when a short lease is about to end
 	}
-	return g
 }
 
 func (s *suite) ok(what string, err error) {
