@@ -28,7 +28,8 @@ const keyMetadata = "idempotency-key"
 //	}
 //
 // Methods without the option, and those with idempotency_level = NO_SIDE_EFFECTS whose mode is not LOCK_ONLY, run as
-// they are. An option is read once. opts hold where it says nothing.
+// they are. An option is read once. opts hold where it says nothing. A lock is on exactly the key of its option: for
+// one for each principal write {principal} there.
 //
 // It panics at wiring when opts contradict each other, or name LockOnly, which is the option's to say. A method whose
 // option is wrong is refused with Internal, and logged; [Check] finds it when the server is built.
@@ -75,8 +76,12 @@ func (m *method) readOption() error {
 		m.source = metadataSource(keyMetadata)
 		return nil
 	}
-	m.source, err = templateSource(lock.Key, m.plainField)
-	return err
+	if m.source, err = templateSource(lock.Key, m.plainField); err != nil {
+		return err
+	}
+	// Principal is for all methods, and must not make locks of what excludes everybody.
+	m.source.principal = m.source.principal || m.lockOnly
+	return nil
 }
 
 // plainField reads a field of a template in the .proto file, where {order_id} is a field of the request.

@@ -69,6 +69,20 @@ func TestByProto(t *testing.T) {
 	call(s.Grab, "gate").want(t, 8, false)
 }
 
+// Principal, which IDEMPOTENT methods need, makes no locks of what LOCK_ONLY excludes everybody from.
+func TestByProto_LocksExcludeAllPrincipals(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	g := newGate(t)
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.UnaryInterceptor(grpclock.ByProto(grpclock.WithLocker(testutil.Locker(t)), grpclock.Principal(byUser), grpclock.Space("s"))))
+	grab := func(user string) answer { return ask(t.Context(), s.Grab, &request{OrderId: "7"}, "user", user) }
+	first := later(func() answer { return grab("ann") })
+	g.wait(t)
+	grab("bob").wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	close(g.open)
+	(<-first).want(t, 1, false)
+}
+
 // broken runs whatever it is asked for.
 type broken struct {
 	testpb.UnimplementedBrokenServer

@@ -33,7 +33,7 @@ type source struct {
 	name string // for people, and part of the lookup key
 	// field says that it is one field of the request.
 	field bool
-	// principal says that the caller is part of the key.
+	// principal says that the caller is part of the key already, or none of a lock's business.
 	principal bool
 	// paths are the fields of the request that are read.
 	paths []string

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/onelane/onelane/testutil"
+)
+
+func runIt(t *testing.T, want int, args ...string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), args, &out, &errs); code != want {
+		t.Fatalf("exit status %d, want %d: %s%s", code, want, out.String(), errs.String())
+	}
+	return out.String() + errs.String()
+}
+
+func TestBothTransports_Embedded(t *testing.T) {
+	if out := runIt(t, 0, "-customers", "40", "-orders", "20"); !strings.Contains(out, "OK: ") || !strings.Contains(out, "    40  retries over the other transport") {
+		t.Error(out)
+	}
+}
+
+func TestBothTransports_RealRedis(t *testing.T) {
+	runIt(t, 0, "-customers", "40", "-orders", "20", "-redis", testutil.Redis(t).Addr())
+}
+
+// Without the kit's lines it is seen to break, or the checks would prove nothing.
+func TestUnguardedBreaks(t *testing.T) {
+	out := runIt(t, 1, "-unguarded", "-customers", "40", "-orders", "20")
+	if !strings.Contains(out, "BROKEN") || strings.Contains(out, " 0 of them with two or more") || strings.Contains(out, " 0 orders given away twice") {
+		t.Error(out)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	for args, says := range map[string]string{
+		"-customers 0":          "-customers must be from 1",
+		"-customers 1":          "-orders from 0 to that",
+		"surplus":               "no other arguments",
+		"-nonsense":             "-nonsense",
+		"-redis 127.0.0.1:1 -h": "-redis",
+		"-redis 127.0.0.1:1":    "the Redis at 127.0.0.1:1 does not answer",
+	} {
+		want := 2
+		if strings.HasSuffix(args, "-h") {
+			want = 0
+		}
+		if out := runIt(t, want, strings.Fields(args)...); !strings.Contains(out, says) {
+			t.Errorf("%s: %q does not say %q", args, out, says)
+		}
+	}
+}
