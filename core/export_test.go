@@ -81,10 +81,16 @@ func SetCoolDown(b Backend, d time.Duration) {
 // BackendOf returns the backend that l has opened.
 func BackendOf(l *Locker) Backend { return l.backend }
 
-// CountCalls counts the calls to each node of an opened quorum from now on.
+// CountCalls counts the calls to each node of an opened backend on clients from now on.
 func CountCalls(b Backend) []*atomic.Int64 {
 	var counts []*atomic.Int64
-	for _, n := range quorumOf(b).nodes {
+	nodes := []*redisBackend{}
+	if one, ok := b.(*wokenRedis); ok {
+		nodes = append(nodes, one.redisBackend)
+	} else {
+		nodes = quorumOf(b).nodes
+	}
+	for _, n := range nodes {
 		counted := &countedNode{node: n.node}
 		n.node = counted
 		counts = append(counts, &counted.calls)

@@ -20,6 +20,19 @@ type proxy struct {
 	target string
 	cut    atomic.Int64 // how many replies to lose, each with its connection
 	delay  atomic.Int64 // how long to keep the next request back, in ns
+	late   atomic.Int64 // how long to keep each reply back, in ns
+	lose   atomic.Bool  // requests, without a sign
+}
+
+// proxied is a proxy and its client for each node.
+func proxied(t testing.TB, nodes testutil.Nodes) (proxies []*proxy, clients []redis.UniversalClient) {
+	for _, n := range nodes {
+		p := newProxy(t, n.Addr())
+		client := redis.NewClient(&redis.Options{Addr: p.Addr().String()})
+		t.Cleanup(func() { _ = client.Close() })
+		proxies, clients = append(proxies, p), append(clients, client)
+	}
+	return proxies, clients
 }
 
 func newProxy(t testing.TB, target string) *proxy {
@@ -56,6 +69,9 @@ func (p *proxy) serve(client net.Conn) {
 				return
 			}
 			time.Sleep(time.Duration(p.delay.Swap(0)))
+			if p.lose.Load() {
+				continue
+			}
 			if _, err := server.Write(buf[:n]); err != nil {
 				return
 			}
@@ -67,6 +83,7 @@ func (p *proxy) serve(client net.Conn) {
 		if err != nil || p.cut.Add(-1) >= 0 {
 			return
 		}
+		time.Sleep(time.Duration(p.late.Load()))
 		if _, err := client.Write(buf[:n]); err != nil {
 			return
 		}

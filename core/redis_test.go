@@ -209,41 +209,6 @@ func TestKilledServer_IsUnavailableAndComesBack(t *testing.T) {
 	})
 }
 
-func TestServerErrors_AreUnavailableAndNotRetried(t *testing.T) {
-	t.Parallel()
-	for name, breakIt := range map[string]func(ctx context.Context, c *redis.Client) error{
-		"READONLY replica": func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() },
-		"OOM":              func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", "1").Err() },
-		"NOREPLICAS": func(ctx context.Context, c *redis.Client) error {
-			return c.ConfigSet(ctx, "min-replicas-to-write", "1").Err()
-		},
-		"NOPERM": func(ctx context.Context, c *redis.Client) error {
-			return c.Do(ctx, "ACL", "SETUSER", "default", "-set").Err()
-		},
-		"NOAUTH": func(ctx context.Context, c *redis.Client) error {
-			return c.ConfigSet(ctx, "requirepass", "secret").Err()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			node := testutil.Redis(t)
-			admin := node.Client()
-			ok(t, name, breakIt(t.Context(), admin))
-			l := locker(t, core.Clients(node.Client()))
-			start := time.Now()
-			_, err := l.Acquire(t.Context(), "k")
-			want(t, "Acquire", err, core.ErrUnavailable)
-			var reply redis.Error
-			if !errors.As(err, &reply) {
-				t.Errorf("the error hides the server's: %v", err)
-			}
-			if took := time.Since(start); took > time.Second+hung {
-				t.Errorf("took %v", took)
-			}
-		})
-	}
-}
-
 func TestOutOfMemory_HoldersCanStillRenewSealAndRelease(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
