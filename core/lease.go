@@ -232,11 +232,12 @@ func (s *lease) takenBy(key string) *TakenError {
 
 // handOver gives the lease to the next local waiter, with the next token and without a round trip. It needs a third
 // of the TTL left, so that the next holder does not start with a lease about to end, and not more than the TTL: a lease
-// that was extended beyond it would block the others for longer than the next holder chose. s.mu is held.
+// that was extended beyond it would block the others for longer than the next holder chose. Who does without renewal gets a
+// lease of its own, which lasts its whole TTL. s.mu is held.
 func (s *lease) handOver(h *hold) bool {
 	now := time.Now()
 	left := s.grant.Deadline.Sub(now)
-	if h.ended != nil || h.sealing || s.busy || left < s.ttl/3 || left > s.ttl {
+	if h.ended != nil || h.sealing || s.busy || s.noRenew || left < s.ttl/3 || left > s.ttl {
 		return false
 	}
 	w := s.locker.next(s, now)

@@ -140,7 +140,10 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 //
 // The error matches [ErrLost] when the lock was lost before: what it protected may not have been alone.
 // It matches [ErrUnavailable] when the backend did not answer, and [ErrReleased] on the second call.
-func (k *Lock) Release(ctx context.Context) error {
+func (k *Lock) Release(ctx context.Context) error { return k.release(ctx, detach) }
+
+// release bounds the call of the backend as grace says.
+func (k *Lock) release(ctx context.Context, grace func(context.Context) (context.Context, context.CancelFunc)) error {
 	s, h := k.hold.lease, k.hold
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,6 +170,8 @@ func (k *Lock) Release(ctx context.Context) error {
 	if lost == nil {
 		s.finish(h, "", ErrReleased)
 	}
+	ctx, cancel := grace(ctx)
+	defer cancel()
 	err := s.free(ctx)
 	s.locker.leaseOver(s)
 	if lost != nil && !errors.Is(lost, ErrClosed) {
@@ -177,8 +182,6 @@ func (k *Lock) Release(ctx context.Context) error {
 
 // free releases the lease in the backend, after the verb that is under way. s.mu is held.
 func (s *lease) free(ctx context.Context) error {
-	ctx, cancel := detach(ctx)
-	defer cancel()
 	if err := s.begin(ctx); err != nil {
 		go func() { // the verb returns within the backend's own time-out
 			s.mu.Lock()

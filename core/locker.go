@@ -100,16 +100,16 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, opts []A
 	if err != nil {
 		return nil, err
 	}
-	if k := l.carriedLock(ctx, name); k != nil {
-		if again, err := k.again(ctx); again != nil || err != nil {
-			return again, err
-		}
-	}
 	w := &waiter{ctx: ctx, traced: traced, key: key, name: name, settings: s}
 	if cause := context.Cause(ctx); errors.Is(cause, errWaitOver) { // of AcquireAll
 		return nil, l.gaveUp(ctx, w, nil)
 	} else if cause != nil {
 		return nil, fmt.Errorf("core: acquire key %q: %w", key, cause)
+	}
+	if k := l.carriedLock(ctx, name); k != nil {
+		if again, err := k.again(ctx); again != nil || err != nil {
+			return again, err
+		}
 	}
 	if sealed := l.seen.recall(w); sealed != nil {
 		return nil, sealed
@@ -150,7 +150,9 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context
 type Locks []*Lock
 
 // AcquireAll holds all keys or none. It removes duplicates and takes them in one order everywhere, so that two calls
-// cannot wait for each other; [WithWait] bounds the whole call. Otherwise as [Locker.Acquire].
+// cannot wait for each other; a call under a lock that its context carries can, where that lock's key comes later in the alphabet.
+// [WithWait] bounds the whole call. Otherwise as [Locker.Acquire]; if one of the locks was lost while another was waited
+// for, the error matches [ErrLost].
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (Locks, error) {
 	s, err := l.settings.with(opts)
 	if err != nil {
@@ -164,30 +166,47 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	}
 	waiting, cancel := s.limit(ctx)
 	defer cancel()
-	locks := make(Locks, 0, len(sorted))
-	for _, key := range sorted {
+	locks, err := l.acquireEach(ctx, waiting, sorted, opts)
+	if err == nil {
+		return locks, nil
+	}
+	if released := locks.Release(ctx); released != nil && !errors.Is(err, ErrLost) { // not part of the error: what is taken is not unavailable too
+		l.logger.WarnContext(ctx, "core: release failed; the keys are free when their leases run out", "error", released)
+	}
+	var taken *TakenError
+	if errors.As(err, &taken) && taken.Cause != nil && ctx.Err() == nil {
+		taken.Cause = nil // the wait was over, not the caller's context
+	}
+	return nil, err
+}
+
+// acquireEach returns the locks it has got with an error too.
+func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts []AcquireOption) (locks Locks, err error) {
+	locks = make(Locks, 0, len(keys))
+	for _, key := range keys {
 		k, err := l.Acquire(waiting, key, opts...)
 		if err != nil {
-			if released := locks.Release(ctx); released != nil { // not part of the error: what is taken is not unavailable too
-				l.logger.WarnContext(ctx, "core: release failed; the keys are free when their leases run out", "error", released)
-			}
-			var taken *TakenError
-			if errors.As(err, &taken) && taken.Cause != nil && ctx.Err() == nil {
-				taken.Cause = nil // the wait was over, not the caller's context
-			}
-			return nil, err
+			return locks, err
 		}
-		k.parent = ctx // not the context of the wait, which ends here
+		k.parent = ctx // not the context of the wait, which ends with the call
 		locks = append(locks, k)
+	}
+	for _, k := range locks {
+		if err := k.Err(); err != nil { // lost while a later one was waited for
+			return locks, err
+		}
 	}
 	return locks, nil
 }
 
-// Release releases all the locks, the last acquired first, and returns their errors joined.
+// Release releases all the locks, the last acquired first, and returns their errors joined. When ctx is done it works for up to 100 ms
+// altogether; what could not be freed then is cleaned up later, or lapses with its lease.
 func (ks Locks) Release(ctx context.Context) error {
-	var errs []error
+	ctx, cancel := detach(ctx)
+	defer cancel()
+	errs := make([]error, 0, len(ks))
 	for _, k := range slices.Backward(ks) {
-		errs = append(errs, k.Release(ctx))
+		errs = append(errs, k.release(ctx, func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }))
 	}
 	return errors.Join(errs...)
 }
