@@ -121,3 +121,8 @@ func (l *Locker) Lines() int {
 	defer l.mu.Unlock()
 	return len(l.lines)
 }
+
+// Limit is how calls to a node are bounded.
+func Limit() func(context.Context, time.Duration) (context.Context, context.CancelFunc) {
+	return new(timeouts).limit
+}

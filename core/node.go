@@ -49,11 +49,8 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 	if b.breaker != nil {
 		defer func() { b.breaker.note(err, ended(caller)) }()
 	}
-	if end, ok := ctx.Deadline(); !ok || time.Until(end) > b.timeout {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, b.timeout)
-		defer cancel()
-	}
+	ctx, cancel := b.timeouts.limit(ctx, b.timeout)
+	defer cancel()
 	for try := 1; ; try++ {
 		r.sent = time.Now()
 		var v any
@@ -169,6 +166,7 @@ func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{})
 type clientNode struct {
 	client redis.UniversalClient
 	direct redis.UniversalClient // honours a context's deadline by itself; nil where none does
+	sender runner                // on direct
 	stuck  atomic.Int64
 
 	extends *batches // of the direct client: many leases are renewed in one round trip
@@ -186,7 +184,7 @@ func newClientNode(c redis.UniversalClient) *clientNode {
 		clone := single.WithTimeout(single.Options().ReadTimeout)
 		clone.Options().ContextTimeoutEnabled = true
 		clone.Options().MaxRetries = 0 // the tries are counted above, where a lost reply matters
-		n.direct = clone
+		n.direct, n.sender = clone, direct{clone}
 		n.extends = &batches{client: n.forRenewals}
 	}
 	return n
@@ -202,7 +200,7 @@ func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []
 		v, late, err := n.extends.eval(ctx, s, keys, args)
 		return v, late, false, err
 	}
-	v, err := run(ctx, direct{n.direct}, s, keys, args)
+	v, err := run(ctx, n.sender, s, keys, args)
 	return v, nil, false, err
 }
 

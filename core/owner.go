@@ -1,18 +1,20 @@
 package core
 
 import (
-	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
+	"math/rand/v2" // ChaCha8, seeded by the system: nobody else draws the same
 	"strings"
 )
 
 // newOwner returns a text that no other lease has: "<instance>/<128 random bits>[#tag]".
 func newOwner(instance, tag string) string {
-	var random [16]byte
-	_, _ = rand.Read(random[:]) // never fails
-	b := make([]byte, 0, len(instance)+len(tag)+2+2*len(random))
-	b = append(b, instance...)
+	var buffer [maxInstance + maxTag + 34]byte // on the stack: only the text is allocated
+	b := append(buffer[:0], instance...)
 	b = append(b, '/')
+	var random [16]byte
+	binary.NativeEndian.PutUint64(random[:8], rand.Uint64())
+	binary.NativeEndian.PutUint64(random[8:], rand.Uint64())
 	b = hex.AppendEncode(b, random[:])
 	if tag != "" {
 		b = append(b, '#')

@@ -18,8 +18,9 @@ import (
 
 const (
 	defaultNodeTimeout = time.Second
-	tokenBlock         = 256       // fencing tokens reserved per lease
-	fenceLife          = time.Hour // a fence counter outlives its last lease by this; then the server's clock takes over
+	tokenBlock         = 256                                 // fencing tokens reserved per lease
+	fenceLife          = time.Hour                           // a fence counter outlives its last lease by this; then the server's clock takes over
+	fenceLifeMillis    = int64(fenceLife / time.Millisecond) // a constant needs no memory as an argument
 )
 
 // Each verb is one script, and so one atomic step and one round trip.
@@ -52,6 +53,7 @@ type redisBackend struct {
 	node     node
 	err      error // why it cannot work; reported by New and by every call
 	timeout  time.Duration
+	timeouts *timeouts
 	logger   *slog.Logger
 	jitter   func(time.Duration) time.Duration
 	sharded  bool     // its pub/sub
@@ -117,7 +119,7 @@ func newBackend(nodes []node) Backend {
 }
 
 func newRedisBackend(nodes []node) *redisBackend {
-	b := &redisBackend{timeout: defaultNodeTimeout, logger: slog.Default(), jitter: jitter, cleaning: newCleaning(maxCleaning)}
+	b := &redisBackend{timeout: defaultNodeTimeout, timeouts: new(timeouts), logger: slog.Default(), jitter: jitter, cleaning: newCleaning(maxCleaning)}
 	b.done, b.stop = context.WithCancel(context.Background())
 	switch len(nodes) {
 	case 0:
@@ -139,6 +141,7 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 	}
 	opened := *b
 	opened.cleaning = newCleaning(maxCleaning)
+	opened.timeouts = new(timeouts)
 	opened.done, opened.stop = context.WithCancel(context.Background())
 	opened.logger, opened.jitter = c.logger, c.chance.jitter
 	if c.nodeTimeout > 0 {
@@ -172,7 +175,7 @@ func (b *redisBackend) Close() error {
 
 func (b *redisBackend) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
 	r, err := b.call(ctx, key, acquireScript, []string{key, companion(key, "fence")},
-		owner, millis(ttl), tokenBlock, millis(fenceLife))
+		owner, millis(ttl), tokenBlock, fenceLifeMillis)
 	if err == nil {
 		switch r.status {
 		case 1:
@@ -262,7 +265,7 @@ func (b *redisBackend) Seal(ctx context.Context, g Grant, token uint64, value []
 }
 
 func (b *redisBackend) Unseal(ctx context.Context, key string) error {
-	r, err := b.call(ctx, key, unsealScript, []string{key, companion(key, "fence")}, b.channel(key), millis(fenceLife))
+	r, err := b.call(ctx, key, unsealScript, []string{key, companion(key, "fence")}, b.channel(key), fenceLifeMillis)
 	if err == nil && r.status != 1 && r.status != 4 {
 		err = r.unexpected(key)
 	}
