@@ -224,3 +224,24 @@ func clientCertificates(t testing.TB, names ...string) ([]tls.Certificate, *x509
 	}
 	return certs, pool
 }
+
+// Whoever may not ask any more gets no replay: authentication comes first.
+func TestRule22_AccessRevoked(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	var revoked atomic.Bool
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			if revoked.Load() {
+				c.AbortWithStatus(403)
+			}
+		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.POST("/orders", counter(&runs))
+	})
+	s.order("k", "").want(t, 201, "run 1", false)
+	revoked.Store(true)
+	s.order("k", "").want(t, 403, "", false)
+	revoked.Store(false)
+	s.order("k", "").want(t, 201, "run 1", true)
+}

@@ -102,7 +102,6 @@ type source struct {
 	readsBody bool
 	byCaller  bool // the key names the principal itself
 	constant  bool
-	required  bool // whatever Require says
 	repeats   bool // RefuseRepeats
 }
 
@@ -129,7 +128,7 @@ func (m *middleware) serve(c *gin.Context) {
 	}
 	key, err := m.read(m, c)
 	switch {
-	case err == idempotency.ErrNoKey && !m.require && !m.required:
+	case err == idempotency.ErrNoKey && !m.require: // of a template it is part of a fieldError
 		return
 	case err != nil:
 		m.refuseKey(c, err)

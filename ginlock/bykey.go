@@ -25,8 +25,8 @@ import (
 //     value than the one that was locked. The Content-Type must be JSON; see [MaxRequestBody];
 //   - {principal}: who asks, see [Principal].
 //
-// A request in which one is missing or empty is refused (400), whether or not [Require] is set: a lock that a client can leave out
-// is none.
+// A request in which one is missing or empty is refused (400), whether or not [Require] is set: a lock that a client
+// can leave out is none.
 //
 // It panics at wiring when the template or a field is not as above, or when options contradict each other. The Locker
 // may be set later, by [core.SetDefault]: until then requests are 503.
@@ -36,7 +36,7 @@ func ByKey(template string, opts ...Option) gin.HandlerFunc {
 		panic("ginlock: ByKey: " + err.Error())
 	}
 	s := source{
-		name: "key " + template, required: true, constant: len(t.Fields()) == 0,
+		name: "key " + template, constant: len(t.Fields()) == 0,
 		lock: func(_ *gin.Context, key string) string { return key },
 	}
 	fields := make(map[string]field, len(t.Fields()))

@@ -1,9 +1,13 @@
 package ginlock_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -49,4 +53,57 @@ func Example() {
 	// 201 {"order":1} [true]
 	// 201 {"order":2} []
 	// 200 grabbed 7 []
+}
+
+func ExampleByKey() {
+	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer locker.Close()
+	r := gin.New()
+	// One at a time per order that the body names: the same lock as core's Acquire of "order:42".
+	r.POST("/grab", ginlock.ByKey("order:{json.order.id}", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+		_, err := locker.TryAcquire(context.Background(), "order:42")
+		c.String(http.StatusOK, "taken for others: %v", errors.Is(err, core.ErrTaken))
+	})
+	for _, body := range []string{`{"order":{"id":42}}`, `{"order":{}}`} {
+		req := httptest.NewRequest(http.MethodPost, "/grab", strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, req)
+		if w.Code == http.StatusOK {
+			fmt.Println(w.Body)
+		} else {
+			fmt.Println(w.Code)
+		}
+	}
+	// Output:
+	// taken for others: true
+	// 400
+}
+
+func ExampleRefuseRepeats() {
+	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer locker.Close()
+	r := gin.New()
+	r.POST("/comments", ginlock.RefuseRepeats(3*time.Second, ginlock.WithLocker(locker)), func(c *gin.Context) {
+		c.Redirect(http.StatusSeeOther, "/comments")
+	})
+	for _, text := range []string{"text=hello", "text=hello", "text=bye"} { // the second is a double click
+		req := httptest.NewRequest(http.MethodPost, "/comments", strings.NewReader(text))
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, req)
+		fmt.Println(w.Code)
+	}
+	// Output:
+	// 303
+	// 409
+	// 303
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/cipher"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -186,4 +187,54 @@ func TestMetrics(t *testing.T) {
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
+}
+
+// A lost claim or lock is told by the Locker's logger, with the route; the handler learns it from its context.
+func TestLossIsLogged(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	var log lines
+	l := lockerOn(t, n, core.WithTTL(600*time.Millisecond), core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	lose := func(c *gin.Context) {
+		n.Client().FlushAll(context.Background())
+		<-c.Request.Context().Done()
+		c.String(200, "%v", errors.Is(context.Cause(c.Request.Context()), core.ErrLost))
+	}
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/once/:id", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), lose)
+		r.POST("/lock/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), lose)
+		r.POST("/repeats/:id", ginlock.RefuseRepeats(time.Minute, ginlock.WithLocker(l)), lose)
+	})
+	for path, want := range map[string]string{"/once/:id": "the claim was lost", "/lock/:id": "the lock was lost", "/repeats/:id": "the claim was lost"} {
+		s.do("POST", strings.Replace(path, ":id", "1", 1), "", idempotencyKey, "k").want(t, 200, "true", false)
+		until(t, func() answer { return answer{} }, func(answer) bool { return log.has(want, "route="+path) })
+	}
+}
+
+// lines is what was logged.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// has says whether there is a line with all of words.
+func (l *lines) has(words ...string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		found := true
+		for _, word := range words {
+			found = found && strings.Contains(line, word)
+		}
+		if found {
+			return true
+		}
+	}
+	return false
 }

@@ -116,6 +116,39 @@ func TestRule21_Answers(t *testing.T) {
 	}
 }
 
+// A compression outside may hold the answer until the end, and say then how long it is: what it has removed from the
+// header stays removed.
+func TestRule22_HeaderChangedOutside(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			outer := c.Writer
+			h := &holding{ResponseWriter: outer}
+			c.Writer = h
+			c.Next()
+			_, _ = outer.Write(bytes.ToUpper(h.held[:len(h.held)/2]))
+		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.POST("/orders", func(c *gin.Context) {
+			c.DataFromReader(200, 4, "text/plain", strings.NewReader("abcd"), nil)
+		})
+	})
+	for i := range 2 {
+		s.order("k", "").want(t, 200, "AB", i == 1)
+	}
+}
+
+type holding struct {
+	gin.ResponseWriter
+	held []byte
+}
+
+func (w *holding) Write(b []byte) (int, error) {
+	w.Header().Del("Content-Length")
+	w.held = append(w.held, b...)
+	return len(b), nil
+}
+
 // plainly sends a request and reads the answer as browsers do: decompressed, redirects not followed, and without the
 // headers that say how it was sent.
 func (s *server) plainly(path, key string) answer {

@@ -12,6 +12,11 @@
 //   - it is running: [*InFlightError];
 //   - the key belongs to another request: [*MismatchError], also while that one runs.
 //
+// # Clients
+//
+// [NewTransport] is the other half: it gives each call of an [net/http.Client] a key, and sends the call again with that
+// key when its outcome is not known.
+//
 // # Metrics and spans
 //
 // Claims report to the providers of their Locker. The counter onelane.idempotency.requests counts each request once, by

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
@@ -46,4 +49,25 @@ func Example() {
 	// paid 7 EUR
 	// as before: paid 7 EUR
 	// another payment has this key
+}
+
+func ExampleNewTransport() {
+	var keys []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if keys = append(keys, r.Header.Get("Idempotency-Key")); len(keys) == 1 {
+			panic(http.ErrAbortHandler) // the answer is lost
+		}
+		w.WriteHeader(http.StatusCreated)
+	}))
+	defer server.Close()
+	client := &http.Client{Transport: idempotency.NewTransport(http.DefaultTransport)}
+	defer client.CloseIdleConnections()
+	resp, err := client.Post(server.URL, "application/json", strings.NewReader(`{"cents":700}`))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.StatusCode, len(keys), keys[0] == keys[1])
+	// Output: 201 2 true
 }
