@@ -1,0 +1,92 @@
+package gormlock_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestFailover_FenceHoldsTheLine: a Redis master dies before its replica has a lock, and Sentinel makes the replica the
+// master: the key is had twice, as each holder believes. The database lets the newer one in, and nobody else.
+func TestFailover_FenceHoldsTheLine(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+		put(t, db, 42, 10)
+		r := testutil.Sentinel(t)
+		process := func() (*gorm.DB, *core.Locker) {
+			l, own := locker(t, core.Clients(r.Client()), core.WithTTL(time.Minute)), reopen(t, db)
+			ok(t, "Use", own.Use(gormlock.New(l, gormlock.Fenced())))
+			return own, l
+		}
+		older, olderLocks := process()
+		newer, _ := process()
+		sell := func(db *gorm.DB) error {
+			return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error {
+				var s Stock
+				if err := tx.Take(&s, "sku = 42").Error; err != nil {
+					return err
+				}
+				return tx.Model(&s).Update("left", s.Left-1).Error
+			})
+		}
+		ok(t, "sell", sell(newer)) // the fence is there already
+		r.Lag()
+		k, err := olderLocks.Acquire(t.Context(), "stock:42")
+		ok(t, "Acquire", err)
+		r.Master.Kill()
+		r.Promoted()
+		eventually(t, "the key is had twice", func() bool {
+			err := sell(newer)
+			if err != nil && !errors.Is(err, core.ErrUnavailable) {
+				t.Fatalf("the newer holder: %v", err)
+			}
+			return err == nil
+		})
+		ok(t, "the older holder believes in its lock", k.Err())
+		err = sell(older.WithContext(core.WithLock(t.Context(), k)))
+		want(t, "the older holder", err, gormlock.ErrFenced)
+		wantLeft(t, db, 42, 8)
+	})
+}
+
+// TestFailover_QuorumKeepsTheLock: the same with one of three masters. The other two know the lock.
+func TestFailover_QuorumKeepsTheLock(t *testing.T) {
+	t.Parallel()
+	r, others := testutil.Sentinel(t), testutil.Cluster(t, 2)
+	process := func() *core.Locker {
+		clients := append([]redis.UniversalClient{r.Client()}, others.Clients()...)
+		return locker(t, core.Clients(clients...), core.WithTTL(time.Minute), core.WithNodeTimeout(time.Second))
+	}
+	first, second := process(), process()
+	r.Lag()
+	k, err := first.Acquire(t.Context(), "stock:42")
+	ok(t, "Acquire", err)
+	r.Master.Kill()
+	r.Promoted()
+	st, err := r.Replica.Client().Exists(t.Context(), "onelane:{stock:42}").Result()
+	if ok(t, "Exists", err); st != 0 {
+		t.Fatal("the promoted replica has the lock, so that this test shows nothing")
+	}
+	for range 20 { // while the clients find the new master, too
+		if _, err := second.TryAcquire(t.Context(), "stock:42"); !errors.Is(err, core.ErrTaken) && !errors.Is(err, core.ErrUnavailable) {
+			t.Fatalf("another holder: got %v, want that it is taken", err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	_, err = second.TryAcquire(t.Context(), "stock:42")
+	want(t, "another holder, in the end", err, core.ErrTaken)
+	ok(t, "Extend", k.Extend(t.Context(), time.Minute))
+	ok(t, "Release", k.Release(t.Context()))
+	next, err := second.Acquire(t.Context(), "stock:42")
+	ok(t, "Acquire", err)
+	ok(t, "Release", next.Release(t.Context()))
+}
