@@ -59,7 +59,10 @@ func TestOnce_RepeatsGetTheFirstResult(t *testing.T) {
 			t.Errorf("the first caller got %+v, want what is stored", first)
 		}
 		for range 3 {
-			again, err := gormlock.Once(t.Context(), db, "pay:1", charge)
+			again, err := gormlock.Once(t.Context(), db, "pay:1", func(*gorm.DB) (receipt, error) {
+				t.Error("a repeat ran the function")
+				return receipt{}, nil
+			})
 			ok(t, "Once again", err)
 			if again != first {
 				t.Errorf("a repeat got %+v, want %+v", again, first)
@@ -160,6 +163,7 @@ func TestOnce_AtMostOnce(t *testing.T) {
 		}
 		for round := range 5 {
 			key, runs, results := fmt.Sprintf("pay:%d", round), atomic.Int64{}, sync.Map{}
+			var inside atomic.Int64
 			boom := errors.New("boom")
 			var all sync.WaitGroup
 			for range 3 {
@@ -167,6 +171,10 @@ func TestOnce_AtMostOnce(t *testing.T) {
 					all.Go(func() {
 						for {
 							r, err := gormlock.Once(t.Context(), p, key, func(tx *gorm.DB) (receipt, error) {
+								if n := inside.Add(1); n != 1 { // the row comes first, so the database lets one in
+									t.Errorf("%d run at a time", n)
+								}
+								defer inside.Add(-1)
 								r, err := charge(tx)
 								if err == nil && runs.Add(1) <= 3 { // while others wait
 									time.Sleep(10 * time.Millisecond)
