@@ -15,7 +15,8 @@ type simNode struct {
 	started int64  // by its own clock
 
 	data map[string]simValue
-	seen func(key, value string) // called when a key gets a value; may be nil
+	seen func(script, key, value string) // called when a key gets a value; may be nil
+	now  string                          // the script that runs
 }
 
 type simValue struct {
@@ -59,7 +60,7 @@ func (n *simNode) pttl(key string) int64 {
 func (n *simNode) set(key, text string, px int64) {
 	n.data[key] = simValue{text, n.clock()/1000 + px}
 	if n.seen != nil {
-		n.seen(key, text)
+		n.seen(n.now, key, text)
 	}
 }
 
@@ -86,6 +87,7 @@ func sealToken(value string) int64 {
 
 // run executes one script. It is not safe for concurrent use.
 func (n *simNode) run(script string, keys, argv []string) []any {
+	n.now = script
 	value, held := n.get(keys[0])
 	fence, counted := "", false
 	if len(keys) > 1 {
@@ -205,7 +207,7 @@ func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, c
 // young says whether the node has just started, for how long it is young, and its run if that is looked up.
 func (n *simNode) young(argv []string) (young, run string, left int64) {
 	up := (n.clock() - n.started) / 1e6
-	if left = number(argv[6]) - (up-1)*1000; up >= 0 && left > 0 {
+	if left = number(argv[6]) - (up-1)*1000; left > 0 {
 		young = "1"
 	}
 	if young != "" || argv[8] == "1" {
