@@ -14,10 +14,12 @@ if type(saved) == 'number' and (ARGV[9] == '1' or (tonumber(time[1]) - saved - 1
   local info = redis.pcall('INFO', 'server')
   if type(info) == 'string' then
     run = string.match(info, 'run_id:(%w+)') or ''
-    local up = tonumber(string.match(info, 'uptime_in_seconds:(%d+)') or '-1')
-    abstains = tonumber(ARGV[7]) - (up - 1) * 1000 -- it counts whole seconds
-    if up >= 0 and abstains > 0 then
-      young = '1'
+    local up = tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)')) -- negative if the clock was set back
+    if up then
+      abstains = tonumber(ARGV[7]) - (up - 1) * 1000 -- it counts whole seconds
+      if abstains > 0 then
+        young = '1'
+      end
     end
   end
 end

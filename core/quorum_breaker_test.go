@@ -253,3 +253,35 @@ func TestQuorum_ANewOneDoesNotWait(t *testing.T) {
 	mini := []redis.UniversalClient{testutil.MiniRedis(t), testutil.MiniRedis(t), testutil.MiniRedis(t)} // does not know when it started
 	ok(t, "Release", acquire(t, locker(t, core.Clients(mini...), patient), "k").Release(t.Context()))
 }
+
+// A node whose clock is set back after it has restarted seems to start in the future.
+func TestQuorum_ARestartedNodeAbstainsAlsoWhenItsClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	now := time.Now().UnixMicro()
+	nodes, links := make([]*simNode, 3), make([]core.NodeFunc, 3)
+	var mu sync.Mutex
+	for i := range nodes {
+		nodes[i] = newSimNode(func() int64 { return now }, rules{})
+		nodes[i].runID, nodes[i].started = "first", now-3600e6
+		links[i] = func(_ context.Context, script string, keys []string, args []any) (any, <-chan struct{}, bool, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return nodes[i].run(script, keys, texts(args)), nil, false, nil
+		}
+	}
+	l := locker(t, core.Nodes(links))
+	acquire(t, l, "k")
+	eventually(t, "all nodes hold it", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return !slices.ContainsFunc(nodes, func(n *simNode) bool { return len(n.data) < 2 })
+	})
+	mu.Lock()
+	for _, n := range nodes[:2] {
+		clear(n.data)
+		n.runID, n.started = "second", now+60e6
+	}
+	mu.Unlock()
+	_, err := locker(t, core.Nodes(links)).TryAcquire(t.Context(), "k")
+	want(t, "TryAcquire", err, core.ErrUnavailable)
+}
