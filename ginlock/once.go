@@ -98,6 +98,9 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 		if m.keeps(c, outer.Status()) {
 			m.complete(c, claim, idempotency.Tombstone())
 		}
+		if w.size > 0 {
+			_ = w.send(true)
+		}
 		return
 	}
 	// An error and no body: the answer is left to an error writer outside, and is not known here.
