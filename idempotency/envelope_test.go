@@ -306,3 +306,55 @@ func TestRunUnreadable(t *testing.T) {
 	}
 	replay(t, idempotency.New(l), "k", fp("a"), "done")
 }
+
+// between runs fn before the first Unseal.
+type between struct {
+	core.Backend
+	once sync.Once
+	fn   func()
+}
+
+func (b *between) Unseal(ctx context.Context, key string) error {
+	b.once.Do(b.fn)
+	return b.Backend.Unseal(ctx, key)
+}
+
+// Two who meet the same unreadable record: the slower one must not remove what the faster one recorded meanwhile.
+func TestRunUnreadable_OneAtATime(t *testing.T) {
+	t.Parallel()
+	memory := testutil.Memory()
+	slow := &between{Backend: memory}
+	locker := func(b core.Backend) *core.Locker {
+		l, err := core.New(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	a, b := locker(slow), locker(memory)
+	k, err := b.Acquire(t.Context(), "claim:k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Seal(t.Context(), []byte("of a later version"), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	run := func(l *core.Locker) {
+		out, err := idempotency.New(l, idempotency.RunUnreadable()).Begin(t.Context(), "k", fp("a"))
+		if err == nil && out.Claim != nil {
+			runs++
+			err = out.Claim.Complete(t.Context(), record("done"))
+		}
+		if err != nil && !errors.Is(err, idempotency.ErrInFlight) {
+			t.Error(err)
+		}
+	}
+	slow.fn = func() { run(b) }
+	run(a)
+	if runs != 1 {
+		t.Errorf("%d runs", runs)
+	}
+	replay(t, idempotency.New(b), "k", fp("a"), "done")
+}
