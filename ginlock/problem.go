@@ -142,11 +142,13 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 		m.refuse(c, problemRepeat)
 	case errors.Is(err, idempotency.ErrInFlight):
 		m.refuse(c, problemInFlight)
-	case errors.Is(err, idempotency.ErrRecord) && m.repeats:
-		m.refuse(c, problemRepeat)
 	case errors.Is(err, idempotency.ErrRecord):
 		m.log(c, slog.LevelError, "ginlock: a record cannot be read; the request is refused", err)
-		m.refuse(c, problemNotKept)
+		if m.repeats {
+			m.refuse(c, problemRepeat)
+		} else {
+			m.refuse(c, problemNotKept)
+		}
 	case errors.Is(err, core.ErrTaken):
 		m.refuse(c, problemBusy)
 	case errors.Is(err, core.ErrSealed):

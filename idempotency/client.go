@@ -178,9 +178,13 @@ func (t *transport) pause(resp *http.Response, planned time.Duration) (time.Dura
 		return planned, true
 	}
 	text := resp.Header.Get("Retry-After")
-	if seconds, err := strconv.ParseUint(text, 10, 31); err == nil {
+	seconds, err := strconv.ParseUint(text, 10, 31) // a duration holds that many seconds
+	if err == nil {
 		asked := time.Duration(seconds) * time.Second
 		return max(asked, planned), asked <= t.longest
+	}
+	if errors.Is(err, strconv.ErrRange) {
+		return 0, false
 	}
 	if at, err := http.ParseTime(text); err == nil {
 		asked := time.Until(at)

@@ -153,6 +153,7 @@ func TestTransport_WhatIsNotSentAgain(t *testing.T) {
 		"409, its answer not kept":             {"POST", 409, nil},
 		"a body that cannot be had again":      {"POST", 503, noGetBody},
 		"the server wants an hour":             {"POST", retryAfter(503, "3600"), nil},
+		"the server wants more than there is":  {"POST", retryAfter(503, "99999999999999999999"), nil},
 		"the server wants to be asked in 2100": {"POST", retryAfter(503, "Fri, 01 Jan 2100 00:00:00 GMT"), nil},
 		"a certificate that is not trusted":    {"POST", &tls.CertificateVerificationError{Err: errCut}, nil},
 	} {
