@@ -1,0 +1,145 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/glebarez/sqlite"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// memoryDB is a database in memory with the kit's tables.
+func memoryDB(models ...any) (db *gorm.DB, stop func()) {
+	db, err := gorm.Open(sqlite.Open("file::memory:"), &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		log.Fatal(err)
+	}
+	conns, err := db.DB()
+	if err != nil {
+		log.Fatal(err)
+	}
+	conns.SetMaxOpenConns(1)
+	if err := errors.Join(gormlock.Migrate(db), db.AutoMigrate(models...)); err != nil {
+		log.Fatal(err)
+	}
+	return db, func() { _ = conns.Close() }
+}
+
+// Locks without Redis: in a table of a database, for every adapter of the kit.
+func ExampleTable() {
+	db, stop := memoryDB()
+	defer stop()
+	locker, err := core.New(gormlock.Table(db))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locker.Close()
+	err = locker.Do(context.Background(), "report:2024", func(ctx context.Context) error {
+		_, err := locker.TryAcquire(context.Background(), "report:2024")
+		fmt.Println("another one:", errors.Is(err, core.ErrTaken))
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// another one: true
+	// <nil>
+}
+
+// A payment that is retried is made once, and every try gets the same receipt.
+func ExampleOnce() {
+	type Payment struct {
+		ID     uint
+		Amount int
+	}
+	db, stop := memoryDB(&Payment{})
+	defer stop()
+	locks, stopLocks := memoryDB() // a file of its own, on SQLite: see Table
+	defer stopLocks()
+	locker, err := core.New(gormlock.Table(locks))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locker.Close()
+	if err := db.Use(gormlock.New(locker)); err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		receipt, err := gormlock.Once(context.Background(), db, "pay:order-7", func(tx *gorm.DB) (Payment, error) {
+			p := Payment{Amount: 10}
+			return p, tx.Create(&p).Error
+		})
+		fmt.Println(receipt.Amount, err)
+	}
+	var n int64
+	db.Model(&Payment{}).Count(&n)
+	fmt.Println(n, "payment")
+	_, _ = gormlock.Purge(context.Background(), db, 24*time.Hour) // now and then
+	// Output:
+	// 10 <nil>
+	// 10 <nil>
+	// 10 <nil>
+	// 1 payment
+}
+
+// Two read a row, both write it: the second one is told.
+func ExampleVersion() {
+	type Page struct {
+		ID      uint
+		Text    string
+		Version gormlock.Version
+	}
+	db, stop := memoryDB(&Page{})
+	defer stop()
+	if err := db.Use(gormlock.New(nil)); err != nil { // no locks are needed
+		log.Fatal(err)
+	}
+	var anna, ben Page
+	db.Create(&Page{Text: "draft"})
+	db.Take(&anna)
+	db.Take(&ben)
+	fmt.Println(db.Model(&anna).Update("text", "by Anna").Error)
+	fmt.Println(errors.Is(db.Model(&ben).Update("text", "by Ben").Error, gormlock.ErrStale))
+	db.Take(&ben)
+	fmt.Println(ben.Text, ben.Version)
+	// Output:
+	// <nil>
+	// true
+	// by Anna 2
+}
+
+// A pool of phone numbers: SkipLocked gives everybody another one, and nobody waits.
+func ExampleForUpdate() {
+	type Phone struct {
+		Number string `gorm:"primaryKey"`
+		Taken  bool
+	}
+	db, stop := memoryDB(&Phone{})
+	defer stop()
+	if err := db.Use(gormlock.New(nil)); err != nil {
+		log.Fatal(err)
+	}
+	db.Create([]Phone{{Number: "555-0100"}, {Number: "555-0101"}})
+	for range 2 {
+		err := db.Transaction(func(tx *gorm.DB) error {
+			var p Phone
+			if err := tx.Scopes(gormlock.ForUpdate(gormlock.SkipLocked())).Where("NOT taken").Order("number").First(&p).Error; err != nil {
+				return err
+			}
+			fmt.Println(p.Number)
+			return tx.Model(&p).Update("taken", true).Error
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// 555-0100
+	// 555-0101
+}
