@@ -1,5 +1,5 @@
-// Command quickstart is the code of the README, running: a payment that is retried, an order that many grab, a unit of
-// stock that many buy, and a job that one process does. Redis and the database are embedded.
+// Command quickstart is the code of the README, running: payments and orders that are retried, an order that many grab,
+// units of stock that many buy, and a job that one process does. Redis and the database are embedded.
 //
 //	go run ./examples/quickstart
 //
@@ -47,7 +47,7 @@ func run(out io.Writer) error {
 		return err
 	}
 	defer locker.Close()
-	return errors.Join(overHTTP(out), inTheDatabase(out, locker), byHand(out, locker))
+	return errors.Join(overHTTP(out), overGRPC(out), inTheDatabase(out, locker), byHand(out, locker))
 }
 
 // connect is what a service does once, when it starts.
