@@ -113,7 +113,7 @@ func TestRule14_ForgedHeaders(t *testing.T) {
 	forge := func(key string, record *idempotency.Record) {
 		digest := idempotency.Digest(nil)
 		out, err := idempotency.New(l, idempotency.WithTransport("http")).Begin(context.Background(), idempotency.SpaceKey("s", "", key),
-			idempotency.Fingerprint{Payload: digest, Credentials: idempotency.Credentials(nil, nil)})
+			idempotency.Fingerprint{Payload: digest, Credentials: idempotency.Credentials(nil, nil, nil)})
 		if err != nil {
 			t.Fatal(err)
 		}

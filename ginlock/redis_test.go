@@ -131,7 +131,7 @@ func TestSpace(t *testing.T) {
 	s.do("POST", "/a", "", idempotencyKey, "k").want(t, 201, "run 1", true)
 	s.do("POST", "/b", "", idempotencyKey, "k").wantProblem(t, 422, ginlock.CodeKeyReused)
 	s.do("POST", "/c", "", idempotencyKey, "k").want(t, 201, "run 2", false)
-	fp := idempotency.Fingerprint{Credentials: idempotency.Credentials(nil, nil)}
+	fp := idempotency.Fingerprint{Credentials: idempotency.Credentials(nil, nil, nil)}
 	out, err := idempotency.New(l, idempotency.WithTransport("grpc")).Begin(t.Context(), idempotency.SpaceKey("payments", "", "g"), fp)
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ func TestForgedRecords(t *testing.T) {
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
 	fingerprint := idempotency.Fingerprint{
 		Payload:     idempotency.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.FingerprintOf((&request{}).ProtoReflect())),
-		Credentials: idempotency.Credentials(nil, nil),
+		Credentials: idempotency.Credentials(nil, nil, nil),
 	}
 	forge := func(key string, r *idempotency.Record) {
 		t.Helper()

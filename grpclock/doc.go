@@ -29,10 +29,10 @@
 //
 // # Who calls
 //
-// A key belongs to a principal: [Principal], or the name in the client's verified TLS certificate. Where there is
-// neither, all callers share one space of keys, and the authorization and cookie metadata are part of what a retry
-// must repeat: another caller, or the same one with a new token, gets FailedPrecondition with
-// IDEMPOTENCY_CREDENTIALS_CHANGED.
+// A key belongs to a principal: [Principal], or the name in the client's verified TLS certificate. Unless Principal
+// names the caller, the metadata authorization, cookie and x-api-key are part of what a retry must repeat: another
+// caller, or the same one with a new token, gets FailedPrecondition with IDEMPOTENCY_CREDENTIALS_CHANGED. Callers with
+// neither a principal nor a certificate share one space of keys.
 //
 // # Locks
 //

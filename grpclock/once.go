@@ -75,13 +75,11 @@ func (m *method) claimsOn(l *core.Locker) *idempotency.Claims {
 
 // run runs the handler under its claim, and records its answer before it is sent.
 func (c *call) run(claim *idempotency.Claim) (any, error) {
-	defer c.abandon(claim) // leaves alone what was completed
+	defer c.abandon(claim) // before the answer is sent: a retry may follow at once. It leaves alone what was completed
 	sent := capture(c.ctx)
 	resp, err := c.handler(context.WithValue(sent.ctx(claim.Context()), tokenKey{}, claim.Token()), c.req)
 	if !c.keeps(err) {
-		lost := errors.Is(context.Cause(claim.Context()), core.ErrLost)
-		c.abandon(claim) // first: a retry may follow at once
-		if lost && cancelled(err) {
+		if errors.Is(context.Cause(claim.Context()), core.ErrLost) && cancelled(err) {
 			return nil, c.refuse(refuseLost)
 		}
 		return resp, err

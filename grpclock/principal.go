@@ -17,7 +17,7 @@ import (
 // caller is who calls.
 type caller struct {
 	name        string   // "": anonymous
-	credentials [32]byte // of an anonymous caller
+	credentials [32]byte // of one whom Principal does not name
 }
 
 // caller finds out who calls, once per call.
@@ -28,20 +28,20 @@ func (c *call) caller() *caller {
 	who := &caller{}
 	if c.principal != nil {
 		who.name = c.principal(c.ctx)
-	} else {
-		who.name = certified(c.ctx)
-		if who.name == "" {
-			c.i.shared.Do(func() {
-				c.log.InfoContext(c.ctx, "grpclock: no principal is known: all such callers share one space of keys, and a retry must repeat the authorization metadata; grpclock.Principal changes that", "method", c.full)
-			})
-		}
+	} else if who.name = certified(c.ctx); who.name == "" {
+		c.i.shared.Do(func() {
+			c.log.InfoContext(c.ctx, "grpclock: no principal is known: all such callers share one space of keys, and a retry must come with the same credentials; grpclock.Principal changes that", "method", c.full)
+		})
 	}
-	if who.name == "" {
-		who.credentials = idempotency.Credentials(
-			metadata.ValueFromIncomingContext(c.ctx, "authorization"), metadata.ValueFromIncomingContext(c.ctx, "cookie"))
+	if who.name == "" || c.principal == nil { // a certificate may be that of a proxy, and many call through it
+		who.credentials = idempotency.Credentials(c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"))
 	}
 	c.who = who
 	return who
+}
+
+func (c *call) incoming(name string) []string {
+	return metadata.ValueFromIncomingContext(c.ctx, name)
 }
 
 // certified is the name in the client's certificate, if that was verified.

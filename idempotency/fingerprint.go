@@ -32,11 +32,11 @@ func Digest(parts ...[]byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// Credentials is a digest of what a request says of who asks, the values of its headers or metadata of these names: the
-// same on every transport.
-func Credentials(authorization, cookie []string) [sha256.Size]byte {
-	a, c := digestOf(authorization), digestOf(cookie)
-	return Digest(a[:], c[:])
+// Credentials is a digest of what a request says of who asks: the values of its headers or metadata Authorization,
+// Cookie and X-Api-Key. It is the same on every transport.
+func Credentials(authorization, cookie, apiKey []string) [sha256.Size]byte {
+	a, c, k := digestOf(authorization), digestOf(cookie), digestOf(apiKey)
+	return Digest(a[:], c[:], k[:])
 }
 
 func digestOf(values []string) [sha256.Size]byte {

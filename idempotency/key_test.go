@@ -9,11 +9,11 @@ import (
 
 func TestCredentials(t *testing.T) {
 	t.Parallel()
-	seen := map[[32]byte][2][]string{}
-	for _, c := range [][2][]string{
-		{nil, nil}, {{""}, nil}, {nil, {""}}, {{"a"}, nil}, {nil, {"a"}}, {{"a"}, {"a"}}, {{"a", "a"}, nil}, {{"aa"}, nil},
+	seen := map[[32]byte][3][]string{}
+	for _, c := range [][3][]string{
+		{}, {nil, nil, {""}}, {nil, nil, {"a"}}, {{""}, nil}, {nil, {""}}, {{"a"}, nil}, {nil, {"a"}}, {{"a"}, {"a"}}, {{"a", "a"}, nil}, {{"aa"}, nil},
 	} {
-		d := idempotency.Credentials(c[0], c[1])
+		d := idempotency.Credentials(c[0], c[1], c[2])
 		if other, ok := seen[d]; ok {
 			t.Errorf("%q and %q look alike", c, other)
 		}
