@@ -107,6 +107,46 @@ func TestForms(t *testing.T) {
 				return errors.Join(tx.Preload("Items").First(&Stock{}).Error, take(tx, 42))
 			})
 		},
+		"map": func(ctx context.Context, db *gorm.DB) error {
+			return db.Model(&Stock{}).Scopes(guard).Create(map[string]any{"SKU": 7, "Name": "map"}).Error
+		},
+		"session without the scopes, context": func(ctx context.Context, db *gorm.DB) error {
+			return take(db.Session(&gorm.Session{NewDB: true, Context: gormlock.WithGuard(ctx, "k")}), 42)
+		},
+		"skipping the default transaction": func(ctx context.Context, db *gorm.DB) error {
+			return take(db.Session(&gorm.Session{SkipDefaultTransaction: true}).Scopes(guard), 42)
+		},
+		"default time-out": func(ctx context.Context, db *gorm.DB) error {
+			bounded := db.Session(&gorm.Session{})
+			bounded.DefaultTransactionTimeout = time.Minute
+			return errors.Join(take(bounded.Scopes(guard), 42),
+				bounded.Scopes(guard).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }))
+		},
+		"context, association": func(ctx context.Context, db *gorm.DB) error {
+			s := Stock{SKU: 5}
+			db = db.WithContext(gormlock.WithGuard(ctx, "k"))
+			return errors.Join(db.Create(&s).Error, db.Transaction(func(tx *gorm.DB) error {
+				return errors.Join(tx.Model(&s).Association("Items").Append(&Item{Name: "a"}), tx.Select("Items").Delete(&s).Error)
+			}))
+		},
+		"context, generics in a block": func(ctx context.Context, db *gorm.DB) error {
+			return db.WithContext(gormlock.WithGuard(ctx, "k")).Transaction(func(tx *gorm.DB) error {
+				return gorm.G[Stock](tx).Create(ctx, &Stock{SKU: 6})
+			})
+		},
+		"context, raw SQL with rows": func(ctx context.Context, db *gorm.DB) error {
+			return db.WithContext(gormlock.WithGuard(ctx, "k")).Transaction(func(tx *gorm.DB) error {
+				rows, err := tx.Raw("SELECT sku FROM stocks").Rows()
+				if err != nil {
+					return err
+				}
+				return errors.Join(rows.Close(), tx.Exec("UPDATE stocks SET name = ? WHERE sku = ?", "raw", 42).Error)
+			})
+		},
+		"savepoints": func(ctx context.Context, db *gorm.DB) error {
+			tx := db.WithContext(gormlock.WithGuard(ctx, "k")).Begin()
+			return errors.Join(tx.SavePoint("a").Error, take(tx, 42), tx.RollbackTo("a").Error, tx.Commit().Error)
+		},
 		"options": func(ctx context.Context, db *gorm.DB) error {
 			return db.Scopes(guard).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }, &sql.TxOptions{Isolation: sql.LevelSerializable})
 		},
@@ -130,19 +170,25 @@ func TestForms(t *testing.T) {
 			db.Callback().Update().After("gorm:update").Register("seen", seen),
 			db.Callback().Delete().After("gorm:delete").Register("seen", seen),
 			db.Callback().Raw().After("gorm:raw").Register("seen", seen)))
-		for name, form := range forms {
-			statements, locks = 0, 0
-			if err := form(t.Context(), db); err != nil {
-				t.Errorf("%s: %v", name, err)
+		modes := map[string]*gorm.DB{"": db}
+		if !db.PrepareStmt {
+			modes["session: "] = db.Session(&gorm.Session{PrepareStmt: true})
+		}
+		for mode, db := range modes {
+			for name, form := range forms {
+				statements, locks = 0, 0
+				if err := form(t.Context(), db); err != nil {
+					t.Errorf("%s%s: %v", mode, name, err)
+				}
+				if statements == 0 || locks == 0 {
+					t.Errorf("%s%s: %d statements, %d locks", mode, name, statements, locks)
+				}
+				wantIdle(t, db, l, "k")
+				ctx := gormlock.WithGuard(t.Context(), "k") // cleaning up needs one as well, for seen
+				ok(t, "Delete", db.WithContext(ctx).Delete(&Stock{}, "sku < ?", 10).Error)
+				ok(t, "Delete", db.WithContext(ctx).Where("sku = 42").Delete(&Stock{}).Error)
+				ok(t, "Create", db.WithContext(ctx).Create(&Stock{SKU: 42, Left: 10}).Error)
 			}
-			if statements == 0 || locks == 0 {
-				t.Errorf("%s: %d statements, %d locks", name, statements, locks)
-			}
-			wantIdle(t, db, l, "k")
-			ctx := gormlock.WithGuard(t.Context(), "k") // cleaning up needs one as well, for seen
-			ok(t, "Delete", db.WithContext(ctx).Delete(&Stock{}, "sku < ?", 10).Error)
-			ok(t, "Delete", db.WithContext(ctx).Where("sku = 42").Delete(&Stock{}).Error)
-			ok(t, "Create", db.WithContext(ctx).Create(&Stock{SKU: 42, Left: 10}).Error)
 		}
 		if _, found := gormlock.Token(db); found {
 			t.Error("a Token without a transaction")

@@ -130,18 +130,35 @@ func TestErrUnguarded(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
+		ok(t, "AutoMigrate", db.AutoMigrate(&Shelf{}))
 		l := locker(t, testutil.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l, nil, gormlock.Protect(&Stock{}))))
 		dropped := func(tx *gorm.DB) error { return take(tx.Session(&gorm.Session{NewDB: true}), 42) }
 		_, generics := gorm.G[Stock](db).Where("sku = ?", 42).Update(t.Context(), "name", "new")
+		other, err := gorm.Open(db.Dialector, config(func(c *gorm.Config) { c.PrepareStmt, c.Logger = db.PrepareStmt, db.Logger }))
+		ok(t, "Open", err)
+		ok(t, "Use", other.Use(db.Plugins["gormlock"]))
+		var s Stock
+		ok(t, "Take", db.Take(&s, "sku = 42").Error)
 		writes := map[string]error{
-			"create":   db.Create(&Stock{SKU: 1}).Error,
-			"update":   take(db, 42),
-			"delete":   db.Delete(&Stock{}, "sku = 42").Error,
-			"generics": generics,
-			"table":    db.Table("stocks").Where("sku = 42").Update("name", "new").Error,
-			"block":    db.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }),
-			"dropped":  db.Scopes(gormlock.Guard("k")).Transaction(dropped),
+			"create":                        db.Create(&Stock{SKU: 1}).Error,
+			"update":                        take(db, 42),
+			"delete":                        db.Delete(&Stock{}, "sku = 42").Error,
+			"generics":                      generics,
+			"table":                         db.Table("stocks").Where("sku = 42").Update("name", "new").Error,
+			"block":                         db.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }),
+			"dropped":                       db.Scopes(gormlock.Guard("k")).Transaction(dropped),
+			"another gorm.DB of the plugin": take(other, 42),
+			"a connection":                  db.Connection(func(tx *gorm.DB) error { return take(tx, 42) }),
+			"prepared session":              take(db.Session(&gorm.Session{PrepareStmt: true}), 42),
+			"Save":                          db.Save(&s).Error,
+			"FirstOrCreate":                 db.FirstOrCreate(&Stock{}, Stock{SKU: 77}).Error,
+			"map":                           db.Model(&Stock{}).Create(map[string]any{"SKU": 7}).Error,
+			"batches":                       db.CreateInBatches(&[]Stock{{SKU: 7}, {SKU: 8}}, 1).Error,
+			"an association":                db.Create(&Shelf{Stocks: []Stock{{SKU: 78}}}).Error,
+			"generics in a dropped block": db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {
+				return gorm.G[Stock](tx).Create(t.Context(), &Stock{SKU: 79})
+			}),
 		}
 		for name, err := range writes {
 			want(t, name, err, gormlock.ErrUnguarded)
@@ -152,6 +169,12 @@ func TestErrUnguarded(t *testing.T) {
 		ok(t, "another table", db.Create(&Item{StockID: 1}).Error)
 		wantLeft(t, db, 42, 8)
 	})
+}
+
+// Shelf has stocks, by way of a table between them.
+type Shelf struct {
+	ID     uint
+	Stocks []Stock `gorm:"many2many:shelf_stocks"`
 }
 
 func TestProtect_BadModel(t *testing.T) {

@@ -65,7 +65,8 @@ func TestLost_BeforeCommit(t *testing.T) {
 	})
 }
 
-// TestLost_InterruptsTheStatement: a Transaction does not wait for a long statement when its lock is lost.
+// TestLost_InterruptsTheStatement: a Transaction, or a single statement, does not wait for the database when its lock is
+// lost.
 func TestLost_InterruptsTheStatement(t *testing.T) {
 	t.Parallel()
 	long := map[string]string{"mysql": "SELECT SLEEP(30)", "postgres": "SELECT pg_sleep(30)"}
@@ -85,6 +86,17 @@ func TestLost_InterruptsTheStatement(t *testing.T) {
 		}
 		eventually(t, "no connection is in use", func() bool { return inUse(t, db) == 0 })
 		wantLeft(t, db, 42, 10)
+
+		ok(t, "Register", db.Callback().Raw().Before("gorm:raw").Register("lose", func(tx *gorm.DB) {
+			if tx.Statement.SQL.String() == long[db.Name()] {
+				lose()
+			}
+		}))
+		start = time.Now()
+		want(t, "single", db.Scopes(gormlock.Guard("k")).Exec(long[db.Name()]).Error, core.ErrLost)
+		if took := time.Since(start); took > 20*time.Second {
+			t.Errorf("it took %v", took)
+		}
 	})
 }
 

@@ -11,7 +11,7 @@ import (
 
 // guard is what one Guard asks for.
 type guard struct {
-	key    template
+	keys   keys
 	wait   time.Duration // 0: not given
 	fenced bool
 	err    error
@@ -34,11 +34,7 @@ func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
 
 // literal is what asks for the same, in Statement.Settings.
 func (d demand) literal() []guard {
-	var gs []guard
-	for _, key := range d.keys {
-		gs = append(gs, guard{key: template{source: key}, wait: d.wait, fenced: d.fenced})
-	}
-	return gs
+	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced}}
 }
 
 // orDefault fills in how long to wait.
@@ -65,7 +61,8 @@ type demandKey struct{} // in a context: demand
 //
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join
 // makes one of parts. "{Field}" in it stands for a field of the statement's model, as in "stock:{SKU}", escaped as by
-// core.Join: for single statements on one model whose field is set. Text from outside does not belong into the key of a
+// core.Join: for single statements on a model whose field is set, or on a slice of them, which locks the key of each.
+// Between two fields there must be a ":" (see core.ParseTemplate). Text from outside does not belong into the key of a
 // Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
 //
 // What goes wrong is the error of the statement, and nothing was sent then: core's errors where the lock was not had,
@@ -81,8 +78,8 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 			o.applyGuard(&g)
 		}
 	}
-	parsed, err := parseTemplate(key)
-	if g.key = parsed; g.err == nil {
+	parsed, err := parseKeys(key)
+	if g.keys = parsed; g.err == nil {
 		g.err = err
 	}
 	return func(db *gorm.DB) *gorm.DB {
@@ -130,11 +127,11 @@ func guardsOf(s *gorm.Statement) []guard {
 func resolve(s *gorm.Statement, open bool) (demand, error) {
 	d := demandOf(s.Context)
 	for _, g := range guardsOf(s) {
-		key, err := g.key.text(s, open)
+		all, err := g.keys.of(s, open)
 		if err = cmp.Or(g.err, err); err != nil {
-			return d, guardError([]string{g.key.source}, err)
+			return d, guardError([]string{g.keys.text}, err)
 		}
-		d = d.and([]string{key}, g.wait, g.fenced)
+		d = d.and(all, g.wait, g.fenced)
 	}
 	return d.orDefault(), nil
 }

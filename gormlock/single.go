@@ -10,6 +10,7 @@ import (
 type own struct {
 	tx      gorm.TxCommitter
 	outside gorm.ConnPool
+	context context.Context // of the statement, outside
 	guards  []guard
 	timeOut context.CancelFunc
 }
@@ -38,13 +39,15 @@ func (p *plugin) openOwn(db *gorm.DB, d demand) error {
 		return err
 	}
 	committer, ok := tx.(gorm.TxCommitter)
-	if t, _ := transactionOf(tx); t == nil || !ok {
+	t, _ := transactionOf(tx)
+	if t == nil || !ok {
 		cancel()
 		return guardError(d.keys, ErrUnmanagedTransaction)
 	}
 	guards := guardsOf(s)
-	s.Settings.Store(ownKey{s}, &own{committer, s.ConnPool, guards, cancel})
-	if len(guards) > 0 { // associations inherit it, and must not fill the template anew
+	s.Settings.Store(ownKey{s}, &own{committer, s.ConnPool, s.Context, guards, cancel})
+	s.Context = t.carry(s.Context) // interrupts the statement when the lock is lost
+	if len(guards) > 0 {           // associations inherit it, and must not fill the template anew
 		s.Settings.Store(guardsKey, d.literal())
 	}
 	s.ConnPool = tx
@@ -58,7 +61,7 @@ func takeOwn(db *gorm.DB) *own {
 	if o == nil {
 		return nil
 	}
-	db.Statement.ConnPool = o.outside
+	db.Statement.ConnPool, db.Statement.Context = o.outside, o.context
 	if len(o.guards) > 0 {
 		db.Statement.Settings.Store(guardsKey, o.guards)
 	}

@@ -2,6 +2,7 @@ package gormlock
 
 import (
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -12,65 +13,92 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// template is a key with "{Field}" in it: literals[0], fields[0], literals[1], …
-type template struct {
-	source   string
-	literals []string
-	fields   []string
+// keys are what a guard locks: as they are, or made of the fields of a statement's model.
+type keys struct {
+	text     string // as the user wrote it
+	ready    []string
+	template core.Template
 }
 
-func parseTemplate(key string) (template, error) {
-	t := template{source: key}
-	for rest := key; ; {
-		at := strings.IndexAny(rest, "{}")
-		if at < 0 {
-			t.literals = append(t.literals, rest)
-			return t, nil
-		}
-		end := strings.IndexAny(rest[at+1:], "{}")
-		if rest[at] == '}' || end < 1 || rest[at+1+end] != '}' {
-			return t, fmt.Errorf(`%w: braces must be pairs with the name of a field between them, as in "stock:{SKU}"; a key that has braces for another reason goes to WithGuard or Transaction`, ErrTemplate)
-		}
-		t.literals = append(t.literals, rest[:at])
-		t.fields = append(t.fields, rest[at+1:at+1+end])
-		rest = rest[at+end+2:]
+func parseKeys(text string) (keys, error) {
+	if !strings.ContainsAny(text, "{}") {
+		return keys{text: text, ready: []string{text}}, nil
 	}
+	t, err := core.ParseTemplate(text)
+	if err != nil {
+		err = fmt.Errorf("%w: %w; a key that has braces for another reason goes to WithGuard or Transaction", ErrTemplate, err)
+	}
+	return keys{text: text, template: t}, err
 }
 
-// text is the key for a statement; open says that it is in a transaction.
-func (t template) text(s *gorm.Statement, open bool) (string, error) {
-	if len(t.fields) == 0 {
-		return t.source, nil
+// of returns the keys for a statement, one for each row of its model; open says that it is in a transaction.
+func (k keys) of(s *gorm.Statement, open bool) ([]string, error) {
+	if k.ready != nil {
+		return k.ready, nil
 	}
 	if open {
-		return "", fmt.Errorf("%w in a transaction, which has many statements: use a literal key", ErrTemplate)
+		return nil, fmt.Errorf("%w in a transaction, which has many statements: use a literal key", ErrTemplate)
 	}
-	model := reflect.ValueOf(s.Model)
-	for model.Kind() == reflect.Pointer && !model.IsNil() {
-		model = model.Elem()
+	rows, err := modelRows(s)
+	if err != nil {
+		return nil, err
 	}
-	if s.Schema == nil || model.Kind() != reflect.Struct || model.Type() != s.Schema.ModelType {
-		return "", fmt.Errorf("%w: the statement must have one model, a struct, to take the fields from; use a literal key, or WithGuard with several", ErrTemplate)
-	}
-	var b strings.Builder
-	for i, name := range t.fields {
-		field := s.Schema.LookUpField(name)
-		if field == nil {
-			return "", fmt.Errorf("%w: model %s has no field %q", ErrTemplate, s.Schema.Name, name)
-		}
-		value, zero := field.ValueOf(s.Context, model)
-		if zero {
-			return "", fmt.Errorf("%w: field %s.%s of the model is empty; conditions of a Where do not count", ErrTemplate, s.Schema.Name, name)
-		}
-		part, err := keyPart(value)
+	all := make([]string, 0, len(rows))
+	for _, row := range rows {
+		key, err := k.template.Key(func(name string) (string, error) { return fieldPart(s, row, name) })
 		if err != nil {
-			return "", fmt.Errorf("%w: field %s.%s: %w", ErrTemplate, s.Schema.Name, name, err)
+			return nil, fmt.Errorf("%w: %w", ErrTemplate, err)
 		}
-		b.WriteString(t.literals[i])
-		b.WriteString(core.Join(part)) // so that different values never make the same key
+		all = append(all, key)
 	}
-	b.WriteString(t.literals[len(t.fields)])
-	return b.String(), nil
+	return all, nil
+}
+
+// modelRows returns the structs that a statement is on: its model, or each of a slice of them.
+func modelRows(s *gorm.Statement) ([]reflect.Value, error) {
+	refused := fmt.Errorf("%w: the statement must have a model, a struct or a slice of them, to take the fields from; use a literal key, or WithGuard with several", ErrTemplate)
+	model := pointedAt(reflect.ValueOf(s.Model))
+	if s.Schema == nil {
+		return nil, refused
+	}
+	var rows []reflect.Value
+	switch model.Kind() {
+	case reflect.Struct:
+		rows = []reflect.Value{model}
+	case reflect.Slice, reflect.Array:
+		for i := range model.Len() {
+			rows = append(rows, pointedAt(model.Index(i)))
+		}
+	}
+	for _, row := range rows {
+		if row.Kind() != reflect.Struct || row.Type() != s.Schema.ModelType {
+			return nil, refused
+		}
+	}
+	if len(rows) == 0 {
+		return nil, refused
+	}
+	return rows, nil
+}
+
+func pointedAt(v reflect.Value) reflect.Value {
+	for (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && !v.IsNil() {
+		v = v.Elem()
+	}
+	return v
+}
+
+// fieldPart is the text of a model's field in a key.
+func fieldPart(s *gorm.Statement, row reflect.Value, name string) (string, error) {
+	field := s.Schema.LookUpField(name)
+	if field == nil {
+		return "", fmt.Errorf("model %s has no such field", s.Schema.Name)
+	}
+	value, zero := field.ValueOf(s.Context, row)
+	if zero {
+		return "", fmt.Errorf("the field of the %s is empty; conditions of a Where do not count", s.Schema.Name)
+	}
+	return keyPart(value)
 }
 
 // keyPart is the text of a field in a key.
@@ -84,7 +112,7 @@ func keyPart(value any) (string, error) {
 	v := reflect.Indirect(reflect.ValueOf(value))
 	switch {
 	case !v.IsValid():
-		return "", fmt.Errorf("it is NULL")
+		return "", errors.New("it is NULL")
 	case v.Kind() == reflect.String:
 		return v.String(), nil
 	case v.CanInt():

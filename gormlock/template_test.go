@@ -43,8 +43,8 @@ func TestTemplate(t *testing.T) {
 		ticket := full()
 		ticket.Parts = []TicketPart{{}, {}}
 
-		ok(t, "create with associations", one("{Event}/{seat}").Create(ticket).Error)
-		j.want(t, "escaped as by core.Join", locked("a%253Ab%2525%7Bc%7D/3")...)
+		ok(t, "create with associations", one("{Event}:{seat}").Create(ticket).Error)
+		j.want(t, "escaped as by core.Join", locked("a%253Ab%2525%7Bc%7D:3")...)
 		for template, key := range map[string]string{"t:{ID}": "t:1", "{Row}": "7", "x{Code}y": "xxyy", "{Holder}": "me", "plain": "plain"} {
 			ok(t, template, one(template).Model(ticket).Update("price", 2).Error)
 			j.want(t, template, locked(key)...)
@@ -61,6 +61,20 @@ func TestTemplate(t *testing.T) {
 			ok(t, "reused", reused.Model(&Ticket{ID: id}).Update("price", 2).Error)
 		}
 		j.want(t, "each its own", append(locked("t:2"), locked("t:3")...)...)
+
+		many := []string{"lock onelane:{t:2}", "lock onelane:{t:3}", "unlock onelane:{t:3}", "unlock onelane:{t:2}"}
+		rows := []Ticket{{ID: 3, Event: "x"}, {ID: 2, Event: "x", Parts: []TicketPart{{}}}, {ID: 3, Event: "x"}}
+		ok(t, "create a slice", one("t:{ID}").Create(rows[:2]).Error)
+		j.want(t, "the key of each row, once and in order", many...)
+		ok(t, "create pointers", one("t:{ID}").Create([]*Ticket{{ID: 12}, {ID: 11}}).Error)
+		j.want(t, "pointers", "lock onelane:{t:11}", "lock onelane:{t:12}", "unlock onelane:{t:12}", "unlock onelane:{t:11}")
+		ok(t, "update a slice", one("t:{ID}").Model(&rows).Update("price", 3).Error)
+		j.want(t, "update", many...)
+		rows[0].Seat, rows[1].Seat = 9, 9
+		ok(t, "save a slice", one("t:{ID}").Save(rows[:2]).Error)
+		j.want(t, "save", many...)
+		ok(t, "delete a slice", one("t:{ID}").Delete(&rows).Error)
+		j.want(t, "delete", many...)
 	})
 }
 
@@ -78,7 +92,11 @@ func TestTemplate_WithoutValue(t *testing.T) {
 			"no such field":  one("t:{Nope}").Create(&Ticket{ID: 1}).Error,
 			"NULL":           one("t:{Holder}").Create(null).Error,
 			"a float":        one("t:{Price}").Create(null).Error,
-			"many":           one("t:{ID}").Create(&[]Ticket{{ID: 1}, {ID: 2}}).Error,
+			"one of many":    one("t:{ID}").Create(&[]Ticket{{ID: 1}, {}}).Error,
+			"nil of many":    one("t:{ID}").Create(&[]*Ticket{{ID: 1}, nil}).Error,
+			"none":           one("t:{ID}").Create(&[]Ticket{}).Error,
+			"maps":           one("t:{ID}").Model(&Ticket{}).Create([]map[string]any{{"id": 1}}).Error,
+			"together":       one("{ID}{Seat}").Create(&Ticket{ID: 1, Seat: 1}).Error,
 			"batches":        one("t:{ID}").CreateInBatches(&[]Ticket{{ID: 1}, {ID: 2}}, 1).Error,
 			"map":            one("t:{ID}").Model(&Ticket{}).Create(map[string]any{"id": 1}).Error,
 			"Exec":           one("t:{ID}").Exec("DELETE FROM tickets").Error,

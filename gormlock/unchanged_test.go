@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"testing"
+	"time"
 
 	"gorm.io/gorm"
 
@@ -128,6 +129,96 @@ func TestUnguarded_AsBefore(t *testing.T) {
 			}
 			return nil
 		},
+		"Association": func(_ context.Context, db *gorm.DB) error {
+			var s Stock
+			err := db.Take(&s, "sku = ?", 42).Error
+			return errors.Join(err, db.Model(&s).Association("Items").Append(&Item{Name: "a"}, &Item{Name: "b"}),
+				db.Model(&s).Association("Items").Delete(&s.Items[0]), db.Preload("Items").Find(&[]Stock{}).Error,
+				db.Session(&gorm.Session{FullSaveAssociations: true}).Save(&Stock{SKU: 8, Items: []Item{{Name: "c"}}}).Error)
+		},
+		"Select and Delete": func(_ context.Context, db *gorm.DB) error {
+			s := Stock{SKU: 9, Items: []Item{{Name: "a"}}}
+			return errors.Join(db.Create(&s).Error, db.Select("Items").Delete(&s).Error)
+		},
+		"batch size of a session": func(_ context.Context, db *gorm.DB) error {
+			return db.Session(&gorm.Session{CreateBatchSize: 2}).Create(&[]Stock{{SKU: 3}, {SKU: 4}, {SKU: 5}}).Error
+		},
+		"batch that fails": func(_ context.Context, db *gorm.DB) error {
+			if db.CreateInBatches(&[]Stock{{SKU: 3}, {SKU: 4}, {SKU: 42}}, 2).Error == nil {
+				return errors.New("a duplicate was created")
+			}
+			return nil
+		},
+		"map": func(_ context.Context, db *gorm.DB) error {
+			return db.Model(&Stock{}).Create(map[string]any{"SKU": 7, "Name": "map"}).Error
+		},
+		"failing hook in a block": func(_ context.Context, db *gorm.DB) error {
+			return expect(db.Transaction(func(tx *gorm.DB) error {
+				return tx.Create(&Acting{SKU: 2, Parts: []Part{{Name: "fail in Part.AfterCreate"}}}).Error
+			}), errHook)
+		},
+		"panicking hook": func(_ context.Context, db *gorm.DB) (err error) {
+			defer func() {
+				if recover() == nil {
+					err = errors.New("the panic did not arrive")
+				}
+			}()
+			return db.Session(&gorm.Session{SkipDefaultTransaction: true}).Create(&Acting{SKU: 2, Name: "panic in BeforeCreate"}).Error
+		},
+		"panicking block": func(_ context.Context, db *gorm.DB) (err error) {
+			defer func() {
+				if recover() == nil {
+					err = errors.New("the panic did not arrive")
+				}
+			}()
+			return db.Transaction(func(tx *gorm.DB) error { _ = take(tx, 42); panic(boom) })
+		},
+		"DefaultTransactionTimeout": func(_ context.Context, db *gorm.DB) error {
+			short := db.Session(&gorm.Session{NewDB: true})
+			short.DefaultTransactionTimeout = 10 * time.Millisecond
+			err := short.Transaction(func(tx *gorm.DB) error {
+				_ = take(tx, 42)
+				time.Sleep(50 * time.Millisecond)
+				return take(tx, 42)
+			})
+			if err == nil {
+				return errors.New("it committed after its time")
+			}
+			return nil
+		},
+		"NewDB": func(_ context.Context, db *gorm.DB) error {
+			return db.Where("sku = 99").Transaction(func(tx *gorm.DB) error { return take(tx.Session(&gorm.Session{NewDB: true}), 42) })
+		},
+		"DryRun": func(_ context.Context, db *gorm.DB) error {
+			dry := db.Session(&gorm.Session{DryRun: true})
+			return errors.Join(take(dry, 42), dry.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }))
+		},
+		"DisableNestedTransaction": func(_ context.Context, db *gorm.DB) error {
+			return db.Session(&gorm.Session{DisableNestedTransaction: true}).Transaction(func(tx *gorm.DB) error {
+				return expect(tx.Transaction(func(tx *gorm.DB) error { return errors.Join(take(tx, 42), boom) }), boom)
+			})
+		},
+		"raw SQL": func(_ context.Context, db *gorm.DB) error {
+			var n int
+			return errors.Join(db.Exec("UPDATE stocks SET name = ? WHERE sku = ?", "raw", 42).Error,
+				db.Raw("SELECT COUNT(*) FROM stocks WHERE name = ?", "raw").Scan(&n).Error,
+				db.Transaction(func(tx *gorm.DB) error { return tx.Exec("UPDATE stocks SET name = ? WHERE sku = ?", "rawer", 42).Error }))
+		},
+		"read-only transaction": func(_ context.Context, db *gorm.DB) error {
+			if db.Name() == "sqlite" {
+				return nil // BEGIN IMMEDIATE writes
+			}
+			return db.Transaction(func(tx *gorm.DB) error { return tx.First(&Stock{}, "sku = ?", 42).Error }, &sql.TxOptions{ReadOnly: true})
+		},
+		"generics in a block": func(ctx context.Context, db *gorm.DB) error {
+			return expect(db.Transaction(func(tx *gorm.DB) error {
+				if err := gorm.G[Stock](tx).Create(ctx, &Stock{SKU: 11, Name: "g"}); err != nil {
+					return err
+				}
+				_, err := gorm.G[Stock](tx).Where("sku = ?", 42).Delete(ctx)
+				return errors.Join(err, boom)
+			}), boom)
+		},
 		"AutoMigrate": func(_ context.Context, db *gorm.DB) error { return db.AutoMigrate(&Stock{}, &Item{}) },
 	}
 	outcome := func(t *testing.T, db *gorm.DB, form func(context.Context, *gorm.DB) error) (stocks []Stock, items int64) {
@@ -140,10 +231,8 @@ func TestUnguarded_AsBefore(t *testing.T) {
 		ok(t, "Count", db.Model(&Item{}).Count(&items).Error)
 		return stocks, items
 	}
-	each(t, func(t *testing.T, plain *gorm.DB) {
-		wrapped, err := gorm.Open(plain.Dialector, config(func(c *gorm.Config) { c.PrepareStmt, c.Logger = plain.PrepareStmt, plain.Logger }))
-		ok(t, "Open", err)
-		ok(t, "Use", wrapped.Use(gormlock.New(locker(t, (&journal{}).backend()))))
+	compare := func(t *testing.T, plain, wrapped *gorm.DB) {
+		t.Helper()
 		for name, form := range forms {
 			before, itemsBefore := outcome(t, plain, form)
 			after, itemsAfter := outcome(t, wrapped, form)
@@ -155,6 +244,16 @@ func TestUnguarded_AsBefore(t *testing.T) {
 				t.Errorf("%s: %v and %d items with the plugin, %v and %d without", name, after, itemsAfter, before, itemsBefore)
 			}
 			eventually(t, name+": no connection is in use", func() bool { return inUse(t, wrapped) == 0 })
+		}
+	}
+	each(t, func(t *testing.T, plain *gorm.DB) {
+		wrapped, err := gorm.Open(plain.Dialector, config(func(c *gorm.Config) { c.PrepareStmt, c.Logger = plain.PrepareStmt, plain.Logger }))
+		ok(t, "Open", err)
+		ok(t, "Use", wrapped.Use(gormlock.New(locker(t, (&journal{}).backend()))))
+		compare(t, plain, wrapped) // two gorm.DB over one pool
+		if !plain.PrepareStmt {
+			session := &gorm.Session{PrepareStmt: true}
+			compare(t, plain.Session(session), wrapped.Session(session))
 		}
 	})
 }
