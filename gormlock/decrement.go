@@ -46,9 +46,7 @@ func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) err
 		}
 		where, _ := db.Statement.Clauses["WHERE"].Expression.(clause.Where)
 		if seal != nil {
-			s := *seal
-			s.statement, s.column, s.where = db.Statement, name.Name, where.Exprs
-			db.Statement.Settings.Store(sellOutKey{db.Statement}, &s)
+			db.Statement.Settings.Store(sellOutKey{db.Statement}, seal.selecting(db.Statement, where.Exprs, name.Name))
 		}
 		exprs := []clause.Expression{clause.Expr{SQL: "? >= ?", Vars: []any{name, n}}}
 		if len(where.Exprs) > 0 { // one And, so that an Or in it does not go around what follows

@@ -423,6 +423,85 @@ func TestGrouped_StatementAfterItsTurn(t *testing.T) {
 	})
 }
 
+// TestGrouped_StatementAcrossTurns: a statement of a goroutine that was left behind is part of its own turn, or fails.
+func TestGrouped_StatementAcrossTurns(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 1000)
+		put(t, db, 43, 1000)
+		n := int64(0)
+		for range 10 {
+			var behind sync.WaitGroup
+			a := &caller{fn: func(tx *gorm.DB) error {
+				ok(t, "take", take(tx, 42))
+				behind.Go(func() {
+					for take(tx.WithContext(context.Background()), 43) == nil {
+						n++
+					}
+				})
+				time.Sleep(2 * time.Millisecond)
+				return nil
+			}}
+			b := &caller{fn: func(tx *gorm.DB) error {
+				err := take(tx, 42)
+				time.Sleep(time.Millisecond)
+				return errors.Join(err, boom)
+			}}
+			together(t, db, l, a, b)
+			behind.Wait()
+			ok(t, "a", a.err)
+			want(t, "b", b.err, boom)
+		}
+		wantLeft(t, db, 42, 990)
+		wantLeft(t, db, 43, 1000-n)
+	})
+}
+
+// TestGrouped_FunctionNeedsAConnection: a function that waits for a connection which its group has waits no longer than a
+// group lasts.
+func TestGrouped_FunctionNeedsAConnection(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		pool(t, db).SetMaxOpenConns(1)
+		a, b := taker(42), &caller{fn: func(tx *gorm.DB) error {
+			return errors.Join(take(tx, 42), db.First(&Stock{}).Error) // on another connection, which there is not
+		}}
+		togetherWithin(t, db, l, 300*time.Millisecond, a, b)
+		if a.err == nil || b.err == nil || errors.Is(errors.Join(a.err, b.err), gormlock.ErrCommitUnknown) {
+			t.Errorf("a %v, b %v", a.err, b.err)
+		}
+		wantLeft(t, db, 42, 10)
+	})
+}
+
+// TestGrouped_Fenced: the group registers the token of its lock, once for all.
+func TestGrouped_Fenced(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		for range 2 {
+			var all sync.WaitGroup
+			for range 4 {
+				all.Go(func() {
+					ok(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+						return take(tx.Scopes(gormlock.Guard("k", gormlock.Fenced())), 42)
+					}, gormlock.Grouped(8), gormlock.Fenced()))
+				})
+			}
+			all.Wait()
+		}
+		wantLeft(t, db, 42, 2)
+		var n int64
+		ok(t, "Count", db.Table("onelane_fences").Count(&n).Error)
+		if n != 1 {
+			t.Errorf("%d fences", n)
+		}
+	})
+}
+
 // TestGrouped_KeyNotHad: who waits gets the reason.
 func TestGrouped_KeyNotHad(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"gorm.io/gorm"
@@ -63,9 +64,27 @@ type sellOut struct {
 	ttl time.Duration
 	err error
 
-	statement *gorm.Statement // the UPDATE, and what it is on
-	column    string
+	db        *gorm.DB // that the UPDATE ran on, and what it selected
+	model     any      // an empty one: that of the UPDATE is the caller's, who goes on with it
+	table     string
+	tableExpr *clause.Expr
+	unscoped  bool
 	where     []clause.Expression
+	left      string
+}
+
+// selecting returns s with what an UPDATE selects.
+func (s sellOut) selecting(update *gorm.Statement, where []clause.Expression, column string) *sellOut {
+	s.db, s.where, s.left = update.DB, slices.Clone(where), column
+	s.table, s.tableExpr, s.unscoped = update.Table, update.TableExpr, update.Unscoped
+	for name, value := range primaryKey(update) {
+		s.where = append(s.where, clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: name}, Value: value})
+	}
+	parsed := &gorm.Statement{DB: update.DB}
+	if update.Model != nil && parsed.Parse(update.Model) == nil {
+		s.model = reflect.New(parsed.Schema.ModelType).Interface()
+	}
+	return &s
 }
 
 // sellOutWith returns what the options of a Decrement ask for; nil where that is nothing.
@@ -87,6 +106,13 @@ type sellOutKey struct{ *gorm.Statement } // in its settings, which GORM copies 
 
 func sellOutOf(s *gorm.Statement) *sellOut {
 	v, _ := s.Settings.Load(sellOutKey{s})
+	found, _ := v.(*sellOut)
+	return found
+}
+
+// takeSellOut takes it out, as a statement may be used again.
+func takeSellOut(s *gorm.Statement) *sellOut {
+	v, _ := s.Settings.LoadAndDelete(sellOutKey{s})
 	found, _ := v.(*sellOut)
 	return found
 }
@@ -153,18 +179,14 @@ func (s *sellOut) out(ctx context.Context, p *pool) (bool, error) {
 	ctx = withoutGuards(ctx)
 	conn := &transaction{pool: p, ctx: ctx}
 	defer func() { _ = conn.Rollback() }()
-	on := s.statement
-	q := on.DB.Session(&gorm.Session{NewDB: true, Context: ctx, SkipHooks: true}).Model(on.Model)
+	q := s.db.Session(&gorm.Session{NewDB: true, Context: ctx, SkipHooks: true}).Model(s.model)
 	q.Statement.ConnPool = conn
-	q.Statement.Table, q.Statement.TableExpr, q.Statement.Unscoped = on.Table, on.TableExpr, on.Unscoped
+	q.Statement.Table, q.Statement.TableExpr, q.Statement.Unscoped = s.table, s.tableExpr, s.unscoped
 	if len(s.where) > 0 {
 		q = q.Clauses(clause.Where{Exprs: s.where})
 	}
-	for name, value := range primaryKey(on) {
-		q = q.Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: name}, Value: value})
-	}
 	var left []*float64
-	if err := q.Pluck(s.column, &left).Error; err != nil {
+	if err := q.Pluck(s.left, &left).Error; err != nil {
 		return false, err
 	}
 	for _, n := range left {

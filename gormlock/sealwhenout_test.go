@@ -203,6 +203,33 @@ func TestSealWhenOut_NotUnderALostLock(t *testing.T) {
 	}
 }
 
+// TestSealWhenOut_LooksAtTheSameRow: however the row was selected.
+func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 41, 10) // another one, which is not out
+		put(t, db, 42, 0)
+		var s Stock
+		ok(t, "Take", db.Take(&s, "sku = 42").Error)
+		for name, row := range map[string]func(db *gorm.DB) *gorm.DB{
+			"table":       func(db *gorm.DB) *gorm.DB { return db.Table("stocks").Where("sku = ?", 42) },
+			"primary key": func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{ID: s.ID}) },
+			"struct":      func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{}).Where(&Stock{SKU: 42}) },
+			"scope": func(db *gorm.DB) *gorm.DB {
+				return db.Model(&Stock{}).Scopes(func(db *gorm.DB) *gorm.DB { return db.Where("sku = 42") })
+			},
+			"Or": func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{}).Where("sku = ?", 42).Or("sku = ?", 99) },
+		} {
+			err := gormlock.Decrement(row(db).Scopes(gormlock.Guard("k")), "left", 1, gormlock.SealWhenOut(time.Minute))
+			want(t, name, err, gormlock.ErrInsufficient)
+			if !sealed(t, l, "k") {
+				t.Errorf("%s: it is not sealed", name)
+			}
+			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		}
+	})
+}
+
 // TestSealWhenOut_Restocked: who restocks between the look and the seal is not shut out.
 func TestSealWhenOut_Restocked(t *testing.T) {
 	t.Parallel()

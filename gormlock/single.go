@@ -70,14 +70,13 @@ func takeOwn(db *gorm.DB) *own {
 
 // after says why a statement under a lost lock failed, and ends the transaction of a guarded single statement.
 func (p *plugin) after(db *gorm.DB) {
+	s := takeSellOut(db.Statement)
 	switch t, _ := transactionOf(db.Statement.ConnPool); {
 	case t == nil:
 	case db.Error != nil:
 		db.Error = t.explain(db.Error)
-	case db.RowsAffected == 0:
-		if s := sellOutOf(db.Statement); s != nil {
-			t.sellsOut(s)
-		}
+	case s != nil && db.RowsAffected == 0:
+		t.sellsOut(s)
 	}
 	o := takeOwn(db)
 	if o == nil {

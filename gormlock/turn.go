@@ -93,7 +93,7 @@ func (g *group) release() error {
 			g.savepoint = true
 			return nil
 		}
-		if number, _ := mysqlNumber(err); number != 1064 {
+		if number, ok := mysqlNumber(err); !ok || number == 1305 {
 			return err
 		}
 		g.t.pool.oneByOne.Store(true)
