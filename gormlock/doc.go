@@ -47,6 +47,10 @@
 //     or [Transaction], and [Protect] to catch the rest. Raw SQL is not looked at by Protect.
 //
 //   - Exclusion of writers that use no guard, or another key.
+//   - With [Fenced]: that a successor gets in while an earlier holder is stopped in the middle of its transaction. It has
+//     the fence's row until the database ends its connection (idle_in_transaction_session_timeout, wait_timeout).
+//   - With [Once]: what fn does outside the transaction. It may run again after the database rolled it back, and runs anew
+//     after [Purge].
 //
 //   - The lock for what a block under [Guard] does before its first statement.
 //

@@ -230,6 +230,33 @@ func TestFenced_Refusals(t *testing.T) {
 	})
 }
 
+// TestFenced_WaitForTheFenceEnds: with the context, and with the lock, however long the guard would wait.
+func TestFenced_WaitForTheFenceEnds(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" { // where BEGIN waits, and not for a fence
+			return
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		fenced := gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(time.Minute))
+		open := holder(t, db, 1).Scopes(fenced).Begin()
+		ok(t, "take", take(open, 42))
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		want(t, "the context ends", take(holder(t, db, 2).WithContext(ctx).Scopes(fenced), 42), context.DeadlineExceeded)
+		short := reopen(t, db)
+		ok(t, "Use", short.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(300*time.Millisecond), core.WithoutRenewal()))))
+		want(t, "the lock is lost", take(short.Scopes(fenced), 42), core.ErrLost)
+		if took := time.Since(start); took > 30*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		ok(t, "Commit", open.Commit().Error)
+		wantLeft(t, db, 42, 9)
+	})
+}
+
 // TestFenced_KeysAreBinary: keys that a collation takes for one have a fence each.
 func TestFenced_KeysAreBinary(t *testing.T) {
 	t.Parallel()

@@ -118,7 +118,11 @@ func increment(f *schema.Field) clause.Assignment {
 func createVersioned(db *gorm.DB, f *schema.Field) *versions {
 	s := db.Statement
 	for _, row := range structsOf(s.ReflectValue) {
-		if _, zero := f.ValueOf(s.Context, row); zero {
+		switch _, zero := f.ValueOf(s.Context, row); {
+		case !zero:
+		case !row.CanAddr():
+			_ = db.AddError(fmt.Errorf("gormlock: table %q: a model with a Version is created by its pointer: %w", s.Table, gorm.ErrInvalidValue))
+		default:
 			_ = db.AddError(f.Set(s.Context, row, 1))
 		}
 	}

@@ -204,6 +204,7 @@ func TestVersion_Batches(t *testing.T) {
 			t.Errorf("the models have editions %d and %d", theirs[0].Edition, theirs[1].Edition)
 		}
 		ok(t, "delete", db.Delete(&theirs).Error)
+		want(t, "not a pointer", db.Create(Seat{Row: 9, Number: 9}).Error, gorm.ErrInvalidValue)
 		want(t, "Save of a slice", db.Save(&[]Seat{{Row: 1, Number: 1}}).Error, gorm.ErrNotImplemented)
 	})
 }
