@@ -42,21 +42,16 @@
 //
 //   - What core does not: after a fail-over of Redis that lost the lock, and between the last look at the lock and the
 //     COMMIT, two holders may write. [Fenced], [Decrement] or a unique index in the database are safe then.
-//
 //   - That everything in a block carries the guard: Session(NewDB) and the generics API drop scopes. Use [WithGuard]
 //     or [Transaction], and [Protect] to catch the rest. Raw SQL is not looked at by Protect.
-//
 //   - Exclusion of writers that use no guard, or another key.
 //   - With [Fenced]: that a successor gets in while an earlier holder is stopped in the middle of its transaction. It has
 //     the fence's row until the database ends its connection (idle_in_transaction_session_timeout, wait_timeout).
 //   - With [Once]: what fn does outside the transaction. It may run again after the database rolled it back, and runs anew
 //     after [Purge].
-//
 //   - The lock for what a block under [Guard] does before its first statement.
-//
 //   - Order of callbacks: one that is registered for "*" after the plugin runs outside the lock. If a callback that
 //     was registered by hand panics in a guarded single statement, its transaction stays open until its context ends.
-//
 //   - With [Table]: what the database does not. After a fail-over to a replica that had not got the row, two may hold it.
 //
 // # What changes without a guard
