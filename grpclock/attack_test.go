@@ -64,7 +64,8 @@ func TestForgedRecords(t *testing.T) {
 			return b
 		}()},
 		"of HTTP":             {Status: 201, Body: []byte("{}")},
-		"17":                  {Status: 17, Body: nil},
+		"17":                  {Status: 17, Body: []byte{8, 17}},
+		"201":                 {Status: 201, Body: []byte{8, 0xc9, 1}},
 		"status without body": {Status: 5, Body: nil},
 		"two codes":           {Status: 5, Body: []byte{8, 6}},
 		"OK in an error":      {Status: 5, Body: []byte{8, 0}},
@@ -88,6 +89,20 @@ func TestForgedRecords(t *testing.T) {
 		if name != "ok" && name != "content-type" && name != "idempotency-replayed" {
 			t.Errorf("%s: %v %v", name, a.header, a.trailer)
 		}
+	}
+}
+
+// What is never replayed does not stand in Redis either.
+func TestCredentialsAreNotStored(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+		_ = grpc.SetTrailer(ctx, metadata.Pairs("authorization", "secret", "plain", "kept"))
+		return &order{}, grpc.SetHeader(ctx, metadata.Pairs("set-cookie", "secret"))
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(lockerOn(t, n)))))
+	s.create("k", &request{}, "authorization", "secret").want(t, 0, false)
+	if _, value := claimOf(t, n); strings.Contains(value, "secret") || !strings.Contains(value, "kept") {
+		t.Errorf("the record is %q", value)
 	}
 }
 
