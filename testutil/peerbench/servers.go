@@ -23,12 +23,12 @@ type bench struct {
 	// contender, if set, limits who is asked.
 	contender *regexp.Regexp
 
-	mu      sync.Mutex
-	single  *server.Server
-	masters []*server.Server
-	since   time.Time // when the last of the masters was started
-	started []*server.Server
-	dsns    map[server.Kind]string
+	mu        sync.Mutex
+	single    *server.Server
+	masters   []*server.Server
+	since     time.Time // when the last of the masters was started
+	started   []*server.Server
+	databases map[server.Kind]*server.Server
 }
 
 func (b *bench) close() {
@@ -87,17 +87,35 @@ func (b *bench) database(kind server.Kind) (string, error) {
 	if dsn := os.Getenv(map[server.Kind]string{server.MySQL: server.EnvMySQL, server.Postgres: server.EnvPostgres}[kind]); dsn != "" {
 		return dsn, nil
 	}
-	if b.dsns[kind] == "" {
+	if b.databases[kind] == nil {
 		s, err := b.start(kind)
 		if err != nil {
 			return "", err
 		}
-		if b.dsns == nil {
-			b.dsns = make(map[server.Kind]string)
+		if b.databases == nil {
+			b.databases = make(map[server.Kind]*server.Server)
 		}
-		b.dsns[kind] = s.DSN
+		b.databases[kind] = s
 	}
-	return b.dsns[kind], nil
+	return b.databases[kind].DSN, nil
+}
+
+// allCPU is the CPU time of this process, the Redis and a database, 0 where that is not known.
+func (b *bench) allCPU(database server.Kind) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	total := processCPU()
+	for _, s := range []*server.Server{b.single, b.databases[database]} {
+		if s == nil {
+			return 0
+		}
+		cpu, err := treeCPU(s.Pid())
+		if err != nil {
+			return 0
+		}
+		total += cpu
+	}
+	return total
 }
 
 // flush empties a Redis.

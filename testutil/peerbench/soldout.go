@@ -16,7 +16,7 @@ import (
 
 const (
 	sealedName     = "gormlock.Transaction, sealed"
-	rememberedName = "… sealed, and remembered for 100 ms"
+	rememberedName = "gormlock.Transaction, sealed and remembered for 100 ms"
 )
 
 // soldOut: nothing is left, and buyers keep coming.
@@ -24,8 +24,9 @@ func soldOut(database server.Kind, goroutines int) scenario {
 	return scenario{
 		name: "sold-out-" + string(database),
 		about: fmt.Sprintf("%d goroutines try to buy what is sold out in %s, 100 connections: turned away by the seal that the last buyer left, or after a look into the database. "+
-			"Statements are what the driver is asked to send, BEGIN and ROLLBACK included.", goroutines, product[database]),
-		columns: []column{{"per s", false}, {"p99 ms", true}, {"statements", true}},
+			"Statements are what the driver is asked to send, BEGIN and ROLLBACK included. "+
+			"CPU is that of the service, Redis and the database together, per attempt.", goroutines, product[database]),
+		columns: []column{{"per s", false}, {"p99 ms", true}, {"statements", true}, {"µs CPU", true}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
 			if err != nil {
@@ -33,28 +34,36 @@ func soldOut(database server.Kind, goroutines int) scenario {
 			}
 			client := redis.NewClient(&redis.Options{Addr: addr})
 			var sent statements
-			var dbs [2]*gorm.DB
-			var lockers [2]*core.Locker // the second remembers seals
-			for i, opts := range [][]core.Option{nil, {core.WithSealMemory(100 * time.Millisecond)}} {
-				l, err1 := newLocker([]redis.UniversalClient{client}, opts...)
-				db, err2 := openGORM(b, database, 100, &sent)
-				if err := errors.Join(err1, err2); err != nil {
+			l, err := newLocker([]redis.UniversalClient{client})
+			if err != nil {
+				return nil, err
+			}
+			var dbs [2]*gorm.DB // the second remembers seals
+			for i, opts := range [][]gormlock.Option{nil, {gormlock.RememberSeals(100 * time.Millisecond)}} {
+				if dbs[i], err = openGORM(b, database, 100, &sent); err == nil {
+					err = dbs[i].Use(gormlock.New(l, opts...))
+				}
+				if err != nil {
 					return nil, err
 				}
-				if err := db.Use(gormlock.New(l)); err != nil {
-					return nil, err
-				}
-				dbs[i], lockers[i] = db, l
 			}
 			if err := restock(dbs[0], 0); err != nil {
 				return nil, err
 			}
-			guarded := func(db *gorm.DB) func(context.Context) error {
-				return func(ctx context.Context) error { return gormlock.Transaction(db.WithContext(ctx), stockKey, sell) }
+			guarded := func(db *gorm.DB, opts ...gormlock.DecrementOption) func(context.Context) error {
+				return func(ctx context.Context) error {
+					return gormlock.Transaction(db.WithContext(ctx), stockKey, func(tx *gorm.DB) error {
+						if err := gormlock.Decrement(tx.Model(&stock{}).Where("sku = ?", stockSKU), "remaining", 1, opts...); err != nil {
+							return err
+						}
+						return tx.Create(&sale{SKU: stockSKU}).Error
+					})
+				}
 			}
-			attempt := func(name string, who kind, seal bool, expected error, once func(context.Context) error) contender {
+			seals := gormlock.SealWhenOut(time.Minute)
+			attempt := func(name string, who kind, expected error, once func(context.Context) error) contender {
 				return contender{name: name, kind: who, run: func(ctx context.Context, d time.Duration) (sample, error) {
-					if err := sealed(ctx, lockers[0], seal); err != nil {
+					if err := l.Unseal(ctx, stockKey); err != nil {
 						return nil, err
 					}
 					op := func(ctx context.Context, _ int) (time.Duration, error) {
@@ -64,49 +73,38 @@ func soldOut(database server.Kind, goroutines int) scenario {
 						}
 						return time.Since(began), nil
 					}
+					_ = once(ctx) // seals, if it does
 					if _, err := load(ctx, d/5, goroutines, op); err != nil {
 						return nil, err
 					}
-					before := sent.n.Load()
+					before, cpu := sent.n.Load(), b.allCPU(database)
 					t, err := load(ctx, d, goroutines, op)
-					return sample{t.perSecond(), t.wait(99), float64(sent.n.Load()-before) / float64(t.held)}, err
+					return sample{t.perSecond(), t.wait(99), float64(sent.n.Load()-before) / float64(t.held), perOp(b.allCPU(database)-cpu, t)}, err
 				}}
 			}
 			transaction := func(fn func(*gorm.DB) error) func(context.Context) error {
 				return func(ctx context.Context) error { return dbs[0].WithContext(ctx).Transaction(fn) }
 			}
 			cs := []contender{
-				attempt(sealedName, ours, true, core.ErrSealed, guarded(dbs[0])),
-				attempt(rememberedName, ours, true, core.ErrSealed, guarded(dbs[1])),
-				attempt("gormlock.Transaction", ours, false, errSoldOut, guarded(dbs[0])),
-				attempt(forUpdateName, theirs, false, errSoldOut, transaction(sellForUpdate)),
-				attempt("conditional UPDATE", reference, false, errSoldOut, transaction(sellConditionally)),
+				attempt(sealedName, ours, core.ErrSealed, guarded(dbs[0], seals)),
+				attempt(rememberedName, ours, core.ErrSealed, guarded(dbs[1], seals)),
+				attempt("gormlock.Transaction", ours, gormlock.ErrInsufficient, guarded(dbs[0])),
+				attempt(forUpdateName, theirs, errSoldOut, transaction(sellForUpdate)),
+				attempt("conditional UPDATE", reference, errSoldOut, transaction(sellConditionally)),
 			}
 			cs[0].close = func() {
-				for i := range dbs {
-					closeGORM(dbs[i])
-					_ = lockers[i].Close()
+				for _, db := range dbs {
+					closeGORM(db)
 				}
-				_ = client.Close()
+				_, _ = l.Close(), client.Close()
 			}
 			return cs, nil
 		},
 		targets: []target{
 			{"sealed: at least 50 × an unsealed guarded attempt", times(sealedName, "gormlock.Transaction", "per s"), 50, 0},
 			{"sealed and remembered: at least 50 × an unsealed guarded attempt", times(rememberedName, "gormlock.Transaction", "per s"), 50, 0},
+			{"sealed: at most 1/50 of the CPU of an unsealed guarded attempt", times(sealedName, "gormlock.Transaction", "µs CPU"), 0, 0.02},
 			{"sealed: no statement", func(r result) float64 { return r.of(sealedName, "statements") }, 0, 0},
 		},
 	}
-}
-
-// sealed seals the key of the stock, or frees it.
-func sealed(ctx context.Context, l *core.Locker, seal bool) error {
-	if err := l.Unseal(ctx, stockKey); err != nil || !seal {
-		return err
-	}
-	k, err := l.Acquire(ctx, stockKey)
-	if err != nil {
-		return err
-	}
-	return k.Seal(ctx, []byte("sold out"), time.Minute)
 }

@@ -149,7 +149,7 @@ func hotRow(kind server.Kind, goroutines int) scenario {
 		name: "hot-row-" + string(kind),
 		about: fmt.Sprintf("%d goroutines sell from one row of stock in %s: read, decide, write, insert the order, in one transaction by GORM. Connections are unlimited, as by "+
 			"default, but where a number is named.", goroutines, product[kind]),
-		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}},
+		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
 			if err != nil {
@@ -176,8 +176,8 @@ func hotRow(kind server.Kind, goroutines int) scenario {
 							return nil, err
 						}
 					}
-					t, err := sales(ctx, db, d, goroutines, s.once)
-					return sample{t.perSecond(), t.wait(50), t.wait(99)}, err
+					t, cpu, err := sales(ctx, b, kind, db, d, goroutines, s.once)
+					return sample{t.perSecond(), t.wait(50), t.wait(99), cpu}, err
 				}})
 			}
 			cs[0].close = func() { _, _ = l.Close(), client.Close() }
@@ -229,9 +229,11 @@ func sellers(client redis.UniversalClient) []buyer {
 	}
 }
 
-func sales(ctx context.Context, db *gorm.DB, d time.Duration, goroutines int, once func(context.Context, *gorm.DB) error) (tally, error) {
+// sales is what a way to sell achieves, and the CPU time of one in µs.
+func sales(ctx context.Context, b *bench, kind server.Kind, db *gorm.DB, d time.Duration, goroutines int,
+	once func(context.Context, *gorm.DB) error) (tally, float64, error) {
 	if err := restock(db, stockStart); err != nil {
-		return tally{}, err
+		return tally{}, 0, err
 	}
 	op := func(ctx context.Context, _ int) (time.Duration, error) {
 		began := time.Now()
@@ -240,11 +242,16 @@ func sales(ctx context.Context, db *gorm.DB, d time.Duration, goroutines int, on
 	}
 	warm, err := load(ctx, d/5, goroutines, op) // connections
 	if err != nil {
-		return tally{}, err
+		return tally{}, 0, err
 	}
+	cpu := b.allCPU(kind)
 	t, err := load(ctx, d, goroutines, op)
+	cpu = b.allCPU(kind) - cpu
 	if err == nil {
 		err = balance(db, warm.held+t.held)
 	}
-	return t, err
+	return t, perOp(cpu, t), err
 }
+
+// perOp is the share of one operation in µs.
+func perOp(cpu time.Duration, t tally) float64 { return cpu.Seconds() * 1e6 / float64(max(t.held, 1)) }
