@@ -245,3 +245,50 @@ func TestRule22_AccessRevoked(t *testing.T) {
 	revoked.Store(false)
 	s.order("k", "").want(t, 201, "run 1", true)
 }
+
+// Middlewares in an order that is not the documented one: nothing that failed is recorded, and nothing runs twice.
+func TestRule22_OtherOrders(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	once := ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l))
+	recovery := gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(500) })
+	errorWriter := func(c *gin.Context) {
+		c.Next()
+		if len(c.Errors) > 0 && !c.Writer.Written() {
+			c.String(400, "%s", c.Errors.Last())
+		}
+	}
+	login := func(c *gin.Context) {
+		if c.GetHeader("Authorization") == "" {
+			c.AbortWithStatus(401)
+		}
+	}
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/recovery", once, recovery, func(c *gin.Context) {
+			if runs.Add(1) == 1 {
+				panic("boom")
+			}
+			c.String(201, "run %d", runs.Load())
+		})
+		r.POST("/errors", once, errorWriter, func(c *gin.Context) { _ = c.Error(fmt.Errorf("run %d", runs.Add(1))) })
+		r.POST("/login", once, login, counter(&runs))
+	})
+	for _, tc := range []struct {
+		path, authorization string
+		status              int
+		body                string
+		replayed            bool
+	}{
+		{"/recovery", "", 500, "", false},
+		{"/recovery", "", 201, "run 2", false},
+		{"/recovery", "", 201, "run 2", true},
+		{"/errors", "", 400, "run 3", false},
+		{"/errors", "", 400, "run 3", true},
+		{"/login", "", 401, "", false},
+		{"/login", "ann", 201, "run 4", false}, // the refusal has not taken the key
+		{"/login", "ann", 201, "run 4", true},
+	} {
+		s.do("POST", tc.path, "", idempotencyKey, "k", "Authorization", tc.authorization).want(t, tc.status, tc.body, tc.replayed)
+	}
+}
