@@ -3,15 +3,11 @@ package gormlock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
 )
@@ -63,27 +59,6 @@ func (n *groupOption) size(dialect string) (int, error) {
 	return int(*n), nil
 }
 
-// lines are where callers wait for a group.
-type lines struct {
-	mu   sync.Mutex
-	all  map[lineName]*line
-	open time.Duration // instead of groupOpen
-	time time.Duration // instead of groupTime
-}
-
-// lineName says who can be in one transaction.
-type lineName struct {
-	pool   gorm.ConnPool
-	keys   string
-	size   int
-	fenced bool
-}
-
-type line struct {
-	waiting []*turn
-	next    *group // waits for the lock, or takes callers in; nil if nobody waits
-}
-
 // group is one database transaction for several callers.
 type group struct {
 	lines  *lines
@@ -110,87 +85,6 @@ type group struct {
 	over      bool
 	outcome   chan struct{} // closed when err is final
 }
-
-// join waits for the caller's turn in a group.
-func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
-	s := newTurn(ctx)
-	name := lineName{p, quoted(d.keys), d.group, d.fenced}
-	if reflect.TypeOf(p.ConnPool).Comparable() {
-		name.pool = p.ConnPool // several gorm.DB may be over it
-	}
-	all := &p.plugin.lines
-	all.enter(p, name, d, s)
-	timer := time.NewTimer(d.wait)
-	defer timer.Stop()
-	var err error
-	select {
-	case err = <-s.ready:
-	case <-ctx.Done():
-		if all.leave(name, s) {
-			return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0], Cause: ctx.Err()})
-		}
-		err = <-s.ready
-	case <-timer.C:
-		if all.leave(name, s) {
-			return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0]})
-		}
-		err = <-s.ready
-	}
-	if err != nil {
-		return nil, err
-	}
-	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: s.group.locks, fenced: s.group.t.fenced, real: s, turn: s}
-	return s.t, nil
-}
-
-func (ls *lines) enter(p *pool, name lineName, d demand, s *turn) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	l := ls.all[name]
-	if l == nil {
-		l = &line{}
-		if ls.all == nil {
-			ls.all = make(map[lineName]*line)
-		}
-		ls.all[name] = l
-	}
-	l.waiting = append(l.waiting, s)
-	if l.next == nil {
-		ls.start(p, name, l, d)
-	}
-}
-
-// start begins a group for those who wait. ls.mu is held.
-func (ls *lines) start(p *pool, name lineName, l *line, d demand) {
-	ctx := core.WithoutLock(context.WithoutCancel(l.waiting[0].ctx))
-	d.wait = time.Hour // each caller counts its own time, and the last to leave ends the wait
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, demandKey{}, demand{}))
-	g := &group{lines: ls, name: name, line: l, demand: d, base: ctx, cancel: cancel, outcome: make(chan struct{})}
-	g.t = &transaction{pool: p, ctx: ctx}
-	l.next = g
-	go g.lead()
-}
-
-// leave takes a caller out of its line; false means that its turn, or an error, has just come.
-func (ls *lines) leave(name lineName, s *turn) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	l := ls.all[name]
-	if l == nil {
-		return false
-	}
-	i := slices.Index(l.waiting, s)
-	if i < 0 {
-		return false
-	}
-	l.waiting = slices.Delete(l.waiting, i, i+1)
-	if len(l.waiting) == 0 && l.next != nil && !l.next.had {
-		l.next.cancel(errNobody)
-	}
-	return true
-}
-
-var errNobody = errors.New("nobody waits any more")
 
 // lead takes the lock, lets the callers in one after the other, and commits. It is a goroutine of its own, as the
 // context of any caller may end.
@@ -237,13 +131,6 @@ func (g *group) admit() *turn {
 	}
 	g.pass()
 	return nil
-}
-
-func (l *line) shift() *turn {
-	s := l.waiting[0]
-	l.waiting[0] = nil
-	l.waiting = l.waiting[1:]
-	return s
 }
 
 // pass gives the line to the next group; that waits for the lock behind this one. lines.mu is held.
