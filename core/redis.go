@@ -69,6 +69,9 @@ type redisBackend struct {
 // is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
 // commands. Waiters are woken by pub/sub, over one more connection for each Redis while there are any; on a Redis Cluster
 // that is 7.0 or later, by sharded pub/sub on the key's own shard. The clients stay yours to close, after the Locker.
+//
+// A *redis.Client is used through a copy with options of its own, which go-redis makes without the client's hooks (AddHook): they do not
+// see these calls. The spans and metrics of the Locker do, see [WithTracerProvider].
 func Clients(clients ...redis.UniversalClient) Backend {
 	nodes := make([]node, len(clients))
 	for i, c := range clients {
