@@ -107,6 +107,9 @@ func (w *simWorld) lock(client int, p *simProcess, s simStep) error {
 	if ctx.Err() != nil {
 		w.history.violate("I4", "client %d got a lock on %s from a context that is done", client, s.name())
 	}
+	if !time.Now().Before(k.Deadline()) {
+		w.history.violate("validity", "client %d got a lock on %s that has ended", client, s.name())
+	}
 	h := &simHold{lock: k, process: p, key: s.name(), client: client, from: w.history.now(), to: never, lost: never}
 	id := w.history.held(h, called)
 	if !s.deadline { // else the context ends sooner
