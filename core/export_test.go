@@ -126,3 +126,9 @@ func (l *Locker) Lines() int {
 func Limit() func(context.Context, time.Duration) (context.Context, context.CancelFunc) {
 	return new(timeouts).limit
 }
+
+// Asked is how many leases a quorum remembers because nodes have not answered.
+func Asked(b Backend) (n int) {
+	quorumOf(b).asked.Range(func(any, any) bool { n++; return true })
+	return n
+}

@@ -20,7 +20,6 @@ import (
 const (
 	sameOwnerTries = 3  // of one call, when its connection broke
 	maxStuck       = 64 // calls of one node that were given up and have not returned
-	maxCleaning    = 64 // clean-ups of one node
 	renewalConns   = 4
 
 	movingPause = 20 * time.Millisecond // between tries while a slot moves
@@ -106,60 +105,6 @@ func broken(err error) bool {
 	var op *net.OpError
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, &op) && !op.Timeout() && op.Op != "dial"
-}
-
-// cleaning bounds the clean-ups under way.
-type cleaning struct {
-	slots  chan struct{}
-	warned atomic.Int64 // in which second it was said that there are too many
-}
-
-func newCleaning(slots int) *cleaning { return &cleaning{slots: make(chan struct{}, slots)} }
-
-// cleanUp releases what a call of unknown outcome may have left behind: in the background, once a call that was
-// given up has returned, for at most ttl, after which it has lapsed.
-func (b *redisBackend) cleanUp(g Grant, ttl time.Duration, late <-chan struct{}) {
-	if ttl <= 0 || b.done.Err() != nil {
-		return
-	}
-	select {
-	case b.cleaning.slots <- struct{}{}:
-	default:
-		if now, last := time.Now().Unix(), b.cleaning.warned.Load(); now != last && b.cleaning.warned.CompareAndSwap(last, now) {
-			b.logger.Warn("core: too many clean-ups under way; keys stay held until their leases end", "key", g.Key, "ttl", ttl)
-		}
-		return
-	}
-	go func() {
-		defer func() { <-b.cleaning.slots }()
-		if late != nil { // it may have its effect at any time until then
-			select {
-			case <-late:
-			case <-b.done.Done():
-				return
-			}
-		}
-		ctx, cancel := context.WithTimeout(b.done, ttl)
-		defer cancel()
-		for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-			err := errLeftOut
-			if b.breaker == nil || !b.breaker.leaveOut(time.Now()) {
-				_, err = b.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, b.channel(g.Key))
-			}
-			if err == nil || err != errLeftOut && !errors.Is(err, ErrUnavailable) {
-				return
-			}
-			select {
-			case <-time.After(b.jitter(pause)):
-			case <-ctx.Done():
-				if b.done.Err() != nil { // closed
-					return
-				}
-				b.logger.Warn("core: clean-up failed; the key was held until its lease ended", "key", g.Key, "error", err)
-				return
-			}
-		}
-	}()
 }
 
 // clientNode is a go-redis client.

@@ -184,10 +184,21 @@ func (q *quorum) Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant,
 	return g, nil
 }
 
-// over says that the lease ended: a grant that a slow node answers from now on is given back.
+// over says that the lease ended: a grant that a slow node answers from now on is given back, and what nodes may have granted without
+// an answer is released once more after the release that is sent now, which may overtake it.
 func (q *quorum) over(owner string) {
-	if a, ok := q.asked.Load(owner); ok {
-		a.(*attempt).end()
+	v, ok := q.asked.Load(owner)
+	if !ok {
+		return
+	}
+	a := v.(*attempt)
+	_, unknown := q.end(a)
+	for _, ans := range unknown {
+		if n := q.nodes[ans.node]; ans.reply.late != nil {
+			n.cleanUp(a.grant, a.ttl, ans.reply.late)
+		} else {
+			n.cleanUpAgain(cleanUp{grant: a.grant, until: time.Now().Add(a.ttl)})
+		}
 	}
 }
 

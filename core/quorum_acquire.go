@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -19,7 +20,7 @@ type ballot struct {
 	abstained []int               // those of them that do not grant
 	old       []int               // nodes that have not just started
 	failed    []error
-	unknown   []int // nodes that may have granted all the same
+	garbled   []answer // grants that cannot be read
 }
 
 // vote is a node's grant: its first token, and its counter before.
@@ -29,27 +30,59 @@ type vote struct {
 	counted bool // there was a counter, and before is it
 }
 
-// attempt is one Acquire as long as some nodes have not answered. What they grant after it ended is given back.
+// attempt is one Acquire until its lease is over and all nodes have answered. What is granted after that is given back, and so is what
+// nodes may have granted, or will, without an answer.
 type attempt struct {
-	mu   sync.Mutex
-	over bool
-	late []int // nodes that granted, or may have, after the others had decided
+	grant Grant // Key and Owner
+	ttl   time.Duration
+
+	mu      sync.Mutex
+	left    int // nodes that have not answered
+	over    bool
+	late    []answer // grants after the others had decided
+	unknown []answer // failures after which a node may hold the key
+	forget  *time.Timer
 }
 
-// end says that the lease is over, and which nodes granted it late.
-func (a *attempt) end() []int {
+// end says that the lease is over, and which nodes may still hold the key.
+func (q *quorum) end(a *attempt) (late, unknown []answer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.over = true
-	return a.late
+	late, unknown = a.late, a.unknown
+	a.over, a.late, a.unknown = true, nil, nil
+	if a.forget != nil {
+		a.forget.Stop()
+	}
+	if a.left == 0 {
+		q.asked.CompareAndDelete(a.grant.Owner, a)
+	}
+	return late, unknown
 }
 
-// granted notes a late grant, and says whether the lease is over already.
-func (a *attempt) granted(node int) (over bool) {
+// answered notes an answer, late if it came after the others had decided, and says whether the lease is over already.
+func (q *quorum) answered(a *attempt, ans answer, late bool) (over bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.late = append(a.late, node)
+	switch {
+	case a.over:
+	case ans.err != nil && ans.mayHaveGranted():
+		a.unknown = append(a.unknown, ans)
+	case late && ans.err == nil && ans.status == 1:
+		a.late = append(a.late, ans)
+	}
+	if a.left--; a.left == 0 {
+		if a.over || len(a.unknown) == 0 {
+			q.asked.CompareAndDelete(a.grant.Owner, a)
+		} else { // until it is released, or what they may have granted has lapsed
+			a.forget = time.AfterFunc(a.ttl, func() { q.asked.CompareAndDelete(a.grant.Owner, a) })
+		}
+	}
 	return a.over
+}
+
+// mayHaveGranted says whether a node that failed may hold the key, now or when a request arrives that is still under way.
+func (a answer) mayHaveGranted() bool {
+	return (!refused(a.err) && !errors.Is(a.err, errNotSent) || a.retried) && !errors.Is(a.err, ErrInvalidKey)
 }
 
 func put(m *map[int]string, i int, text string) {
@@ -97,28 +130,22 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 			b.failed = append(b.failed, answer{node: i, err: errLeftOut}.failure())
 		}
 	}
-	left := len(nodes) // not answered
-	att := &attempt{}
+	att := &attempt{grant: Grant{Key: key, Owner: owner}, ttl: ttl, left: len(nodes)}
 	q.asked.Store(owner, att)
-	answered := func() {
-		if left--; left == 0 {
-			q.asked.CompareAndDelete(owner, att)
-		}
-	}
-	guard := max(ttl, q.guard)
+	guard, left := max(ttl, q.guard), len(nodes)
 	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
 		run, learn := q.freshRun(i, guard)
 		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), tokenBlock,
 			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), millis(guard), run, flag(learn))
 	}, func(a answer) bool {
+		left--
 		b.add(a)
-		answered()
+		q.answered(att, a, false)
 		return b.settled(left, q.majority())
 	}, func(a answer) {
-		if (a.err != nil || a.status == 1) && att.granted(a.node) {
-			q.nodes[a.node].cleanUp(Grant{Key: key, Owner: owner}, ttl, a.late)
+		if over := q.answered(att, a, true); over && (a.err != nil && a.mayHaveGranted() || a.err == nil && a.status == 1) {
+			q.nodes[a.node].cleanUp(att.grant, ttl, a.reply.late)
 		}
-		answered()
 	})
 	q.noteRuns(b)
 	g, err := q.decide(ctx, b, Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(sent, ttl), leftOut: leftOut}, ttl)
@@ -126,8 +153,8 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 		err = &UnavailableError{Key: key, Nodes: []error{errors.New("the answers came when the lease was about to end")}}
 	}
 	if err != nil {
-		b.unknown = append(b.unknown, att.end()...)
-		q.giveBack(ctx, b, g, ttl)
+		late, unknown := q.end(att)
+		q.giveBack(ctx, b, slices.Concat(unknown, late, b.garbled), g, ttl)
 	}
 	return g, b, err
 }
@@ -197,13 +224,10 @@ func (b *ballot) add(a answer) {
 	switch {
 	case a.err != nil:
 		b.failed = append(b.failed, a.failure())
-		if (!refused(a.err) && !errors.Is(a.err, errNotSent) || a.retried) && !errors.Is(a.err, ErrInvalidKey) {
-			b.unknown = append(b.unknown, a.node)
-		}
 	case a.status == 1:
 		token, err := a.uint(1)
 		if err != nil {
-			b.failed, b.unknown = append(b.failed, err), append(b.unknown, a.node)
+			b.failed, b.garbled = append(b.failed, err), append(b.garbled, a)
 			return
 		}
 		v := vote{token: token}
@@ -360,9 +384,9 @@ func (q *quorum) decideSeal(ctx context.Context, b *ballot, g Grant) error {
 
 // giveBack releases what the nodes granted: at once where they said so, in the background where it is not known. Nobody is
 // told of it, since the key was not free before.
-func (q *quorum) giveBack(ctx context.Context, b *ballot, g Grant, ttl time.Duration) {
-	for _, i := range b.unknown {
-		q.nodes[i].cleanUp(g, ttl, nil)
+func (q *quorum) giveBack(ctx context.Context, b *ballot, unknown []answer, g Grant, ttl time.Duration) {
+	for _, a := range unknown {
+		q.nodes[a.node].cleanUp(g, ttl, a.reply.late)
 	}
 	nodes := make([]int, 0, len(b.granted))
 	for i := range b.granted {
