@@ -99,6 +99,14 @@ func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 			<-s.Context().Done()
 			return s.Send(&order{})
 		},
+		"receives": func(s grpc.BidiStreamingServer[request, order]) error {
+			<-s.Context().Done()
+			_, err := s.Recv()
+			if err == nil {
+				t.Error("a message came after the lock was lost")
+			}
+			return err
+		},
 		"answers": func(s grpc.BidiStreamingServer[request, order]) error {
 			<-s.Context().Done()
 			return nil
