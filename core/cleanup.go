@@ -154,6 +154,8 @@ func (b *redisBackend) cleanAll() {
 			b.cleanUpAgain(u)
 			continue
 		case b.done.Err() != nil: // closed
+		case u.again > 0: // it was done before
+			b.cleanUpAgain(u)
 		case time.Now().Before(u.until):
 			b.cleaning.again(u)
 		case b.cleaning.quiet():

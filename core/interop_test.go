@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -26,6 +27,7 @@ func redigoPool(t testing.TB, n *testutil.Node) redsyncredis.Pool {
 func TestBackend_Redigo(t *testing.T) {
 	t.Parallel()
 	b := core.Pools(redigoPool(t, testutil.Redis(t)))
+	t.Cleanup(func() { ok(t, "Close", b.(io.Closer).Close()) })
 	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
@@ -37,6 +39,7 @@ func TestBackend_RedigoQuorum(t *testing.T) {
 	}
 	b, err := core.Open(core.Pools(pools...), patient)
 	ok(t, "Open", err)
+	t.Cleanup(func() { ok(t, "Close", b.(io.Closer).Close()) })
 	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
