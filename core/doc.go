@@ -42,7 +42,7 @@
 //   - Every key written to Redis has an expiry.
 //   - A held lock costs no goroutine and less than a kilobyte, and a key leaves nothing behind in the process.
 //   - A quorum works as long as a majority of its masters does: what hangs is not waited for, and soon not asked for new locks
-//     until a probe finds that it answers. A master that restarts empty cannot make two holders of one lock.
+//     until a probe finds that it answers. A master that restarts empty grants nothing for one TTL, so that what it forgot has ended.
 //
 // # Does not guarantee
 //

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -88,13 +89,24 @@ type answer struct {
 }
 
 // ask runs a script on the nodes at once, and calls decided after each answer until it says true or all have answered.
-// The nodes that are not waited for go on in the background, each within its time-out; late gets their answers.
-func (q *quorum) ask(nodes []int, call func(n *redisBackend, node int) (reply, error), decided func(answer) bool, late func(answer)) {
+// The nodes that are not waited for go on in the background, each within its time-out, also when the caller cancels ctx once it has
+// the outcome: what a majority keeps, the others should keep too. late gets their answers.
+func (q *quorum) ask(ctx context.Context, nodes []int, call func(ctx context.Context, n *redisBackend, node int) (reply, error), decided func(answer) bool, late func(answer)) {
+	if len(nodes) == 0 {
+		return
+	}
+	ctx, settle, end := untilSettled(ctx)
+	defer settle()
 	answers := make(chan answer, len(nodes))
+	var left atomic.Int64
+	left.Store(int64(len(nodes)))
 	for _, i := range nodes {
 		go func() {
-			r, err := call(q.nodes[i], i)
+			r, err := call(ctx, q.nodes[i], i)
 			answers <- answer{i, r, err}
+			if left.Add(-1) == 0 {
+				end()
+			}
 		}()
 	}
 	for n := range len(nodes) {
@@ -109,6 +121,21 @@ func (q *quorum) ask(nodes []int, call func(n *redisBackend, node int) (reply, e
 			return
 		}
 	}
+}
+
+// untilSettled returns a context with ctx's deadline that is cancelled with ctx only until settle is called. end frees it.
+func untilSettled(ctx context.Context) (bounded context.Context, settle, end func()) {
+	if ctx.Done() == nil {
+		return ctx, func() {}, func() {}
+	}
+	var cancel context.CancelFunc
+	if deadline, ok := ctx.Deadline(); ok {
+		bounded, cancel = context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	} else {
+		bounded, cancel = context.WithCancel(context.WithoutCancel(ctx))
+	}
+	stop := context.AfterFunc(ctx, cancel)
+	return bounded, func() { stop() }, cancel
 }
 
 func (q *quorum) all() []int {
@@ -168,7 +195,7 @@ func (v *votes) outcome(q *quorum, key string) error {
 func (q *quorum) Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error) {
 	sent := time.Now()
 	nodes, v := q.askedFor(g)
-	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, _ int) (reply, error) {
 		r, err := n.call(ctx, g.Key, extendScript, []string{g.Key}, g.Owner, millis(ttl))
 		return r, lostIfForeign(err)
 	}, func(a answer) bool {
@@ -205,7 +232,7 @@ func (q *quorum) over(owner string) {
 func (q *quorum) Release(ctx context.Context, g Grant) error {
 	q.over(g.Owner)
 	nodes, v := q.askedFor(g)
-	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, _ int) (reply, error) {
 		return reply{}, n.Release(ctx, g)
 	}, func(a answer) bool {
 		v.add(a, a.err == nil)
@@ -219,7 +246,7 @@ func (q *quorum) Seal(ctx context.Context, g Grant, token uint64, value []byte, 
 	nodes, v := q.askedFor(g)
 	seal := packSeal(token, value)
 	others := make(map[string]int) // other seals
-	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, _ int) (reply, error) {
 		r, err := n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, n.channel(g.Key), seal,
 			millis(retention), token, millis(retention+fenceLife), "")
 		return r, lostIfForeign(err)
@@ -260,7 +287,7 @@ func (q *quorum) Unseal(ctx context.Context, key string) error {
 		return err
 	}
 	var v votes
-	q.ask(q.all(), func(n *redisBackend, _ int) (reply, error) {
+	q.ask(ctx, q.all(), func(ctx context.Context, n *redisBackend, _ int) (reply, error) {
 		return n.call(ctx, key, quorumUnsealScript, []string{key, companion(key, "fence")}, n.channel(key),
 			millis(longest+fenceLife), strconv.FormatUint(token, 10), tokenBlock)
 	}, func(a answer) bool {
@@ -274,7 +301,7 @@ func (q *quorum) Unseal(ctx context.Context, key string) error {
 func (q *quorum) inspect(ctx context.Context, key string, see func(State) (enough bool)) error {
 	states := make([]State, len(q.nodes))
 	var v votes
-	q.ask(q.all(), func(n *redisBackend, i int) (r reply, err error) {
+	q.ask(ctx, q.all(), func(ctx context.Context, n *redisBackend, i int) (r reply, err error) {
 		states[i], err = n.Inspect(ctx, key)
 		return reply{}, err
 	}, func(a answer) bool {

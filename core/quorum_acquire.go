@@ -133,7 +133,7 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 	att := &attempt{grant: Grant{Key: key, Owner: owner}, ttl: ttl, left: len(nodes)}
 	q.asked.Store(owner, att)
 	guard, left := max(ttl, q.guard), len(nodes)
-	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, i int) (reply, error) {
 		run, learn := q.freshRun(i, guard)
 		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), tokenBlock,
 			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), millis(guard), run, flag(learn))
@@ -311,7 +311,7 @@ func (q *quorum) decideToken(ctx context.Context, b *ballot, g Grant, ttl time.D
 		return g, nil
 	}
 	var v votes
-	q.ask(nodes, func(n *redisBackend, _ int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, _ int) (reply, error) {
 		return n.call(ctx, g.Key, quorumRaiseScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner,
 			strconv.FormatUint(g.Token+tokenBlock-1, 10), millis(ttl+fenceLife))
 	}, func(a answer) bool {
@@ -367,7 +367,7 @@ func (q *quorum) decideSeal(ctx context.Context, b *ballot, g Grant) error {
 	for i := range b.granted {
 		nodes = append(nodes, i)
 	}
-	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, i int) (reply, error) {
 		return n.call(ctx, g.Key, quorumSealScript, []string{g.Key, companion(g.Key, "fence")}, g.Owner, n.channel(g.Key), seal,
 			max(millis(left), 1), token, millis(left+fenceLife), strconv.FormatUint(b.granted[i].token+tokenBlock-1, 10))
 	}, func(a answer) bool {
@@ -394,7 +394,7 @@ func (q *quorum) giveBack(ctx context.Context, b *ballot, unknown []answer, g Gr
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	q.ask(nodes, func(n *redisBackend, i int) (reply, error) {
+	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, i int) (reply, error) {
 		r, err := n.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, "")
 		if err != nil {
 			n.cleanUp(g, ttl, r.late)
