@@ -100,6 +100,11 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 			}
 			want(t, name+": the first that gets nothing", sell(db, 42, 1), gormlock.ErrInsufficient)
 			eventually(t, name+": the key is sealed", func() bool { return sealed(t, l, "k") })
+			eventually(t, name+": who sealed it has looked once more", func() bool {
+				before := sql.length()
+				time.Sleep(100 * time.Millisecond)
+				return sql.length() == before
+			})
 			statements, acquires := sql.length(), b.acquires.Load()
 			for range 3 {
 				err := sell(db, 42, 1)
