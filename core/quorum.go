@@ -134,6 +134,9 @@ func untilSettled(ctx context.Context) (bounded context.Context, settle, end fun
 	} else {
 		bounded, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
+	if ctx.Err() != nil {
+		cancel() // now: AfterFunc would do it in a while
+	}
 	stop := context.AfterFunc(ctx, cancel)
 	return bounded, func() { stop() }, cancel
 }
