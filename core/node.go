@@ -79,7 +79,7 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 		if try == sameOwnerTries || ctx.Err() != nil || !broken(err) {
 			return r, b.unavailable(key, err)
 		}
-		r.retried = true
+		r.retried, r.counted = true, true
 	}
 }
 

@@ -47,7 +47,7 @@ func backends(t *testing.T) map[string]struct {
 	clients []redis.UniversalClient
 	flags   []string
 } {
-	one, quorum := testutil.Redis(t), testutil.Cluster(t, 3)
+	one, quorum, cluster := testutil.Redis(t), testutil.Cluster(t, 3), testutil.RedisCluster(t, 3)
 	var addrs []string
 	for _, n := range quorum {
 		addrs = append(addrs, n.Addr())
@@ -58,6 +58,7 @@ func backends(t *testing.T) map[string]struct {
 	}{
 		"one Redis": {[]redis.UniversalClient{one.Client()}, []string{"-redis", "redis://" + one.Addr() + "/0"}},
 		"quorum":    {quorum.Clients(), []string{"-redis", strings.Join(addrs, ",")}},
+		"cluster":   {[]redis.UniversalClient{cluster.Client()}, []string{"-redis", cluster.Nodes[0].Addr(), "-cluster"}},
 	}
 }
 
