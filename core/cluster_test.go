@@ -76,6 +76,23 @@ func TestRedisCluster_LocksWhileTheirSlotMoves(t *testing.T) {
 	ok(t, "Release", acquire(t, l, "k").Release(t.Context())) // by one that learns of the move by MOVED
 }
 
+// A redirect is no try that may have had an effect: what is gone, or another's, after one is lost, and not released by it.
+func TestRedisCluster_ReleaseAfterARedirectIsExact(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.RedisCluster(t, 3)
+	l, admin := locker(t, core.Clients(cluster.Client())), cluster.Client()
+	for name, disturb := range map[string]func(key string) error{
+		"gone":      func(key string) error { return admin.Del(t.Context(), key).Err() },
+		"another's": func(key string) error { return admin.Set(t.Context(), key, "another", time.Minute).Err() },
+	} {
+		k := acquire(t, l, name)
+		key := "onelane:{" + name + "}"
+		cluster.BeginMove(key, (cluster.Owner(key)+1)%3).EndMove()
+		ok(t, "take away", disturb(key))
+		want(t, "Release of what is "+name, k.Release(t.Context()), core.ErrLost)
+	}
+}
+
 // Two contend for a key while its slot is moved to and fro: one at a time, and tokens increase.
 func TestRedisCluster_ContendedWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()

@@ -79,7 +79,7 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 		if try == sameOwnerTries || ctx.Err() != nil || !broken(err) {
 			return r, b.unavailable(key, err)
 		}
-		r.retried, r.counted = true, true
+		r.retried = true
 	}
 }
 
@@ -137,9 +137,8 @@ func newClientNode(c redis.UniversalClient) *clientNode {
 
 func (n *clientNode) eval(ctx context.Context, s *script, keys []string, args []any) (any, <-chan struct{}, bool, error) {
 	if n.direct == nil {
-		c := &observed{UniversalClient: n.client}
-		v, late, err := giveUp(ctx, &n.stuck, func() (any, error) { return run(ctx, c, s, keys, args) })
-		return v, late, c.retried.Load(), err
+		v, late, err := giveUp(ctx, &n.stuck, func() (any, error) { return run(ctx, once{n.client}, s, keys, args) })
+		return v, late, false, err
 	}
 	if s == extendScript {
 		v, late, err := n.extends.eval(ctx, s, keys, args)
@@ -201,30 +200,20 @@ func (c direct) send(ctx context.Context, verb, script string, keys []string, ar
 	return c.EvalSha(ctx, script, keys, args...).Result()
 }
 
-// observed is a client that retries by itself, and notes that it did: a lost reply matters.
-type observed struct {
-	redis.UniversalClient
-	retried atomic.Bool
-}
+// once is a client that would retry by itself, and does not: the tries are counted above, where a lost reply matters. A Redis Cluster's
+// redirects, after which a command certainly had no effect, it still follows.
+type once struct{ redis.UniversalClient }
 
-// observedCmd is asked whether it may be sent again when a try of it failed.
-type observedCmd struct {
-	*redis.Cmd
-	retried *atomic.Bool
-}
+type onceCmd struct{ *redis.Cmd }
 
-// NoRetry allows it.
-func (c *observedCmd) NoRetry() bool {
-	c.retried.Store(true)
-	return false
-}
+func (onceCmd) NoRetry() bool { return true }
 
-func (c *observed) send(ctx context.Context, verb, script string, keys []string, args []any) (any, error) {
+func (c once) send(ctx context.Context, verb, script string, keys []string, args []any) (any, error) {
 	all := append(make([]any, 0, 3+len(keys)+len(args)), verb, script, len(keys))
 	for _, k := range keys {
 		all = append(all, k)
 	}
-	cmd := &observedCmd{redis.NewCmd(ctx, append(all, args...)...), &c.retried}
+	cmd := onceCmd{redis.NewCmd(ctx, append(all, args...)...)}
 	_ = c.Process(ctx, cmd) // cmd has the error
 	return cmd.Result()
 }

@@ -93,11 +93,22 @@ func (p *proxy) serve(client net.Conn) {
 // The request has its effect, and the reply is lost with the connection: the try that follows knows its own work.
 func TestLostReply_TheNextTryKnowsItsOwnWork(t *testing.T) {
 	t.Parallel()
-	node := testutil.Redis(t)
-	p := newProxy(t, node.Addr())
-	client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), PoolSize: 1})
-	t.Cleanup(func() { _ = client.Close() })
-	l := locker(t, core.Clients(client))
+	for name, wrap := range map[string]func(*redis.Client) redis.UniversalClient{
+		"client":                          func(c *redis.Client) redis.UniversalClient { return c },
+		"client that retries as it likes": func(c *redis.Client) redis.UniversalClient { return struct{ redis.UniversalClient }{c} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := testutil.Redis(t)
+			p := newProxy(t, node.Addr())
+			client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), PoolSize: 1})
+			t.Cleanup(func() { _ = client.Close() })
+			lostReplies(t, p, locker(t, core.Clients(wrap(client))))
+		})
+	}
+}
+
+func lostReplies(t *testing.T, p *proxy, l *core.Locker) {
 	ok(t, "Release", acquire(t, l, "warm").Release(t.Context()))
 
 	p.cut.Store(1)

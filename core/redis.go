@@ -241,14 +241,9 @@ func (b *redisBackend) Release(ctx context.Context, g Grant) error {
 			return nil // by us: a seal whose reply was lost
 		}
 		return r.lost()
-	case 2:
-		if r.counted && time.Now().Before(g.Deadline) {
-			return nil // by us, and taken since: the reply to the try before was lost
-		}
-		return r.lost()
-	case 4:
+	case 2, 4:
 		if r.retried && time.Now().Before(g.Deadline) {
-			return nil // by us: the reply to the try before was lost
+			return nil // by us, and perhaps taken since: the reply to the try before was lost
 		}
 		return r.lost()
 	default:

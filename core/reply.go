@@ -17,7 +17,6 @@ type reply struct {
 	fields  []any
 	sent    time.Time       // when the try that was answered was sent
 	retried bool            // a try before it may have had its effect
-	counted bool            // of them, here: a client that retries by itself asks whether it may after a MOVED too
 	late    <-chan struct{} // closed when a call that was given up has returned; nil where none was
 }
 
