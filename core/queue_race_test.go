@@ -1,0 +1,164 @@
+package core_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// What two do at the same moment: a verb of a lease and its release, a grant and Close.
+
+// acquiring starts an Acquire, and returns its lock when it is here.
+func acquiring(t *testing.T, l *core.Locker, opts ...core.AcquireOption) <-chan *core.Lock {
+	got := make(chan *core.Lock, 1)
+	go func() {
+		k, err := l.Acquire(context.Background(), "k", opts...)
+		if err != nil {
+			t.Errorf("Acquire of who waits: %v", err)
+		}
+		got <- k
+	}()
+	synctest.Wait()
+	return got
+}
+
+// The answer may be that the lease is lost, and whoever got it meanwhile would not be told.
+func TestHandOver_NotWhileAVerbIsUnderWay(t *testing.T) {
+	for name, verb := range map[string]func(k *core.Lock){
+		"renewal": func(*core.Lock) {},
+		"Extend": func(k *core.Lock) {
+			_ = k.Extend(context.Background(), time.Second)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memorySpy()
+				l := locker(t, s, core.WithTTL(900*time.Millisecond))
+				s.on("extend", func(context.Context) error {
+					s.on("extend", nil)
+					time.Sleep(200 * time.Millisecond)
+					return core.ErrLost
+				})
+				k := acquire(t, l, "k")
+				got := acquiring(t, l)
+				time.Sleep(250 * time.Millisecond)
+				go verb(k)
+				time.Sleep(100 * time.Millisecond) // a renewal began after 300 ms
+				if s.count("extend") != 1 {
+					t.Fatal("no verb is under way")
+				}
+				ok(t, "Release", k.Release(t.Context()))
+				next := <-got
+				if n := s.count("acquire"); n != 2 {
+					t.Errorf("%d acquires: the lease was handed over while nobody knew whether it was lost", n)
+				}
+				ok(t, "Release of the next holder", next.Release(t.Context()))
+			})
+		})
+	}
+}
+
+// A Close between the question and the grant: the caller is told, and the grant given back.
+func TestClose_WhileTheBackendGrants(t *testing.T) {
+	for name, call := range map[string]func(*core.Locker) error{
+		"Acquire": func(l *core.Locker) error { _, err := l.Acquire(context.Background(), "k"); return err },
+		"Try":     func(l *core.Locker) error { _, err := l.TryAcquire(context.Background(), "k"); return err },
+		"All": func(l *core.Locker) error {
+			_, err := l.AcquireAll(context.Background(), []string{"a", "k"})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memorySpy()
+				l, other := locker(t, s), locker(t, s.Backend)
+				s.on("acquire", func(context.Context) error { time.Sleep(time.Second); return nil })
+				answer := make(chan error, 1)
+				go func() { answer <- call(l) }()
+				time.Sleep(500 * time.Millisecond)
+				if name == "All" {
+					time.Sleep(time.Second) // the first is held
+				}
+				ok(t, "Close", l.Close())
+				want(t, name, <-answer, core.ErrClosed)
+				for _, key := range []string{"a", "k"} {
+					if got := status(t, other, key); got != core.Free {
+						t.Errorf("%s is %v", key, got)
+					}
+				}
+				if n := l.Lines(); n != 0 {
+					t.Errorf("%d keys are remembered", n)
+				}
+			})
+		})
+	}
+}
+
+// Who waits for another process is told at once, and the backend is asked no more.
+func TestClose_EndsTheWaitAtOnce(t *testing.T) {
+	for name, hide := range map[string]bool{"told of changes": false, "polling": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memorySpy()
+				var b core.Backend = s
+				if !hide {
+					b = watched{s, s.Backend.(core.Watcher)}
+				}
+				l := locker(t, b)
+				acquire(t, locker(t, s.Backend), "k")
+				answers := make(chan error, 3)
+				for range cap(answers) {
+					go func() { _, err := l.Acquire(context.Background(), "k"); answers <- err }()
+				}
+				time.Sleep(5 * time.Second)
+				asked, start := s.count("acquire"), time.Now()
+				ok(t, "Close", l.Close())
+				for range cap(answers) {
+					want(t, "a waiter", <-answers, core.ErrClosed)
+				}
+				if n := s.count("acquire") - asked; n != 0 || time.Since(start) != 0 {
+					t.Errorf("told after %v and %d more acquires", time.Since(start), n)
+				}
+			})
+		})
+	}
+}
+
+// watched is a spy on a backend that can tell of changes.
+type watched struct {
+	*spy
+	core.Watcher
+}
+
+// A lock that is delivered to who gives up at that moment goes on to the next in line, in all the ways in which it can meet.
+func TestWait_ALockDeliveredToWhoLeavesGoesOn(t *testing.T) {
+	for range 50 { // which of the two is seen first is chance
+		synctest.Test(t, func(t *testing.T) {
+			l := locker(t, testutil.Memory())
+			k := acquire(t, l, "k")
+			ctx, cancel := context.WithCancel(t.Context())
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				if k, err := l.Acquire(ctx, "k"); err == nil { // it came first
+					ok(t, "Release", k.Release(t.Context()))
+				}
+			}()
+			synctest.Wait()
+			got := acquiring(t, l)
+			go func() { ok(t, "Release", k.Release(context.Background())) }()
+			go cancel()
+			<-left
+			start := time.Now()
+			next := <-got
+			if waited := time.Since(start); waited > time.Second {
+				t.Errorf("the next in line got it after %v", waited)
+			}
+			ok(t, "Release", next.Release(t.Context()))
+		})
+	}
+}
