@@ -26,9 +26,10 @@ func all() []scenario {
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
 		masters(16), cost(), held(10_000), held(100_000),
 		idempotent(64),
-		hotRow(server.Postgres, 256), hotRow(server.MySQL, 256),
-		soldOut(server.Postgres, 64), soldOut(server.MySQL, 64),
-		overhead(server.Postgres), overhead(server.MySQL),
+		hotRow(database{server.Postgres, false}, 256), hotRow(database{server.MySQL, false}, 256),
+		hotRow(database{server.Postgres, true}, 256), hotRow(database{server.MySQL, true}, 256),
+		soldOut(database{kind: server.Postgres}, 64), soldOut(database{kind: server.MySQL}, 64),
+		overhead(database{kind: server.Postgres}), overhead(database{kind: server.MySQL}),
 	}
 }
 

@@ -11,15 +11,14 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil/internal/server"
 )
 
 // overhead: what the plugin costs statements that have nothing to do with it.
-func overhead(kind server.Kind) scenario {
+func overhead(on database) scenario {
 	s := scenario{
-		name: "overhead-" + string(kind),
+		name: "overhead-" + on.String(),
 		about: fmt.Sprintf("Statements without a guard in %s, by one goroutine, with the plugin and without it in turn, in small batches. Whatever else the machine "+
-			"does adds to their times, so it is the fastest tenth of them that is compared.", product[kind]),
+			"does adds to their times, so it is the fastest tenth of them that is compared.", databases[on.kind].product),
 		columns: []column{{"overhead %", true}, {"µs with", true}, {"µs without", true}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
@@ -31,8 +30,8 @@ func overhead(kind server.Kind) scenario {
 			if err != nil {
 				return nil, err
 			}
-			with, err1 := openGORM(b, kind, 1, &statements{})
-			without, err2 := openGORM(b, kind, 1, &statements{})
+			with, err1 := openGORM(b, on, 1, &statements{})
+			without, err2 := openGORM(b, on, 1, &statements{})
 			if err := errors.Join(err1, err2); err != nil {
 				return nil, err
 			}

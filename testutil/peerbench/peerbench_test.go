@@ -6,10 +6,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onelane/onelane/testutil/internal/server"
 )
 
 // none is a peer that does not lock.
@@ -166,6 +170,33 @@ func TestOnlyWhatClientsSendIsCounted(t *testing.T) {
 	} {
 		if got := sent(line); got != want {
 			t.Errorf("%s is %q, want %q", line, got, want)
+		}
+	}
+}
+
+func TestDurableServersSayWhatCommitWaitsFor(t *testing.T) {
+	b := &bench{short: true, contender: regexp.MustCompile(`^SELECT … FOR UPDATE$`)}
+	t.Cleanup(b.close)
+	for kind, want := range map[server.Kind]struct {
+		settings string
+		trips    float64
+	}{
+		server.MySQL:    {"innodb_flush_log_at_trx_commit=1, log_bin=ON, sync_binlog=1", 8},
+		server.Postgres: {"fsync=on, full_page_writes=on, synchronous_commit=on", 5},
+	} {
+		if _, err := server.Find(kind); err != nil && !server.Required() {
+			t.Log(err)
+			continue
+		}
+		r, err := hotRow(database{kind, true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(r.About, want.settings) {
+			t.Errorf("%s: no %q in %s", kind, want.settings, r.About)
+		}
+		if got := r.of(forUpdateName, "round trips"); math.Abs(got-want.trips) > 0.01 {
+			t.Errorf("%s: %v round trips per sale, want %v", kind, got, want.trips)
 		}
 	}
 }

@@ -22,6 +22,7 @@ type scenario struct {
 	name, about string
 	columns     []column // the first is what is compared
 	open        func(b *bench) ([]contender, error)
+	note        func(ctx context.Context, b *bench) (string, error) // of the servers, after about; may be nil
 	targets     []target
 }
 
@@ -96,7 +97,13 @@ func (s scenario) run(ctx context.Context, b *bench, rounds int, d time.Duration
 	if len(asked) == 0 {
 		return result{}, fmt.Errorf("%s: -contender %v names nobody", s.name, b.contender)
 	}
-	return s.rounds(ctx, asked, rounds, d)
+	r, err := s.rounds(ctx, asked, rounds, d)
+	if err == nil && s.note != nil {
+		var note string
+		note, err = s.note(ctx, b)
+		r.About += " " + note
+	}
+	return r, err
 }
 
 func (s scenario) rounds(ctx context.Context, contenders []contender, rounds int, d time.Duration) (result, error) {
@@ -157,6 +164,11 @@ func (s scenario) summarize(contenders []contender, samples [][]sample) result {
 }
 
 func (s scenario) better(a, b float64) bool { return a > b != s.columns[0].lower }
+
+func sorted(figures []float64) []float64 {
+	slices.Sort(figures)
+	return figures
+}
 
 // median of sorted figures.
 func median(sorted []float64) float64 {

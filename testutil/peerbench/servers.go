@@ -28,7 +28,7 @@ type bench struct {
 	masters   []*server.Server
 	since     time.Time // when the last of the masters was started
 	started   []*server.Server
-	databases map[server.Kind]*server.Server
+	databases map[database]*server.Server
 }
 
 func (b *bench) close() {
@@ -40,8 +40,8 @@ func (b *bench) close() {
 	b.started = nil
 }
 
-func (b *bench) start(kind server.Kind) (*server.Server, error) {
-	s, err := server.Start(context.Background(), kind)
+func (b *bench) start(start func(ctx context.Context, args ...string) (*server.Server, error), args ...string) (*server.Server, error) {
+	s, err := start(context.Background(), args...)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (b *bench) redis() (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.single == nil {
-		s, err := b.start(server.Redis)
+		s, err := b.start(server.StartRedis)
 		if err != nil {
 			return "", err
 		}
@@ -68,7 +68,7 @@ func (b *bench) quorum() ([]*server.Server, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for len(b.masters) < mastersCount {
-		s, err := b.start(server.Redis)
+		s, err := b.start(server.StartRedis)
 		if err != nil {
 			return nil, err
 		}
@@ -81,31 +81,36 @@ func (b *bench) quorum() ([]*server.Server, error) {
 }
 
 // database is the DSN of a MariaDB or PostgreSQL.
-func (b *bench) database(kind server.Kind) (string, error) {
+func (b *bench) database(d database) (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if dsn := os.Getenv(map[server.Kind]string{server.MySQL: server.EnvMySQL, server.Postgres: server.EnvPostgres}[kind]); dsn != "" {
+	how := databases[d.kind]
+	if dsn := os.Getenv(how.env); dsn != "" && !d.durable {
 		return dsn, nil
 	}
-	if b.databases[kind] == nil {
-		s, err := b.start(kind)
+	if b.databases[d] == nil {
+		var args []string
+		if d.durable {
+			args = how.durable
+		}
+		s, err := b.start(how.start, args...)
 		if err != nil {
 			return "", err
 		}
 		if b.databases == nil {
-			b.databases = make(map[server.Kind]*server.Server)
+			b.databases = make(map[database]*server.Server)
 		}
-		b.databases[kind] = s
+		b.databases[d] = s
 	}
-	return b.databases[kind].DSN, nil
+	return b.databases[d].DSN, nil
 }
 
 // allCPU is the CPU time of this process, the Redis and a database, 0 where that is not known.
-func (b *bench) allCPU(database server.Kind) time.Duration {
+func (b *bench) allCPU(d database) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	total := processCPU()
-	for _, s := range []*server.Server{b.single, b.databases[database]} {
+	for _, s := range []*server.Server{b.single, b.databases[d]} {
 		if s == nil {
 			return 0
 		}

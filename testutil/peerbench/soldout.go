@@ -11,7 +11,6 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil/internal/server"
 )
 
 const (
@@ -20,12 +19,12 @@ const (
 )
 
 // soldOut: nothing is left, and buyers keep coming.
-func soldOut(database server.Kind, goroutines int) scenario {
+func soldOut(on database, goroutines int) scenario {
 	return scenario{
-		name: "sold-out-" + string(database),
+		name: "sold-out-" + on.String(),
 		about: fmt.Sprintf("%d goroutines try to buy what is sold out in %s, 100 connections: turned away by the seal that the last buyer left, or after a look into the database. "+
 			"Statements are what the driver is asked to send, BEGIN and ROLLBACK included. "+
-			"CPU is that of the service, Redis and the database together, per attempt.", goroutines, product[database]),
+			"CPU is that of the service, Redis and the database together, per attempt.", goroutines, databases[on.kind].product),
 		columns: []column{{"per s", false}, {"p99 ms", true}, {"statements", true}, {"µs CPU", true}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
@@ -40,7 +39,7 @@ func soldOut(database server.Kind, goroutines int) scenario {
 			}
 			var dbs [2]*gorm.DB // the second remembers seals
 			for i, opts := range [][]gormlock.Option{nil, {gormlock.RememberSeals(100 * time.Millisecond)}} {
-				if dbs[i], err = openGORM(b, database, 100, &sent); err == nil {
+				if dbs[i], err = openGORM(b, on, 100, &sent); err == nil {
 					err = dbs[i].Use(gormlock.New(l, opts...))
 				}
 				if err != nil {
@@ -77,9 +76,9 @@ func soldOut(database server.Kind, goroutines int) scenario {
 					if _, err := load(ctx, d/5, goroutines, op); err != nil {
 						return nil, err
 					}
-					before, cpu := sent.n.Load(), b.allCPU(database)
+					before, cpu := sent.n.Load(), b.allCPU(on)
 					t, err := load(ctx, d, goroutines, op)
-					return sample{t.perSecond(), t.wait(99), float64(sent.n.Load()-before) / float64(t.held), perOp(b.allCPU(database)-cpu, t)}, err
+					return sample{t.perSecond(), t.wait(99), float64(sent.n.Load()-before) / float64(t.held), perOp(b.allCPU(on)-cpu, t)}, err
 				}}
 			}
 			transaction := func(fn func(*gorm.DB) error) func(context.Context) error {

@@ -6,7 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// statements counts what is sent to a database: statements, and the begins and ends of transactions.
+// statements counts what is sent to a database and waited for: statements, their preparation, and the begins and ends of
+// transactions.
 type statements struct{ n atomic.Int64 }
 
 // counted is a driver that counts.
@@ -47,18 +48,50 @@ func (c countedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 }
 
 func (c countedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	c.count.n.Add(1) // and once more, or more often, when it is executed
-	return c.fullConn.PrepareContext(ctx, query)
+	c.count.n.Add(1)
+	stmt, err := c.fullConn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return countedStmt{stmt.(fullStmt), c.count}, nil
+}
+
+// fullStmt is what the statements of both drivers have.
+type fullStmt interface {
+	driver.Stmt
+	driver.StmtExecContext
+	driver.StmtQueryContext
+}
+
+type countedStmt struct {
+	fullStmt
+	count *statements
+}
+
+func (s countedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	s.count.n.Add(1)
+	return s.fullStmt.ExecContext(ctx, args)
+}
+
+func (s countedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	s.count.n.Add(1)
+	return s.fullStmt.QueryContext(ctx, args)
 }
 
 func (c countedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	c.count.n.Add(1)
-	return c.fullConn.ExecContext(ctx, query, args)
+	r, err := c.fullConn.ExecContext(ctx, query, args)
+	if err != driver.ErrSkip { // which sends nothing: database/sql prepares it then
+		c.count.n.Add(1)
+	}
+	return r, err
 }
 
 func (c countedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	c.count.n.Add(1)
-	return c.fullConn.QueryContext(ctx, query, args)
+	rows, err := c.fullConn.QueryContext(ctx, query, args)
+	if err != driver.ErrSkip {
+		c.count.n.Add(1)
+	}
+	return rows, err
 }
 
 type countedTx struct {

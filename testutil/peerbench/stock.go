@@ -76,14 +76,14 @@ func sellConditionally(tx *gorm.DB) error {
 }
 
 // openGORM opens a database whose pool has so many connections. The statements go to count.
-func openGORM(b *bench, kind server.Kind, connections int, count *statements) (*gorm.DB, error) {
-	dsn, err := b.database(kind)
+func openGORM(b *bench, d database, connections int, count *statements) (*gorm.DB, error) {
+	dsn, err := b.database(d)
 	if err != nil {
 		return nil, err
 	}
 	var pool *sql.DB
 	var dialector gorm.Dialector
-	switch kind {
+	switch d.kind {
 	case server.MySQL:
 		config, err := gomysql.ParseDSN(dsn)
 		if err != nil {
@@ -144,12 +144,13 @@ type buyer struct {
 }
 
 // hotRow: one row of stock that everybody wants.
-func hotRow(kind server.Kind, goroutines int) scenario {
+func hotRow(d database, goroutines int) scenario {
 	return scenario{
-		name: "hot-row-" + string(kind),
+		name: "hot-row-" + d.String(),
 		about: fmt.Sprintf("%d goroutines sell from one row of stock in %s: read, decide, write, insert the order, in one transaction by GORM. Connections are unlimited, as by "+
-			"default, but where a number is named.", goroutines, product[kind]),
-		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}},
+			"default, but where a number is named. Round trips are those to the database, each preparing of a statement included, per sale.", goroutines, databases[d.kind].product),
+		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}, {"round trips", true}},
+		note:    func(ctx context.Context, b *bench) (string, error) { return b.durability(ctx, d) },
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
 			if err != nil {
@@ -165,8 +166,9 @@ func hotRow(kind server.Kind, goroutines int) scenario {
 			}
 			var cs []contender
 			for _, s := range sellers(client) {
-				cs = append(cs, contender{name: s.name, kind: s.kind, run: func(ctx context.Context, d time.Duration) (sample, error) {
-					db, err := openGORM(b, kind, s.connections, &statements{}) // anew, as their connections together are too many
+				cs = append(cs, contender{name: s.name, kind: s.kind, run: func(ctx context.Context, t time.Duration) (sample, error) {
+					var sent statements
+					db, err := openGORM(b, d, s.connections, &sent) // anew, as their connections together are too many
 					if err != nil {
 						return nil, err
 					}
@@ -176,8 +178,8 @@ func hotRow(kind server.Kind, goroutines int) scenario {
 							return nil, err
 						}
 					}
-					t, cpu, err := sales(ctx, b, kind, db, d, goroutines, s.once)
-					return sample{t.perSecond(), t.wait(50), t.wait(99), cpu}, err
+					s, err := sales(ctx, func() spent { return spent{b.allCPU(d), sent.n.Load()} }, db, t, goroutines, s.once)
+					return sample{s.perSecond(), s.wait(50), s.wait(99), s.cpu, s.trips}, err
 				}})
 			}
 			cs[0].close = func() { _, _ = l.Close(), client.Close() }
@@ -192,8 +194,6 @@ func hotRow(kind server.Kind, goroutines int) scenario {
 }
 
 const forUpdateName = "SELECT … FOR UPDATE"
-
-var product = map[server.Kind]string{server.MySQL: "MariaDB", server.Postgres: "PostgreSQL"}
 
 func sellers(client redis.UniversalClient) []buyer {
 	rs := redsyncOn(redsync.New(goredis.NewPool(client)))
@@ -229,11 +229,22 @@ func sellers(client redis.UniversalClient) []buyer {
 	}
 }
 
-// sales is what a way to sell achieves, and the CPU time of one in µs.
-func sales(ctx context.Context, b *bench, kind server.Kind, db *gorm.DB, d time.Duration, goroutines int,
-	once func(context.Context, *gorm.DB) error) (tally, float64, error) {
+// spent is what was used so far: CPU time of all that take part, and round trips to the database.
+type spent struct {
+	cpu   time.Duration
+	trips int64
+}
+
+// sold is what a way to sell achieves, and what one sale takes: CPU time in µs, and round trips.
+type sold struct {
+	tally
+	cpu, trips float64
+}
+
+func sales(ctx context.Context, meter func() spent, db *gorm.DB, d time.Duration, goroutines int,
+	once func(context.Context, *gorm.DB) error) (sold, error) {
 	if err := restock(db, stockStart); err != nil {
-		return tally{}, 0, err
+		return sold{}, err
 	}
 	op := func(ctx context.Context, _ int) (time.Duration, error) {
 		began := time.Now()
@@ -242,15 +253,15 @@ func sales(ctx context.Context, b *bench, kind server.Kind, db *gorm.DB, d time.
 	}
 	warm, err := load(ctx, d/5, goroutines, op) // connections
 	if err != nil {
-		return tally{}, 0, err
+		return sold{}, err
 	}
-	cpu := b.allCPU(kind)
+	before := meter()
 	t, err := load(ctx, d, goroutines, op)
-	cpu = b.allCPU(kind) - cpu
+	after := meter()
 	if err == nil {
 		err = balance(db, warm.held+t.held)
 	}
-	return t, perOp(cpu, t), err
+	return sold{t, perOp(after.cpu-before.cpu, t), float64(after.trips-before.trips) / float64(max(t.held, 1))}, err
 }
 
 // perOp is the share of one operation in µs.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -13,8 +14,8 @@ import (
 )
 
 // StartMariaDB starts a MariaDB with a user root without a password. Nothing is synced to disk; what matters for isolation is as
-// MariaDB's defaults have it.
-func StartMariaDB(ctx context.Context) (*Server, error) {
+// MariaDB's defaults have it. The args, such as --sync-binlog=1, win over ours.
+func StartMariaDB(ctx context.Context, args ...string) (*Server, error) {
 	binary, err := Find(MySQL)
 	if err != nil {
 		return nil, err
@@ -40,12 +41,12 @@ func StartMariaDB(ctx context.Context) (*Server, error) {
 				"--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")...)
 		},
 		command: func(dir string, port int) *exec.Cmd {
-			return exec.Command(binary, append(common(dir),
-				"--bind-address=127.0.0.1", "--port="+strconv.Itoa(port),
-				"--socket="+mariaSocket(dir), "--pid-file="+filepath.Join(dir, "pid"),
+			return exec.Command(binary, slices.Concat(common(dir), []string{
+				"--bind-address=127.0.0.1", "--port=" + strconv.Itoa(port),
+				"--socket=" + mariaSocket(dir), "--pid-file=" + filepath.Join(dir, "pid"),
 				"--max-connections=500", "--skip-name-resolve", "--skip-log-bin",
 				"--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",
-				"--innodb-flush-log-at-trx-commit=0")...)
+				"--innodb-flush-log-at-trx-commit=0"}, args)...)
 		},
 		ready: mariaReady,
 		dsn: func(port int) string {

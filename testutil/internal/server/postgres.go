@@ -14,8 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// StartPostgres starts a PostgreSQL that trusts every user on loopback and syncs nothing to disk.
-func StartPostgres(ctx context.Context) (*Server, error) {
+// StartPostgres starts a PostgreSQL that trusts every user on loopback and syncs nothing to disk. The args, such as -c fsync=on,
+// win over ours.
+func StartPostgres(ctx context.Context, args ...string) (*Server, error) {
 	binary, err := Find(Postgres)
 	if err != nil {
 		return nil, err
@@ -33,9 +34,9 @@ func StartPostgres(ctx context.Context) (*Server, error) {
 				"-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
 		},
 		command: func(dir string, port int) *exec.Cmd {
-			cmd := exec.Command(binary, "-D", filepath.Join(dir, "data"), "-p", strconv.Itoa(port), "-F",
-				"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="+dir,
-				"-c", "full_page_writes=off", "-c", "max_connections=300")
+			cmd := exec.Command(binary, append([]string{"-D", filepath.Join(dir, "data"), "-p", strconv.Itoa(port), "-F",
+				"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=" + dir,
+				"-c", "full_page_writes=off", "-c", "max_connections=300"}, args...)...)
 			cmd.Env = append(os.Environ(), "LC_ALL=C") // its messages are read
 			return cmd
 		},

@@ -155,6 +155,45 @@ func TestRedisArgumentsWin(t *testing.T) {
 	}
 }
 
+func TestDatabaseArgumentsWin(t *testing.T) {
+	for _, c := range []struct {
+		kind        Kind
+		start       func(ctx context.Context, args ...string) (*Server, error)
+		args        []string
+		driver, ask string
+	}{
+		{MySQL, StartMariaDB, []string{"--log-bin=bin", "--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1"}, "mysql",
+			"SELECT @@log_bin = 1 AND @@sync_binlog = 1 AND @@innodb_flush_log_at_trx_commit = 1"},
+		{Postgres, StartPostgres, []string{"-c", "fsync=on", "-c", "full_page_writes=on"}, "pgx",
+			"SELECT count(*) = 2 FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'on'"},
+	} {
+		t.Run(string(c.kind), func(t *testing.T) {
+			t.Parallel()
+			if _, err := Find(c.kind); err != nil {
+				if Required() {
+					t.Fatal(err)
+				}
+				t.Log(err)
+				return
+			}
+			s, err := c.start(t.Context(), c.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Stop()
+			db, err := sql.Open(c.driver, s.DSN)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			var so bool
+			if err := db.QueryRowContext(t.Context(), c.ask).Scan(&so); err != nil || !so {
+				t.Errorf("%s with %v: it has them is %v, %v", c.kind, c.args, so, err)
+			}
+		})
+	}
+}
+
 func TestMissing(t *testing.T) {
 	t.Setenv("PATH", "")
 	t.Setenv(EnvRedisServer, "")
