@@ -81,6 +81,7 @@ func (s Status) String() string {
 
 // State is what Inspect tells of a key.
 type State struct {
+	// Status is what the key is: free, held or sealed.
 	Status Status
 	// Owner is the full owner text of a held key; it names the holder's instance. See also [TakenError].
 	Owner string

@@ -69,6 +69,7 @@ func (e *TakenError) Unwrap() error { return e.Cause }
 
 // SealedError carries the value that a key was sealed with. It matches [ErrSealed].
 type SealedError struct {
+	// Key is the key as it was asked for.
 	Key string
 	// Value is shared by all who wait for the key: it must not be modified.
 	Value []byte
@@ -89,7 +90,9 @@ func (e *SealedError) Is(target error) bool { return target == ErrSealed }
 // UnavailableError says why the backend could not decide, node by node. It matches [ErrUnavailable] and each node's
 // cause.
 type UnavailableError struct {
-	Key   string
+	// Key is the key as it was asked for.
+	Key string
+	// Nodes are the causes, one for each node that did not answer as it should; at least one.
 	Nodes []error
 }
 

@@ -91,7 +91,10 @@ func ExampleParseTemplate() {
 	if err != nil {
 		panic(err)
 	}
+	fmt.Println(template.Fields())
 	request := map[string]string{"param.id": "7", "header.X-User": "ann:b"}
 	fmt.Println(template.Key(func(field string) (string, error) { return request[field], nil }))
-	// Output: order:7:ann%3Ab <nil>
+	// Output:
+	// [param.id header.X-User]
+	// order:7:ann%3Ab <nil>
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // ByHeader returns a middleware that takes the key from the header of this name: "k" in quotes, as RFC 8941 has it, or
-// plain k, of 1 to 255 visible ASCII characters; anything else is 400. Requests without the header run unprotected,
+// plain k, of 1 to 255 printable ASCII characters; anything else is 400. Requests without the header run unprotected,
 // unless [Require] is set.
 //
 // It panics at wiring when the name is no header name, or when options contradict each other. The Locker may be set
@@ -74,9 +74,10 @@ func ByQuery(name string, opts ...Option) gin.HandlerFunc {
 type KeyFunc func(c *gin.Context) (string, error)
 
 // By returns a middleware that asks fn for the key: a text without control characters, of up to 512 bytes with
-// [LockOnly]; there it is the name of the lock as it is, the same as for Acquire in package core. Without LockOnly it
-// belongs to one principal, method and route, as every key. Join parts that come from outside by [core.Join]. Requests
-// whose key is "" run unprotected, unless [Require] is set. If fn reads the body it must put it back.
+// [LockOnly]; there it is the name of the lock as it is, the same as for Acquire in package core (but see [Principal]).
+// Without LockOnly it belongs to one principal, method and route, as every key. Join parts that come from outside by
+// [core.Join]. Requests whose key is "" run unprotected, unless [Require] is set. If fn reads the body it must put it
+// back.
 //
 // It panics at wiring when fn is nil, or when options contradict each other. The Locker may be set later, by
 // [core.SetDefault]: until then requests with a key are 503.

@@ -13,8 +13,9 @@ import (
 
 // ByKey returns a middleware that makes the key of a template (see [core.ParseTemplate]), for example
 // "order:{param.id}:{header.X-User}". With [LockOnly] it is the name of the lock as it is, the same as for Acquire in
-// package core and for the guards of gormlock: a template without fields is one lock for all requests. Without LockOnly
-// it belongs to one principal, method and route, as every key. The fields are:
+// package core and for the guards of gormlock: a template without fields is one lock for all requests. With
+// [Principal] beside LockOnly it is another lock for each caller, which excludes nobody else. Without LockOnly the key
+// belongs to one principal, method and route, as every key. The fields are:
 //
 //   - {header.NAME}: a header, as [ByHeader] reads it;
 //   - {param.NAME}: a parameter of the route's path;

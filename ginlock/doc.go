@@ -38,8 +38,9 @@
 // With LockOnly nothing is recorded. ByParam locks the resource: the path up to the parameter, /orders/42 for
 // /orders/:id/grab, so that all routes and methods below it that are locked so exclude each other, and so does core's
 // Acquire of "/orders/42". ByHeader and ByQuery lock "header:<Name>:<value>" and "query:<name>:<value>" on all routes;
-// By and ByKey lock the key that they make, as it is. The request's context carries the lock, and is cancelled when it
-// is lost. A lock and an idempotency key may be used on one route, in either order.
+// By and ByKey lock the key that they make, as it is. All callers exclude each other, unless Principal is set: then each
+// principal has locks of its own, and two of them may be at work at once. The request's context carries the lock, and is
+// cancelled when it is lost. A lock and an idempotency key may be used on one route, in either order.
 //
 // # Forms
 //

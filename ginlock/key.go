@@ -27,7 +27,7 @@ var (
 )
 
 const (
-	headerForm = `one key of 1 to 255 visible characters, as "key" or key.`
+	headerForm = `one key of 1 to 255 printable characters, as "key" or key.`
 	valueForm  = "one value of 1 to 255 bytes, without control characters."
 )
 

@@ -100,8 +100,11 @@ func Methods(methods ...string) Option {
 
 // Principal sets who asks: a name that is stable over retries and is verified, such as a user or tenant id; keys of
 // different principals have nothing to do with each other. "" is an anonymous caller, see the package's text. Default:
-// the name that gin.BasicAuth left under gin.AuthUserKey. With [LockOnly], where all callers exclude each other by
-// default, each principal gets locks of its own.
+// the name that gin.BasicAuth left under gin.AuthUserKey.
+//
+// With [LockOnly] leave it away, unless you want a lock for each: all callers exclude each other by default, and with
+// Principal two callers may be at work on one resource at the same time, since the name of the lock ends with the
+// caller's ("order:42:ann"). Where each should have a lock, {principal} in the template of [ByKey] says so openly.
 func Principal(fn func(*gin.Context) string) Option {
 	return option{"Principal", func(c *config) {
 		c.principal = fn

@@ -33,8 +33,10 @@ var (
 
 // InsufficientError says what [Decrement] could not take. It matches [ErrInsufficient].
 type InsufficientError struct {
+	// Column is the column that Decrement was called with.
 	Column string
-	N      int64
+	// N is how much it should have taken.
+	N int64
 }
 
 // Error names the column and how much was wanted.

@@ -36,7 +36,7 @@ func memoryDB(models ...any) (db *gorm.DB, stop func()) {
 func ExampleTable() {
 	db, stop := memoryDB()
 	defer stop()
-	locker, err := core.New(gormlock.Table(db))
+	locker, err := core.New(gormlock.Table(db, gormlock.WithTimeout(time.Second)))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // ByMetadata returns an interceptor that takes the key from the metadata of this name: "k" in quotes, as RFC 8941 has
-// it, or plain k, of 1 to 255 visible ASCII characters; anything else is InvalidArgument. Calls without it run
+// it, or plain k, of 1 to 255 printable ASCII characters; anything else is InvalidArgument. Calls without it run
 // unprotected, unless [Require] is set, and so do those of methods with idempotency_level = NO_SIDE_EFFECTS, unless
 // [LockOnly] is.
 //
@@ -45,8 +45,9 @@ func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 
 // ByKey returns an interceptor that makes the key of a template: "order:{req.order_id}". {req.…} is a field of the
 // request as in [ByField], {metadata.…} metadata, and {principal} who calls. With [LockOnly] the lock is on exactly
-// that key, for all methods and for everybody who locks it, by ByKey of other services or Acquire of core. A call that
-// leaves a part of it empty is InvalidArgument, or, for {principal}, Unauthenticated.
+// that key, for all methods and for everybody who locks it, by ByKey of other services or Acquire of core; with
+// [Principal] beside LockOnly it is another lock for each caller, which excludes nobody else. A call that leaves a part
+// of it empty is InvalidArgument, or, for {principal}, Unauthenticated.
 //
 // It panics at wiring when the template is wrong, or when options contradict each other. A method whose request has no
 // such field is refused with Internal, and logged; [Check] finds it when the server is built.
@@ -64,7 +65,7 @@ func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 type KeyFunc func(ctx context.Context, req any) (string, error)
 
 // UnaryServerInterceptor returns an interceptor that takes the key from key. With [LockOnly] the lock is on exactly that
-// key, as with [ByKey]. It panics at wiring when key is nil, or when options contradict each other.
+// key, as with [ByKey] (but see [Principal]). It panics at wiring when key is nil, or when options contradict each other.
 func UnaryServerInterceptor(key KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
 	if key == nil {
 		panic("grpclock: UnaryServerInterceptor(nil): pass a function that makes the key")

@@ -15,6 +15,7 @@ import (
 
 // ServiceInfoProvider is a [grpc.Server] whose services are registered.
 type ServiceInfoProvider interface {
+	// GetServiceInfo returns the services by their full names.
 	GetServiceInfo() map[string]grpc.ServiceInfo
 }
 

@@ -38,8 +38,9 @@
 //
 // With LockOnly nothing is recorded. ByKey and [UnaryServerInterceptor] lock exactly their key, which excludes everybody
 // who locks it: other services, ginlock, Acquire of core. ByField locks "<service>:<path>:<value>" and ByMetadata
-// "metadata:<name>:<value>". The handler's context carries the lock, and is cancelled when it is lost; the call is
-// Aborted then. Streams are locked by [StreamByKey] and [StreamServerInterceptor].
+// "metadata:<name>:<value>". All callers exclude each other, unless Principal is set: then each principal has locks of its
+// own, and two of them may be at work at once. The handler's context carries the lock, and is cancelled when it is lost;
+// the call is Aborted then. Streams are locked by [StreamByKey] and [StreamServerInterceptor].
 //
 // # Refusals
 //

@@ -85,7 +85,7 @@ func NewKey() string { return rand.Text() }
 type clientKey struct{}
 
 // ContextWithKey returns a context whose calls have this key instead of a new one: for retries of one's own, and for
-// those after a crash, with a key that was stored before the first try. It has 1 to 255 visible characters of ASCII.
+// those after a crash, with a key that was stored before the first try. It has 1 to 255 printable characters of ASCII.
 func ContextWithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, clientKey{}, key)
 }

@@ -22,7 +22,7 @@ var (
 )
 
 // ParseKey reads a client's key from the values of its header, or metadata: a Structured Field String (RFC 8941,
-// 3.3.3), or the same without quotes, of 1 to 255 visible characters of ASCII. No values at all are [ErrNoKey]; the
+// 3.3.3), or the same without quotes, of 1 to 255 printable characters of ASCII. No values at all are [ErrNoKey]; the
 // text of any other error is half a sentence that may be shown to the client.
 func ParseKey(values []string) (string, error) {
 	switch len(values) {
@@ -56,11 +56,11 @@ func ParseKey(values []string) (string, error) {
 }
 
 // FormatKey is the inverse of [ParseKey]: the value of a header, or metadata, with this key in quotes. It is an error if
-// the key has not 1 to 255 visible characters of ASCII.
+// the key has not 1 to 255 printable characters of ASCII.
 func FormatKey(key string) (string, error) {
 	value := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
 	if read, err := ParseKey([]string{value}); err != nil || read != key {
-		return "", fmt.Errorf("idempotency: the key %q is not of 1 to 255 visible characters of ASCII", key)
+		return "", fmt.Errorf("idempotency: the key %q is not of 1 to 255 printable characters of ASCII", key)
 	}
 	return value, nil
 }

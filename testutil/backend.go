@@ -20,6 +20,8 @@ const (
 
 // TestBackend is the conformance suite that every core.Backend passes. open returns a backend that is used by one
 // subtest; keys are unique, so that it may return the same one each time. It takes about two seconds, in real time.
+//
+//	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Memory() })
 func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 	for name, test := range map[string]func(*suite){
 		"AcquireTakesAFreeKey":            (*suite).acquireTakesAFreeKey,

@@ -28,6 +28,12 @@ import (
 // MariaDB and PostgreSQL take part where ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name one (testutil/servers sets them); a missing one
 // is logged, or a failure when CI or ONELANE_REQUIRE_SERVERS is set. The opts go to gorm.Open, for example &gorm.Config{PrepareStmt: true};
 // without a Logger among them GORM is silent.
+//
+//	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+//		if err := gormlock.Migrate(db); err != nil {
+//			t.Fatal(err)
+//		}
+//	})
 func Databases(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Option) {
 	t.Helper()
 	for _, d := range []struct {

@@ -1,5 +1,3 @@
-// Package testutil is for tests, ours and our users': an in-memory core.Backend, private Redis processes and databases,
-// and the conformance suite that every core.Backend passes.
 package testutil
 
 import (

@@ -27,6 +27,22 @@ type Node struct {
 // Redis starts an empty Redis on a free loopback port and ends it with the test. The args are added to the command line of
 // redis-server, for example "--appendonly", "yes". Where redis-server is not installed it is a miniredis, which is logged, or a failure
 // when CI or ONELANE_REQUIRE_SERVERS is set.
+//
+//	node := testutil.Redis(t)
+//	locker, err := core.New(core.Clients(node.Client()))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
+//	if !node.Real() {
+//		return // a miniredis does not hang
+//	}
+//	node.Stop()
+//	_, err = locker.Acquire(t.Context(), "stock:42")
+//	if !errors.Is(err, core.ErrUnavailable) {
+//		t.Errorf("with a Redis that hangs: %v", err)
+//	}
+//	node.Cont()
 func Redis(t testing.TB, args ...string) *Node {
 	t.Helper()
 	n, err := newNode(t, args...)
@@ -128,6 +144,12 @@ func (n *Node) real(verb string) *server.Server {
 }
 
 // MiniRedis returns a client of an embedded miniredis, for tests that want one even where Redis is installed. Both end with the test.
+//
+//	locker, err := core.New(core.Clients(testutil.MiniRedis(t)))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
 func MiniRedis(t testing.TB) *redis.Client {
 	t.Helper()
 	n := &Node{t: t, embedded: startMini(t)}
@@ -138,6 +160,21 @@ func MiniRedis(t testing.TB) *redis.Client {
 type Nodes []*Node
 
 // Cluster starts n independent Redis masters at once, as Redis does one; it is no Redis Cluster.
+//
+//	nodes := testutil.Cluster(t, 3)
+//	locker, err := core.New(core.Clients(nodes.Clients()...))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
+//	for _, key := range []string{"stock:42", "stock:43"} {
+//		if _, err := locker.Acquire(t.Context(), key); err != nil {
+//			t.Error(err)
+//		}
+//		if nodes[0].Real() {
+//			nodes[0].Kill() // two of three go on
+//		}
+//	}
 func Cluster(t testing.TB, n int) Nodes {
 	t.Helper()
 	nodes, errs := make(Nodes, n), make([]error, n)

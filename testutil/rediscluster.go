@@ -27,6 +27,22 @@ type Sharded struct {
 
 // RedisCluster starts a Redis Cluster of n masters, each a process of its own with its share of the slots, and ends it with the test.
 // The args are added to their command lines. It needs redis-server 7.0; where it is not installed the test fails.
+//
+//	cluster := testutil.RedisCluster(t, 3)
+//	locker, err := core.New(core.Clients(cluster.Client()))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
+//	lock, err := locker.Acquire(t.Context(), "stock:42")
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	move := cluster.BeginMove("stock:42", (cluster.Owner("stock:42")+1)%3)
+//	move.EndMove()
+//	if err := lock.Release(t.Context()); err != nil { // the client is told where the key has gone
+//		t.Error(err)
+//	}
 func RedisCluster(t testing.TB, n int, args ...string) *Sharded {
 	t.Helper()
 	c := &Sharded{t: t}

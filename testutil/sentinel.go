@@ -18,6 +18,7 @@ const (
 // Replicated is a Redis master with a replica, and a Sentinel that makes the replica the master when the master does not answer for
 // half a second.
 type Replicated struct {
+	// Master is the node that was the master at first, and Replica the one that takes over.
 	Master, Replica *Node
 	t               testing.TB
 	sentinel        *Node
@@ -25,6 +26,22 @@ type Replicated struct {
 
 // Sentinel starts a master, a replica and a Sentinel, each a process of its own, and ends them with the test. It needs redis-server;
 // where it is not installed the test fails.
+//
+//	redis := testutil.Sentinel(t)
+//	locker, err := core.New(core.Clients(redis.Client()))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
+//	redis.Master.Kill()
+//	redis.Promoted()
+//	_, err = locker.Acquire(t.Context(), "stock:42")
+//	for errors.Is(err, core.ErrUnavailable) { // until the client has heard of it
+//		_, err = locker.Acquire(t.Context(), "stock:42")
+//	}
+//	if err != nil {
+//		t.Error(err)
+//	}
 func Sentinel(t testing.TB) *Replicated {
 	t.Helper()
 	r := &Replicated{t: t, Master: realNode(t, "a Sentinel"), Replica: realNode(t, "a Sentinel")}

@@ -1,0 +1,199 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// exampleLocker is a Locker in memory; a service has core.New(core.Clients(redisClient)).
+func exampleLocker(opts ...core.Option) *core.Locker {
+	locker, err := core.New(testutil.Memory(), opts...)
+	if err != nil {
+		panic(err)
+	}
+	return locker
+}
+
+// Who comes second waits until the first is done, and has the larger token.
+func ExampleLocker_Acquire() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // waits so long at most
+	defer cancel()
+
+	first, err := locker.Acquire(ctx, "stock:42")
+	if err != nil {
+		panic(err)
+	}
+	go func() {
+		fmt.Println("the first works")
+		_ = first.Release(ctx)
+	}()
+	second, err := locker.Acquire(ctx, "stock:42")
+	if err != nil {
+		panic(err)
+	}
+	defer second.Release(ctx)
+	fmt.Println("then the second:", second.Token() > first.Token())
+	// Output:
+	// the first works
+	// then the second: true
+}
+
+// Money goes from one account to another: both are locked, or none, and two transfers the opposite way do not wait for
+// each other for ever.
+func ExampleLocker_AcquireAll() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+	locks, err := locker.AcquireAll(ctx, []string{"account:2", "account:1"}, core.WithWait(time.Second))
+	if err != nil {
+		panic(err)
+	}
+	for _, lock := range locks {
+		fmt.Println(lock.Key())
+	}
+	fmt.Println(locks.Release(ctx))
+	// Output:
+	// account:1
+	// account:2
+	// <nil>
+}
+
+// The function's context ends when its lock is lost, and Do says that it was: what was done may not have been alone.
+func ExampleLocker_Do() {
+	locker := exampleLocker(core.WithTTL(50*time.Millisecond), core.WithMaxHold(50*time.Millisecond))
+	defer locker.Close()
+	err := locker.Do(context.Background(), "report", func(ctx context.Context) error {
+		select {
+		case <-time.After(10 * time.Second): // too long for WithMaxHold
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	fmt.Println(errors.Is(err, core.ErrLost))
+	// Output: true
+}
+
+// The lock lasts for as long as the work is expected to take, and is not renewed: the caller extends it.
+func ExampleLock_Extend() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+	lock, err := locker.Acquire(ctx, "import", core.WithTTL(5*time.Second), core.WithoutRenewal())
+	if err != nil {
+		panic(err)
+	}
+	defer lock.Release(ctx)
+	fmt.Println(time.Until(lock.Deadline()) > 5*time.Second)
+	if err := lock.Extend(ctx, time.Minute); err != nil {
+		panic(err)
+	}
+	fmt.Println(time.Until(lock.Deadline()) > 30*time.Second)
+	// Output:
+	// false
+	// true
+}
+
+// Work under the lock's context: it ends with the lock, and says why.
+func ExampleLock_Context() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+	lock, err := locker.Acquire(ctx, "stock:42", core.WithTTL(20*time.Millisecond), core.WithoutRenewal())
+	if err != nil {
+		panic(err)
+	}
+	<-lock.Context().Done() // the lease has run out
+	fmt.Println(errors.Is(context.Cause(lock.Context()), core.ErrLost))
+	fmt.Println(errors.Is(lock.Err(), core.ErrLost))
+	fmt.Println(errors.Is(lock.Release(ctx), core.ErrLost))
+	// Output:
+	// true
+	// true
+	// true
+}
+
+// A payment was sent and no answer came. Whoever holds the lock cannot know whether the work is over, so nobody gets
+// the key before the lease ends.
+func ExampleLock_Lapse() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+	lock, err := locker.Acquire(ctx, "payment:9")
+	if err != nil {
+		panic(err)
+	}
+	lock.Lapse()
+	_, err = locker.TryAcquire(ctx, "payment:9")
+	fmt.Println(errors.Is(err, core.ErrTaken))
+	// Output: true
+}
+
+// A function that must only be called under a lock can check it.
+func ExampleLocker_Carries() {
+	locker := exampleLocker()
+	defer locker.Close()
+	take := func(ctx context.Context) error {
+		if !locker.Carries(ctx, "stock:42") {
+			return errors.New("take needs the lock on stock:42")
+		}
+		return nil
+	}
+	ctx := context.Background()
+	fmt.Println(take(ctx))
+	fmt.Println(locker.Do(ctx, "stock:42", take))
+	// Output:
+	// take needs the lock on stock:42
+	// <nil>
+}
+
+// What the person on call does when a holder hangs. The command onelanectl does the same.
+func ExampleLocker_Revoke() {
+	locker := exampleLocker(core.WithInstance("shop-1"))
+	defer locker.Close()
+	ctx := context.Background()
+	hanging, err := locker.Acquire(ctx, "stock:42", core.WithTag("order 7"))
+	if err != nil {
+		panic(err)
+	}
+	state, err := locker.Inspect(ctx, "stock:42")
+	fmt.Println(state.Status, err)
+	fmt.Println(locker.Revoke(ctx, "stock:42", state.Owner)) // of this owner only
+	fmt.Println(errors.Is(hanging.Release(ctx), core.ErrLost))
+	// Output:
+	// held <nil>
+	// <nil>
+	// true
+}
+
+// Sold out: who asks for the key is told so without waiting, and most of them without asking Redis, until there is new stock.
+func ExampleLocker_Unseal() {
+	locker := exampleLocker(core.WithSealMemory(time.Second))
+	defer locker.Close()
+	ctx := context.Background()
+	lock, err := locker.Acquire(ctx, "stock:42")
+	if err != nil {
+		panic(err)
+	}
+	if err := lock.Seal(ctx, []byte("sold out"), time.Hour); err != nil {
+		panic(err)
+	}
+	_, err = locker.Acquire(ctx, "stock:42")
+	fmt.Println(errors.Is(err, core.ErrSealed))
+
+	if err := locker.Unseal(ctx, "stock:42"); err != nil { // new stock has come
+		panic(err)
+	}
+	_, err = locker.Acquire(ctx, "stock:42")
+	fmt.Println(err)
+	// Output:
+	// true
+	// <nil>
+}

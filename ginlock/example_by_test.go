@@ -1,0 +1,163 @@
+package ginlock_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// exampleLocker is a Locker in memory; a service has core.New(core.Clients(redisClient)).
+func exampleLocker() *core.Locker {
+	locker, err := core.New(testutil.Memory())
+	if err != nil {
+		panic(err)
+	}
+	return locker
+}
+
+// send sends r a request with a JSON body and these headers ("Name: value"), and returns what came back.
+func send(r http.Handler, method, path, body string, headers ...string) *httptest.ResponseRecorder {
+	req := httptest.NewRequest(method, path, strings.NewReader(body))
+	req.Header.Set("Content-Type", "application/json")
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		req.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	r.ServeHTTP(w, req)
+	return w
+}
+
+// code is that of a refusal, or else the status alone.
+func code(w *httptest.ResponseRecorder) string {
+	if _, rest, found := strings.Cut(w.Body.String(), `"code":"`); found {
+		code, _, _ := strings.Cut(rest, `"`)
+		return fmt.Sprint(w.Code, " ", code)
+	}
+	return fmt.Sprint(w.Code)
+}
+
+// A payment is made once, however often its client sends it.
+func ExampleByHeader() {
+	locker := exampleLocker()
+	defer locker.Close()
+	r := gin.New()
+	payments := 0
+	r.POST("/payments", ginlock.ByHeader("Idempotency-Key",
+		ginlock.Require(),              // no payment without a key
+		ginlock.Retain(7*24*time.Hour), // for so long a retry gets the answer of the first
+		ginlock.Principal(userOf),      // Ann's keys are not Ben's
+		ginlock.WithLocker(locker),     // or core.SetDefault(locker), once
+	), func(c *gin.Context) {
+		payments++
+		c.JSON(http.StatusCreated, gin.H{"payment": payments})
+	})
+	pay := func(body string, headers ...string) {
+		fmt.Println(code(send(r, "POST", "/payments", body, headers...)), payments)
+	}
+	pay(`{"cents":700}`, "X-User: ann")
+	pay(`{"cents":700}`, "X-User: ann", "Idempotency-Key: k1")
+	pay(`{"cents":700}`, "X-User: ann", "Idempotency-Key: k1") // the retry
+	pay(`{"cents":800}`, "X-User: ann", "Idempotency-Key: k1") // another payment
+	pay(`{"cents":700}`, "X-User: ben", "Idempotency-Key: k1")
+	// Output:
+	// 400 idempotency_key_missing 0
+	// 201 1
+	// 201 1
+	// 422 idempotency_key_reused 1
+	// 201 2
+}
+
+// userOf is what authentication has found out. An example believes a header.
+func userOf(c *gin.Context) string { return c.GetHeader("X-User") }
+
+// Many drivers grab one order: one of them at a time.
+func ExampleByParam() {
+	locker := exampleLocker()
+	defer locker.Close()
+	r := gin.New()
+	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+		if c.GetHeader("X-User") == "ann" { // while Ann grabs it, Ben tries
+			fmt.Println("ben:", code(send(r, "POST", "/orders/7/grab", "", "X-User: ben")))
+			fmt.Println("ben, another order:", code(send(r, "POST", "/orders/8/grab", "", "X-User: ben")))
+		}
+		c.Status(http.StatusOK)
+	})
+	fmt.Println("ann:", code(send(r, "POST", "/orders/7/grab", "", "X-User: ann")))
+	// Output:
+	// ben: 409 lock_busy
+	// ben, another order: 200
+	// ann: 200
+}
+
+// A payment provider calls back with the number of its event, and again when it got no answer.
+func ExampleByQuery() {
+	locker := exampleLocker()
+	defer locker.Close()
+	r := gin.New()
+	r.POST("/webhook", ginlock.ByQuery("event", ginlock.Require(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+		fmt.Println("booked", c.Query("event"))
+		c.Status(http.StatusNoContent)
+	})
+	for range 2 {
+		fmt.Println(code(send(r, "POST", "/webhook?event=evt-1", `{"paid":true}`)))
+	}
+	// Output:
+	// booked evt-1
+	// 204
+	// 204
+}
+
+// The key is what two headers say together; an error refuses the request.
+func ExampleBy() {
+	locker := exampleLocker()
+	defer locker.Close()
+	key := func(c *gin.Context) (string, error) {
+		shop, number := c.GetHeader("X-Shop"), c.GetHeader("X-Order")
+		if shop == "" || number == "" {
+			return "", errors.New("an order has a shop and a number")
+		}
+		return core.Join("order", shop, number), nil // Join, since both come from outside
+	}
+	r := gin.New()
+	r.POST("/pack", ginlock.By(key, ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+		state, err := locker.Inspect(c, "order:berlin:7")
+		fmt.Println(state.Status, err)
+	})
+	fmt.Println(code(send(r, "POST", "/pack", "", "X-Shop: berlin", "X-Order: 7")))
+	fmt.Println(code(send(r, "POST", "/pack", "", "X-Shop: berlin")))
+	// Output:
+	// held <nil>
+	// 200
+	// 400 idempotency_key_invalid
+}
+
+// Whoever writes for a request can hand on its token, which grows with each holder: what remembers the largest one
+// refuses a holder that was overtaken without noticing.
+func ExampleToken() {
+	locker := exampleLocker()
+	defer locker.Close()
+	r := gin.New()
+	var tokens []uint64
+	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+		token, locked := ginlock.Token(c)
+		fmt.Println(locked)
+		tokens = append(tokens, token)
+	})
+	send(r, "POST", "/orders/7/grab", "")
+	send(r, "POST", "/orders/7/grab", "")
+	fmt.Println(tokens[0] < tokens[1])
+	// Output:
+	// true
+	// true
+	// true
+}

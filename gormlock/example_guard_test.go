@@ -1,0 +1,171 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A shop registers the plugin when it opens its database: here with fences behind all guards, and a table that nobody
+// writes without one.
+func ExampleNew() {
+	db, end := memoryDB(&Stock{})
+	defer end()
+	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locker.Close()
+	err = db.Use(gormlock.New(locker,
+		gormlock.Fenced(),                   // a holder that lost its lock without noticing commits nothing
+		gormlock.Protect(&Stock{}),          // a write without a guard is an error
+		gormlock.RememberSeals(time.Second), // what is sold out is not asked of Redis each time
+	))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(errors.Is(db.Create(&Stock{SKU: 42, Left: 3}).Error, gormlock.ErrUnguarded))
+	fmt.Println(db.Scopes(gormlock.Guard("stock:42")).Create(&Stock{SKU: 42, Left: 3}).Error)
+	// Output:
+	// true
+	// <nil>
+}
+
+// All of the function is under the lock, also what comes before its first statement.
+func ExampleTransaction() {
+	db, end := open(&Stock{}, &Item{})
+	defer end()
+	if err := db.Create(&Stock{ID: 1, SKU: 42, Left: 1}).Error; err != nil {
+		log.Fatal(err)
+	}
+	buy := func(ctx context.Context, buyer string) error {
+		return gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error {
+			var stock Stock
+			if err := tx.First(&stock, "sku = ?", 42).Error; err != nil {
+				return err
+			}
+			if stock.Left == 0 {
+				return errors.New("sold out")
+			}
+			if err := tx.Model(&stock).Update("left", stock.Left-1).Error; err != nil {
+				return err
+			}
+			token, locked := gormlock.Token(tx) // for what else is written for this order, outside of the database
+			fmt.Println(buyer, "buys:", locked && token > 0)
+			return tx.Create(&Item{StockID: stock.ID, Name: buyer}).Error
+		}, gormlock.WithWait(2*time.Second)) // 5 s by default
+	}
+	fmt.Println(buy(context.Background(), "ann"))
+	fmt.Println(buy(context.Background(), "ben"))
+	// Output:
+	// ann buys: true
+	// <nil>
+	// sold out
+}
+
+// The guard in the context, for a transaction by hand and for the generics API. Several keys are taken together.
+func ExampleWithGuard() {
+	db, end := open(&Stock{})
+	defer end()
+	ctx := gormlock.WithGuard(context.Background(), "stock:42", "stock:43")
+	tx := db.WithContext(ctx).Begin()
+	if tx.Error != nil { // where the locks were not had
+		log.Fatal(tx.Error)
+	}
+	defer tx.Rollback()
+	if err := gorm.G[Stock](tx).Create(ctx, &Stock{SKU: 42}); err != nil {
+		log.Fatal(err)
+	}
+	if err := gorm.G[Stock](tx).Create(ctx, &Stock{SKU: 43}); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(tx.Commit().Error)
+	// Output: <nil>
+}
+
+// One statement reads, decides and writes: it needs no lock, and takes nothing that is not there.
+func ExampleDecrement() {
+	db, end := open(&Stock{})
+	defer end()
+	if err := db.Create(&Stock{SKU: 42, Left: 3}).Error; err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2))
+	err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2)
+	fmt.Println(errors.Is(err, gormlock.ErrInsufficient))
+	// Output:
+	// <nil>
+	// true
+}
+
+// For libraries that want a *sql.Tx: it is in the guarded transaction.
+func ExampleSQLTx() {
+	db, end := open(&Stock{})
+	defer end()
+	err := gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error {
+		sqlTx, err := gormlock.SQLTx(tx)
+		if err != nil {
+			return err
+		}
+		var stocks int
+		if err := sqlTx.QueryRow("SELECT count(*) FROM stocks").Scan(&stocks); err != nil {
+			return err
+		}
+		fmt.Println(stocks, "stocks")
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// 0 stocks
+	// <nil>
+}
+
+// The handler behind ginlock or grpclock has a claim in its context. The payment is made once for it, even if the process
+// dies after the COMMIT and before the answer is recorded.
+func ExampleClaimKey() {
+	type Payment struct {
+		ID    uint
+		Cents int
+	}
+	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locker.Close()
+	db, end := memoryDB(&Payment{})
+	defer end()
+	if err := db.Use(gormlock.New(locker)); err != nil {
+		log.Fatal(err)
+	}
+	pay := func(ctx context.Context, cents int) (Payment, error) {
+		return gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Payment, error) {
+			p := Payment{Cents: cents}
+			return p, tx.Create(&p).Error
+		}, gormlock.Fingerprint(fmt.Append(nil, cents))) // another amount is another payment
+	}
+	claims := idempotency.New(locker)
+	for _, cents := range []int{700, 700, 900} { // the process dies each time before its answer is recorded
+		out, err := claims.Begin(context.Background(), "ann/k1", idempotency.Fingerprint{})
+		if err != nil {
+			log.Fatal(err)
+		}
+		payment, err := pay(out.Claim.Context(), cents)
+		fmt.Println(payment.ID, payment.Cents, errors.Is(err, gormlock.ErrMismatch))
+		if err := out.Claim.Abandon(context.Background()); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// 1 700 false
+	// 1 700 false
+	// 0 0 true
+}

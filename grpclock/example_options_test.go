@@ -1,0 +1,245 @@
+package grpclock_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
+)
+
+// count is a method that counts its calls.
+func count() handler {
+	var runs atomic.Int64
+	return func(context.Context, *testpb.Request) (*testpb.Order, error) {
+		return &testpb.Order{Run: runs.Add(1)}, nil
+	}
+}
+
+// The client gives each call a key, and gRPC's own retries keep it: here the server is too busy at first.
+func ExampleUnaryClientInterceptor() {
+	locker := exampleLocker()
+	defer locker.Close()
+	busy := true
+	conn, stop := startWith(&orders{handle: count()}, []grpc.DialOption{
+		grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.KeyMetadata("x-request-id"))),
+		grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":4,
+			"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}]}`),
+	}, grpc.ChainUnaryInterceptor(
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			if busy {
+				busy = false
+				return nil, status.Error(codes.Unavailable, "come again")
+			}
+			return next(ctx, req)
+		},
+		grpclock.ByMetadata("x-request-id", grpclock.Require(), grpclock.WithLocker(locker))))
+	defer stop()
+	order, err := testpb.NewOrdersClient(conn).Create(with(), &testpb.Request{})
+	fmt.Println(order.GetRun(), err)
+	// Output: 1 <nil>
+}
+
+// Ann's keys are not Ben's. An example believes metadata; a service takes what authentication has found out.
+func ExamplePrincipal() {
+	locker := exampleLocker()
+	defer locker.Close()
+	user := func(ctx context.Context) string {
+		return strings.Join(metadata.ValueFromIncomingContext(ctx, "user"), "")
+	}
+	conn, stop := start(count(), grpc.UnaryInterceptor(
+		grpclock.ByMetadata("idempotency-key", grpclock.Principal(user), grpclock.WithLocker(locker))))
+	defer stop()
+	for _, user := range []string{"ann", "ann", "ben"} {
+		order, err := testpb.NewOrdersClient(conn).Create(with("user", user, "idempotency-key", "k1"), &testpb.Request{})
+		fmt.Println(user, order.GetRun(), err)
+	}
+	// Output:
+	// ann 1 <nil>
+	// ann 1 <nil>
+	// ben 2 <nil>
+}
+
+// What was not found may be there at the next try: it is not recorded.
+func ExampleRecordIf() {
+	locker := exampleLocker()
+	defer locker.Close()
+	answers := []codes.Code{codes.NotFound, codes.OK}
+	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
+		code := answers[0]
+		answers = answers[1:]
+		return &testpb.Order{}, status.Error(code, code.String())
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.WithLocker(locker),
+		grpclock.RecordIf(func(c codes.Code) bool { return c == codes.OK || c == codes.InvalidArgument }))))
+	defer stop()
+	for range 3 {
+		_, err := testpb.NewOrdersClient(conn).Pay(with("idempotency-key", "k1"), &testpb.Request{})
+		fmt.Println(told(err))
+	}
+	// Output:
+	// NotFound
+	// OK
+	// OK
+}
+
+// This client writes the time into each try: what makes it the same payment is the price.
+func ExampleFingerprint() {
+	locker := exampleLocker()
+	defer locker.Close()
+	price := func(_ context.Context, m proto.Message) []byte {
+		return fmt.Append(nil, m.(*testpb.Request).GetPrice())
+	}
+	conn, stop := start(count(), grpc.UnaryInterceptor(
+		grpclock.ByMetadata("idempotency-key", grpclock.Fingerprint(price), grpclock.WithLocker(locker))))
+	defer stop()
+	for _, try := range []struct {
+		sent  string
+		price int64
+	}{{"10:00", 700}, {"10:01", 700}, {"10:02", 900}} {
+		_, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"),
+			&testpb.Request{Price: &try.price, Tags: []string{try.sent}})
+		fmt.Println(told(err))
+	}
+	// Output:
+	// OK
+	// OK
+	// FailedPrecondition IDEMPOTENCY_KEY_REUSED
+}
+
+// An answer that is too large to be kept is sent; a retry is told that it ran.
+func ExampleMaxBody() {
+	locker := exampleLocker()
+	defer locker.Close()
+	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
+		return &testpb.Order{Blob: make([]byte, 4<<10)}, nil
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.MaxBody(1<<10), grpclock.WithLocker(locker))))
+	defer stop()
+	for range 2 {
+		order, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{})
+		fmt.Println(len(order.GetBlob()), told(err))
+	}
+	// Output:
+	// 4096 OK
+	// 0 FailedPrecondition IDEMPOTENCY_RESPONSE_NOT_KEPT
+}
+
+// A retry that comes while the first call runs is Unavailable, which gRPC's own retry policies try again.
+func ExampleRetryInFlight() {
+	locker := exampleLocker()
+	defer locker.Close()
+	var client testpb.OrdersClient
+	ctx := with("idempotency-key", "k1")
+	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
+		_, err := client.Create(ctx, &testpb.Request{})
+		fmt.Println("the retry:", told(err))
+		return &testpb.Order{}, nil
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.RetryInFlight(), grpclock.WithLocker(locker))))
+	defer stop()
+	client = testpb.NewOrdersClient(conn)
+	_, err := client.Create(ctx, &testpb.Request{})
+	fmt.Println("the first:", told(err))
+	// Output:
+	// the retry: Unavailable IDEMPOTENCY_IN_FLIGHT
+	// the first: OK
+}
+
+// Two methods make the same orders: a key that was used with one is used. A middleware of ginlock with this space shares it.
+func ExampleSpace() {
+	locker := exampleLocker()
+	defer locker.Close()
+	conn, stop := start(count(), grpc.UnaryInterceptor(
+		grpclock.ByMetadata("idempotency-key", grpclock.Space("orders"), grpclock.WithLocker(locker))))
+	defer stop()
+	client := testpb.NewOrdersClient(conn)
+	_, err := client.Create(with("idempotency-key", "k1"), &testpb.Request{})
+	fmt.Println(told(err))
+	_, err = client.Pay(with("idempotency-key", "k1"), &testpb.Request{})
+	fmt.Println(told(err))
+	// Output:
+	// OK
+	// FailedPrecondition IDEMPOTENCY_KEY_REUSED
+}
+
+// When Redis is down, comments are taken and payments are not.
+func ExampleFailOpen() {
+	server, err := miniredis.Run()
+	if err != nil {
+		panic(err)
+	}
+	redisClient := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
+	defer redisClient.Close()
+	locker, err := core.New(core.Clients(redisClient), core.WithNodeTimeout(100*time.Millisecond))
+	if err != nil {
+		panic(err)
+	}
+	defer locker.Close()
+	server.Close() // Redis is down
+	for _, option := range []grpclock.Option{nil, grpclock.FailOpen()} {
+		conn, stop := start(count(), grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.WithLocker(locker), option)))
+		_, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{})
+		fmt.Println(told(err))
+		stop()
+	}
+	// Output:
+	// Unavailable LOCK_UNAVAILABLE
+	// OK
+}
+
+// Answers have what customers bought: in Redis they are encrypted.
+func ExampleRecords() {
+	server, err := miniredis.Run()
+	if err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	redisClient := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer redisClient.Close()
+	locker, err := core.New(core.Clients(redisClient))
+	if err != nil {
+		panic(err)
+	}
+	defer locker.Close()
+	block, err := aes.NewCipher(bytes.Repeat([]byte{1}, 32)) // a service reads its key from where its secrets are
+	if err != nil {
+		panic(err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		panic(err)
+	}
+	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
+		return &testpb.Order{Id: "a book about roses"}, nil
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.WithLocker(locker),
+		grpclock.Records(idempotency.WithEncryption(idempotency.EncryptionKey{ID: "2025", AEAD: aead})))))
+	defer stop()
+	for range 2 {
+		order, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{})
+		fmt.Println(order.GetId(), err)
+	}
+	readable := false
+	for _, key := range server.Keys() {
+		value, _ := server.Get(key)
+		readable = readable || strings.Contains(value, "roses")
+	}
+	fmt.Println("readable in Redis:", readable)
+	// Output:
+	// a book about roses <nil>
+	// a book about roses <nil>
+	// readable in Redis: false
+}

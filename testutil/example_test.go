@@ -1,0 +1,139 @@
+package testutil_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A unit test of what runs under a lock needs no Redis.
+func ExampleMemory() {
+	locker, err := core.New(testutil.Memory())
+	if err != nil {
+		panic(err)
+	}
+	defer locker.Close()
+	ctx := context.Background()
+	lock, err := locker.Acquire(ctx, "stock:42")
+	if err != nil {
+		panic(err)
+	}
+	_, err = locker.TryAcquire(ctx, "stock:42")
+	fmt.Println(errors.Is(err, core.ErrTaken))
+	fmt.Println(lock.Release(ctx))
+	// Output:
+	// true
+	// <nil>
+}
+
+// The tests below are the code in the comments of the functions that take a test.
+
+func TestUsage_Locker(t *testing.T) {
+	locker := testutil.Locker(t, core.WithTTL(time.Second))
+	lock, err := locker.Acquire(t.Context(), "stock:42")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUsage_Redis(t *testing.T) {
+	node := testutil.Redis(t)
+	locker, err := core.New(core.Clients(node.Client()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+	if !node.Real() {
+		return // a miniredis does not hang
+	}
+	node.Stop()
+	_, err = locker.Acquire(t.Context(), "stock:42")
+	if !errors.Is(err, core.ErrUnavailable) {
+		t.Errorf("with a Redis that hangs: %v", err)
+	}
+	node.Cont()
+}
+
+func TestUsage_MiniRedis(t *testing.T) {
+	locker, err := core.New(core.Clients(testutil.MiniRedis(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+}
+
+func TestUsage_Cluster(t *testing.T) {
+	nodes := testutil.Cluster(t, 3)
+	locker, err := core.New(core.Clients(nodes.Clients()...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+	for _, key := range []string{"stock:42", "stock:43"} {
+		if _, err := locker.Acquire(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		if nodes[0].Real() {
+			nodes[0].Kill() // two of three go on
+		}
+	}
+}
+
+func TestUsage_Databases(t *testing.T) {
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if err := gormlock.Migrate(db); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestUsage_TestBackend(t *testing.T) {
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Memory() })
+}
+
+func TestUsage_RedisCluster(t *testing.T) {
+	cluster := testutil.RedisCluster(t, 3)
+	locker, err := core.New(core.Clients(cluster.Client()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+	lock, err := locker.Acquire(t.Context(), "stock:42")
+	if err != nil {
+		t.Fatal(err)
+	}
+	move := cluster.BeginMove("stock:42", (cluster.Owner("stock:42")+1)%3)
+	move.EndMove()
+	if err := lock.Release(t.Context()); err != nil { // the client is told where the key has gone
+		t.Error(err)
+	}
+}
+
+func TestUsage_Sentinel(t *testing.T) {
+	redis := testutil.Sentinel(t)
+	locker, err := core.New(core.Clients(redis.Client()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+	redis.Master.Kill()
+	redis.Promoted()
+	_, err = locker.Acquire(t.Context(), "stock:42")
+	for errors.Is(err, core.ErrUnavailable) { // until the client has heard of it
+		_, err = locker.Acquire(t.Context(), "stock:42")
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
