@@ -88,12 +88,11 @@ func runs(e *doc.Example) bool { return e.Output != "" }
 func (g godoc) withoutExamples() (missing []string) {
 	one := func(name string, f *doc.Func) {
 		switch {
-		case slices.ContainsFunc(f.Examples, runs):
 		case calledByTests(f.Decl.Type):
 			if _, code, found := strings.Cut(f.Doc, "\n\n\t"); !found || !slices.ContainsFunc(g.tests, func(test string) bool { return strings.Contains(test, undented(code)) }) {
 				missing = append(missing, name+" needs code in its comment that is in a test: an example has no test to call it with")
 			}
-		case needsItsOwn(f.Decl.Type) && f.Recv == "":
+		case needsItsOwn(f.Decl.Type) && f.Recv == "" && !slices.ContainsFunc(f.Examples, runs):
 			missing = append(missing, name+" needs an example of its own")
 		case f.Recv == "" && !g.used[f.Name], f.Recv != "" && !g.used["."+f.Name]:
 			missing = append(missing, name+" is used in no example")
