@@ -254,7 +254,7 @@ type Option interface { set() }
 func Example() { shop.Count(); var s shop.Shop; s.Sell()
 	// Output: 1
 }
-func ExampleOpen() { shop.Tag()
+func ExampleOpen() { shop.Open(); shop.Tag()
 	// Output: 2
 }
 func ExampleShut() { shop.Tag() }
