@@ -129,16 +129,21 @@ func TestReadme_NamesWhatIsThere(t *testing.T) {
 		}
 	}
 	for _, name := range r.tests {
-		folder, test, _ := strings.Cut(name, ".")
-		files, err := filepath.Glob(filepath.Join("..", folder, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.ContainsFunc(files, func(file string) bool {
-			data, err := os.ReadFile(file)
-			return err == nil && strings.Contains(string(data), "func "+test+"(")
-		}) {
+		if folder, test, _ := strings.Cut(name, "."); !hasTest(t, folder, test) {
 			t.Errorf("there is no test %s", name)
 		}
 	}
+}
+
+// hasTest says whether a package has a test of this name.
+func hasTest(t *testing.T, folder, test string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", folder, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(files, func(file string) bool {
+		data, err := os.ReadFile(file)
+		return err == nil && strings.Contains(string(data), "func "+test+"(")
+	})
 }

@@ -1,0 +1,134 @@
+package testutil_test
+
+import (
+	"go/doc/comment"
+	"strings"
+	"testing"
+)
+
+// guarantee is one that the text of a package gives, by its first words, and the tests that break when it does not hold.
+type guarantee struct {
+	begins string
+	tests  []string
+}
+
+// guarantees are in the order of the text under "Guarantees".
+var guarantees = map[string][]guarantee{
+	"core": {
+		{"One holder at a time per key", []string{"TestManyGoroutines_OneAtATime", "TestQuorum_ContendedByThreeProcesses", "TestSimulation"}},
+		{"A lock that ends early is never silent", []string{"TestLoss_IsSignalledByTheDeadlineAndFinal", "TestDo_SaysWhenTheLockWasLost"}},
+		{"Fencing tokens of a key strictly increase", []string{"TestQuorum_TokensIncreaseOverChangingMajorities", "TestSimulation_BrokenAssumptionsBreakExclusionAndNotTheFence"}},
+		{"Only the holder releases", []string{"TestBackend_Redis", "TestRelease_DrainsTheRenewal"}},
+		{"When the context of Acquire ends", []string{"TestContextEndsInTheMiddleOfAnAcquire_NothingStaysHeld", "TestAcquire_ADoneContextNeverGetsALock"}},
+		{"Every call returns when its context's deadline passes", []string{"TestStoppedServer_CallsReturnByTheirDeadline", "TestTimeouts_TheCallersEndComesFirst"}},
+		{"Every key written to Redis has an expiry", []string{"TestEveryKeyHasAnExpiry"}},
+		{"A held lock costs no goroutine", []string{"TestCosts_AHeldLockIsAKilobyteAndNoGoroutine", "TestCosts_AMillionKeysLeaveNothingBehind"}},
+		{"A quorum works as long as a majority", []string{"TestQuorum_WorksWithAMinorityDead", "TestFault_StoppedMinority", "TestBreaker_AProbeBringsTheNodeBack", "TestFault_RestartedEmpty"}},
+	},
+	"idempotency": {
+		{"Of all who begin with one key", []string{"TestOneClaim", "TestRetention"}},
+		{"A retry with another fingerprint", []string{"TestBegin", "TestEncryption_MismatchWhileItRuns"}},
+		{"What others see of a running request", []string{"TestRecordHidesThePayload"}},
+		{"Whoever has no claim cannot touch", []string{"TestLostClaim"}},
+		{"A context that is cancelled does not lose the record", []string{"TestCompleteIgnoresACancelledContext"}},
+		{"A record that cannot be read", []string{"TestRecordOfAnotherVersion", "TestForeignValue", "TestCompression_Bomb"}},
+		{"With WithEncryption", []string{"TestEncryption_UnreadableAtRest", "TestEncryption_ForgedRecords"}},
+	},
+	"ginlock": {
+		{"Of requests with one key", []string{"TestRule12_ConcurrentRequests", "TestManyRequests_OneEffect", "TestRule11_Retention"}},
+		{"A key that comes again", []string{"TestRule08_OtherPayload"}},
+		{"Two principals with one key", []string{"TestRule03_KeysOfPrincipalsMethodsAndRoutes", "TestRule04_PrincipalOption"}},
+		{"A value in the body, the query or a cookie", []string{"TestByKey_BadRequests"}},
+		{"Set-Cookie, credentials and connection headers", []string{"TestRule14_Headers", "TestRule14_ForgedHeaders", "TestRule07_RetryWhileTheFirstRuns"}},
+		{"When Redis is down before the handler runs", []string{"TestRule23_StoreDownBeforeTheHandler", "TestRule24_StoreDownAfterTheHandler"}},
+	},
+	"grpclock": {
+		{"Of calls with one key", []string{"TestRule26_OneEffect", "TestRule28_Retention"}},
+		{"A key that comes again with another request", []string{"TestRule28_FingerprintTellsRequestsApart", "TestRule28_FingerprintOfTwoSchemaVersions"}},
+		{"Two principals with one key", []string{"TestRule24b_PrincipalsAreApart", "TestForgedRecords"}},
+		{"A refusal is nothing but trailers", []string{"TestRule27_RetryPolicyHonoursARefusal"}},
+		{"When Redis is down before the handler runs", []string{"TestRule26_StoreDown", "TestRule24_StoreDownAfterTheHandler"}},
+		{"A template or path that names no field", []string{"TestRule25_UnknownFieldFailsAtTheFirstCall", "TestCheck_Interceptors"}},
+	},
+	"gormlock": {
+		{"The lock is had before BEGIN", []string{"TestOrder_LockBeginCommitUnlock", "TestOrder_NoConnectionWhileLocking"}},
+		{"If the answer to COMMIT is lost", []string{"TestCommitUnknown"}},
+		{"If the lock is lost or the context ends before COMMIT", []string{"TestLost_BeforeCommit", "TestContext_EndsInManualTransaction"}},
+		{"Panics in blocks and hooks", []string{"TestBlock_Panics", "TestHooks_PanicOrFail"}},
+		{"Several guards are all taken or none", []string{"TestGuards_TakenTogether"}},
+		{"A guard that cannot guard is an error", []string{"TestErrNotRegistered", "TestErrNoTransaction", "TestErrGuardTooLate",
+			"TestErrUnmanagedTransaction", "TestTemplate_WithoutValue", "TestDryRun_IsRefused"}},
+		{"With Fenced", []string{"TestFenced_RefusesOlderHolders", "TestFenced_PausedHolder", "TestFenced_FirstStatement"}},
+		{"Once commits at most once", []string{"TestOnce_AtMostOnce", "TestOnce_CrashBeforeTheAnswer", "TestOnce_RepeatsGetTheFirstResult"}},
+		{"A write of a row that others changed", []string{"TestVersion_StaleWritesFail", "TestForUpdate_LocksTheRow"}},
+		{"Table is a core.Backend like Redis", []string{"TestTable_Conformance", "TestTable_OneHolderAtATime", "TestTable_ClockOfTheDatabase"}},
+		{"Of callers in one group", []string{"TestGrouped_EachItsOwnResult", "TestGrouped_Chaos", "TestGrouped_StatementAfterItsTurn"}},
+		{"Decrement never takes more", []string{"TestDecrement", "TestOversell_Decrement", "TestSealWhenOut_SealsNothingElse"}},
+		{"On SQLite a transaction whose COMMIT is rejected", []string{"TestCommitRejected_DeferredConstraint"}},
+	},
+}
+
+var line = strings.NewReplacer("\n", " ", "[", "", "]", "")
+
+// promised are the items under a heading of a package's text.
+func promised(text, heading string) (items []string) {
+	var p comment.Parser
+	under := false
+	for _, block := range p.Parse(text).Content {
+		switch b := block.(type) {
+		case *comment.Heading:
+			under = plain(b.Text) == heading
+		case *comment.List:
+			for _, item := range b.Items {
+				if para, ok := item.Content[0].(*comment.Paragraph); ok && under {
+					items = append(items, line.Replace(plain(para.Text)))
+				}
+			}
+		}
+	}
+	return items
+}
+
+func plain(text []comment.Text) string {
+	var b strings.Builder
+	for _, t := range text {
+		switch t := t.(type) {
+		case comment.Plain:
+			b.WriteString(string(t))
+		case comment.Italic:
+			b.WriteString(string(t))
+		case *comment.Link:
+			b.WriteString(plain(t.Text))
+		case *comment.DocLink:
+			b.WriteString(plain(t.Text))
+		}
+	}
+	return b.String()
+}
+
+// Each package says what it guarantees and what not, and each guarantee has its test.
+func TestGuarantees_EachHasItsTest(t *testing.T) {
+	for folder, want := range guarantees {
+		g := readGodoc(t, folder)
+		given := promised(g.Doc, "Guarantees")
+		if len(promised(g.Doc, "Does not guarantee")) < 3 {
+			t.Errorf("%s hardly says what it does not guarantee", folder)
+		}
+		for i, text := range given {
+			if i >= len(want) || !strings.HasPrefix(text, want[i].begins) {
+				t.Errorf("%s guarantees something that no test is named for here: %q", folder, text)
+				break
+			}
+		}
+		if len(given) < len(want) {
+			t.Errorf("%s gives %d guarantees, and %d are named here", folder, len(given), len(want))
+		}
+		for _, one := range want {
+			for _, test := range one.tests {
+				if !hasTest(t, folder, test) {
+					t.Errorf("%s: %q has no test %s", folder, one.begins, test)
+				}
+			}
+		}
+	}
+}
