@@ -82,9 +82,14 @@ func (n *Node) role(t testing.TB) string {
 
 // Client returns a new client that asks the Sentinel for the master, with go-redis's defaults, closed at the end of the test.
 func (r *Replicated) Client() *redis.Client {
-	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: sentinelName, SentinelAddrs: []string{r.sentinel.Addr()}})
+	client := redis.NewFailoverClient(r.Options())
 	r.t.Cleanup(func() { _ = client.Close() })
 	return client
+}
+
+// Options returns what names the Sentinel and its master, for a client of one's own or a command.
+func (r *Replicated) Options() *redis.FailoverOptions {
+	return &redis.FailoverOptions{MasterName: sentinelName, SentinelAddrs: []string{r.sentinel.Addr()}}
 }
 
 // Promoted waits until the replica is the master.

@@ -82,7 +82,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.SetOutput(io.Discard)
 	f.StringVar(&o.redis, "redis", "127.0.0.1:6379", "`host:port or URL` (redis://, rediss://) of Redis; three and more with commas between are a quorum. The password can stand in "+passwordEnv)
 	f.BoolVar(&o.cluster, "cluster", false, "-redis names nodes of one Redis Cluster")
-	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`")
+	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`; its user and password are the master's, and a password of the Sentinels can stand in "+sentinelPasswordEnv)
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
 	f.IntVar(&o.limit, "limit", 1000, "of ls: how many keys at most")

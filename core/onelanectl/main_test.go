@@ -48,6 +48,7 @@ func backends(t *testing.T) map[string]struct {
 	flags   []string
 } {
 	one, quorum, cluster := testutil.Redis(t), testutil.Cluster(t, 3), testutil.RedisCluster(t, 3)
+	sentinel := testutil.Sentinel(t)
 	var addrs []string
 	for _, n := range quorum {
 		addrs = append(addrs, n.Addr())
@@ -59,6 +60,8 @@ func backends(t *testing.T) map[string]struct {
 		"one Redis": {[]redis.UniversalClient{one.Client()}, []string{"-redis", "redis://" + one.Addr() + "/0"}},
 		"quorum":    {quorum.Clients(), []string{"-redis", strings.Join(addrs, ",")}},
 		"cluster":   {[]redis.UniversalClient{cluster.Client()}, []string{"-redis", cluster.Nodes[0].Addr(), "-cluster"}},
+		"Sentinel": {[]redis.UniversalClient{sentinel.Client()},
+			[]string{"-redis", sentinel.Options().SentinelAddrs[0], "-sentinel", sentinel.Options().MasterName}},
 	}
 }
 
@@ -190,5 +193,24 @@ func TestPasswordFromTheEnvironment(t *testing.T) {
 	contains(t, errs, "NOAUTH")
 	t.Setenv(passwordEnv, "open sesame")
 	out, _ := ctl(t, 0, "-redis", node.Addr(), "inspect", "a")
+	contains(t, out, "free")
+}
+
+// A Sentinel has its own password, and says what is wrong.
+func TestSentinel_Errors(t *testing.T) {
+	servers := testutil.Sentinel(t)
+	at, master := servers.Options().SentinelAddrs[0], servers.Options().MasterName
+	_, errs := ctl(t, 2, "-redis", at, "-sentinel", "nobody", "-timeout", "3s", "inspect", "a")
+	contains(t, errs, "sentinel")
+	_, errs = ctl(t, 2, "-redis", "127.0.0.1:1", "-sentinel", master, "inspect", "a")
+	contains(t, errs, "127.0.0.1:1")
+
+	client := redis.NewClient(&redis.Options{Addr: at})
+	defer client.Close()
+	must[any](t)(client.Do(t.Context(), "ACL", "SETUSER", "default", "resetpass", ">open sesame").Result())
+	_, errs = ctl(t, 2, "-redis", at, "-sentinel", master, "inspect", "a")
+	contains(t, errs, "NOAUTH")
+	t.Setenv(sentinelPasswordEnv, "open sesame")
+	out, _ := ctl(t, 0, "-redis", at, "-sentinel", master, "inspect", "a")
 	contains(t, out, "free")
 }

@@ -12,7 +12,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const passwordEnv = "ONELANE_REDIS_PASSWORD"
+// Passwords are read from the environment, since a command line can be seen by others.
+const (
+	passwordEnv         = "ONELANE_REDIS_PASSWORD"
+	sentinelPasswordEnv = "ONELANE_SENTINEL_PASSWORD" // where the Sentinels have one of their own
+)
 
 // servers says where the locks are.
 type servers struct {
@@ -57,6 +61,8 @@ func (s servers) open() (clients, error) {
 		return clients{redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: s.sentinel, SentinelAddrs: addrs, DB: first.DB,
 			Username: first.Username, Password: first.Password, TLSConfig: first.TLSConfig,
+			SentinelPassword: os.Getenv(sentinelPasswordEnv),
+			MaxRetries:       1, DialerRetries: 1, // each asks all Sentinels again
 		})}, nil
 	}
 	all := make(clients, len(nodes))
