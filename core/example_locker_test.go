@@ -197,3 +197,21 @@ func ExampleLocker_Unseal() {
 	// true
 	// <nil>
 }
+
+// What is known to be sold out needs no preparation.
+func ExampleLocker_Remembered() {
+	locker, _ := core.New(testutil.Memory(), core.WithSealMemory(time.Second))
+	defer locker.Close()
+	ctx := context.Background()
+	lock, _ := locker.Acquire(ctx, "seat:7")
+	_ = lock.Seal(ctx, []byte("sold"), time.Hour)
+
+	fmt.Println(locker.Remembered(ctx, "seat:7") == nil) // nobody has asked yet
+	_, err := locker.Acquire(ctx, "seat:7")
+	fmt.Println(errors.Is(err, core.ErrSealed))
+	fmt.Printf("%s\n", locker.Remembered(ctx, "seat:7").Value)
+	// Output:
+	// true
+	// true
+	// sold
+}

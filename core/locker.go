@@ -111,7 +111,7 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, opts []A
 			return again, err
 		}
 	}
-	if sealed := l.seen.recall(w); sealed != nil {
+	if sealed := l.seen.recall(key, name, s.sealMemory); sealed != nil {
 		return nil, sealed
 	}
 	if try {
@@ -154,6 +154,13 @@ type Locks []*Lock
 // [WithWait] bounds the whole call. Otherwise as [Locker.Acquire]; if one of the locks was lost while another was waited
 // for, the error matches [ErrLost].
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (Locks, error) {
+	if len(keys) == 1 {
+		k, err := l.Acquire(ctx, keys[0], opts...)
+		if err != nil {
+			return nil, err
+		}
+		return Locks{k}, nil
+	}
 	s, err := l.settings.with(opts)
 	if err != nil {
 		return nil, err
@@ -202,6 +209,9 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 // Release releases all the locks, the last acquired first, and returns their errors joined. When ctx is done it works for up to 100 ms
 // altogether; what could not be freed then is cleaned up later, or lapses with its lease.
 func (ks Locks) Release(ctx context.Context) error {
+	if len(ks) == 0 {
+		return nil
+	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
 	errs := make([]error, 0, len(ks))

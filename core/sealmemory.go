@@ -1,6 +1,7 @@
 package core
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -27,20 +28,41 @@ type seenSeal struct {
 	at     time.Time
 }
 
-// recall returns the answer that a call with these settings gets from memory, if any.
-func (m *sealMemory) recall(w *waiter) *SealedError {
-	if w.sealMemory == 0 {
+// Remembered returns the answer that Acquire with the same arguments would give from memory (see [WithSealMemory]), and
+// counts as that call then; nil where Acquire would do more. It neither waits nor talks to the backend: it is for callers
+// that have something to prepare before they acquire.
+func (l *Locker) Remembered(ctx context.Context, key string, opts ...AcquireOption) *SealedError {
+	began := time.Now()
+	s, err := l.settings.with(opts)
+	if err != nil || s.sealMemory == 0 || ctx.Err() != nil {
+		return nil
+	}
+	name, err := backendKey(l.prefix, key)
+	if err != nil || l.carriedLock(ctx, name) != nil {
+		return nil
+	}
+	sealed := l.seen.recall(key, name, s.sealMemory)
+	if sealed != nil {
+		_, span := l.telemetry.start(ctx, "onelane.acquire", key)
+		l.telemetry.acquired(ctx, span, began, nil, sealed)
+	}
+	return sealed
+}
+
+// recall returns the answer that a call with so long a memory gets from it, if any.
+func (m *sealMemory) recall(key, name string, memory time.Duration) *SealedError {
+	if memory == 0 {
 		return nil
 	}
 	m.mu.Lock()
-	seen, found := m.seals[w.name]
+	seen, found := m.seals[name]
 	m.mu.Unlock()
 	age := time.Since(seen.at)
-	if !found || age >= w.sealMemory || age >= seen.answer.ExpiresIn {
+	if !found || age >= memory || age >= seen.answer.ExpiresIn {
 		return nil
 	}
 	answer := *seen.answer
-	answer.Key = w.key
+	answer.Key = key
 	answer.ExpiresIn -= age
 	return &answer
 }

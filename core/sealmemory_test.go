@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,8 +24,14 @@ func TestSealMemory(t *testing.T) {
 		asks := func(what string, times int, opts ...core.AcquireOption) {
 			t.Helper()
 			before := s.count("acquire")
-			for range 3 {
+			for i := range 3 {
+				remembered := l.Remembered(t.Context(), "k", opts...)
 				_, err := l.TryAcquire(t.Context(), "k", opts...)
+				if remembers := times == 0 || times == 1 && i > 0; (remembered != nil) != remembers {
+					t.Errorf("%s: before call %d it remembered %v", what, i, remembered)
+				} else if remembers && !reflect.DeepEqual(error(remembered), err) {
+					t.Errorf("%s: remembered is %v, and Acquire said %v", what, remembered, err)
+				}
 				want(t, what, err, core.ErrSealed)
 				var e *core.SealedError
 				if !errors.As(err, &e) || string(e.Value) != "out" || e.Key != "k" || e.ExpiresIn <= 0 || e.ExpiresIn > time.Minute {
@@ -41,6 +48,22 @@ func TestSealMemory(t *testing.T) {
 		asks("a call without memory", 3, core.WithSealMemory(0))
 		time.Sleep(time.Second)
 		asks("after its time", 1)
+
+		done, cancel := context.WithCancel(t.Context())
+		cancel()
+		k := acquire(t, other, "another")
+		for what, e := range map[string]*core.SealedError{
+			"a done context":      l.Remembered(done, "k"),
+			"a key that is none":  l.Remembered(t.Context(), ""),
+			"a bad option":        l.Remembered(t.Context(), "k", core.WithTTL(-1)),
+			"a key that is held":  l.Remembered(t.Context(), "another"),
+			"a Locker without it": other.Remembered(t.Context(), "k"),
+		} {
+			if e != nil {
+				t.Errorf("%s: remembered %v", what, e)
+			}
+		}
+		ok(t, "Release", k.Release(t.Context()))
 
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
 		ok(t, "Release", acquire(t, l, "k").Release(t.Context())) // at once in this process

@@ -51,6 +51,9 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 		}
 		return db.Transaction(fn)
 	}
+	if err := p.remembered(ctx, d.keys); err != nil {
+		return err // before GORM makes a transaction
+	}
 	session := db.WithContext(context.WithValue(ctx, demandKey{}, d))
 	if session.Statement.ConnPool, err = p.wrap(db, session.Statement.ConnPool); err != nil {
 		return guardError(d.keys, err)

@@ -48,9 +48,19 @@ func (e *InsufficientError) Error() string {
 func (e *InsufficientError) Is(target error) bool { return target == ErrInsufficient }
 
 // guardError says what is wrong with the guard on keys.
-func guardError(keys []string, why error) error {
-	return fmt.Errorf("gormlock: guard %s: %w", quoted(keys), why)
+func guardError(keys []string, why error) error { return &guardFailure{keys, why} }
+
+// guardFailure is written out when somebody reads it: what is sold out makes many that nobody does.
+type guardFailure struct {
+	keys []string
+	why  error
 }
+
+func (e *guardFailure) Error() string {
+	return "gormlock: guard " + quoted(e.keys) + ": " + e.why.Error()
+}
+
+func (e *guardFailure) Unwrap() error { return e.why }
 
 func quoted(keys []string) string {
 	var b strings.Builder

@@ -23,6 +23,8 @@ type plugin struct {
 	fenced  bool
 	lines   lines
 	memory  time.Duration // of seals
+
+	remembers []core.AcquireOption // memory, if it is set
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -39,6 +41,9 @@ func New(l *core.Locker, opts ...Option) gorm.Plugin {
 		if o != nil {
 			o.applyPlugin(p)
 		}
+	}
+	if p.memory > 0 {
+		p.remembers = slices.Clip([]core.AcquireOption{core.WithSealMemory(p.memory)})
 	}
 	return p
 }

@@ -220,7 +220,29 @@ func primaryKey(s *gorm.Statement) map[string]any {
 func insufficient(err error) error {
 	var sealed *core.SealedError
 	if errors.As(err, &sealed) && bytes.Equal(sealed.Value, soldOut) {
-		return fmt.Errorf("%w: %w", ErrInsufficient, err)
+		return &soldOutError{err}
 	}
 	return err
+}
+
+// soldOutError is that of a sealed key of which nothing is left.
+type soldOutError struct{ sealed error }
+
+func (e *soldOutError) Error() string        { return ErrInsufficient.Error() + ": " + e.sealed.Error() }
+func (e *soldOutError) Is(target error) bool { return target == ErrInsufficient }
+func (e *soldOutError) Unwrap() error        { return e.sealed }
+
+// remembered is the error of a guard on a key that is known to be sealed, before anything is prepared for it: see
+// [RememberSeals].
+func (p *plugin) remembered(ctx context.Context, keys []string) error {
+	l, err := p.lockerInUse()
+	if err != nil {
+		return nil // who locks says so
+	}
+	for _, key := range keys {
+		if sealed := l.Remembered(ctx, key, p.remembers...); sealed != nil {
+			return guardError(keys, insufficient(sealed))
+		}
+	}
+	return nil
 }

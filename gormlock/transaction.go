@@ -124,6 +124,9 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if err != nil {
 		return guardError(d.keys, err)
 	}
+	if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(t.ctx)
 	t.cancel = append(t.cancel, cancel)
 	inTime := func() bool { return true }
@@ -131,11 +134,7 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
 	}
 	t.reentered = t.pool.plugin.carries(ctx, d.keys)
-	opts := []core.AcquireOption{core.WithWait(d.wait)}
-	if d := t.pool.plugin.memory; d > 0 {
-		opts = append(opts, core.WithSealMemory(d))
-	}
-	t.locks, err = locker.AcquireAll(ctx, d.keys, opts...)
+	t.locks, err = locker.AcquireAll(ctx, d.keys, append(t.pool.plugin.remembers, core.WithWait(d.wait))...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
