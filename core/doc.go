@@ -50,8 +50,9 @@
 //     set maxmemory-policy to noeviction, and use the fencing token where money is at stake.
 //   - Exclusion on a quorum when a majority of its masters loses its data at once, or when a master restarts empty where LASTSAVE
 //     and INFO are forbidden: elsewhere a master that has just started grants nothing for one TTL (the longer of the default and
-//     the call's: give all Lockers one [WithTTL], not shorter than the longest lease or [Lock.Extend]). A process whose masters
-//     are all new when it first asks them takes them for a new quorum, and does not wait.
+//     the call's: give all Lockers one [WithTTL], not shorter than the longest lease or [Lock.Extend]). Masters that
+//     are all new, have started together (within a second and a tenth of that TTL) and know no holder of the key are taken for a new quorum
+//     by a process that first asks them then, and it does not wait: one that restarts empty that soon after may be taken for new too.
 //   - That a process that was stopped for longer than the TTL does nothing after its lock is lost: it can only be told.
 //     The resource must check the token, or the transaction must (see gormlock).
 //   - Order between processes: a process serves its own waiters first come, first served, but which process gets the

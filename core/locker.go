@@ -177,7 +177,13 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	if err == nil {
 		return locks, nil
 	}
-	if released := locks.Release(ctx); released != nil && !errors.Is(err, ErrLost) { // not part of the error: what is taken is not unavailable too
+	giving, stop := detach(waiting)
+	defer stop()
+	if end, ok := waiting.Deadline(); ok { // of the whole call, whose last Acquire may have used the grace up: what is left is cleaned up later
+		giving, stop = context.WithDeadline(giving, end.Add(releaseGrace))
+		defer stop()
+	}
+	if released := locks.release(giving); released != nil && !errors.Is(err, ErrLost) { // not part of the error: what is taken is not unavailable too
 		l.logger.WarnContext(ctx, "core: release failed; the keys are free when their leases run out", "error", released)
 	}
 	var taken *TakenError
@@ -214,6 +220,10 @@ func (ks Locks) Release(ctx context.Context) error {
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
+	return ks.release(ctx)
+}
+
+func (ks Locks) release(ctx context.Context) error {
 	errs := make([]error, 0, len(ks))
 	for _, k := range slices.Backward(ks) {
 		errs = append(errs, k.release(ctx, func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }))
@@ -227,8 +237,7 @@ func (l *Locker) Unseal(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	l.seen.forget(name)
-	defer l.seen.forget(name) // once more, for what was asked in between
+	defer l.seen.forget(name) // also what was asked meanwhile
 	return named(l.backend.Unseal(ctx, name), key)
 }
 

@@ -37,17 +37,17 @@ func TestHandOver_NotWhileAVerbIsUnderWay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
-				l := locker(t, s, core.WithTTL(900*time.Millisecond))
+				l := locker(t, s, core.WithTTL(240*time.Millisecond))
 				s.on("extend", func(context.Context) error {
 					s.on("extend", nil)
-					time.Sleep(200 * time.Millisecond)
+					time.Sleep(50 * time.Millisecond)
 					return core.ErrLost
 				})
 				k := acquire(t, l, "k")
 				got := acquiring(t, l)
-				time.Sleep(250 * time.Millisecond)
+				time.Sleep(70 * time.Millisecond)
 				go verb(k)
-				time.Sleep(100 * time.Millisecond) // a renewal began after 300 ms
+				time.Sleep(20 * time.Millisecond) // a renewal began after 80 ms; hand-overs go on for 100
 				if s.count("extend") != 1 {
 					t.Fatal("no verb is under way")
 				}
@@ -60,6 +60,48 @@ func TestHandOver_NotWhileAVerbIsUnderWay(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The next holder does not start with a lease that is about to end.
+func TestHandOver_NeedsAThirdOfTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s, core.WithTTL(120*time.Millisecond))
+		s.on("extend", func(context.Context) error { return unavailable("k") })
+		k := acquire(t, l, "k")
+		got := acquiring(t, l)
+		time.Sleep(90 * time.Millisecond)
+		ok(t, "Release", k.Release(t.Context()))
+		next := <-got
+		if left := time.Until(next.Deadline()); left < 100*time.Millisecond || s.count("acquire") != 2 {
+			t.Errorf("the next holder has %v, after %d acquires", left, s.count("acquire"))
+		}
+		ok(t, "Release", next.Release(t.Context()))
+	})
+}
+
+// overdueGrant is a Backend whose first grant comes when it has ended.
+type overdueGrant struct {
+	core.Backend
+	grants int
+}
+
+func (b *overdueGrant) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, key, owner, ttl)
+	if b.grants++; b.grants == 1 {
+		time.Sleep(2 * ttl)
+	}
+	return g, err
+}
+
+func TestAcquire_ALeaseThatEndsOnTheWayBlocksNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, &overdueGrant{Backend: testutil.Memory()})
+		if k, err := l.Acquire(t.Context(), "k"); err == nil {
+			want(t, "Err", k.Err(), core.ErrLost)
+		}
+		ok(t, "Release", acquire(t, l, "k", core.WithWait(time.Second)).Release(t.Context()))
+	})
 }
 
 // A Close between the question and the grant: the caller is told, and the grant given back.

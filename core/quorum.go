@@ -14,6 +14,7 @@ import (
 const (
 	defaultQuorumTimeout = 50 * time.Millisecond // of one node: far below the TTL
 	clockTolerance       = fenceLife / 4         // of a caller's clock against a node's
+	startTogether        = time.Second           // new nodes do, within this and a tenth of the time for which they would abstain
 )
 
 var (

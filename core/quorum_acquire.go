@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -17,6 +18,7 @@ type ballot struct {
 	taken     map[string][]answer // by owner
 	learned   map[int]string      // runs of nodes, where they were said
 	young     map[int]string      // nodes that have just started, and their runs
+	ages      []int               // of those, in s
 	abstained []int               // those of them that do not grant
 	old       []int               // nodes that have not just started
 	failed    []error
@@ -108,7 +110,11 @@ func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Durati
 		case !errors.Is(err, ErrUnavailable):
 			return Grant{}, err
 		}
-		if q.isFresh(b, max(ttl, q.guard)) {
+		if guard := max(ttl, q.guard); q.areNew(b, guard) {
+			if taken := b.holder(key); taken != nil {
+				return Grant{}, taken
+			}
+			q.takeForNew(guard)
 			continue // none has granted anything: with the same owner
 		}
 		if g.leftOut != 0 { // those that were left out are needed
@@ -159,10 +165,12 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 	return g, b, err
 }
 
-// isFresh says whether the nodes are all new, so that there is nothing that they could have forgotten: they all started less than
-// guard ago, and are still in the run in which this process first saw them. They are then asked again, and do not abstain.
-func (q *quorum) isFresh(b *ballot, guard time.Duration) bool {
-	if len(b.abstained) == 0 || len(b.young) < len(q.nodes) {
+// areNew says whether the nodes are all new, so that there is nothing that they could have forgotten: they all started less than guard
+// ago, together, and are still in the run in which this process first saw them. (Simulated: where they need not have started together,
+// one that was used and restarted before this process came is taken for new.)
+func (q *quorum) areNew(b *ballot, guard time.Duration) bool {
+	if len(b.abstained) == 0 || len(b.young) < len(q.nodes) || len(b.seals) > 0 ||
+		slices.Max(b.ages)-slices.Min(b.ages) > int((startTogether+guard/10)/time.Second) {
 		return false
 	}
 	q.mu.Lock()
@@ -172,10 +180,26 @@ func (q *quorum) isFresh(b *ballot, guard time.Duration) bool {
 			return false
 		}
 	}
+	return true
+}
+
+// takeForNew lets nodes grant that are younger than guard, as long as they are not restarted.
+func (q *quorum) takeForNew(guard time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if q.fresh == 0 || guard < q.fresh {
 		q.fresh = guard
 	}
-	return true
+}
+
+// holder is one that a node of a new quorum names: the others may have forgotten it, or not have got to know it yet.
+func (b *ballot) holder(key string) *TakenError {
+	if len(b.taken) == 0 {
+		return nil
+	}
+	owner := slices.Min(slices.Collect(maps.Keys(b.taken)))
+	holder, tag := splitOwner(owner)
+	return &TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: b.taken[owner][0].millis(2), contested: true}
 }
 
 // freshRun is the run in which node i need not abstain, "" if there is none, and whether its run is still to be learned.
@@ -215,7 +239,9 @@ func (b *ballot) add(a answer) {
 		if a.text(3) == "" {
 			b.old = append(b.old, a.node)
 		} else {
+			age, _ := strconv.Atoi(a.text(3))
 			put(&b.young, a.node, run)
+			b.ages = append(b.ages, age)
 		}
 		if run != "" {
 			put(&b.learned, a.node, run)

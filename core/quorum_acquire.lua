@@ -3,7 +3,7 @@
 -- which run it does not, "1" to be told the run.
 -- Answers {1, first token, counter before, young, run} granted ("" for no counter, "?" for a lease of ours from a try before),
 -- {2, owner, PTTL, young, run} taken, {3, seal, PTTL, young, run} sealed, {6, µs} the caller's clock is that far off,
--- {7, ms, "", young, run} the node abstains. young is "1" if the node has just started, run its id where it was looked up.
+-- {7, ms, "", young, run} the node abstains. young is for how many s it has run if it has just started, run its id where it was looked up.
 local time = redis.call('TIME')
 
 -- A node that started less than a TTL ago may have lost what it granted before: two could hold the key. LASTSAVE, which costs
@@ -18,7 +18,7 @@ if type(saved) == 'number' and (ARGV[9] == '1' or (tonumber(time[1]) - saved - 1
     if up then
       abstains = tonumber(ARGV[7]) - (up - 1) * 1000 -- it counts whole seconds
       if abstains > 0 then
-        young = '1'
+        young = string.format('%.0f', up)
       end
     end
   end

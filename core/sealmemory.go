@@ -9,17 +9,22 @@ import (
 
 // WithSealMemory lets Acquire answer from memory, without a round trip, that a key is sealed, for d after this Locker
 // was told so: for keys that many ask for again and again, such as what is sold out. [Locker.Unseal] of this Locker ends
-// it at once; an Unseal elsewhere is seen up to d later. Default 0, no memory. At most 1024 keys are remembered.
+// it at once; an Unseal elsewhere is seen up to d later. Default 0, no memory. At most 1024 keys and 16 MiB of
+// values are remembered.
 func WithSealMemory(d time.Duration) LockOption {
 	return lockOption(func(s *settings) { s.sealMemory = d })
 }
 
-const maxRemembered = 1024
+const (
+	maxRemembered      = 1024
+	maxRememberedBytes = 16 << 20
+)
 
 // sealMemory is the seals that a Locker met lately, by the backend's name of the key. The zero value is ready.
 type sealMemory struct {
 	mu      sync.Mutex
 	seals   map[string]seenSeal
+	bytes   int    // of their values, and of those that another answer or Unseal has replaced
 	unseals uint64 // an answer that was asked for before the last one is not remembered
 }
 
@@ -84,9 +89,10 @@ func (m *sealMemory) remember(w *waiter, answer *SealedError, asked time.Time, m
 	switch {
 	case moment != m.unseals:
 		return
-	case m.seals == nil, len(m.seals) >= maxRemembered:
-		m.seals = make(map[string]seenSeal) // the others are asked for once more
+	case m.seals == nil, len(m.seals) >= maxRemembered, m.bytes+len(answer.Value) > maxRememberedBytes:
+		m.seals, m.bytes = make(map[string]seenSeal), 0 // the others are asked for once more
 	}
+	m.bytes += len(answer.Value)
 	m.seals[w.name] = seenSeal{answer, asked}
 }
 

@@ -134,3 +134,60 @@ func (b *lateAnswer) Acquire(ctx context.Context, key, owner string, ttl time.Du
 	}
 	return g, err
 }
+
+// Values of some size are not piled up: 1,024 of 16 MiB would be 16 GiB.
+func TestSealMemory_IsBoundedInBytes(t *testing.T) {
+	t.Parallel()
+	s := memorySpy()
+	l := locker(t, s, core.WithSealMemory(time.Minute))
+	const keys = 40
+	ask := func() (asked int) {
+		before := s.count("acquire")
+		for i := range keys {
+			_, err := l.TryAcquire(t.Context(), fmt.Sprint("k", i))
+			want(t, "TryAcquire", err, core.ErrSealed)
+		}
+		return s.count("acquire") - before
+	}
+	for i := range keys {
+		ok(t, "Seal", acquire(t, l, fmt.Sprint("k", i)).Seal(t.Context(), make([]byte, 1<<20), time.Hour))
+	}
+	ask()
+	if n := ask(); n < keys-16 {
+		t.Errorf("%d of %d MiB are remembered", keys-n, keys)
+	}
+	if n := s.count("acquire"); func() int { _, _ = l.TryAcquire(t.Context(), fmt.Sprint("k", keys-1)); return s.count("acquire") }() != n {
+		t.Error("the last answer is not remembered")
+	}
+}
+
+// slowUnseal is a Backend that takes its time before it unseals.
+type slowUnseal struct{ core.Backend }
+
+func (b slowUnseal) Unseal(ctx context.Context, key string) error {
+	time.Sleep(time.Second)
+	return b.Backend.Unseal(ctx, key)
+}
+
+func TestSealMemory_ForgetsWhatWasAskedWhileItWasUnsealed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, slowUnseal{testutil.Memory()}, core.WithSealMemory(time.Minute))
+		ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("v"), time.Hour))
+		start, unsealed := time.Now(), make(chan error, 1)
+		go func() { unsealed <- l.Unseal(context.Background(), "k") }()
+		time.Sleep(time.Second / 2)
+		var sealed *core.SealedError
+		for range 2 { // the second is from memory
+			_, err := l.TryAcquire(t.Context(), "k")
+			if !errors.As(err, &sealed) {
+				t.Fatalf("TryAcquire while it is unsealed: %v", err)
+			}
+			if left := time.Hour - time.Since(start); sealed.ExpiresIn > left {
+				t.Errorf("the answer says that the seal stays for %v, and it is %v", sealed.ExpiresIn, left)
+			}
+			time.Sleep(time.Second / 10)
+		}
+		ok(t, "Unseal", <-unsealed)
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+	})
+}

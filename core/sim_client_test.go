@@ -20,6 +20,8 @@ type simRules struct {
 	rules
 	deadlineIgnored bool // a holder believes in its lease for ever
 	ownerReused     bool // the next try has the owner of the one before
+	revokeWhoever   bool // whoever holds the key, not only who was seen to hold it
+	memoryStays     bool // a process that unseals a key goes on to remember its seal
 }
 
 // simResource is what the lock protects, twice: with a fence and without. Both count.
@@ -54,6 +56,9 @@ func (b *simBackend) believed(g core.Grant) core.Grant {
 }
 
 func (b *simBackend) Release(ctx context.Context, g core.Grant) error {
+	if st, err := b.Backend.Inspect(ctx, g.Key); b.w.off.revokeWhoever && g.Token == 0 && err == nil { // it is a Revoke
+		g.Owner = st.Owner
+	}
 	err := b.Backend.Release(ctx, g)
 	if err == nil {
 		b.w.mu.Lock()
@@ -71,7 +76,7 @@ func (w *simWorld) open(p *simProcess) {
 	for i := range w.nodes {
 		links = append(links, w.link(p, i))
 	}
-	opts := []core.Option{core.WithTTL(simLongestTTL), core.WithLogger(slog.New(slog.DiscardHandler)), core.WithInstance(fmt.Sprint("p", p.id)),
+	opts := []core.Option{core.WithTTL(simLongestTTL), core.WithSealMemory(w.plan.memory), core.WithLogger(slog.New(slog.DiscardHandler)), core.WithInstance(fmt.Sprint("p", p.id)),
 		core.WithNodeTimeout(w.plan.nodeTimeout), core.WithChance(
 			func(instance, _ string) string {
 				w.mu.Lock()
@@ -119,7 +124,7 @@ func simulate(t *testing.T, p *simPlan, off simRules) *simWorld {
 		}
 		time.Sleep(time.Minute)
 	})
-	w.history.finish()
+	w.history.finish(w.revoked)
 	if p.sane {
 		w.history.violations = slices.Concat(w.history.violations, w.history.overlaps(), w.history.regressions())
 		if v := w.history.linearizable(); v != "" {
@@ -150,7 +155,7 @@ func (w *simWorld) settled() {
 			}
 		}
 	}
-	p := &simProcess{id: len(w.processes)}
+	p := &simProcess{id: len(w.processes), unsealed: make(map[string]time.Duration)}
 	w.processes = append(w.processes, p)
 	w.mu.Unlock()
 	w.open(p)
@@ -179,6 +184,10 @@ func (w *simWorld) client(n int, steps []simStep) {
 			w.unseal(n, p, s)
 		case s.inspect:
 			w.inspect(n, p, s)
+		case s.revoke:
+			w.revoke(n, p, s)
+		case s.all:
+			w.lockAll(n, p, s)
 		default:
 			_ = w.lock(n, p, s)
 		}

@@ -118,9 +118,12 @@ func (h *simHistory) held(hold *simHold, call time.Duration) int {
 	return id
 }
 
-// finish makes the ends of the holds, when everything is over.
-func (h *simHistory) finish() {
+// finish makes the ends of the holds, when everything is over. Who is revoked holds the lock no more, whatever it believes.
+func (h *simHistory) finish(revoked map[string]time.Duration) {
 	for i, hold := range h.holds {
+		if at, ok := revoked[hold.lock.Owner()]; ok {
+			hold.to = min(hold.to, max(at, hold.from))
+		}
 		hold.to = min(hold.to, hold.lost, hold.lock.Deadline().Sub(h.start))
 		if !hold.process.died.IsZero() {
 			hold.to = min(hold.to, max(hold.process.died.Sub(h.start), hold.from))

@@ -208,7 +208,7 @@ func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, c
 func (n *simNode) young(argv []string) (young, run string, left int64) {
 	up := (n.clock() - n.started) / 1e6
 	if left = number(argv[6]) - (up-1)*1000; left > 0 {
-		young = "1"
+		young = numeral(up)
 	}
 	if young != "" || argv[8] == "1" {
 		run = n.runID

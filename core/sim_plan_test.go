@@ -23,7 +23,9 @@ type simPlan struct {
 	rates       []float64 // of the nodes' clocks
 	seals       int       // how often somebody seals, and unseals
 	unseals     int
-	restarts    bool // all faults are nodes that restart empty
+	memory      time.Duration // of seals
+	revokes     int           // how many of 20 steps are that
+	restarts    bool          // all faults are nodes that restart empty
 	faults      []simFault
 	clients     [][]simStep
 }
@@ -68,6 +70,8 @@ type simStep struct {
 	key     int
 	unseal  bool
 	inspect bool
+	revoke  bool
+	all     bool // the keys of the plan at once
 
 	try       bool
 	wait      time.Duration // for the lock
@@ -107,6 +111,8 @@ func newPlan(seed uint64, sane bool, focus func(*simPlan)) *simPlan {
 	p.net = simNet{lost: some(.2), replyLost: some(.2), broken: some(.1), refused: some(.05), slow: some(.3), twice: some(.1),
 		slowest: []time.Duration{60 * time.Millisecond, 500 * time.Millisecond, 4 * time.Second}[r.IntN(3)]}
 	p.seals, p.unseals = []int{1, 4, 16}[r.IntN(3)], []int{0, 1, 6}[r.IntN(3)]
+	p.revokes = 1
+	p.memory = []time.Duration{0, 0, time.Second}[r.IntN(3)]
 	if focus != nil {
 		focus(p)
 	}
@@ -192,6 +198,12 @@ func (p *simPlan) drawStep(r *rand.Rand) simStep {
 		s.end = bySeal
 	default:
 		s.unseal = true
+	}
+	switch n := r.IntN(20); {
+	case n < p.revokes:
+		s.revoke = true
+	case n >= 18:
+		s.all = true
 	}
 	return s
 }

@@ -16,6 +16,12 @@ func TestSimulation_FindsWhatARuleIsFor(t *testing.T) {
 		onThree(p)
 		p.seals, p.unseals, p.net.lost, p.net.replyLost = 16, 0, .2, .1
 	}
+	unsealing := func(p *simPlan) {
+		onThree(p)
+		p.seals, p.unseals, p.memory = 16, 6, 0
+	}
+	remembering := func(p *simPlan) { p.keys, p.seals, p.unseals, p.memory = 1, 16, 16, time.Second }
+	revoking := func(p *simPlan) { p.keys, p.revokes, p.net.slow = 1, 8, .3 }
 	for name, c := range map[string]struct {
 		off   simRules
 		kind  string
@@ -27,10 +33,12 @@ func TestSimulation_FindsWhatARuleIsFor(t *testing.T) {
 		"max-only tokens, not written back":      {simRules{rules: rules{raiseNothing: true}}, "tokens", nil},
 		"an undecided seal answered":             {simRules{rules: rules{repairNothing: true}}, "model", sealing},
 		"an old seal repaired":                   {simRules{rules: rules{repairOldSeals: true}}, "model", nil},
-		"a counter that unsealing leaves":        {simRules{rules: rules{unsealLeavesFence: true}}, "model", nil},
+		"a counter that unsealing leaves":        {simRules{rules: rules{unsealLeavesFence: true}}, "model", unsealing},
 		"a restarted node that does not abstain": {simRules{rules: rules{neverAbstain: true}}, "I1", onThree},
 		"deadline ignored":                       {simRules{deadlineIgnored: true}, "I1", nil},
 		"one owner reused after a clean-up":      {simRules{ownerReused: true}, "I1", nil},
+		"whoever holds the key revoked":          {simRules{revokeWhoever: true}, "I1", revoking},
+		"a memory that Unseal does not end":      {simRules{memoryStays: true}, "model", remembering},
 	} {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()

@@ -51,7 +51,17 @@ func (w *simWorld) answered(client int, key string, called time.Duration, token 
 }
 
 func (w *simWorld) unseal(client int, p *simProcess, s simStep) {
-	called, err := w.bounded("unseal", s.bound, func(ctx context.Context) error { return p.locker.Unseal(ctx, s.name()) })
+	called, err := w.bounded("unseal", s.bound, func(ctx context.Context) error {
+		if w.off.memoryStays {
+			return core.BackendOf(p.locker).Unseal(ctx, "onelane:{"+s.name()+"}")
+		}
+		return p.locker.Unseal(ctx, s.name())
+	})
+	if err == nil {
+		w.mu.Lock()
+		p.unsealed[s.name()] = w.history.now()
+		w.mu.Unlock()
+	}
 	o := simOp{kind: opUnseal, key: s.name(), client: client, sure: err == nil, call: called, ret: w.history.now()}
 	if err != nil || !w.awake(p, late(client)) {
 		o.sure, o.ret = false, never
@@ -99,7 +109,7 @@ func (w *simWorld) lock(client int, p *simProcess, s simStep) error {
 	w.history.saw("acquire" + outcome(err))
 	var taken *core.SealedError
 	if errors.As(err, &taken) {
-		w.answered(client, s.name(), called, taken.Token, taken.Value)
+		w.answered(client, s.name(), w.remembered(p, s.name(), called), taken.Token, taken.Value)
 	}
 	if err != nil {
 		return err
@@ -107,17 +117,30 @@ func (w *simWorld) lock(client int, p *simProcess, s simStep) error {
 	if ctx.Err() != nil {
 		w.history.violate("I4", "client %d got a lock on %s from a context that is done", client, s.name())
 	}
-	if !time.Now().Before(k.Deadline()) {
-		w.history.violate("validity", "client %d got a lock on %s that has ended", client, s.name())
-	}
-	h := &simHold{lock: k, process: p, key: s.name(), client: client, from: w.history.now(), to: never, lost: never}
-	id := w.history.held(h, called)
-	if !s.deadline { // else the context ends sooner
-		stop := context.AfterFunc(k.Context(), func() { w.lost(h) })
-		defer stop()
-	}
+	h, id, stop := w.got(client, p, k, called, s)
+	defer stop()
 	w.hold(h, id, s)
 	return nil
+}
+
+// got begins a hold.
+func (w *simWorld) got(client int, p *simProcess, k *core.Lock, called time.Duration, s simStep) (h *simHold, id int, stop func() bool) {
+	if !time.Now().Before(k.Deadline()) {
+		w.history.violate("validity", "client %d got a lock on %s that has ended", client, k.Key())
+	}
+	h = &simHold{lock: k, process: p, key: k.Key(), client: client, from: w.history.now(), to: never, lost: never}
+	id, stop = w.history.held(h, called), func() bool { return true }
+	if !s.deadline { // else the context ends sooner
+		stop = context.AfterFunc(k.Context(), func() { w.lost(h) })
+	}
+	return h, id, stop
+}
+
+// remembered is since when an answer to a question asked then may be true: it may be from memory, if that was not told to forget.
+func (w *simWorld) remembered(p *simProcess, key string, called time.Duration) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return max(called-w.plan.memory, p.unsealed[key], 0)
 }
 
 // lost notes when a holder was told that its lock is lost.
@@ -139,7 +162,7 @@ func (w *simWorld) lost(h *simHold) {
 func (w *simWorld) early(h *simHold, now, deadline time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.plan.sane && now < deadline && !h.sealed && !w.forgot { // a seal may be there, and unsealed, before its holder knows
+	if _, revoked := w.revoked[h.lock.Owner()]; w.plan.sane && now < deadline && !h.sealed && !w.forgot && !revoked { // a seal may be there, and unsealed, before its holder knows
 		w.history.violate("early loss", "client %d lost %s at %v, before its deadline %v", h.client, h.key, now, deadline)
 	}
 }

@@ -30,6 +30,7 @@ type simWorld struct {
 	healed    bool                 // no faults any more
 	forgot    bool                 // a node has lost its data
 	released  map[string]bool      // owners whose release was definite
+	revoked   map[string]time.Duration
 	history   *simHistory
 	resources map[string]*simResource
 }
@@ -50,10 +51,12 @@ type simProcess struct {
 	stopped time.Time // until when it stands still
 	died    time.Time
 	leases  int
+
+	unsealed map[string]time.Duration // when this process was last told that it has unsealed a key
 }
 
 func newWorld(p *simPlan, off simRules) *simWorld {
-	w := &simWorld{plan: p, off: off, start: time.Now(), cut: make(map[[2]int]time.Time), sent: make(map[uint64]uint64), released: make(map[string]bool),
+	w := &simWorld{plan: p, off: off, start: time.Now(), cut: make(map[[2]int]time.Time), sent: make(map[uint64]uint64), released: make(map[string]bool), revoked: make(map[string]time.Duration),
 		history: &simHistory{start: time.Now(), noting: p.noting}, resources: make(map[string]*simResource)}
 	for i := range p.nodes {
 		h := &simHost{}
@@ -66,7 +69,7 @@ func newWorld(p *simPlan, off simRules) *simWorld {
 		w.nodes = append(w.nodes, h)
 	}
 	for i := range p.processes {
-		w.processes = append(w.processes, &simProcess{id: i})
+		w.processes = append(w.processes, &simProcess{id: i, unsealed: make(map[string]time.Duration)})
 	}
 	for _, f := range p.faults {
 		time.AfterFunc(f.at, func() { w.strike(f) })
@@ -132,7 +135,8 @@ func (h *simHost) matters() bool {
 
 // appeared notices an owner that is back after its release was definite. The caller holds mu.
 func (w *simWorld) appeared(by, key, value string) {
-	if w.released[key+value] && (by != "quorum_acquire") { // which may be late; what it grants is given back
+	_, revoked := w.revoked[value]                                   // before its Acquire was told, perhaps
+	if w.released[key+value] && by != "quorum_acquire" && !revoked { // which may be late; what it grants is given back
 		w.history.violate("I3", "%s holds %s after its release, by a late %s", value, key, by)
 	}
 }
