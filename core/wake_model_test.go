@@ -132,6 +132,7 @@ func wakeModel(t *testing.T, seed uint64, rash, deaf bool) (longest time.Duratio
 				mu.Unlock()
 			}
 		}
+		time.Sleep(time.Second) // who is on the way arrives
 	})
 	return longest
 }
