@@ -14,6 +14,10 @@ const (
 	longestPause = 64 * time.Millisecond
 	longestWatch = time.Second // between tries of a waiter that is told of changes
 
+	// Who polls finds a key that goes from one to the next all the time only by chance: after a while it looks more often.
+	hungryAfter = time.Second
+	hungryPause = 8 * time.Millisecond
+
 	longestWatchPause = 30 * time.Second // between subscriptions that fail; the first is longestWatch
 )
 
@@ -32,6 +36,7 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 	watch := l.newWatch(w.name)
 	defer watch.stop()
 	pause, contested := firstPause, firstPause
+	began, holder, turned := time.Now(), "", time.Time{}
 	l.mu.Lock()
 	delay := time.Until(ln.notBefore)
 	l.mu.Unlock()
@@ -65,6 +70,11 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 			return k, err
 		}
 		taken = held
+		if now := time.Now(); taken.Holder != holder {
+			holder, turned = taken.Holder, now
+		} else if now.Sub(turned) > hungryAfter {
+			began = now // it is held for long: nothing is missed
+		}
 		delay = l.chance.jitter(pause)
 		switch {
 		case taken.contested: // nobody may have it, and then nobody will tell of a release
@@ -74,6 +84,9 @@ func (l *Locker) waitAsHead(ctx context.Context, ln *line, w *waiter, taken *Tak
 		}
 		if watch.changed == nil {
 			pause = min(2*pause, longestPause)
+			if time.Since(began) > hungryAfter {
+				pause = hungryPause
+			}
 		}
 	}
 }
