@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -60,8 +61,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	profile := flags.String("cpuprofile", "", "write a CPU profile of the scenarios to this `file`, for go tool pprof")
 	asJSON := flags.Bool("json", false, "write JSON instead of a table")
 	list := flags.Bool("list", false, "name the scenarios, and end")
-	if err := flags.Parse(args); err != nil {
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil
+	} else if err != nil {
 		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: -only names scenarios", flags.Arg(0))
 	}
 	b := &bench{}
 	defer b.close()

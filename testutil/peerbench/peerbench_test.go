@@ -120,6 +120,12 @@ func TestTheCommandWritesATableAndJSON(t *testing.T) {
 	if len(r.Results) != 1 || len(r.Results[0].Rows) != len(peers) || r.Results[0].Rows[0].Median[0] <= 0 {
 		t.Errorf("the JSON is %s", &asJSON)
 	}
+	if err := run(t.Context(), []string{"-h"}, io.Discard, io.Discard); err != nil {
+		t.Errorf("-h: %v", err)
+	}
+	if err := run(t.Context(), []string{"hot-key"}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), `"hot-key"`) {
+		t.Errorf("an argument that is no flag: %v", err)
+	}
 	if err := run(t.Context(), []string{"-only", "nosuch"}, io.Discard, io.Discard); err == nil {
 		t.Error("a scenario that is not there was not missed")
 	}
