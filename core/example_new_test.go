@@ -46,7 +46,7 @@ func ExampleNew() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// core: TTL 0s: it must be at least 10ms
+	// core: TTL 0s: it must be at least 10ms and at most 87600h0m0s
 }
 
 func ExampleClients() {

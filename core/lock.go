@@ -109,7 +109,7 @@ func (h *hold) givenUp() bool { return h.handles == 0 || h.sealed || h.lapsed }
 // which is final, and [*UnavailableError] when the backend could not tell: the lock is still held until its deadline.
 func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if ttl < minTTL || ttl > maxDuration {
-		return fmt.Errorf("core: extend key %q by %v: it must be at least %v", k.Key(), ttl, minTTL)
+		return fmt.Errorf("core: extend key %q by %v: it must be at least %v and at most %v", k.Key(), ttl, minTTL, maxDuration)
 	}
 	s := k.hold.lease
 	s.mu.Lock()
@@ -231,7 +231,7 @@ func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) 
 		return fmt.Errorf("core: seal key %q: a value of %d bytes is too large, at most %d are allowed", k.Key(), len(value), maxValue)
 	}
 	if retention < minTTL || retention > maxDuration {
-		return fmt.Errorf("core: seal key %q for %v: it must be at least %v", k.Key(), retention, minTTL)
+		return fmt.Errorf("core: seal key %q for %v: it must be at least %v and at most %v", k.Key(), retention, minTTL, maxDuration)
 	}
 	s, h := k.hold.lease, k.hold
 	s.mu.Lock()

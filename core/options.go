@@ -20,7 +20,7 @@ const (
 	defaultMaxHold = 15 * time.Minute
 	defaultPrefix  = "onelane:"
 	minTTL         = 10 * time.Millisecond
-	maxDuration    = 10 * 365 * 24 * time.Hour
+	maxDuration    = 10 * 365 * 24 * time.Hour // what is added to a time stays one
 	maxInstance    = 128
 	maxTag         = 256
 )
@@ -182,8 +182,8 @@ func newConfig(opts []Option) (*config, error) {
 		return nil, err
 	case badInstance:
 		return nil, fmt.Errorf("core: instance %q: it must have 1 to %d bytes, without \"/\", \"#\" or control characters", c.instance, maxInstance)
-	case c.nodeTimeout < 0:
-		return nil, fmt.Errorf("core: node time-out %v: it must be positive", c.nodeTimeout)
+	case c.nodeTimeout < 0 || c.nodeTimeout > maxDuration:
+		return nil, fmt.Errorf("core: node time-out %v: it must be positive and at most %v", c.nodeTimeout, maxDuration)
 	}
 	if c.telemetry, err = newTelemetry(c); err != nil {
 		return nil, fmt.Errorf("core: metrics: %w", err)
@@ -210,7 +210,7 @@ var errTag = errors.New("core: a tag must have at most 256 bytes, without contro
 func (s *settings) valid() error {
 	switch {
 	case s.ttl < minTTL || s.ttl > maxDuration:
-		return fmt.Errorf("core: TTL %v: it must be at least %v", s.ttl, minTTL)
+		return fmt.Errorf("core: TTL %v: it must be at least %v and at most %v", s.ttl, minTTL, maxDuration)
 	case s.wait < 0:
 		return fmt.Errorf("core: wait %v: it must not be negative; use TryAcquire not to wait at all", s.wait)
 	case s.maxHold <= 0:

@@ -2,6 +2,8 @@ package core_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -22,6 +24,7 @@ type proxy struct {
 	delay  atomic.Int64 // how long to keep the next request back, in ns
 	late   atomic.Int64 // how long to keep each reply back, in ns
 	lose   atomic.Bool  // requests, without a sign
+	part   atomic.Int64 // how many bytes of the next reply to let through before its connection ends; 0: all
 }
 
 // proxied is a proxy and its client for each node.
@@ -84,6 +87,10 @@ func (p *proxy) serve(client net.Conn) {
 			return
 		}
 		time.Sleep(time.Duration(p.late.Load()))
+		if part := int(p.part.Swap(0)); part > 0 {
+			_, _ = client.Write(buf[:min(part, n)])
+			return
+		}
 		if _, err := client.Write(buf[:n]); err != nil {
 			return
 		}
@@ -124,6 +131,43 @@ func lostReplies(t *testing.T, p *proxy, l *core.Locker) {
 	p.cut.Store(1)
 	_, err := l.TryAcquire(t.Context(), "k")
 	want(t, "TryAcquire", err, core.ErrSealed)
+}
+
+// A reply that ends in the middle, wherever that is, is one that was lost.
+func TestLostReply_CutAtEachByte(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	p := newProxy(t, node.Addr())
+	client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), PoolSize: 1, Protocol: 2})
+	t.Cleanup(func() { _ = client.Close() })
+	l := locker(t, core.Clients(client))
+	ok(t, "Release", acquire(t, l, "warm").Release(t.Context()))
+	last := uint64(0)
+	for n := range int64(40) {
+		key := fmt.Sprint("k", n%3)
+		p.part.Store(n)
+		k := acquire(t, l, key)
+		if k.Token() <= last {
+			t.Fatalf("token %d after %d", k.Token(), last)
+		}
+		last = k.Token()
+		p.part.Store(n)
+		ok(t, "Extend", k.Extend(t.Context(), time.Minute))
+		p.part.Store(n)
+		if n%2 == 0 {
+			ok(t, "Release", k.Release(t.Context()))
+			continue
+		}
+		ok(t, "Seal", k.Seal(t.Context(), []byte("v"), time.Minute))
+		p.part.Store(n)
+		_, err := l.TryAcquire(t.Context(), key)
+		var sealed *core.SealedError
+		if !errors.As(err, &sealed) || string(sealed.Value) != "v" || sealed.Token != last {
+			t.Fatalf("after %d bytes: %v", n, err)
+		}
+		p.part.Store(n)
+		ok(t, "Unseal", l.Unseal(t.Context(), key))
+	}
 }
 
 // When every reply is lost the outcome is unknown, and what was set is cleaned up.

@@ -156,10 +156,10 @@ func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenErr
 	if isSealed {
 		l.seen.remember(w, sealed, asked, moment)
 	}
-	if ended(ctx) == nil { // all who wait now get that answer, but not to a question from before theirs if the key can be unsealed
+	if ended(ctx) == nil { // all who wait now get that answer, but not to a question from before theirs if the key can be unsealed, nor one that a shorter TTL was the reason for
 		l.mu.Lock()
 		ln.queue = slices.DeleteFunc(ln.queue, func(q *waiter) bool {
-			answered := !isSealed || q.no <= entered
+			answered := isSealed && q.no <= entered || !isSealed && q.ttl <= w.ttl
 			if answered {
 				q.ready <- delivery{err: err}
 			}
