@@ -2,6 +2,7 @@ package gormlock
 
 import (
 	"fmt"
+	"unsafe"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -37,7 +38,11 @@ func (p *plugin) registerCallbacks(db *gorm.DB, protected map[string]bool) error
 	defer func() { db.Logger = loud }()
 	for _, op := range operations {
 		before := func(db *gorm.DB) { p.before(db, op, protected) }
-		if err := register(db, op, before, p.after); err != nil {
+		after := p.after
+		if op.reads {
+			after = p.afterRead
+		}
+		if err := register(db, op, before, after); err != nil {
 			return fmt.Errorf("gormlock: registering callbacks: %w", err)
 		}
 	}
@@ -83,20 +88,24 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 		return
 	}
 	retrack(db)
-	err := p.enter(db, op)
+	var err error
+	set := !unset(db.Statement)
+	if set || len(demandOf(db.Statement.Context).keys) > 0 {
+		err = p.enter(db, op)
+	}
 	t, _ := transactionOf(db.Statement.ConnPool)
-	if err == nil && op.writes && !db.DryRun && !t.guarded() {
+	if err == nil && op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() {
 		if s := db.Statement; protected[s.Table] || s.Schema != nil && protected[s.Schema.Table] {
 			err = fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
 		}
 	}
-	if err == nil && sellOutOf(db.Statement) != nil {
+	if err == nil && set && sellOutOf(db.Statement) != nil {
 		err = t.sealable()
 	}
 	if err == nil {
 		err = begun(db)
 	}
-	if err == nil && op.reads {
+	if err == nil && set && op.reads {
 		err = lockRows(db)
 	}
 	if op.name != "row" {
@@ -107,6 +116,13 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 		db.Statement.Dest = failedRow(err) // what Row returns
 	}
 	_ = db.AddError(err)
+}
+
+// unset says whether a statement has no settings at all, so that none are this package's: a sync.Map makes room for some
+// when it is asked for one.
+func unset(s *gorm.Statement) bool {
+	type image [unsafe.Sizeof(s.Settings)]byte // the zero Map is empty; reflect says the same, for three times as much
+	return *(*image)(unsafe.Pointer(&s.Settings)) == image{}
 }
 
 // begun begins the transaction of a statement that is about to be sent, if it has not begun. PrepareContext would, but
@@ -124,6 +140,10 @@ func begun(db *gorm.DB) error {
 // thenBegun is for GORM's own transaction around a single statement.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
+		if p, ok := db.Statement.ConnPool.(*pool); ok && !db.DryRun { // there is no guard, nor are statements prepared
+			beginImplicit(db, p, fn)
+			return
+		}
 		if fn(db); db.Error == nil {
 			_ = db.AddError(begun(db))
 		}

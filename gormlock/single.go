@@ -70,6 +70,10 @@ func takeOwn(db *gorm.DB) *own {
 
 // after says why a statement under a lost lock failed, and ends the transaction of a guarded single statement.
 func (p *plugin) after(db *gorm.DB) {
+	if unset(db.Statement) {
+		p.afterRead(db)
+		return
+	}
 	s := takeSellOut(db.Statement)
 	switch t, _ := transactionOf(db.Statement.ConnPool); {
 	case t == nil:
@@ -88,6 +92,16 @@ func (p *plugin) after(db *gorm.DB) {
 	}
 	defer o.timeOut()
 	_ = db.AddError(o.tx.Commit())
+}
+
+// afterRead is for statements that have no transaction of their own.
+func (p *plugin) afterRead(db *gorm.DB) {
+	if db.Error == nil {
+		return
+	}
+	if t, _ := transactionOf(db.Statement.ConnPool); t != nil {
+		db.Error = t.explain(db.Error)
+	}
 }
 
 // rollback does not tell of its error, which would hide the one that led to it.

@@ -77,12 +77,27 @@ func sellConditionally(tx *gorm.DB) error {
 
 // openGORM opens a database whose pool has so many connections. The statements go to count.
 func openGORM(b *bench, d database, connections int, count *statements) (*gorm.DB, error) {
+	pool, err := openPool(b, d, connections, count)
+	if err != nil {
+		return nil, err
+	}
+	return gormOn(pool, d)
+}
+
+func gormOn(pool *sql.DB, d database) (*gorm.DB, error) {
+	var dialector gorm.Dialector = mysql.New(mysql.Config{Conn: pool})
+	if d.kind == server.Postgres {
+		dialector = postgres.New(postgres.Config{Conn: pool})
+	}
+	return gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
+}
+
+func openPool(b *bench, d database, connections int, count *statements) (*sql.DB, error) {
 	dsn, err := b.database(d)
 	if err != nil {
 		return nil, err
 	}
 	var pool *sql.DB
-	var dialector gorm.Dialector
 	switch d.kind {
 	case server.MySQL:
 		config, err := gomysql.ParseDSN(dsn)
@@ -94,18 +109,16 @@ func openGORM(b *bench, d database, connections int, count *statements) (*gorm.D
 			return nil, err
 		}
 		pool = sql.OpenDB(counted{connector, count})
-		dialector = mysql.New(mysql.Config{Conn: pool})
 	case server.Postgres:
 		config, err := pgx.ParseConfig(dsn)
 		if err != nil {
 			return nil, err
 		}
 		pool = sql.OpenDB(counted{stdlib.GetConnector(*config), count})
-		dialector = postgres.New(postgres.Config{Conn: pool})
 	}
 	pool.SetMaxOpenConns(connections)
 	pool.SetMaxIdleConns(1000)
-	return gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
+	return pool, nil
 }
 
 func closeGORM(db *gorm.DB) {

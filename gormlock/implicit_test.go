@@ -1,0 +1,53 @@
+package gormlock_test
+
+import (
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// TestImplicit_HookAsksForAGuard: the transaction that GORM makes around a statement has begun when its hooks run. Whichever
+// way they ask for a guard then, it comes too late, and nothing is committed, even if the hook keeps the error to itself.
+func TestImplicit_HookAsksForAGuard(t *testing.T) {
+	t.Parallel()
+	asks := map[string]func(tx *gorm.DB) error{
+		"Guard": func(tx *gorm.DB) error { return tx.Scopes(gormlock.Guard("k")).Create(&Item{ID: 2}).Error },
+		"WithGuard": func(tx *gorm.DB) error {
+			return tx.Session(&gorm.Session{NewDB: true, Context: gormlock.WithGuard(t.Context(), "k")}).Create(&Item{ID: 2}).Error
+		},
+		"Transaction": func(tx *gorm.DB) error {
+			return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return tx.Create(&Item{ID: 2}).Error })
+		},
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ask, hides := asks["Guard"], false
+		err := db.Callback().Create().Before("gorm:create").Register("hook", func(db *gorm.DB) {
+			if db.Statement.Table != "stocks" {
+				return
+			}
+			if _, err := gormlock.SQLTx(db); err != nil {
+				t.Errorf("SQLTx: %v", err)
+			}
+			err := ask(db.Session(&gorm.Session{NewDB: true}))
+			want(t, "in the hook", err, gormlock.ErrGuardTooLate)
+			if !hides {
+				_ = db.AddError(err)
+			}
+		})
+		ok(t, "Register", err)
+		for name, how := range asks {
+			for _, hides = range []bool{false, true} {
+				ask = how
+				want(t, name, db.Create(&Stock{SKU: 42}).Error, gormlock.ErrGuardTooLate)
+				var n int64
+				ok(t, "Count", db.Model(&Stock{}).Count(&n).Error)
+				if n != 0 || held(t, l, "k") {
+					t.Errorf("%s, the hook hides its error is %v: %d rows, the key is held is %v", name, hides, n, held(t, l, "k"))
+				}
+			}
+		}
+	})
+}
