@@ -37,10 +37,10 @@ const texts = {
     incomplete: "账目正确：没有超卖，没有人被重复扣款。部分买家收到错误，因为当时拿不到锁。",
     bad: (s) => `账目错误：超卖 ${s.oversold} 件，${s.doubled} 位买家被重复扣款。`,
     chart: (s) => `随时间售出的件数：${s.sold}。虚线是库存 ${s.stock}，线以上卖的是不存在的货。`,
-    sold: "订单", left: "剩余库存", oversold: "超卖", doubled: "重复扣款", requests: "请求", replayed: "重放首个答复",
+    sold: "订单", left: "剩余库存", oversold: "超卖", doubled: "重复扣款", requests: "请求", replayed: "重放首次响应",
     refused: "拒绝的重复请求", sold_out: "告知已售罄", errors: "错误", p99_ms: "响应 p99", wait50: "等锁 p50", wait99: "等锁 p99",
     ms: (v) => v < 0 ? "超过 15 分钟" : `${v < 10 ? v.toFixed(1) : Math.round(v)} 毫秒`,
-    answer: { created: (n) => `下单成功，订单 ${n}`, replayed: (n) => `仍是订单 ${n}:返回首个答复，没有第二个订单`, flight: "已拒绝：第一次点击还在处理", gone: "已售罄", other: (n) => `被拒绝，HTTP ${n}` },
+    answer: { created: (n) => `下单成功，订单 ${n}`, replayed: (n) => `仍是订单 ${n}：返回首次响应，没有第二个订单`, flight: "已拒绝：第一次点击还在处理", gone: "已售罄", other: (n) => `被拒绝，HTTP ${n}` },
     language: "English", number: "zh-CN",
   },
 };
