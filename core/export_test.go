@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// TokenBlock is how many fencing tokens a lease reserves.
+const TokenBlock = tokenBlock
+
 // What the fuzz tests look at.
 var (
 	BackendKey = backendKey

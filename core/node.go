@@ -2,8 +2,6 @@ package core
 
 import (
 	"context"
-	"crypto/sha1" // the name Redis gives a script
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -24,13 +22,6 @@ const (
 
 	movingPause = 20 * time.Millisecond // between tries while a slot moves
 )
-
-type script = redsyncredis.Script
-
-func newScript(keys int, source string) *script {
-	sum := sha1.Sum([]byte(source))
-	return redsyncredis.NewScript(keys, source, hex.EncodeToString(sum[:]))
-}
 
 // node is one Redis master. eval returns soon after ctx ends, with late set if the call is then still under way, and
 // retried if the client has sent it more than once by itself.
@@ -114,7 +105,8 @@ type clientNode struct {
 	sender runner                // on direct
 	stuck  atomic.Int64
 
-	extends *batches // of the direct client: many leases are renewed in one round trip
+	extends  *batches // of the direct client: many leases are renewed in one round trip
+	together together
 
 	mu       sync.Mutex
 	renewals *redis.Client // made when it is first needed
@@ -130,7 +122,7 @@ func newClientNode(c redis.UniversalClient) *clientNode {
 		clone.Options().ContextTimeoutEnabled = true
 		clone.Options().MaxRetries = 0 // the tries are counted above, where a lost reply matters
 		n.direct, n.sender = clone, direct{clone}
-		n.extends = &batches{client: n.forRenewals}
+		n.extends = &batches{client: n.forRenewals, together: &n.together}
 	}
 	return n
 }
@@ -235,7 +227,7 @@ func (n *poolNode) eval(ctx context.Context, s *script, keys []string, args []an
 		for _, k := range keys {
 			all = append(all, k)
 		}
-		return c.Eval(s, append(all, args...)...)
+		return c.Eval(s.Script, append(all, args...)...)
 	})
 	return v, late, false, err
 }

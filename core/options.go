@@ -120,6 +120,7 @@ func WithNodeTimeout(d time.Duration) Option {
 // Pipelined sends what many callers ask of a node at the same time as one pipeline: for processes that hold hundreds of different
 // keys at once, where it costs Redis and the process a fraction of a call each. A lone caller's call goes as without it. Each
 // caller's context is honoured as ever: what is given up before it was sent is not sent, and what was sent is cleaned up.
+// A quorum of [Clients] with *redis.Clients does so always, since it multiplies the calls.
 //
 // It is for [Clients] with a *redis.Client, one Redis, Sentinel or a quorum of them, and uses the client's pipeline connections
 // (PipelinePoolSize); [New] refuses it with anything else.

@@ -27,10 +27,10 @@ var (
 	//go:embed quorum_unseal.lua
 	quorumUnsealSource string
 
-	quorumAcquireScript = newScript(2, quorumAcquireSource)
-	quorumRaiseScript   = newScript(2, quorumRaiseSource)
-	quorumSealScript    = newScript(2, tellSource+quorumSealSource)
-	quorumUnsealScript  = newScript(2, tellSource+quorumUnsealSource)
+	quorumAcquireScript = newScript(2, "", quorumAcquireSource)
+	quorumRaiseScript   = newScript(2, "", quorumRaiseSource)
+	quorumSealScript    = newScript(2, tellSource, quorumSealSource)
+	quorumUnsealScript  = newScript(2, tellSource, quorumUnsealSource)
 )
 
 // quorum is the Backend on three or more independent masters (Redlock, https://redis.io/docs/latest/develop/use/patterns/distributed-locks/):

@@ -141,8 +141,8 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 	guard, left := max(ttl, q.guard), len(nodes)
 	q.ask(ctx, nodes, func(ctx context.Context, n *redisBackend, i int) (reply, error) {
 		run, learn := q.freshRun(i, guard)
-		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), tokenBlock,
-			millis(fenceLife), strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), millis(guard), run, flag(learn))
+		return n.call(ctx, key, quorumAcquireScript, []string{key, companion(key, "fence")}, owner, millis(ttl), millis(ttl+fenceLife),
+			strconv.FormatInt(sent.UnixMicro(), 10), clockTolerance.Microseconds(), millis(guard), run, flag(learn))
 	}, func(a answer) bool {
 		left--
 		b.add(a)

@@ -40,12 +40,12 @@ var (
 	//go:embed inspect.lua
 	inspectSource string
 
-	acquireScript = newScript(2, acquireSource)
-	extendScript  = newScript(1, extendSource)
-	releaseScript = newScript(1, tellSource+releaseSource)
-	sealScript    = newScript(1, tellSource+sealSource)
-	unsealScript  = newScript(2, tellSource+unsealSource)
-	inspectScript = newScript(2, inspectSource)
+	acquireScript = newScript(2, "", acquireSource)
+	extendScript  = newScript(1, "", extendSource)
+	releaseScript = newScript(1, tellSource, releaseSource)
+	sealScript    = newScript(1, tellSource, sealSource)
+	unsealScript  = newScript(2, tellSource, unsealSource)
+	inspectScript = newScript(2, "", inspectSource)
 )
 
 // redisBackend is the Backend on one Redis, and one node of a quorum.
@@ -153,7 +153,7 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 	if b.breaker != nil {
 		opened.breaker = newBreaker(opened.timeout)
 	}
-	if c.pipelined {
+	if single, ok := b.node.(*clientNode); c.pipelined || b.breaker != nil && ok && single.direct != nil { // a quorum multiplies the calls
 		opened.cleaning = newCleaning(maxCleaning * fullBatch) // a batch is given up as a whole
 		var err error
 		if opened.node, err = newPipelinedNode(b.node); err != nil {
@@ -178,12 +178,14 @@ func (b *redisBackend) Close() error {
 
 func (b *redisBackend) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
 	r, err := b.call(ctx, key, acquireScript, []string{key, companion(key, "fence")},
-		owner, millis(ttl), tokenBlock, fenceLifeMillis)
+		owner, millis(ttl), millis(ttl+fenceLife))
 	if err == nil {
 		switch r.status {
 		case 1:
 			g := Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(r.sent, ttl)}
-			g.Token, err = r.uint(1)
+			var last uint64
+			last, err = r.uint(1)
+			g.Token = last - tokenBlock + 1
 			if err == nil && time.Now().Before(g.Deadline) {
 				return g, nil
 			}
@@ -276,7 +278,7 @@ func (b *redisBackend) Unseal(ctx context.Context, key string) error {
 }
 
 func (b *redisBackend) Inspect(ctx context.Context, key string) (State, error) {
-	r, err := b.call(ctx, key, inspectScript, []string{key, companion(key, "fence")}, tokenBlock)
+	r, err := b.call(ctx, key, inspectScript, []string{key, companion(key, "fence")})
 	if err != nil {
 		return State{}, err
 	}

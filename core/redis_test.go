@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -318,5 +319,61 @@ func TestNew_RefusesWhatCannotWork(t *testing.T) {
 	}
 	if _, err := core.New(testutil.Memory(), nil, core.WithLogger(nil)); err != nil {
 		t.Errorf("nil options are not ignored: %v", err)
+	}
+}
+
+// A fence counter that is none: the lock is refused, what is there stays, and the key is not left locked.
+func TestFenceCounterOfAnotherKind_IsRefusedAndStays(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	l := locker(t, core.Clients(client))
+	ok(t, "LPUSH", client.LPush(t.Context(), "onelane:{list}:fence", "x").Err())
+	ok(t, "SET", client.Set(t.Context(), "onelane:{text}:fence", "not a number", 0).Err())
+	for _, key := range []string{"list", "text"} {
+		_, err := l.Acquire(t.Context(), key)
+		if err == nil || errors.Is(err, core.ErrTaken) || !strings.Contains(err.Error(), key) {
+			t.Errorf("Acquire of %q: %v", key, err)
+		}
+		if n := client.Exists(t.Context(), "onelane:{"+key+"}").Val(); n != 0 {
+			t.Errorf("%q is locked nevertheless", key)
+		}
+	}
+	if n := client.LLen(t.Context(), "onelane:{list}:fence").Val(); n != 1 {
+		t.Errorf("the list has %d elements", n)
+	}
+	if s := client.Get(t.Context(), "onelane:{text}:fence").Val(); s != "not a number" {
+		t.Errorf("the text is %q", s)
+	}
+}
+
+// Before Redis 6.2 SET has no GET. The script does the same there.
+func TestAcquire_BeforeRedis62(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	const old = `
+local redis = {call = redis.call, error_reply = redis.error_reply, pcall = function(...)
+  local args = {...}
+  return args[#args] == 'GET' and {err = 'ERR syntax error'} or redis.pcall(...)
+end}
+`
+	keys := []string{"{k}", "{k}:fence"}
+	last := int64(0)
+	for i := range 5 {
+		answer, err := client.Eval(t.Context(), old+core.Scripts["acquire"], keys, "o", 60_000, 3_660_000).Slice()
+		ok(t, "EVAL", err)
+		token, err := strconv.ParseInt(fmt.Sprint(answer[1]), 10, 64)
+		ok(t, "the token", err)
+		if answer[0] != int64(1) || token < last+core.TokenBlock || client.Get(t.Context(), keys[1]).Val() != fmt.Sprint(token) {
+			t.Errorf("%d: %v after %d", i, answer, last)
+		}
+		if left := client.PTTL(t.Context(), keys[1]).Val(); left < time.Hour {
+			t.Errorf("%d: the counter lives for %v", i, left)
+		}
+		last = token
+		ok(t, "DEL", client.Del(t.Context(), keys[0]).Err())
+		if i == 2 { // as if the clock were set back: the counter goes on
+			last += int64(time.Hour / time.Microsecond)
+			ok(t, "SET", client.Set(t.Context(), keys[1], last, time.Hour).Err())
+		}
 	}
 }

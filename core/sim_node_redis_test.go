@@ -86,7 +86,7 @@ func runOf(t *testing.T, client *redis.Client) (id string, started int64) {
 func usedTime(script string, answer []any, fence string) int64 {
 	switch {
 	case script == "acquire" && answer[0] == int64(1):
-		return answer[1].(int64)
+		return number(answer[1].(string))
 	case script == "quorum_unseal":
 		return number(fence) - 1
 	default:
@@ -136,10 +136,10 @@ func randomCall(random *rand.Rand, node *simNode, now int64) (script string, key
 	both, life := []string{key, fence}, numeral(3_600_000)
 	switch random.IntN(10) {
 	case 0, 1:
-		return "acquire", both, []string{owner, minutes(), "256", life}
+		return "acquire", both, []string{owner, minutes(), life}
 	case 2, 3:
 		off := []int64{0, 0, 0, 600e6, -600e6, 1800e6, -1800e6}[random.IntN(7)]
-		return "quorum_acquire", both, []string{owner, minutes(), "256", life, numeral(now + off), "900000000",
+		return "quorum_acquire", both, []string{owner, minutes(), life, numeral(now + off), "900000000",
 			[]string{"-5000", "-5000", "36000000"}[random.IntN(3)], []string{"", node.runID, "another"}[random.IntN(3)],
 			[]string{"", "1"}[random.IntN(2)]}
 	case 4:
@@ -153,7 +153,7 @@ func randomCall(random *rand.Rand, node *simNode, now int64) (script string, key
 		return "seal", []string{key}, []string{owner, "channel", seal, minutes()}
 	case 7:
 		if random.IntN(3) > 0 {
-			return "inspect", both, []string{"256"}
+			return "inspect", both, nil
 		}
 		return "unseal", both, []string{"channel", life}
 	case 8:

@@ -4,6 +4,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/onelane/onelane/core"
 )
 
 // simNode answers as a Redis does that runs the scripts: TestSimNode_AnswersAsRedis compares the two.
@@ -133,7 +135,7 @@ func (n *simNode) run(script string, keys, argv []string) []any {
 		case sealed(value):
 			return []any{int64(3), value, n.pttl(keys[0])}
 		default:
-			return []any{int64(2), value, n.pttl(keys[0]), numeral(max(number(fence)-number(argv[0])+1, 0))}
+			return []any{int64(2), value, n.pttl(keys[0]), numeral(max(number(fence)-core.TokenBlock+1, 0))}
 		}
 	case "quorum_raise":
 		if value != argv[0] || number(fence) > number(argv[1]) {
@@ -164,39 +166,43 @@ func (n *simNode) run(script string, keys, argv []string) []any {
 }
 
 func (n *simNode) acquire(keys, argv []string, ours bool, fence int64) []any {
-	ttl, block := number(argv[1]), number(argv[2])
+	const block = core.TokenBlock
+	ttl, life := number(argv[1]), number(argv[2])
 	if ours && fence >= block {
 		n.pexpire(keys[0], ttl)
-		return []any{int64(1), fence - block + 1}
+		return []any{int64(1), numeral(fence)}
 	}
-	now := n.clock()
-	token := max(fence+1, now)
-	last := token + block - 1
-	n.set(keys[1], numeral(last), ttl+number(argv[3])+ceilMillis(last-now))
+	last := n.clock()
+	if ahead := fence + block - last; ahead > 0 {
+		last += ahead
+		life += ceilMillis(ahead)
+	}
+	n.set(keys[1], numeral(last), life)
 	n.set(keys[0], argv[0], ttl)
-	return []any{int64(1), token}
+	return []any{int64(1), numeral(last)}
 }
 
 func ceilMillis(micros int64) int64 { return int64(math.Ceil(float64(micros) / 1000)) }
 
 func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, counted bool) []any {
-	ttl, block := number(argv[1]), number(argv[2])
+	const block = core.TokenBlock
+	ttl, life := number(argv[1]), number(argv[2])
 	young, run, left := n.young(argv)
 	if ours && counted {
 		n.pexpire(keys[0], ttl)
 		return []any{int64(1), numeral(number(before) - block + 1), "?", young, run}
 	}
-	if young != "" && run != argv[7] && !n.off.neverAbstain {
+	if young != "" && run != argv[6] && !n.off.neverAbstain {
 		return []any{int64(7), left, "", young, run}
 	}
-	now, token := n.clock(), number(argv[4])
+	now, token := n.clock(), number(argv[3])
 	if counted {
 		token = number(before) + 1
-	} else if d := token - now; max(d, -d) > number(argv[5]) {
+	} else if d := token - now; max(d, -d) > number(argv[4]) {
 		return []any{int64(6), numeral(d)}
 	}
 	last := token + block - 1
-	n.set(keys[1], numeral(last), ttl+number(argv[3])+max(0, ceilMillis(last-now)))
+	n.set(keys[1], numeral(last), life+max(0, ceilMillis(last-now)))
 	n.set(keys[0], argv[0], ttl)
 	if n.off.repairOldSeals && counted {
 		before = "1"
@@ -207,10 +213,10 @@ func (n *simNode) quorumAcquire(keys, argv []string, ours bool, before string, c
 // young says whether the node has just started, for how long it is young, and its run if that is looked up.
 func (n *simNode) young(argv []string) (young, run string, left int64) {
 	up := (n.clock() - n.started) / 1e6
-	if left = number(argv[6]) - (up-1)*1000; left > 0 {
+	if left = number(argv[5]) - (up-1)*1000; left > 0 {
 		young = numeral(up)
 	}
-	if young != "" || argv[8] == "1" {
+	if young != "" || argv[7] == "1" {
 		run = n.runID
 	}
 	return young, run, left

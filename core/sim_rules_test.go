@@ -14,7 +14,7 @@ func TestSimulation_FindsWhatARuleIsFor(t *testing.T) {
 	onThree := func(p *simPlan) { p.nodes, p.keys = 3, 1 }
 	sealing := func(p *simPlan) {
 		onThree(p)
-		p.seals, p.unseals, p.net.lost, p.net.replyLost = 16, 0, .2, .1
+		p.seals, p.unseals, p.net.lost, p.net.replyLost = 16, 0, .3, .1
 	}
 	unsealing := func(p *simPlan) {
 		onThree(p)
