@@ -210,7 +210,7 @@ func TestPipelined_BehindAShardingProxyEachLockIsOnItsMaster(t *testing.T) {
 					t.Errorf("Acquire: %v", err)
 					return
 				}
-				if n := master("onelane:{" + name + "}").Exists(t.Context(), "onelane:{"+name+"}").Val(); n != 1 {
+				if n := master("onelane:{"+name+"}").Exists(t.Context(), "onelane:{"+name+"}").Val(); n != 1 {
 					t.Errorf("%s is locked, but not on its master", name)
 				}
 				if err := k.Release(t.Context()); err != nil {

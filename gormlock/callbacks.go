@@ -2,7 +2,7 @@ package gormlock
 
 import (
 	"fmt"
-	"unsafe"
+	"reflect"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -118,12 +118,9 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-// unset says whether a statement has no settings at all, so that none are this package's: a sync.Map makes room for some
-// when it is asked for one.
-func unset(s *gorm.Statement) bool {
-	type image [unsafe.Sizeof(s.Settings)]byte // the zero Map is empty; reflect says the same, for three times as much
-	return *(*image)(unsafe.Pointer(&s.Settings)) == image{}
-}
+// unset says whether a statement has no settings at all, so that none are this package's: the zero sync.Map is empty, and makes room
+// for some when it is asked for one.
+func unset(s *gorm.Statement) bool { return reflect.ValueOf(&s.Settings).Elem().IsZero() }
 
 // begun begins the transaction of a statement that is about to be sent, if it has not begun. PrepareContext would, but
 // GORM prepares each statement once for all who want it: those who have the connection, or the fence, that BEGIN waits
