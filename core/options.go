@@ -117,10 +117,11 @@ func WithNodeTimeout(d time.Duration) Option {
 	return lockerOption(func(c *config) { c.nodeTimeout = d })
 }
 
-// Pipelined sends what many callers ask of a node at the same time as one pipeline: for processes that hold hundreds of different
-// keys at once, where it costs Redis and the process a fraction of a call each. A lone caller's call goes as without it. Each
-// caller's context is honoured as ever: what is given up before it was sent is not sent, and what was sent is cleaned up.
-// A quorum of [Clients] with *redis.Clients does so always, since it multiplies the calls.
+// Pipelined sends what many callers ask of a node at the same time as one pipeline, and what is of one kind as one script for up to 32
+// locks: for processes that hold hundreds of different keys at once, where it costs Redis and the process a fraction of a call each.
+// Behind a proxy that gives keys to several masters each lock stays a script of its own: whether one script sees all keys is found out
+// first. A lone caller's call goes as without it. Each caller's context is honoured as ever: what is given up before it
+// was sent is not sent, and what was sent is cleaned up. A quorum of [Clients] with *redis.Clients does so always, since it multiplies the calls.
 //
 // It is for [Clients] with a *redis.Client, one Redis, Sentinel or a quorum of them, and uses the client's pipeline connections
 // (PipelinePoolSize); [New] refuses it with anything else.

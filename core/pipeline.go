@@ -88,6 +88,9 @@ type scriptCall struct {
 // eval runs a script: by itself when nothing else is on its way, since a batch of one needs no goroutine. When ctx ends first, the
 // call is withdrawn, or late is closed once it has had its effect or never will.
 func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any) (v any, late <-chan struct{}, err error) {
+	if ctx.Err() != nil {
+		return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
+	}
 	if p.single() {
 		defer p.follow()
 		v, err = run(ctx, direct{p.client()}, s, keys, args)
@@ -95,19 +98,25 @@ func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any
 	}
 	call := &scriptCall{script: s, keys: keys, args: args}
 	b, i := p.add(ctx, call)
+	var cancelled <-chan struct{}
+	if l, ok := ctx.(*limited); ok {
+		cancelled = l.Context.Done()
+	}
 	select {
 	case <-b.done:
+		return call.v, nil, call.err
 	case <-ctx.Done():
-		if p.withdraw(b, i) {
-			return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
-		}
-		select {
-		case <-b.done: // just now
-		default:
-			return nil, b.done, context.Cause(ctx)
-		}
+	case <-cancelled:
 	}
-	return call.v, nil, call.err
+	if p.withdraw(b, i) {
+		return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
+	}
+	select {
+	case <-b.done: // just now
+		return call.v, nil, call.err
+	default:
+		return nil, b.done, context.Cause(ctx)
+	}
 }
 
 // single says that nothing is on its way, and nobody came while the last call was; until follow is called, the caller's

@@ -155,6 +155,7 @@ func (b *redisBackend) open(c *config) (Backend, error) {
 	}
 	if single, ok := b.node.(*clientNode); c.pipelined || b.breaker != nil && ok && single.direct != nil { // a quorum multiplies the calls
 		opened.cleaning = newCleaning(maxCleaning * fullBatch) // a batch is given up as a whole
+		opened.timeouts.looksAtParent = true
 		var err error
 		if opened.node, err = newPipelinedNode(b.node); err != nil {
 			return nil, err

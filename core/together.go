@@ -58,7 +58,7 @@ func (t *together) learn(ctx context.Context, client redis.UniversalClient, call
 	switch t.tries++; {
 	case err == nil && slices.Equal(values, owners):
 		t.state.Store(works)
-	case t.tries == mostTries || err != nil && refused(err): // CROSSSLOT, for example
+	case t.tries == mostTries || redis.HasErrorPrefix(err, "CROSSSLOT"):
 		t.state.Store(worksNot)
 	default:
 		t.state.Store(notKnown)
