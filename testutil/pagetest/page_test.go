@@ -136,12 +136,17 @@ func TestPage_Sale(t *testing.T) {
 	}{{"light-1280", 1280, false}, {"dark-1280", 1280, true}, {"light-360", 360, false}, {"dark-360", 360, true}} {
 		t.Run(view.name, func(t *testing.T) {
 			ctx := browser(t, address, view.width, view.dark)
-			do(t, ctx, chromedp.SetValue("[name=buyers]", "600"), chromedp.Click("#start"))
-			until(t, ctx, `document.querySelector('#start').disabled`)
-			until(t, ctx, `!document.querySelector('#start').disabled`)
-			until(t, ctx, `document.querySelector('#guarded .verdict').classList.contains('good')`)
-			if sold := eval[int](t, ctx, number("guarded", "sold")); sold != 100 {
-				t.Errorf("the guarded shop sold %d of 100", sold)
+			for range 5 { // that the naive shop sells too much is most likely, not certain
+				do(t, ctx, chromedp.SetValue("[name=buyers]", "600"), chromedp.Click("#start"))
+				until(t, ctx, `document.querySelector('#start').disabled`)
+				until(t, ctx, `!document.querySelector('#start').disabled`)
+				until(t, ctx, `document.querySelector('#guarded .verdict').classList.contains('good')`)
+				if sold := eval[int](t, ctx, number("guarded", "sold")); sold != 100 {
+					t.Errorf("the guarded shop sold %d of 100", sold)
+				}
+				if eval[int](t, ctx, number("naive", "oversold")) > 0 {
+					break
+				}
 			}
 			if eval[int](t, ctx, number("naive", "oversold")) == 0 || !eval[bool](t, ctx, `document.querySelector('#naive .verdict').classList.contains('bad')`) {
 				t.Error("the naive shop did not oversell")
