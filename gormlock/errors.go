@@ -17,7 +17,7 @@ var (
 	ErrNoTransaction = errors.New("not in a transaction")
 	// ErrUnmanagedTransaction says that a guard was used in a transaction that did not begin through the plugin, so
 	// that nothing would hold the lock until its COMMIT.
-	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: begin it with gorm, on a *gorm.DB that was made after db.Use")
+	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: begin it with gorm, on a *gorm.DB that was made after db.Use, and in db.Connection, with gormlock.Transaction")
 	// ErrGuardTooLate says that a guard came after the BEGIN, when the snapshot and other locks had been taken.
 	ErrGuardTooLate = errors.New("the guard comes too late")
 	// ErrTemplate says that the key of a [Guard] is a template that has no value here.

@@ -53,12 +53,13 @@ func (p *pool) GetDBConn() (*sql.DB, error) {
 
 // begin begins a transaction in the database.
 func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
-	if db, ok := p.ConnPool.(*sql.DB); ok && guarded && p.dialect.name == "sqlite" {
-		tx, err := pin(ctx, db, opts)
-		if err != nil {
-			return nil, err
+	if guarded && p.dialect.name == "sqlite" {
+		switch inner := p.ConnPool.(type) {
+		case *sql.DB:
+			return pin(ctx, inner, opts)
+		case *sql.Conn: // of gorm's Connection, which closes it
+			return pinOn(ctx, inner, opts, func() error { return nil })
 		}
-		return tx, nil
 	}
 	switch inner := p.ConnPool.(type) {
 	case gorm.TxBeginner:
@@ -85,24 +86,29 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn
-	rolledBack bool // after a COMMIT that failed
+	free       func() error // gives the connection back
+	rolledBack bool         // after a COMMIT that failed
 }
 
-func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (*pinnedTx, error) {
+func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (gorm.Tx, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return pinOn(ctx, conn, opts, conn.Close)
+}
+
+func pinOn(ctx context.Context, conn *sql.Conn, opts *sql.TxOptions, free func() error) (gorm.Tx, error) {
 	tx, err := conn.BeginTx(ctx, opts)
 	if err != nil {
-		_ = conn.Close()
+		_ = free()
 		return nil, err
 	}
-	return &pinnedTx{Tx: tx, conn: conn}, nil
+	return &pinnedTx{Tx: tx, conn: conn, free: free}, nil
 }
 
 func (t *pinnedTx) Commit() error {
-	defer t.conn.Close()
+	defer func() { _ = t.free() }()
 	err := t.Tx.Commit()
 	if err != nil {
 		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
@@ -114,6 +120,6 @@ func (t *pinnedTx) Commit() error {
 }
 
 func (t *pinnedTx) Rollback() error {
-	defer t.conn.Close()
+	defer func() { _ = t.free() }()
 	return t.Tx.Rollback()
 }

@@ -124,6 +124,9 @@ func TestCommitRejected_DeferredConstraint(t *testing.T) {
 			"block": func() error {
 				return db.Scopes(guard).Transaction(func(tx *gorm.DB) error { return tx.Exec("INSERT INTO parts VALUES (1, 999)").Error })
 			},
+			"connection": func() error {
+				return db.Connection(func(tx *gorm.DB) error { return tx.Scopes(guard).Exec("INSERT INTO parts VALUES (1, 999)").Error })
+			},
 		}
 		for name, fail := range fails {
 			if err := fail(); err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
@@ -137,7 +140,7 @@ func TestCommitRejected_DeferredConstraint(t *testing.T) {
 			}
 			ok(t, "the connection is good for the next", take(db.Scopes(guard), 42))
 		}
-		wantLeft(t, db, 42, 8)
+		wantLeft(t, db, 42, 7)
 	})
 }
 
