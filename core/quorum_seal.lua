@@ -12,7 +12,11 @@ if value ~= ARGV[1] then
   return {string.byte(value, 1) == 0 and 3 or 2, value}
 end
 local before = redis.call('GET', KEYS[2])
-if ARGV[7] ~= '' and before ~= ARGV[7] then
+if ARGV[7] ~= '' then
+  if before ~= ARGV[7] then
+    return {4}
+  end
+elseif tonumber(before or '0') >= tonumber(ARGV[5]) + block then -- unsealed already, while this copy was on its way
   return {4}
 end
 local life = string.format('%.0f', math.max(redis.call('PTTL', KEYS[2]), tonumber(ARGV[6])))

@@ -311,3 +311,28 @@ func TestQuorum_UnsealOfAnOldSealDoesNotTurnTokensBack(t *testing.T) {
 		t.Errorf("token %d after %d", k.Token(), before)
 	}
 }
+
+// A copy of a seal that arrives after the Unseal that a majority decided would, with another late one, be a majority again.
+func TestQuorum_ACopyOfASealThatArrivesAfterUnsealIsRefused(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	keys := []string{"{k}", "{k}:fence"}
+	run := func(script string, args ...any) []any {
+		t.Helper()
+		answer, err := client.Eval(t.Context(), core.Scripts[script], keys, args...).Slice()
+		ok(t, script, err)
+		return answer
+	}
+	now := time.Now().UnixMicro()
+	if answer := run("quorum_acquire", "o", 60_000, 3_660_000, now, 900_000_000, -60_000, "", ""); answer[0] != int64(1) {
+		t.Fatalf("the lock was answered with %v", answer)
+	}
+	seal := []any{"o", "", fmt.Sprintf("\x00%d:v", now), 60_000, now, 3_660_000, ""}
+	run("quorum_unseal", "", 3_660_000, now, core.TokenBlock)
+	if answer := run("quorum_seal", seal...); answer[0] != int64(4) {
+		t.Errorf("the late copy was answered with %v", answer)
+	}
+	if value := client.Get(t.Context(), keys[0]).Val(); value != "o" {
+		t.Errorf("the key holds %q", value)
+	}
+}

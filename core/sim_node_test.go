@@ -279,6 +279,8 @@ func (n *simNode) quorumSeal(keys, argv []string, value string, held bool, befor
 		return []any{int64(2), value}
 	case repair && (!counted || before != argv[6]):
 		return []any{int64(4)}
+	case !repair && number(before) >= number(argv[4])+core.TokenBlock:
+		return []any{int64(4)}
 	case repair && n.off.repairNothing:
 		return []any{int64(1)}
 	}
