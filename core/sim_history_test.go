@@ -122,7 +122,15 @@ func (h *simHistory) held(hold *simHold, call time.Duration) int {
 func (h *simHistory) finish(revoked map[string]time.Duration) {
 	for i, hold := range h.holds {
 		if at, ok := revoked[hold.lock.Owner()]; ok {
-			hold.to = min(hold.to, max(at, hold.from))
+			hold.to = min(hold.to, max(at, hold.called))
+			if hold.from > hold.to { // before its Acquire was told
+				hold.from = hold.to
+				for j, o := range h.ops {
+					if o.kind == opAcquire && o.hold == i+1 {
+						h.ops[j].ret = hold.from
+					}
+				}
+			}
 		}
 		hold.to = min(hold.to, hold.lost, hold.lock.Deadline().Sub(h.start))
 		if !hold.process.died.IsZero() {
