@@ -38,6 +38,9 @@ func (l *Locker) carriedLock(ctx context.Context, name string) *Lock {
 // Carries says whether ctx carries a lock of l on key (see [WithLock]) that was not given up yet: Acquire with ctx does
 // not wait then. It does not talk to the backend.
 func (l *Locker) Carries(ctx context.Context, key string) bool {
+	if ctx.Value(carriedKey{}) == nil { // most often
+		return false
+	}
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
 		return false

@@ -171,7 +171,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 			return nil, err
 		}
 	}
-	waiting, cancel := s.limit(ctx)
+	waiting, cancel := s.limit(ctx, time.Now())
 	defer cancel()
 	locks, err := l.acquireEach(ctx, waiting, sorted, opts)
 	if err == nil {

@@ -146,13 +146,13 @@ func (t *telemetry) acquired(ctx context.Context, span trace.Span, began time.Ti
 
 // failure names an error.
 func failure(ctx context.Context, err error) string {
-	var t *TakenError
-	switch {
-	case errors.As(err, &t):
+	if t, ok := errors.AsType[*TakenError](err); ok {
 		if t.Cause != nil {
 			return outcomeCancelled
 		}
 		return outcomeTaken
+	}
+	switch {
 	case errors.Is(err, ErrSealed):
 		return outcomeSealed
 	case errors.Is(err, ErrUnavailable):

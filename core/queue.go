@@ -117,15 +117,24 @@ func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := w.limit(w.traced)
-	defer cancel()
+	began := time.Now()
 	if head {
+		ctx, cancel := w.limit(w.traced, began)
+		defer cancel()
 		k, taken, err := l.try(ctx, ln, w)
 		if taken == nil {
 			return k, err
 		}
 		return l.waitAsHead(ctx, ln, w, taken)
 	}
+	// Most of those in a line get a lock, or an answer, from who is before them: a context of their own would be most of what that costs.
+	var over <-chan time.Time
+	if w.wait > 0 {
+		timer := time.NewTimer(w.wait)
+		defer timer.Stop()
+		over = timer.C
+	}
+	ctx := w.ctx
 	select {
 	case d := <-w.ready:
 		switch {
@@ -135,8 +144,12 @@ func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
 		case d.lock != nil || d.err != nil:
 			return d.lock, d.err
 		}
+		ctx, cancel := w.limit(w.traced, began)
+		defer cancel()
 		return l.waitAsHead(ctx, ln, w, nil)
 	case <-ctx.Done():
+	case <-over:
+		ctx = waitOver
 	case <-l.done:
 	}
 	l.mu.Lock()

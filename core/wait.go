@@ -23,12 +23,19 @@ const (
 
 var errWaitOver = errors.New("core: the wait is over")
 
-// limit bounds ctx by WithWait.
-func (s *settings) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+// waitOver is the context of a wait that is over.
+var waitOver = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errWaitOver)
+	return ctx
+}()
+
+// limit bounds ctx by WithWait, of a wait that began then.
+func (s *settings) limit(ctx context.Context, began time.Time) (context.Context, context.CancelFunc) {
 	if s.wait == 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, s.wait, errWaitOver)
+	return context.WithDeadlineCause(ctx, began.Add(s.wait), errWaitOver)
 }
 
 // waitAsHead asks the backend again and again until the key is ours. taken is the answer to the try before, if any.
@@ -148,8 +155,7 @@ func (l *Locker) try(ctx context.Context, ln *line, w *waiter) (*Lock, *TakenErr
 		return k, nil, err
 	}
 	err = named(err, w.key)
-	var taken *TakenError
-	if errors.As(err, &taken) {
+	if taken, ok := errors.AsType[*TakenError](err); ok {
 		return nil, taken, nil
 	}
 	sealed, isSealed := err.(*SealedError)

@@ -51,13 +51,26 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 		}
 		return db.Transaction(fn)
 	}
-	if err := p.remembered(ctx, d.keys); err != nil {
-		return err // before GORM makes a transaction
+	if db.Error != nil {
+		return db.Error // GORM would begin, and never end it
 	}
-	session := db.WithContext(context.WithValue(ctx, demandKey{}, d))
-	if session.Statement.ConnPool, err = p.wrap(db, session.Statement.ConnPool); err != nil {
+	wrapped, err := p.wrap(db, db.Statement.ConnPool)
+	if err != nil {
 		return guardError(d.keys, err)
 	}
+	// A key that is sealed, or not had, is not worth what GORM makes for a transaction.
+	if inner := poolOf(wrapped); inner != nil && d.group <= 1 && db.DefaultTransactionTimeout == 0 {
+		d.begun = &transaction{pool: inner, ctx: ctx}
+		err = d.begun.guard(ctx, d)
+		defer func() { _ = d.begun.Rollback() }() // ends it where GORM has not
+	} else {
+		err = p.remembered(ctx, d.keys)
+	}
+	if err != nil {
+		return err
+	}
+	session := db.WithContext(context.WithValue(ctx, demandKey{}, d))
+	session.Statement.ConnPool = wrapped
 	var inGroup *turn
 	err = session.Transaction(func(tx *gorm.DB) error {
 		t, _ := transactionOf(tx.Statement.ConnPool)

@@ -25,6 +25,8 @@ type demand struct {
 	wait   time.Duration
 	fenced bool
 	group  int // callers in one transaction
+
+	begun *transaction // has the locks already
 }
 
 func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
@@ -93,8 +95,9 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 
 // WithGuard returns a context that guards with these keys every transaction, and every single write, that gets it: the
 // form that also works for Begin by hand and for the generics API. The keys are taken as they are, together with those
-// that ctx has already. A transaction takes the locks in Begin, and the error is Begin's. Otherwise as [Guard], which
-// also says what reads outside a transaction get.
+// that ctx has already. A transaction takes the locks in Begin, and the error is Begin's. GORM also begins one, and leaves
+// it open, on a gorm.DB that has an Error from before: look at it first, or the keys are held until ctx ends ([Transaction]
+// does). Otherwise as [Guard], which also says what reads outside a transaction get.
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
 func WithGuard(ctx context.Context, keys ...string) context.Context {

@@ -145,3 +145,19 @@ func TestPlugin_OnTwoDatabases(t *testing.T) {
 		wantLeft(t, db, 42, 9)
 	})
 }
+
+// TestTransaction_OfADBWithAnError: GORM begins a transaction for it all the same, and never ends that.
+func TestTransaction_OfADBWithAnError(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		for name, opts := range map[string][]gormlock.TransactionOption{"alone": nil, "Grouped": {gormlock.Grouped(32)}} {
+			failed := db.Session(&gorm.Session{})
+			want(t, "AddError", failed.AddError(boom), boom)
+			want(t, name, gormlock.Transaction(failed, "k", func(*gorm.DB) error { t.Error("it ran"); return nil }, opts...), boom)
+			_, err := gormlock.Once(t.Context(), failed, "k", func(*gorm.DB) (int, error) { t.Error("it ran"); return 0, nil })
+			want(t, "Once", err, boom)
+			wantIdle(t, db, l, "k")
+		}
+	})
+}

@@ -97,6 +97,15 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
 }
 
+// poolOf returns the pool that wrap put in, nil where another one is around it.
+func poolOf(c gorm.ConnPool) *pool {
+	if prepared, ok := c.(*gorm.PreparedStmtDB); ok {
+		c = prepared.ConnPool
+	}
+	p, _ := c.(*pool)
+	return p
+}
+
 // registered returns the plugin of a database.
 func registered(db *gorm.DB) (*plugin, error) {
 	if p, ok := db.Plugins[pluginName].(*plugin); ok {

@@ -29,6 +29,9 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	err := ctx.Err()
 	switch {
 	case err != nil:
+	case d.begun != nil:
+		d.begun.opts = opts
+		t = d.begun
 	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
 		t, err = p.join(ctx, d.orDefault())
 	case len(d.keys) > 0:

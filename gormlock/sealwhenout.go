@@ -218,8 +218,7 @@ func primaryKey(s *gorm.Statement) map[string]any {
 
 // insufficient adds to the error of a guard that its key is sealed because nothing is left, if it is so.
 func insufficient(err error) error {
-	var sealed *core.SealedError
-	if errors.As(err, &sealed) && bytes.Equal(sealed.Value, soldOut) {
+	if sealed, ok := errors.AsType[*core.SealedError](err); ok && bytes.Equal(sealed.Value, soldOut) {
 		return &soldOutError{err}
 	}
 	return err

@@ -129,10 +129,11 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(t.ctx)
-	t.cancel = append(t.cancel, cancel)
-	inTime := func() bool { return true }
+	ctx, inTime := t.ctx, func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(t.ctx)
+		t.cancel = append(t.cancel, cancel)
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
 	}
 	t.reentered = t.pool.plugin.carries(ctx, d.keys)
