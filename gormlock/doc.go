@@ -23,7 +23,7 @@
 //   - Panics in blocks and hooks, and contexts that end, also in transactions by hand, roll back, then unlock.
 //   - Several guards are all taken or none, in one order everywhere, so that two transactions do not wait for each other.
 //   - A guard that cannot guard is an error, and nothing is sent: no plugin, a read outside a transaction, a guard after
-//     BEGIN, a transaction that the plugin did not begin, a template without a value, a DryRun.
+//     BEGIN, a transaction that the plugin did not begin, a template without a value, the DryRun of a write.
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says: its token must be the largest
 //     that registered in the database, before the first read.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process, and gives everybody the first

@@ -69,7 +69,7 @@ type demandKey struct{} // in a context: demand
 //
 // What goes wrong is the error of the statement, and nothing was sent then: core's errors where the lock was not had,
 // [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction, [ErrGuardTooLate],
-// [ErrUnmanagedTransaction], [ErrTemplate]; gorm.ErrDryRunModeUnsupported for a DryRun, which locks nothing. A guard
+// [ErrUnmanagedTransaction], [ErrTemplate]; gorm.ErrDryRunModeUnsupported for the DryRun of a write, which locks nothing. A guard
 // that fails in a transaction ends it: it is rolled back, and its later statements and its Commit return that error.
 //
 // The returned scope may be kept and used concurrently.
