@@ -212,3 +212,38 @@ func TestGrouped_ConnectionBreaks(t *testing.T) {
 		wantLeft(t, db, 42, 8)
 	})
 }
+
+// TestGrouped_RowsOfAnotherGoroutine: on SQLite a goroutine of the function may read rows while it goes on; for -race.
+func TestGrouped_RowsOfAnotherGoroutine(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() != "sqlite" {
+			return
+		}
+		for sku := range 100 {
+			put(t, db, sku, 50)
+		}
+		reading := &caller{fn: func(tx *gorm.DB) error {
+			rows, err := tx.Model(&Stock{}).Rows()
+			ok(t, "Rows", err)
+			n := make(chan int)
+			go func() {
+				i := 0
+				for rows.Next() {
+					i++
+				}
+				n <- i
+			}()
+			for range 20 {
+				err = errors.Join(err, take(tx, 42))
+			}
+			if read := <-n; read != 100 {
+				t.Errorf("%d rows", read)
+			}
+			return errors.Join(err, rows.Close())
+		}}
+		together(t, db, l, reading)
+		ok(t, "reading", reading.err)
+		wantLeft(t, db, 42, 30)
+	})
+}

@@ -141,6 +141,22 @@ func TestGrouped_EachItsOwnResult(t *testing.T) {
 				want(t, "guard", err, gormlock.ErrGuardTooLate)
 				return nil
 			}),
+			"a savepoint with our name": with(func(tx *gorm.DB) error {
+				return errors.Join(tx.SavePoint("onelane_turn").Error, boom)
+			}),
+			"a statement while rows are open": with(func(tx *gorm.DB) error {
+				rows, err := tx.Model(&Stock{}).Rows()
+				ok(t, "Rows", err)
+				rows.Next()
+				if tx.Name() == "sqlite" { // which can
+					ok(t, "take", take(tx, 43))
+				} else {
+					err = take(tx, 43)
+				}
+				ok(t, "Close", rows.Close())
+				ok(t, "take, when they are closed", take(tx, 43))
+				return errors.Join(err, boom)
+			}),
 			"Rollback by hand": with(func(tx *gorm.DB) error { return rollback(tx) }),
 			"SQLTx":            with(func(tx *gorm.DB) error { _, err := gormlock.SQLTx(tx); return err }),
 			"Prepare by hand": with(func(tx *gorm.DB) error {

@@ -121,7 +121,12 @@ var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the g
 
 // sealable says whether the statement's guard can be sealed.
 func (t *transaction) sealable() error {
-	if !t.guarded() || len(t.keys) != 1 {
+	if !t.guarded() {
+		return errSealNeedsGuard
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.locks) != 1 { // a key that was asked for twice is one lock
 		return errSealNeedsGuard
 	}
 	return nil
@@ -174,11 +179,17 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 }
 
 // out reads, in a transaction of its own, whether the rows are there and have nothing left. In a transaction dbresolver
-// does not choose a replica, which may lag behind.
-func (s *sellOut) out(ctx context.Context, p *pool) (bool, error) {
+// does not choose a replica, which may lag behind. A panic in a callback of the query is an error, as the lock is still to
+// be released, and a group has no caller who could recover.
+func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
 	ctx = withoutGuards(ctx)
 	conn := &transaction{pool: p, ctx: ctx}
-	defer func() { _ = conn.Rollback() }()
+	defer func() {
+		_ = conn.Rollback()
+		if p := recover(); p != nil {
+			yes, err = false, fmt.Errorf("panic: %v", p)
+		}
+	}()
 	q := s.db.Session(&gorm.Session{NewDB: true, Context: ctx, SkipHooks: true}).Model(s.model)
 	q.Statement.ConnPool = conn
 	q.Statement.Table, q.Statement.TableExpr, q.Statement.Unscoped = s.table, s.tableExpr, s.unscoped

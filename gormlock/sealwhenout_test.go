@@ -170,6 +170,11 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		if sealed(t, l, "k") {
 			t.Error("the key is sealed")
 		}
+		twice := gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("k")).Where("sku = 43"), "left", 1, option)
+		want(t, "one key twice", twice, gormlock.ErrInsufficient)
+		if !sealed(t, l, "k") {
+			t.Error("one key twice: it is not sealed")
+		}
 	})
 }
 
@@ -231,6 +236,30 @@ func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 				t.Errorf("%s: it is not sealed", name)
 			}
 			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		}
+	})
+}
+
+// TestSealWhenOut_LookPanics: a callback that panics when it is looked again is logged: the key is free, and not sealed.
+func TestSealWhenOut_LookPanics(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 0)
+		var looks, panics atomic.Int64
+		ok(t, "Register", db.Callback().Query().Before("gorm:query").Register("panics", func(*gorm.DB) {
+			if looks.Add(1) == panics.Load() {
+				panic("a callback's own")
+			}
+		}))
+		for _, n := range []int64{1, 2} { // before it seals, and after
+			for name, sell := range sellers {
+				looks.Store(0)
+				panics.Store(n)
+				want(t, name, sell(db, 42, 1), gormlock.ErrInsufficient)
+				eventually(t, name+": it has looked, and the key is free", func() bool {
+					return looks.Load() >= n && inUse(t, db) == 0 && !held(t, l, "k") && !sealed(t, l, "k")
+				})
+			}
 		}
 	})
 }

@@ -2,9 +2,11 @@ package gormlock
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"gorm.io/gorm"
@@ -32,7 +34,8 @@ func newTurn(ctx context.Context) *turn {
 	return &turn{ctx: ctx, ready: make(chan error, 1), ended: make(chan struct{})}
 }
 
-const savepoint = "onelane_turn"
+// savepoint has a name that no function of a turn can hit, by chance or because it read it here.
+var savepoint = "onelane_" + strings.ToLower(rand.Text()[:16])
 
 // mark makes the savepoint of the next turn, if the last one's is not still good.
 func (g *group) mark() error {
@@ -71,7 +74,7 @@ func (g *group) keep() error {
 	return g.fail(err)
 }
 
-const (
+var (
 	releaseSavepoint = "RELEASE SAVEPOINT " + savepoint
 	makeSavepoint    = "SAVEPOINT " + savepoint
 )
@@ -147,7 +150,7 @@ func (s *turn) stop() error {
 	defer s.mu.Unlock()
 	for _, r := range s.rows {
 		_ = r.Close()
-		s.judge(r.Err())
+		_ = s.closed(r)
 	}
 	s.rows = nil
 	return s.failed
@@ -184,65 +187,6 @@ func (s *turn) Rollback() error {
 	}
 	close(s.ended)
 	return err
-}
-
-// enter lets a statement run; the context it gets has the values of ctx, and ends with the group.
-func (s *turn) enter(ctx context.Context) (context.Context, error) {
-	if _, err := s.t.conn(); err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.over { // since then
-		return nil, sql.ErrTxDone
-	}
-	s.look()
-	if s.failed != nil {
-		return nil, s.failed
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	s.running++
-	return within{s.group.ctx, context.WithoutCancel(ctx)}, nil
-}
-
-func (s *turn) leave(err error, rows *sql.Rows) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.judge(err)
-	if rows != nil {
-		s.rows = append(s.rows, rows)
-	}
-	if s.running--; s.running == 0 && s.idle != nil {
-		close(s.idle)
-	}
-}
-
-// look judges the rows that were read since, and forgets the closed ones. s.mu is held.
-func (s *turn) look() {
-	open := s.rows[:0]
-	for _, r := range s.rows {
-		s.judge(r.Err())
-		if _, closed := r.Columns(); closed == nil {
-			open = append(open, r)
-		}
-	}
-	s.rows = open
-}
-
-// judge looks at the error of a statement: a function that goes on after one that took the transaction away would write
-// outside of any. s.mu is held.
-func (s *turn) judge(err error) {
-	if err == nil || s.failed != nil || harmless(err) {
-		return
-	}
-	s.failed = guardError(s.group.demand.keys, fmt.Errorf("a statement failed before, and the transaction may be gone: %w", err))
-	if gone(err) {
-		s.group.mu.Lock()
-		s.failed = s.group.fail(err)
-		s.group.mu.Unlock()
-	}
 }
 
 // within is a context with the end of one and the values of another.

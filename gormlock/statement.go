@@ -1,0 +1,82 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+)
+
+// enter lets a statement run; the context it gets has the values of ctx, and ends with the group.
+func (s *turn) enter(ctx context.Context) (context.Context, error) {
+	if _, err := s.t.conn(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over { // since then
+		return nil, sql.ErrTxDone
+	}
+	s.look()
+	switch {
+	case s.failed != nil:
+		return nil, s.failed
+	case len(s.rows) > 0 && s.t.pool.dialect.name != "sqlite":
+		return nil, errRowsOpen
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.running++
+	return within{s.group.ctx, context.WithoutCancel(ctx)}, nil
+}
+
+// errRowsOpen comes before the drivers of MySQL and PostgreSQL give the connection up, which is that of the whole group.
+var errRowsOpen = errors.New("gormlock: the rows of an earlier query are still open, and the connection can do one thing at a time: close them first")
+
+func (s *turn) leave(err error, rows *sql.Rows) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.judge(err)
+	if rows != nil {
+		s.rows = append(s.rows, rows)
+	}
+	if s.running--; s.running == 0 && s.idle != nil {
+		close(s.idle)
+	}
+}
+
+// look judges the rows that were read since, and forgets the closed ones. s.mu is held.
+func (s *turn) look() {
+	open := s.rows[:0]
+	for _, r := range s.rows {
+		if !s.closed(r) {
+			open = append(open, r)
+		}
+	}
+	s.rows = open
+}
+
+// closed says whether rows are, and judges what they ended with. It is Columns that tells, as Err is for the goroutine
+// that calls Next. s.mu is held.
+func (s *turn) closed(r *sql.Rows) bool {
+	_, err := r.Columns()
+	if err != nil && err.Error() != "sql: Rows are closed" {
+		s.judge(err)
+	}
+	return err != nil
+}
+
+// judge looks at the error of a statement: a function that goes on after one that took the transaction away would write
+// outside of any. s.mu is held.
+func (s *turn) judge(err error) {
+	if err == nil || s.failed != nil || harmless(err) {
+		return
+	}
+	s.failed = guardError(s.group.demand.keys, fmt.Errorf("a statement failed before, and the transaction may be gone: %w", err))
+	if gone(err) {
+		s.group.mu.Lock()
+		s.failed = s.group.fail(err)
+		s.group.mu.Unlock()
+	}
+}
