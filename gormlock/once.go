@@ -228,6 +228,12 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 
 // read returns nothing if the row is of this run, and what is stored, and errReplayed, if it is of another.
 func (o *once) read(ctx context.Context, conn querier, locking string) ([]byte, error) {
+	switch prepared := conn.(type) { // GORM's Row is an empty one where it cannot prepare, and panics
+	case *gorm.PreparedStmtDB:
+		conn = prepared.ConnPool
+	case *gorm.PreparedStmtTX:
+		conn = prepared.Tx
+	}
 	var attempt, mark, result []byte
 	err := conn.QueryRowContext(ctx, o.dialect.sql("SELECT attempt, fingerprint, result FROM onelane_once WHERE name = ? "+locking), []byte(o.name)).
 		Scan(&attempt, &mark, &result)
