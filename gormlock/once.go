@@ -3,7 +3,6 @@ package gormlock
 import (
 	"bytes"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"database/sql"
@@ -40,15 +39,6 @@ type onceOption func(*once)
 func (o onceOption) applyOnce(c *once) { o(c) }
 
 func (o sharedOption) applyOnce(c *once) { o(&c.guard) }
-
-// Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts: the amount and the
-// currency of a payment, say. Only a salted hash of them is stored. A run without a fingerprint is not compared.
-func Fingerprint(parts ...[]byte) OnceOption {
-	return onceOption(func(o *once) {
-		digest := idempotency.Digest(parts...)
-		o.fingerprint = digest[:]
-	})
-}
 
 // once is one call of Once.
 type once struct {
@@ -139,6 +129,8 @@ func newOnce(db *gorm.DB, key string, opts []OnceOption) (*once, error) {
 		err = wrong
 	case o.err != nil:
 		err = o.err
+	case db.Error != nil:
+		err = db.Error
 	case key == "":
 		err = fmt.Errorf("%w: it is empty; ClaimKey returns that where the context has no claim", core.ErrInvalidKey)
 	case len(key) > maxOnceKey:
@@ -269,32 +261,4 @@ func (o *once) explain(tx *gorm.DB, err error) error {
 		err = t.explain(err)
 	}
 	return o.error(err)
-}
-
-const saltSize = 16
-
-// newMark is the fingerprint as it is stored: a salt, and a hash keyed with it, as a plain hash of an amount could be
-// guessed.
-func (o *once) newMark() ([]byte, error) {
-	if o.fingerprint == nil {
-		return nil, nil
-	}
-	salt := make([]byte, saltSize, saltSize+sha256.Size)
-	if _, err := rand.Read(salt); err != nil {
-		return nil, err
-	}
-	return o.salted(salt), nil
-}
-
-func (o *once) salted(salt []byte) []byte {
-	h := hmac.New(sha256.New, salt)
-	h.Write(o.fingerprint)
-	return h.Sum(bytes.Clone(salt))
-}
-
-func (o *once) matches(mark []byte) bool {
-	if o.fingerprint == nil || len(mark) < saltSize {
-		return true
-	}
-	return hmac.Equal(mark, o.salted(mark[:saltSize]))
 }

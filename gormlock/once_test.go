@@ -290,6 +290,10 @@ func TestOnce_WithoutTheLock(t *testing.T) {
 		ok(t, "Close", node.Close())
 		ok(t, "Use", down.Use(gormlock.New(away)))
 		check("Redis is down", down, core.ErrUnavailable)
+
+		ok(t, "DROP", db.Exec("DROP TABLE onelane_once").Error)
+		_, err = gormlock.Once(t.Context(), db, "done", never, gormlock.WithWait(50*time.Millisecond))
+		want(t, "nor can it be looked up", says(err, "onelane_once", err), core.ErrTaken)
 	})
 }
 

@@ -1,0 +1,47 @@
+package gormlock
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+
+	"github.com/onelane/onelane/idempotency"
+)
+
+// Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts: the amount and the
+// currency of a payment, say. Only a salted hash of them is stored. A run without a fingerprint is not compared.
+func Fingerprint(parts ...[]byte) OnceOption {
+	return onceOption(func(o *once) {
+		digest := idempotency.Digest(parts...)
+		o.fingerprint = digest[:]
+	})
+}
+
+const saltSize = 16
+
+// newMark is the fingerprint as it is stored: a salt, and a hash keyed with it, as a plain hash of an amount could be
+// guessed.
+func (o *once) newMark() ([]byte, error) {
+	if o.fingerprint == nil {
+		return nil, nil
+	}
+	salt := make([]byte, saltSize, saltSize+sha256.Size)
+	if _, err := rand.Read(salt); err != nil {
+		return nil, err
+	}
+	return o.salted(salt), nil
+}
+
+func (o *once) salted(salt []byte) []byte {
+	h := hmac.New(sha256.New, salt)
+	h.Write(o.fingerprint)
+	return h.Sum(bytes.Clone(salt))
+}
+
+func (o *once) matches(mark []byte) bool {
+	if o.fingerprint == nil || len(mark) < saltSize {
+		return true
+	}
+	return hmac.Equal(mark, o.salted(mark[:saltSize]))
+}
