@@ -16,6 +16,10 @@ import (
 // StartMariaDB starts a MariaDB with a user root without a password. Nothing is synced to disk; what matters for isolation is as
 // MariaDB's defaults have it. The args, such as --sync-binlog=1, win over ours.
 func StartMariaDB(ctx context.Context, args ...string) (*Server, error) {
+	return startMariaDB(ctx, nil, args)
+}
+
+func startMariaDB(ctx context.Context, env, args []string) (*Server, error) {
 	binary, err := Find(MySQL)
 	if err != nil {
 		return nil, err
@@ -34,6 +38,7 @@ func StartMariaDB(ctx context.Context, args ...string) (*Server, error) {
 	}
 	return start(ctx, spec{
 		kind:    MySQL,
+		env:     env,
 		account: acc, // not --user: a process that changes its user by itself no longer ends with its parent
 		end:     syscall.SIGKILL,
 		prepare: func(ctx context.Context, dir string) error {

@@ -17,6 +17,10 @@ import (
 // StartPostgres starts a PostgreSQL that trusts every user on loopback and syncs nothing to disk. The args, such as -c fsync=on,
 // win over ours.
 func StartPostgres(ctx context.Context, args ...string) (*Server, error) {
+	return startPostgres(ctx, nil, args)
+}
+
+func startPostgres(ctx context.Context, env, args []string) (*Server, error) {
 	binary, err := Find(Postgres)
 	if err != nil {
 		return nil, err
@@ -27,6 +31,7 @@ func StartPostgres(ctx context.Context, args ...string) (*Server, error) {
 	}
 	return start(ctx, spec{
 		kind:    Postgres,
+		env:     env,
 		account: acc,
 		end:     syscall.SIGQUIT, // "immediate shutdown"; SIGKILL would leave its shared memory behind
 		prepare: func(ctx context.Context, dir string) error {

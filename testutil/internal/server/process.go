@@ -23,6 +23,7 @@ type process struct {
 func startProcess(sp spec, dir string, port int) (*process, error) {
 	cmd := sp.command(dir, port)
 	cmd.Dir = dir
+	cmd.Env = append(cmd.Environ(), sp.env...)
 	cmd.SysProcAttr = attributes(sp.account, sp.end)
 	out, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {

@@ -18,12 +18,17 @@ import (
 // StartRedis starts a Redis without persistence. The args are added to its command line and win over our own, for example
 // "--appendonly", "yes".
 func StartRedis(ctx context.Context, args ...string) (*Server, error) {
+	return startRedis(ctx, nil, args)
+}
+
+func startRedis(ctx context.Context, env, args []string) (*Server, error) {
 	binary, err := Find(Redis)
 	if err != nil {
 		return nil, err
 	}
 	return start(ctx, spec{
 		kind: Redis,
+		env:  env,
 		end:  syscall.SIGKILL,
 		command: func(dir string, port int) *exec.Cmd {
 			line := append([]string{"--save", "", "--appendonly", "no", "--daemonize", "no"}, args...)

@@ -39,6 +39,7 @@ type Server struct {
 // spec is what differs between the kinds of server.
 type spec struct {
 	kind    Kind
+	env     []string                                          // NAME=value, besides the caller's; not of prepare
 	account *account                                          // whom the process runs as; nil: the caller
 	prepare func(ctx context.Context, dir string) error       // fills the data folder, once; may be nil
 	command func(dir string, port int) *exec.Cmd              // runs in the foreground
@@ -48,14 +49,18 @@ type spec struct {
 }
 
 // Start starts a server of the given kind and returns when it answers. It returns a *MissingError where the server is not installed.
-func Start(ctx context.Context, kind Kind) (*Server, error) {
+func Start(ctx context.Context, kind Kind) (*Server, error) { return StartWith(ctx, kind, nil) }
+
+// StartWith is Start for a server whose process has more in its environment than the caller's, each NAME=value. The args are those
+// of StartRedis, StartMariaDB and StartPostgres.
+func StartWith(ctx context.Context, kind Kind, env []string, args ...string) (*Server, error) {
 	switch kind {
 	case Redis:
-		return StartRedis(ctx)
+		return startRedis(ctx, env, args)
 	case MySQL:
-		return StartMariaDB(ctx)
+		return startMariaDB(ctx, env, args)
 	case Postgres:
-		return StartPostgres(ctx)
+		return startPostgres(ctx, env, args)
 	}
 	return nil, fmt.Errorf("server: unknown kind %q: use one of %v", kind, Kinds)
 }

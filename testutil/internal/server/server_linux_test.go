@@ -85,3 +85,30 @@ func TestPauseAndResume(t *testing.T) {
 		}
 	})
 }
+
+func TestHasItsEnvironment(t *testing.T) {
+	each(t, func(t *testing.T, kind Kind) {
+		if kind == Redis {
+			return // it writes its title over what /proc shows
+		}
+		s, err := StartWith(t.Context(), kind, []string{"ONELANE_TEST_OWN=yes"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Stop)
+		for _, when := range []string{"started", "restarted"} {
+			environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.Pid()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{"ONELANE_TEST_OWN=yes", "PATH=" + os.Getenv("PATH")} {
+				if !bytes.Contains(append([]byte{0}, environ...), []byte("\x00"+want+"\x00")) {
+					t.Errorf("%s, it has no %s", when, want)
+				}
+			}
+			if err := s.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
