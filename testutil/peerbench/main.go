@@ -20,15 +20,16 @@ import (
 )
 
 // all are the scenarios, in the order of the report.
-func all() []scenario {
+func all(disk time.Duration) []scenario {
 	return []scenario{
 		ownKeys(1), ownKeys(16), ownKeys(256),
 		hotKey(64), hotProcesses(4, 16),
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
 		masters(16), cost(), held(10_000), held(100_000),
 		idempotent(64),
-		hotRow(database{server.Postgres, false}, 256), hotRow(database{server.MySQL, false}, 256),
-		hotRow(database{server.Postgres, true}, 256), hotRow(database{server.MySQL, true}, 256),
+		hotRow(database{kind: server.Postgres}, 256), hotRow(database{kind: server.MySQL}, 256),
+		hotRow(database{kind: server.Postgres, durable: true}, 256), hotRow(database{kind: server.MySQL, durable: true}, 256),
+		hotRow(database{server.Postgres, true, disk}, 256), hotRow(database{server.MySQL, true, disk}, 256),
 		soldOut(database{kind: server.Postgres}, 64), soldOut(database{kind: server.MySQL}, 64),
 		overhead(database{kind: server.Postgres}), overhead(database{kind: server.MySQL}),
 	}
@@ -57,6 +58,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	only := flags.String("only", "", "the scenarios whose name matches this `regexp`")
 	rounds := flags.Int("rounds", 5, "how often each contender is asked; the table has medians")
 	d := flags.Duration("time", 500*time.Millisecond, "how long each is asked in a round")
+	disk := flags.Duration("disk", time.Millisecond, "how much longer each sync to disk takes in the hot-row-…-disk scenarios, emulated")
 	who := flags.String("contender", "", "only the contenders whose name matches this `regexp`, for a profile; targets and ratios then miss the others")
 	profile := flags.String("cpuprofile", "", "write a CPU profile of the scenarios to this `file`, for go tool pprof")
 	asJSON := flags.Bool("json", false, "write JSON instead of a table")
@@ -78,11 +80,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if b.contender, err = regexp.Compile(*who); err != nil {
 		return fmt.Errorf("-contender: %w", err)
 	}
-	if *rounds < 1 || *d <= 0 {
-		return fmt.Errorf("-rounds %d -time %v: they must be positive", *rounds, *d)
+	if *rounds < 1 || *d <= 0 || *disk <= 0 {
+		return fmt.Errorf("-rounds %d -time %v -disk %v: they must be positive", *rounds, *d, *disk)
 	}
 	var results []result
-	for _, s := range all() {
+	for _, s := range all(*disk) {
 		switch {
 		case !wanted.MatchString(s.name):
 			continue

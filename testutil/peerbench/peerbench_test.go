@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 func BenchmarkScenarios(b *testing.B) {
 	servers := &bench{short: true}
 	b.Cleanup(servers.close)
-	for _, s := range all() {
+	for _, s := range all(time.Millisecond) {
 		b.Run(s.name, func(b *testing.B) {
 			var last result
 			for b.Loop() {
@@ -159,6 +160,18 @@ func TestMediansRatiosAndTargets(t *testing.T) {
 			t.Errorf("target %+v, want met %v", r.Targets[i], want)
 		}
 	}
+	s.limits = map[string]string{"we": "bare", "a": "bare"}
+	for i, want := range []verdict{{Met: true}, {}, {Met: true}} {
+		if got := s.summarize(cs, [][]sample{{{300, 1}}, {{90, 8}}, {{100, 9}}, {{1000, 0.1}}}).Targets[i]; got.Met != want.Met || got.LimitOf != "" {
+			t.Errorf("target %+v, want met %v and no limit, as bare has 10 times b's", got, want.Met)
+		}
+	}
+	if got := s.summarize(cs, [][]sample{{{150, 1}}, {{90, 8}}, {{100, 9}}, {{400, 0.1}}}).Targets; got[0].LimitOf != "" || got[1].LimitOf != "bare" || got[1].Limit != 4 {
+		t.Errorf("where bare has 4 times b's the targets of 2 and 5 times are %+v", got[:2])
+	}
+	if got := s.summarize(cs[:3], [][]sample{{{150, 1}}, {{90, 8}}, {{100, 9}}}).Targets[1]; got.Met || got.LimitOf != "" {
+		t.Errorf("without the contender that is the limit the target is %+v", got)
+	}
 	s.columns[0].lower = true
 	if got := s.summarize(cs, [][]sample{{{2, 1}}, {{4, 1}}, {{8, 1}}, {{1, 1}}}).Rows[0].Ratio; got != 2 {
 		t.Errorf("half of the best peer's is a ratio of %v where less is better", got)
@@ -181,7 +194,7 @@ func TestOnlyWhatClientsSendIsCounted(t *testing.T) {
 }
 
 func TestDurableServersSayWhatCommitWaitsFor(t *testing.T) {
-	b := &bench{short: true, contender: regexp.MustCompile(`^SELECT … FOR UPDATE$`)}
+	b := &bench{short: true, contender: regexp.MustCompile(`^(SELECT … FOR UPDATE|the statements alone.*)$`)}
 	t.Cleanup(b.close)
 	for kind, want := range map[server.Kind]struct {
 		settings string
@@ -194,15 +207,57 @@ func TestDurableServersSayWhatCommitWaitsFor(t *testing.T) {
 			t.Log(err)
 			continue
 		}
-		r, err := hotRow(database{kind, true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard)
+		r, err := hotRow(database{kind: kind, durable: true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(r.About, want.settings) {
 			t.Errorf("%s: no %q in %s", kind, want.settings, r.About)
 		}
-		if got := r.of(forUpdateName, "round trips"); math.Abs(got-want.trips) > 0.01 {
-			t.Errorf("%s: %v round trips per sale, want %v", kind, got, want.trips)
+		for name, trips := range map[string]float64{forUpdateName: want.trips, aloneName: 3 + 2./groupSize, aloneByGORMName: 3 + 2./groupSize} {
+			if got := r.of(name, "round trips"); math.Abs(got-trips) > 0.01 {
+				t.Errorf("%s: %s takes %v round trips per sale, want %v", kind, name, got, trips)
+			}
 		}
+	}
+}
+
+func TestASlowerDiskIsSlower(t *testing.T) {
+	b := &bench{short: true}
+	t.Cleanup(b.close)
+	for _, kind := range []server.Kind{server.MySQL, server.Postgres} {
+		if _, err := server.Find(kind); err != nil && !server.Required() {
+			t.Log(err)
+			continue
+		}
+		slow := database{kind, true, 2 * time.Millisecond}
+		said, err := b.durability(t.Context(), slow) // which is an error where a COMMIT is too fast
+		if runtime.GOOS != "linux" {
+			if err == nil || !strings.Contains(err.Error(), "on Linux") {
+				t.Errorf("%s on %s: %v", kind, runtime.GOOS, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(said, "emulated") || kind == server.Postgres && !regexp.MustCompile(`By its own clock a sync took ([2-9]|\d\d+)\.\d+ ms`).MatchString(said) {
+			t.Errorf("%s says %s", kind, said)
+		}
+		if _, err := b.database(database{kind: kind, durable: true}); err != nil {
+			t.Fatal(err)
+		}
+		b.databases[slow] = b.databases[database{kind: kind, durable: true}]
+		if said, err := b.durability(t.Context(), slow); err == nil || !strings.Contains(err.Error(), preload) {
+			t.Errorf("%s without the slower disk: %q, %v", kind, said, err)
+		}
+	}
+}
+
+func TestNoCompiler(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv("CC", "")
+	if _, err := slowDisk(t.TempDir(), time.Millisecond); err == nil || runtime.GOOS == "linux" && !strings.Contains(err.Error(), "apt-get install gcc") {
+		t.Errorf("without a compiler: %v", err)
 	}
 }

@@ -41,6 +41,9 @@ func (r result) markdown(w io.Writer) {
 		if t.Met {
 			verdict = "met"
 		}
+		if t.LimitOf != "" {
+			verdict += fmt.Sprintf("; here “%s” reaches %s", t.LimitOf, figure(t.Limit))
+		}
 		fmt.Fprintf(w, "- %s: **%s**, %s\n", t.Text, figure(t.Figure), verdict)
 	}
 }

@@ -24,6 +24,8 @@ type scenario struct {
 	open        func(b *bench) ([]contender, error)
 	note        func(ctx context.Context, b *bench) (string, error) // of the servers, after about; may be nil
 	targets     []target
+	// limits has the contender whose figures nothing of a contender's design can beat, by that one's name.
+	limits map[string]string
 }
 
 // column is a figure that each contender has.
@@ -52,6 +54,10 @@ type target struct {
 	atMost  float64 // where atLeast is 0
 }
 
+func (t target) met(figure float64) bool {
+	return t.atLeast > 0 && figure >= t.atLeast || t.atLeast == 0 && figure <= t.atMost
+}
+
 // result is what came out of a scenario.
 type result struct {
 	Scenario string    `json:"scenario"`
@@ -77,6 +83,9 @@ type verdict struct {
 	Text   string  `json:"text"`
 	Figure float64 `json:"figure"`
 	Met    bool    `json:"met"`
+	// Limit is there where a target that was missed cannot be met here: the figure with LimitOf, the scenario's limit, in place of ours.
+	Limit   float64 `json:"limit,omitempty"`
+	LimitOf string  `json:"limit_of,omitempty"`
 }
 
 // run asks all contenders once per round, each round in another order, so that what else the machine does falls on all.
@@ -157,8 +166,35 @@ func (s scenario) summarize(contenders []contender, samples [][]sample) result {
 		}
 	}
 	for _, t := range s.targets {
-		f := t.figure(r)
-		r.Targets = append(r.Targets, verdict{t.text, f, t.atLeast > 0 && f >= t.atLeast || t.atLeast == 0 && f <= t.atMost})
+		r.Targets = append(r.Targets, s.verdict(t, r))
+	}
+	return r
+}
+
+func (s scenario) verdict(t target, r result) verdict {
+	f := t.figure(r)
+	v := verdict{Text: t.text, Figure: f, Met: t.met(f)}
+	if v.Met {
+		return v
+	}
+	for name, limit := range s.limits {
+		if most := t.figure(r.as(name, limit)); most > 0 && most != f && !t.met(most) { // 0 if it was not asked
+			v.Limit, v.LimitOf = most, limit
+		}
+	}
+	return v
+}
+
+// as is the result if a contender had another one's figures.
+func (r result) as(name, other string) result {
+	r.Rows = slices.Clone(r.Rows)
+	for i, w := range r.Rows {
+		switch w.Name {
+		case name:
+			r.Rows[i].Name = ""
+		case other:
+			r.Rows[i].Name = name
+		}
 	}
 	return r
 }

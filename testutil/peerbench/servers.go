@@ -29,6 +29,7 @@ type bench struct {
 	since     time.Time // when the last of the masters was started
 	started   []*server.Server
 	databases map[database]*server.Server
+	libraries string // the folder of what servers load
 }
 
 func (b *bench) close() {
@@ -38,10 +39,14 @@ func (b *bench) close() {
 		s.Stop()
 	}
 	b.started = nil
+	if b.libraries != "" {
+		_ = os.RemoveAll(b.libraries)
+		b.libraries = ""
+	}
 }
 
-func (b *bench) start(start func(ctx context.Context, args ...string) (*server.Server, error), args ...string) (*server.Server, error) {
-	s, err := start(context.Background(), args...)
+func (b *bench) start(kind server.Kind, env []string, args ...string) (*server.Server, error) {
+	s, err := server.StartWith(context.Background(), kind, env, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +59,7 @@ func (b *bench) redis() (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.single == nil {
-		s, err := b.start(server.StartRedis)
+		s, err := b.start(server.Redis, nil)
 		if err != nil {
 			return "", err
 		}
@@ -68,7 +73,7 @@ func (b *bench) quorum() ([]*server.Server, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for len(b.masters) < mastersCount {
-		s, err := b.start(server.StartRedis)
+		s, err := b.start(server.Redis, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -89,11 +94,17 @@ func (b *bench) database(d database) (string, error) {
 		return dsn, nil
 	}
 	if b.databases[d] == nil {
-		var args []string
+		var env, args []string
 		if d.durable {
 			args = how.durable
 		}
-		s, err := b.start(how.start, args...)
+		if d.slower > 0 {
+			var err error
+			if env, err = b.slowDisk(d.slower); err != nil {
+				return "", err
+			}
+		}
+		s, err := b.start(d.kind, env, args...)
 		if err != nil {
 			return "", err
 		}
@@ -103,6 +114,18 @@ func (b *bench) database(d database) (string, error) {
 		b.databases[d] = s
 	}
 	return b.databases[d].DSN, nil
+}
+
+// slowDisk is the environment of a server whose syncs each take so much longer.
+func (b *bench) slowDisk(delay time.Duration) ([]string, error) {
+	if b.libraries == "" {
+		dir, err := os.MkdirTemp("", "onelane-disk-")
+		if err != nil {
+			return nil, err
+		}
+		b.libraries = dir
+	}
+	return slowDisk(b.libraries, delay)
 }
 
 // allCPU is the CPU time of this process, the Redis and a database, 0 where that is not known.
