@@ -21,6 +21,8 @@
 //   - If the lock is lost or the context ends before COMMIT, the transaction is rolled back, with an error that
 //     matches core.ErrLost or the context's.
 //   - Panics in blocks and hooks, and contexts that end, also in transactions by hand, roll back, then unlock.
+//   - Where the database ends a guarded transaction by itself, as MySQL does in a deadlock and SQLite when a write is
+//     interrupted, nothing is written after it, even if the block goes on.
 //   - Several guards are all taken or none, in one order everywhere, so that two transactions do not wait for each other.
 //   - A guard that cannot guard is an error, and nothing is sent: no plugin, a read outside a transaction, a guard after
 //     BEGIN, a transaction that the plugin did not begin, a template without a value, the DryRun of a write.
@@ -50,6 +52,8 @@
 //   - With [Once]: what fn does outside the transaction. It may run again after the database rolled it back, and runs anew
 //     after [Purge].
 //   - The lock for what a block under [Guard] does before its first statement.
+//   - That it is seen how MySQL ends a transaction while the block reads Rows, by innodb_rollback_on_timeout, or in what
+//     runs on [SQLTx]: look at those errors, and return them.
 //   - Order of callbacks: one that is registered for "*" after the plugin runs outside the lock. If a callback that
 //     was registered by hand panics in a guarded single statement, its transaction stays open until its context ends.
 //   - That a statement in a group ([Grouped]) ends with its caller's context: that would end the connection for all. It

@@ -101,6 +101,36 @@ func (t *transaction) Rollback() error {
 	return t.undo()
 }
 
+// explain adds to the error of a statement that the lock was lost, or the context ended, if that is not in it.
+func (t *transaction) explain(err error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.keys) == 0 {
+		return err
+	}
+	if t.failed == nil && !t.over && t.ended(err) {
+		t.fail(guardError(t.keys, fmt.Errorf("the database has rolled the transaction back: %w", err)))
+	}
+	why := t.usable()
+	for _, cause := range []error{errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(why, cause) && !errors.Is(err, cause) {
+			return fmt.Errorf("%w: %w", why, err)
+		}
+	}
+	return err
+}
+
+// ended says whether the database ended the whole transaction with the statement that returned err: it would commit each
+// later one by itself. SQLite does so when a write is interrupted, as by its context, when the disk is full and where a
+// constraint or a trigger says ROLLBACK; only BEGIN shows it. t.mu is held.
+func (t *transaction) ended(err error) bool {
+	if t.real == nil || t.pool.dialect.name != "sqlite" {
+		return gone(err)
+	}
+	_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
+	return begin == nil
+}
+
 // abort rolls back when the context has ended or a lock is lost.
 func (t *transaction) abort() {
 	t.mu.Lock()

@@ -59,7 +59,9 @@ func (t *recordingTx) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt
 }
 
 func (t *recordingTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	t.journal.note("%s", strings.TrimSuffix(strings.Fields(query)[0], "POINT"))
+	if query != "BEGIN" { // which only asks SQLite whether there is a transaction
+		t.journal.note("%s", strings.TrimSuffix(strings.Fields(query)[0], "POINT"))
+	}
 	return t.Tx.ExecContext(ctx, query, args...)
 }
 

@@ -2,6 +2,7 @@ package gormlock
 
 import (
 	"context"
+	"database/sql"
 
 	"gorm.io/gorm"
 )
@@ -96,11 +97,14 @@ func (p *plugin) after(db *gorm.DB) {
 
 // afterRead is for statements that have no transaction of their own.
 func (p *plugin) afterRead(db *gorm.DB) {
-	if db.Error == nil {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if t == nil {
 		return
 	}
-	if t, _ := transactionOf(db.Statement.ConnPool); t != nil {
+	if db.Error != nil {
 		db.Error = t.explain(db.Error)
+	} else if row, ok := db.Statement.Dest.(*sql.Row); ok && row != nil && row.Err() != nil { // which GORM does not look at
+		_ = t.explain(row.Err())
 	}
 }
 

@@ -187,25 +187,6 @@ func (t *transaction) begin() (err error) {
 	return err
 }
 
-// explain adds to the error of a statement that the lock was lost, or the context ended, if that is not in it.
-func (t *transaction) explain(err error) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.keys) == 0 {
-		return err
-	}
-	if number, _ := mysqlNumber(err); number == deadlock && t.failed == nil && !t.over {
-		t.fail(err) // the server rolled everything back, and would commit each later statement by itself
-	}
-	why := t.usable()
-	for _, cause := range []error{errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
-		if errors.Is(why, cause) && !errors.Is(err, cause) {
-			return fmt.Errorf("%w: %w", why, err)
-		}
-	}
-	return err
-}
-
 // PrepareContext implements gorm.ConnPool.
 func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
 	c, err := t.conn()

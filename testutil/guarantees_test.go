@@ -55,6 +55,7 @@ var guarantees = map[string][]guarantee{
 		{"If the answer to COMMIT is lost", []string{"TestCommitUnknown"}},
 		{"If the lock is lost or the context ends before COMMIT", []string{"TestLost_BeforeCommit", "TestContext_EndsInManualTransaction"}},
 		{"Panics in blocks and hooks", []string{"TestBlock_Panics", "TestHooks_PanicOrFail"}},
+		{"Where the database ends a guarded transaction", []string{"TestTransaction_EndedByTheDatabase", "TestOnce_Deadlock"}},
 		{"Several guards are all taken or none", []string{"TestGuards_TakenTogether"}},
 		{"A guard that cannot guard is an error", []string{"TestErrNotRegistered", "TestErrNoTransaction", "TestErrGuardTooLate",
 			"TestErrUnmanagedTransaction", "TestTemplate_WithoutValue", "TestDryRun_IsRefused"}},

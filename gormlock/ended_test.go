@@ -1,0 +1,109 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// endings are statements with which a database ends the whole transaction: what comes after them would be committed
+// statement by statement.
+var endings = map[string]map[string]func(tx *gorm.DB) error{
+	"sqlite": {
+		interrupted: func(tx *gorm.DB) error {
+			ctx, cancel := context.WithTimeout(tx.Statement.Context, 50*time.Millisecond)
+			defer cancel()
+			return tx.WithContext(ctx).Exec("UPDATE stocks SET name = (WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n)").Error
+		},
+		"OR ROLLBACK": func(tx *gorm.DB) error {
+			return tx.Exec("INSERT OR ROLLBACK INTO stocks (id) SELECT id FROM stocks").Error
+		},
+		"a trigger": func(tx *gorm.DB) error { return tx.Exec("DELETE FROM guarded").Error },
+	},
+	"mysql": { // SIGNAL ends nothing by itself
+		"a row that changed": func(tx *gorm.DB) error {
+			return tx.Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1020").Error
+		},
+		"a deadlock of a Row": func(tx *gorm.DB) error {
+			var n int
+			return tx.Raw("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Row().Scan(&n)
+		},
+	},
+	"postgres": {
+		"any error": func(tx *gorm.DB) error { return tx.Exec("SELECT 1/0").Error },
+	},
+}
+
+const interrupted = "a write that its context interrupts"
+
+// TestTransaction_EndedByTheDatabase: a careless function goes on after that, and nothing of it may be written.
+func TestTransaction_EndedByTheDatabase(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() == "sqlite" {
+			ok(t, "Exec", db.Exec("CREATE TABLE guarded AS SELECT 1 AS id").Error)
+			ok(t, "Exec", db.Exec("CREATE TRIGGER keep BEFORE DELETE ON guarded BEGIN SELECT RAISE(ROLLBACK, 'kept'); END").Error)
+		}
+		for name, end := range endings[db.Name()] {
+			careless := func(tx *gorm.DB) (receipt, error) {
+				ok(t, "before it", take(tx, 42))
+				if end(tx) == nil {
+					t.Errorf("%s: no error", name)
+				}
+				return charge(tx)
+			}
+			_, err := gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (receipt, error) {
+				r, _ := careless(tx)
+				return r, nil
+			})
+			errs := map[string]error{"Once": err}
+			for _, returned := range []error{nil, boom} {
+				fn := func(tx *gorm.DB) error { _, _ = careless(tx); return returned }
+				errs[fmt.Sprint("block ", returned)] = db.Scopes(gormlock.Guard("k")).Transaction(fn)
+				errs[fmt.Sprint("Transaction ", returned)] = gormlock.Transaction(db, "k", fn)
+				if name != interrupted { // in a group it is not; who was in one knows no more
+					grouped := gormlock.Transaction(db, fmt.Sprint(name, returned), fn, gormlock.Grouped(4))
+					if grouped == nil {
+						t.Errorf("%s: success in a group", name)
+					}
+				}
+			}
+			for form, err := range errs {
+				if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
+					t.Errorf("%s: %s: %v", name, form, err)
+				}
+			}
+			if n := orders(t, db); n != 0 {
+				t.Fatalf("%s: %d orders were written outside of the transaction", name, n)
+			}
+			wantLeft(t, db, 42, 10)
+			eventually(t, "idle", func() bool { return inUse(t, db) == 0 }) // a group is told of before its connection is given back
+			wantIdle(t, db, l, "k")
+		}
+	})
+}
+
+// TestTransaction_GoesOnAfterAnError: an error that ends only its statement ends only that.
+func TestTransaction_GoesOnAfterAnError(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		ok(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			want(t, "Take", tx.Take(&Stock{}, "sku = 1").Error, gorm.ErrRecordNotFound)
+			if tx.Transaction(func(tx *gorm.DB) error { return tx.Create(&Stock{SKU: 42}).Error }) == nil {
+				t.Error("two stocks with one SKU")
+			}
+			return take(tx, 42)
+		}))
+		wantLeft(t, db, 42, 8)
+	})
+}
