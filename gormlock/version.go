@@ -27,12 +27,13 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 //	db.Take(&s, 1)
 //	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3; errors.Is(err, gormlock.ErrStale)
 //
-// A create sets it to 1. Every update by GORM adds 1 to it, whatever is selected or omitted. An update or delete of a
-// model with its primary key, by Save, Update, Updates, UpdateColumn and Delete, with a struct or a map, needs the row
-// to be in the model's version, else it is [ErrStale]; afterwards the model has the new one. A model whose version was
-// not read (it is 0) is stale, unless the row's version is 0 or NULL too, as after the column was added. A version in
-// what is to be written, a struct or a map, is not written but must be the row's too. With a slice all rows must be in
-// their versions, or none is written; this takes a transaction, which is GORM's default.
+// A create sets it to 1. Every update and soft delete by GORM adds 1 to it, whatever is selected or omitted. An update or
+// delete of a model with its primary key, by Save, Update, Updates, UpdateColumn and Delete, with a struct or a map, needs
+// the row to be in the model's version, else it is [ErrStale]; afterwards the model has the new one. A model whose version
+// was not read (it is 0) is stale, unless the row's version is 0 or NULL too, as after the column was added. A version in
+// what is to be written is not written but must be the row's too: of a struct if it is not 0, of a map always, as a number
+// or its text. With a slice all rows must be in their versions, or none is written; this takes a transaction, which is
+// GORM's default.
 //
 // An update or delete by conditions only, without a primary key in the model, asks for no version (unless one is given),
 // and so does [Decrement]. It makes what others have read stale nevertheless. An upsert with DoUpdates does the same; one
@@ -171,6 +172,9 @@ func deleteVersioned(db *gorm.DB, f *schema.Field) *versions {
 		v = expected(db, f, reflect.ValueOf(s.Model))
 	}
 	v.demand(db)
+	// A soft delete is an UPDATE with a SET of its own, which keeps this; one for good has none.
+	s.Clauses["SET"] = clause.Clause{AfterExpression: clause.Expr{SQL: ", ? = ?", Vars: []any{increment(f).Column, increment(f).Value}}}
+	v.ownSet = true
 	return v
 }
 

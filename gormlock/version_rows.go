@@ -1,8 +1,11 @@
 package gormlock
 
 import (
+	"database/sql/driver"
 	"fmt"
+	"math"
 	"reflect"
+	"strconv"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -16,7 +19,7 @@ type versions struct {
 	given   []int64        // versions without a row, or of what is to be written
 	want    int64          // rows
 	updates bool
-	ownSet  bool
+	ownSet  bool // the SET clause is not the caller's
 }
 
 type versionedRow struct {
@@ -36,15 +39,15 @@ func expected(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 		if m.Type() != s.Schema.ModelType {
 			continue
 		}
-		row, id := versionedRow{model: m, version: versionIn(s, f, m)}, ""
+		row, id, found := versionedRow{model: m, version: versionIn(s, f, m)}, "", false
 		for _, pk := range s.Schema.PrimaryFields {
-			if value, zero := pk.ValueOf(s.Context, m); !zero {
-				row.key = append(row.key, clause.Eq{Column: column(pk.DBName), Value: value})
-				id += fmt.Sprintf("%v\x00", value)
-			}
+			value, zero := pk.ValueOf(s.Context, m)
+			found = found || !zero // of a key of several, each part counts then
+			row.key = append(row.key, clause.Eq{Column: column(pk.DBName), Value: value})
+			id += fmt.Sprintf("%v\x00", pointedAt(reflect.ValueOf(value)))
 		}
 		switch {
-		case len(row.key) > 0:
+		case found:
 			v.rows = append(v.rows, row)
 			if !seen[id] {
 				v.want++
@@ -54,7 +57,10 @@ func expected(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 			v.given = append(v.given, row.version)
 		}
 	}
-	if written := writtenVersion(s, f); written != 0 {
+	switch written, given, err := writtenVersion(s, f); {
+	case err != nil:
+		_ = db.AddError(fmt.Errorf("gormlock: table %q: column %q: %w: %w", s.Table, f.DBName, gorm.ErrInvalidData, err))
+	case given:
 		v.given = append(v.given, written)
 	}
 	if len(v.given) > 0 {
@@ -65,18 +71,12 @@ func expected(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 
 func versionIn(s *gorm.Statement, f *schema.Field, model reflect.Value) int64 {
 	value, _ := f.ValueOf(s.Context, model)
-	return number(value)
-}
-
-// number is a version as it stands in a model, a map or JSON; 0 if it is none.
-func number(value any) int64 {
-	switch v := reflect.Indirect(reflect.ValueOf(value)); {
-	case v.CanInt():
-		return v.Int()
-	case v.CanUint():
-		return int64(v.Uint())
-	case v.CanFloat():
-		return int64(v.Float())
+	version := reflect.Indirect(reflect.ValueOf(value))
+	switch {
+	case version.CanInt():
+		return version.Int()
+	case version.CanUint():
+		return int64(version.Uint())
 	}
 	return 0
 }
@@ -87,14 +87,22 @@ func sameModel(s *gorm.Statement) bool {
 	return dest.Kind() == reflect.Pointer && model.Kind() == reflect.Pointer && dest.Pointer() == model.Pointer()
 }
 
-// writtenVersion is the version in what an update is to write, where that is not the model.
-func writtenVersion(s *gorm.Statement, f *schema.Field) int64 {
+// writtenVersion is the version in what an update is to write, where that is not the model, if it has one. That of a
+// struct must not be 0.
+func writtenVersion(s *gorm.Statement, f *schema.Field) (version int64, given bool, err error) {
 	if sameModel(s) {
-		return 0
+		return 0, false, nil
 	}
-	switch dest := reflect.Indirect(reflect.ValueOf(s.Dest)); {
-	case dest.Kind() == reflect.Struct && dest.Type() == s.Schema.ModelType:
-		return versionIn(s, f, dest)
+	switch dest := pointedAt(reflect.ValueOf(s.Dest)); {
+	case dest.Kind() == reflect.Struct:
+		parsed := &gorm.Statement{DB: s.DB}
+		if parsed.Parse(s.Dest) != nil { // GORM has its own error for it
+			return 0, false, nil
+		}
+		if field := parsed.Schema.LookUpField(f.DBName); field != nil {
+			version = versionIn(s, field, dest)
+		}
+		return version, version != 0, nil
 	case dest.Kind() == reflect.Map && dest.Type().Key().Kind() == reflect.String:
 		for _, name := range []string{f.DBName, f.Name} {
 			if value := dest.MapIndex(reflect.ValueOf(name).Convert(dest.Type().Key())); value.IsValid() {
@@ -102,7 +110,33 @@ func writtenVersion(s *gorm.Statement, f *schema.Field) int64 {
 			}
 		}
 	}
-	return 0
+	return 0, false, nil
+}
+
+// number is a version as it stands in a map, also one that was made of JSON; NULL is 0. An expression is none.
+func number(value any) (n int64, given bool, err error) {
+	v := pointedAt(reflect.ValueOf(value))
+	if !v.IsValid() || v.Kind() == reflect.Pointer {
+		return 0, true, nil
+	}
+	switch value := value.(type) {
+	case clause.Expression:
+		return 0, false, nil
+	case driver.Valuer:
+		plain, err := value.Value()
+		if err != nil {
+			return 0, false, err
+		}
+		return number(plain)
+	}
+	if v.CanFloat() && v.Float() == math.Trunc(v.Float()) {
+		return int64(v.Float()), true, nil
+	}
+	text, err := keyPart(v.Interface())
+	if err == nil {
+		n, err = strconv.ParseInt(text, 10, 64)
+	}
+	return n, err == nil, err
 }
 
 func (v *versions) is(version int64) clause.Expression {
@@ -149,6 +183,7 @@ func (v *versions) check(db *gorm.DB) {
 		return
 	}
 	if v.ownSet {
+		v.updates = v.updates || db.Statement.Clauses["SET"].Expression != nil // by a soft delete
 		delete(db.Statement.Clauses, "SET")
 	}
 	if v.want == 0 || db.DryRun {

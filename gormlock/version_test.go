@@ -1,8 +1,10 @@
 package gormlock_test
 
 import (
+	"database/sql"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -181,6 +183,59 @@ func TestVersion_Delete(t *testing.T) {
 	})
 }
 
+// TestVersion_SoftDelete: a soft delete changes the row, so that others cannot bring it back unawares.
+func TestVersion_SoftDelete(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		for name, del := range map[string]func(a *Account) error{
+			"of the model":  func(a *Account) error { return db.Delete(a).Error },
+			"by conditions": func(a *Account) error { defer func() { a.Version++ }(); return db.Delete(&Account{}, a.ID).Error },
+		} {
+			mine, theirs := twice(t, db)
+			ok(t, name, del(&mine))
+			want(t, name+", stale Save", db.Unscoped().Save(&theirs).Error, gormlock.ErrStale)
+			want(t, name+", stale Delete", db.Unscoped().Delete(&theirs).Error, gormlock.ErrStale)
+			want(t, name, db.Take(&Account{}, mine.ID).Error, gorm.ErrRecordNotFound)
+			ok(t, name+", brought back", db.Unscoped().Model(&mine).Update("deleted_at", nil).Error)
+			ok(t, name+", again", db.Delete(&mine).Error)
+			ok(t, name+", for good", db.Unscoped().Delete(&mine).Error)
+		}
+	})
+}
+
+// TestVersion_Given: a version in what is to be written must be the row's, whatever type it has there.
+func TestVersion_Given(t *testing.T) {
+	t.Parallel()
+	type part struct {
+		Balance int64
+		Version *int64
+	}
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine, _ := twice(t, db)
+		ok(t, "Update", db.Model(&mine).Update("balance", 5).Error)
+		other, two := int64(1), int64(2)
+		write := func(version any) error {
+			return db.Model(&Account{}).Where("id = ?", mine.ID).Updates(map[string]any{"balance": 7, "version": version}).Error
+		}
+		for _, version := range []any{1, json.Number("1"), "1", []byte("1"), 1.0, 0, nil, (*int)(nil), &other, uint8(3), sql.NullInt64{Int64: 1, Valid: true}, sql.NullInt64{}} {
+			want(t, fmt.Sprintf("%T %v", version, version), write(version), gormlock.ErrStale)
+		}
+		for _, version := range []any{"one", "", 1.5, struct{}{}, true, "99999999999999999999"} {
+			want(t, fmt.Sprintf("%T %v", version, version), write(version), gorm.ErrInvalidData)
+		}
+		want(t, "another struct", db.Model(&Account{}).Where("id = ?", mine.ID).Updates(part{7, &other}).Error, gormlock.ErrStale)
+		if ok(t, "Take", db.Take(&mine, mine.ID).Error); mine.Balance != 5 || mine.Version != 2 {
+			t.Fatalf("%+v", mine)
+		}
+		ok(t, "another struct, the row's", db.Model(&Account{}).Where("id = ?", mine.ID).Updates(part{7, &two}).Error)
+		ok(t, "text, the row's", write("3"))
+		ok(t, "an expression is no version", write(gorm.Expr("version + 5")))
+		if ok(t, "Take", db.Take(&mine, mine.ID).Error); mine.Balance != 7 || mine.Version != 5 {
+			t.Fatalf("%+v", mine)
+		}
+	})
+}
+
 // TestVersion_Batches: all rows in their versions, or none is written.
 func TestVersion_Batches(t *testing.T) {
 	t.Parallel()
@@ -204,6 +259,15 @@ func TestVersion_Batches(t *testing.T) {
 			t.Errorf("the models have editions %d and %d", theirs[0].Edition, theirs[1].Edition)
 		}
 		ok(t, "delete", db.Delete(&theirs).Error)
+
+		zeros := []Seat{{Row: 0, Number: 1}, {Row: 1, Number: 0}, {Row: 5, Number: 1}}
+		ok(t, "Create", db.Create(&zeros).Error)
+		ok(t, "one changes", db.Model(&Seat{}).Where(map[string]any{"row": 0}).Update("taken", true).Error)
+		want(t, "keys with a 0 in them", db.Model(zeros[:2]).Update("taken", true).Error, gormlock.ErrStale)
+		want(t, "a key with a 0 in it", db.Model(&zeros[0]).Update("taken", true).Error, gormlock.ErrStale)
+		if ok(t, "Count", db.Model(&Seat{}).Where("taken = ?", true).Count(&taken).Error); taken != 1 {
+			t.Fatalf("%d seats are taken, want one", taken)
+		}
 		want(t, "not a pointer", db.Create(Seat{Row: 9, Number: 9}).Error, gorm.ErrInvalidValue)
 		want(t, "Save of a slice", db.Save(&[]Seat{{Row: 1, Number: 1}}).Error, gorm.ErrNotImplemented)
 	})
