@@ -1,13 +1,15 @@
 package gormlock_test
 
 import (
-	"database/sql"
 	"errors"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -40,39 +42,55 @@ func TestForUpdate_LocksTheRow(t *testing.T) {
 	})
 }
 
-// TestForUpdate_SQLite: a transaction that begins as a reader becomes the only writer before it reads.
+// TestForUpdate_SQLite: a transaction that begins as a reader becomes the only writer before it reads, whatever it reads.
 func TestForUpdate_SQLite(t *testing.T) {
 	t.Parallel()
-	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
-		if db.Name() != "sqlite" {
-			return
-		}
-		put(t, db, 42, 10)
-		ctx := t.Context()
-		first, err := pool(t, db).Conn(ctx)
-		ok(t, "Conn", err)
-		defer first.Close()
-		_, err = first.ExecContext(ctx, "BEGIN DEFERRED")
-		ok(t, "BEGIN", err)
-		ok(t, "read", first.QueryRowContext(ctx, "SELECT 1 FROM stocks").Scan(new(int)))
-		ok(t, "others write", take(db, 42)) // a reader does not keep them from it
-		_, err = first.ExecContext(ctx, "ROLLBACK")
-		ok(t, "ROLLBACK", err)
+	dsn := "file:" + filepath.Join(t.TempDir(), "deferred") + "?_pragma=journal_mode(WAL)&_pragma=busy_timeout(" // BEGIN DEFERRED, as is the default
+	db, err := gorm.Open(sqlite.Open(dsn+"5000)"), &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	defer pool(t, db).Close()
+	other, err := gorm.Open(sqlite.Open(dsn+"1)"), &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	defer pool(t, other).Close()
+	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+	ok(t, "Exec", db.Exec("CREATE VIEW shelf AS SELECT * FROM stocks").Error)
+	ok(t, "Use", db.Use(gormlock.New(nil)))
+	put(t, db, 42, 10)
+	reads := map[string]func(tx *gorm.DB) error{
+		"model":          func(tx *gorm.DB) error { return tx.Take(&Stock{}, "sku = 42").Error },
+		"another struct": func(tx *gorm.DB) error { return tx.Table("stocks").Take(&struct{ Left int64 }{}, "sku = 42").Error },
+		"alias": func(tx *gorm.DB) error {
+			return tx.Table("stocks AS s").Joins("JOIN stocks AS o ON o.sku = s.sku").Select("s.sku").Find(&[]map[string]any{}).Error
+		},
+		"subquery": func(tx *gorm.DB) error {
+			return tx.Table("(?) AS s", db.Model(&Stock{})).Find(&[]map[string]any{}).Error
+		},
+		"view": func(tx *gorm.DB) error { return tx.Table("shelf").Find(&[]Stock{}).Error },
+		"Row":  func(tx *gorm.DB) error { return tx.Model(&Stock{}).Select("sku").Row().Scan(new(int)) },
+	}
+	for name, read := range reads {
+		tx := db.Begin()
+		ok(t, name+", without ForUpdate", read(tx))
+		ok(t, name+", without ForUpdate: others write", take(other, 42))
+		ok(t, "Rollback", tx.Rollback().Error)
 
-		tx := db.Begin(&sql.TxOptions{})
-		ok(t, "read", tx.Scopes(gormlock.ForUpdate()).Take(&Stock{}, "sku = 42").Error)
-		second, err := pool(t, db).Conn(ctx)
-		ok(t, "Conn", err)
-		defer second.Close()
-		_, err = second.ExecContext(ctx, "PRAGMA busy_timeout = 50")
-		ok(t, "PRAGMA", err)
-		if _, err = second.ExecContext(ctx, "UPDATE stocks SET sku = 43"); err == nil {
-			t.Error("another transaction wrote")
+		tx = db.Begin()
+		ok(t, name, read(tx.Scopes(gormlock.ForUpdate())))
+		if err := take(other, 42); err == nil {
+			t.Errorf("%s: another transaction wrote", name)
 		}
+		ok(t, name+", then a write", take(tx, 42))
 		ok(t, "Commit", tx.Commit().Error)
-		_, err = second.ExecContext(ctx, "PRAGMA busy_timeout = 5000")
-		ok(t, "PRAGMA", err)
-	})
+	}
+	wantLeft(t, db, 42, int64(10-2*len(reads)))
+
+	late := db.Begin()
+	ok(t, "a first read", late.Take(&Stock{}).Error)
+	ok(t, "others write", take(other, 42))
+	if late.Scopes(gormlock.ForUpdate()).Take(&Stock{}).Error == nil {
+		t.Error("a read of what is not the newest any more was locked")
+	}
+	ok(t, "Rollback", late.Rollback().Error)
 }
 
 func TestForUpdate_Options(t *testing.T) {
