@@ -58,6 +58,7 @@
 //     was registered by hand panics in a guarded single statement, its transaction stays open until its context ends.
 //   - That a statement in a group ([Grouped]) ends with its caller's context: that would end the connection for all. It
 //     ends with the group, after 10 s at most; a caller that leaves after its turn gets [ErrCommitUnknown].
+//   - That functions in a group do not see of each other what is set, made or locked until the end of a transaction.
 //   - With [Table]: what the database does not. After a fail-over to a replica that had not got the row, two may hold it.
 //
 // # What changes without a guard

@@ -26,5 +26,7 @@ func SetGroupTimes(db *gorm.DB, open, all time.Duration) {
 	if err != nil {
 		panic(err)
 	}
+	p.lines.mu.Lock()
+	defer p.lines.mu.Unlock()
 	p.lines.open, p.lines.time = open, all
 }

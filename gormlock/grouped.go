@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -14,7 +13,7 @@ import (
 
 const (
 	maxGroup  = 64
-	groupOpen = 100 * time.Millisecond // nobody's turn begins later than this after the lock was had
+	groupOpen = 100 * time.Millisecond // nobody's turn begins later than this after BEGIN
 	groupTime = 10 * time.Second       // a group that takes longer, from its lock to its COMMIT, is rolled back
 )
 
@@ -28,16 +27,21 @@ var errGroupTime = fmt.Errorf("the group took too long, more than %v", groupTime
 // What ends the transaction ends it for all: a deadlock on MySQL or MariaDB, a broken connection, the loss of the lock
 // or a COMMIT that is refused is the error of every caller of the group, nothing was written, and the functions are not
 // run again. A COMMIT without an answer is [ErrCommitUnknown] for all of them, and so is a function that ends the
-// transaction in the middle, by DDL on MySQL or MariaDB or a COMMIT of its own. A group takes its callers in for 100 ms
-// and lasts 10 s at most.
+// transaction in the middle, by DDL on MySQL or MariaDB or a COMMIT of its own. A group takes its callers in for 100 ms,
+// on MySQL, MariaDB and SQLite until one reads, and lasts 10 s at most.
+//
+// What belongs to a transaction belongs to the group: what SET LOCAL sets, temporary tables, cursors and locks stay for
+// the functions that follow, a deferred constraint fails for all, and now() on PostgreSQL is the time of BEGIN. Where
+// PostgreSQL's default is made another than READ COMMITTED, a function may read what was there before it was called.
 //
 // Within the function statements are not interrupted when a context ends, which would close the connection for all:
 // contexts are looked at before each statement and at the end. A caller whose context ends while others run, after its
 // function has succeeded, returns at once with [ErrCommitUnknown]. After an error of a statement other than a violated
 // constraint or bad SQL, the function's later statements fail too, where the database does not see to that itself.
-// [SQLTx] is refused. WithWait bounds the time until the function is called. It has no effect in an open transaction,
-// nor where the context carries a lock on the key. On other databases than MySQL, MariaDB, PostgreSQL and SQLite it is an
-// error.
+// While rows are open other statements are refused, but on SQLite; [SQLTx] is refused.
+//
+// WithWait bounds the time until the function is called. Grouped has no effect in an open transaction, nor where the
+// context carries a lock on the key. On other databases than MySQL, MariaDB, PostgreSQL and SQLite it is an error.
 //
 // The idea is group commit (DeWitt et al., "Implementation techniques for main memory database systems", 1984).
 func Grouped(n int) TransactionOption { return groupOption(n) }
@@ -65,6 +69,8 @@ type group struct {
 	name   lineName
 	line   *line
 	demand demand
+	open   time.Duration
+	time   time.Duration
 	base   context.Context
 	cancel context.CancelCauseFunc
 
@@ -79,9 +85,11 @@ type group struct {
 	statements prepared
 
 	mu        sync.Mutex
-	savepoint bool  // stands, with nothing after it
-	kept      int   // callers whose work is to be committed
-	err       error // why nobody of them succeeds
+	savepoint bool      // stands, with nothing after it
+	kept      int       // callers whose work is to be committed
+	read      time.Time // the first time, after which others may have committed what no function sees any more
+	doubtful  bool      // a statement since the savepoint may have ended the transaction
+	err       error     // why nobody of them succeeds
 	over      bool
 	outcome   chan struct{} // closed when err is final
 }
@@ -95,35 +103,47 @@ func (g *group) lead() {
 		return
 	}
 	g.t.patience = defaultWait
-	timer := time.AfterFunc(cmp.Or(g.lines.time, groupTime), func() { g.cancel(errGroupTime) })
+	timer := time.AfterFunc(g.time, func() { g.cancel(errGroupTime) })
 	defer timer.Stop()
-	g.ctx, g.locks, g.closing = g.t.carry(g.base), g.t.locks, time.Now().Add(cmp.Or(g.lines.open, groupOpen))
-	for s := g.admit(); s != nil; s = g.admit() {
-		if s.group = g; s.ctx.Err() != nil {
-			s.ready <- guardError(g.demand.keys, &core.TakenError{Key: g.demand.keys[0], Cause: s.ctx.Err()})
-			continue
-		}
-		err := g.mark()
-		s.ready <- err
-		if err != nil {
-			continue
-		}
-		select {
-		case <-s.ended:
-		case <-g.ctx.Done():
-			g.t.abort()
-		}
+	g.ctx, g.locks = g.t.carry(g.base), g.t.locks
+	begun := g.mark() // before anybody is let in: who waits may leave while there is no connection
+	g.closing = time.Now().Add(g.open)
+	for s := g.admit(begun); s != nil; s = g.admit(nil) {
+		g.run(s)
 	}
 	g.finish()
 }
 
-// admit returns who is next. When the group takes nobody any more, those who wait get another.
-func (g *group) admit() *turn {
+// run gives a caller its turn, and waits for its end.
+func (g *group) run(s *turn) {
+	if s.group = g; s.ctx.Err() != nil {
+		s.ready <- guardError(g.demand.keys, &core.TakenError{Key: g.demand.keys[0], Cause: s.ctx.Err()})
+		return
+	}
+	err := g.mark()
+	s.ready <- err
+	if err != nil {
+		return
+	}
+	select {
+	case <-s.ended:
+	case <-g.ctx.Done():
+		g.t.abort()
+	}
+}
+
+// admit returns who is next. When the group takes nobody any more, those who wait get another. If it has not begun, one is
+// to be told why.
+func (g *group) admit(begun error) *turn {
 	full := g.taken >= g.name.size || g.failed() != nil || !time.Now().Before(g.closing)
+	if begun != nil {
+		full = context.Cause(g.base) == errNobody // who waits came while the group was being ended
+	}
+	since := g.snapshot()
 	g.lines.mu.Lock()
 	defer g.lines.mu.Unlock()
 	g.had = true
-	if !full && len(g.line.waiting) > 0 {
+	if !full && len(g.line.waiting) > 0 && (since.IsZero() || g.line.waiting[0].came.Before(since)) {
 		g.taken++
 		s := g.line.shift()
 		g.more.Store(g.taken < g.name.size && len(g.line.waiting) > 0)
@@ -163,6 +183,7 @@ func (g *group) failed() error {
 		g.t.mu.Lock()
 		g.err = g.t.usable()
 		g.t.mu.Unlock()
+		g.doubt()
 	}
 	return g.err
 }

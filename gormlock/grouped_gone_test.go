@@ -151,6 +151,52 @@ func TestGrouped_EndedInTheMiddle(t *testing.T) {
 	})
 }
 
+// TestGrouped_EndedInTheMiddleOfAFailure: it is unknown also when the group fails of something else, before anybody could see
+// that its transaction was ended.
+func TestGrouped_EndedInTheMiddleOfAFailure(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		n := int64(10)
+		enders := map[string]bool{"COMMIT": true, "SELECT 1": false, "UPDATE stocks SET name = 'x'": false, "SAVEPOINT x": false}
+		if db.Name() == "mysql" {
+			enders["CREATE TABLE ended (id int)"] = true
+		}
+		for statement, ends := range enders {
+			before := taker(42)
+			ender := &caller{fn: func(tx *gorm.DB) error {
+				ok(t, statement, tx.Exec(statement).Error)
+				<-tx.Statement.Context.Done() // when the group has taken too long
+				return nil
+			}}
+			togetherWithin(t, db, l, 100*time.Millisecond, before, ender)
+			for name, err := range map[string]error{"before": before.err, "itself": ender.err} {
+				if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) != ends {
+					t.Errorf("%s: %s: %v", statement, name, err)
+				}
+			}
+			if ends {
+				n--
+			}
+			wantLeft(t, db, 42, n)
+		}
+		// What came before a savepoint that was there is not in doubt.
+		earlier := &caller{fn: func(tx *gorm.DB) error { return tx.Exec("SET @x = 1").Error }}
+		if db.Name() != "mysql" {
+			return
+		}
+		slow := &caller{fn: func(tx *gorm.DB) error { <-tx.Statement.Context.Done(); return nil }}
+		for _, undone := range []error{nil, errors.New("boom")} {
+			earlier := &caller{fn: func(tx *gorm.DB) error { return errors.Join(earlier.fn(tx), undone) }}
+			before := taker(42)
+			togetherWithin(t, db, l, 100*time.Millisecond, before, earlier, slow)
+			if before.err == nil || errors.Is(before.err, gormlock.ErrCommitUnknown) {
+				t.Errorf("%v: %v", undone, before.err)
+			}
+		}
+	})
+}
+
 // TestGrouped_ErrorNotReturned: PostgreSQL refuses everything after an error; a function that hides it fails alone.
 func TestGrouped_ErrorNotReturned(t *testing.T) {
 	t.Parallel()

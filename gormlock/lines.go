@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"reflect"
@@ -89,6 +90,7 @@ func (ls *lines) start(p *pool, name lineName, l *line, d demand) {
 	d.wait = time.Hour // each caller counts its own time, and the last to leave ends the wait
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, demandKey{}, demand{}))
 	g := &group{lines: ls, name: name, line: l, demand: d, base: ctx, cancel: cancel, outcome: make(chan struct{})}
+	g.open, g.time = cmp.Or(ls.open, groupOpen), cmp.Or(ls.time, groupTime)
 	g.t = &transaction{pool: p, ctx: ctx}
 	l.next = g
 	go g.lead()

@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"bytes"
 	"database/sql"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
@@ -32,6 +33,7 @@ type proxy struct {
 	listener net.Listener
 	upstream string
 	do       atomic.Int32
+	chance   atomic.Int32 // of a thousand chunks to a server, so many are cut before or after, whatever they are
 	all      sync.WaitGroup
 
 	mu    sync.Mutex
@@ -80,6 +82,9 @@ func (p *proxy) relay(client, server net.Conn) {
 		copyChunks(client, server, func(chunk []byte) bool {
 			if bytes.Contains(bytes.ToUpper(chunk), []byte("COMMIT")) {
 				committing.Store(p.do.Load())
+			}
+			if rand.Int32N(1000) < p.chance.Load() {
+				committing.Store(cutBefore + rand.Int32N(2))
 			}
 			return committing.Load() != cutBefore
 		})

@@ -5,10 +5,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
+	"unicode"
 )
 
 // enter lets a statement run; the context it gets has the values of ctx, and ends with the group.
-func (s *turn) enter(ctx context.Context) (context.Context, error) {
+func (s *turn) enter(ctx context.Context, query string) (context.Context, error) {
 	if _, err := s.t.conn(); err != nil {
 		return nil, err
 	}
@@ -28,7 +31,51 @@ func (s *turn) enter(ctx context.Context) (context.Context, error) {
 		return nil, err
 	}
 	s.running++
+	s.group.note(query)
 	return within{s.group.ctx, context.WithoutCancel(ctx)}, nil
+}
+
+// note looks at a statement that is about to be sent.
+//
+// MySQL's REPEATABLE READ and SQLite's transactions see what was committed before their first read, and who comes later
+// must see what was committed before it came; a locking read or a subquery of a write sees the newest rows.
+func (g *group) note(query string) {
+	reads, ends := true, false
+	switch word, rest := firstWord(query); word {
+	case "INSERT", "UPDATE", "DELETE", "REPLACE", "SAVEPOINT", "RELEASE":
+		reads = false
+	case "SELECT", "WITH", "VALUES", "SHOW", "EXPLAIN", "SIGNAL":
+	case "ROLLBACK":
+		next, _ := firstWord(rest)
+		reads, ends = false, next != "TO"
+	case "COMMIT", "END":
+		ends = true
+	default: // DDL, or a procedure that does some
+		ends = g.t.pool.dialect.name == "mysql"
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.doubtful = g.doubtful || ends
+	if reads && g.read.IsZero() && g.t.pool.dialect.name != "postgres" {
+		g.read = time.Now()
+	}
+}
+
+// firstWord returns the first word of a statement in capitals, and what follows.
+func firstWord(query string) (word, rest string) {
+	query = strings.TrimLeft(query, " \t\r\n(")
+	end := strings.IndexFunc(query, func(r rune) bool { return !unicode.IsLetter(r) })
+	if end < 0 {
+		end = len(query)
+	}
+	return strings.ToUpper(query[:end]), query[end:]
+}
+
+// snapshot is when the group's transaction first read; zero where it did not, or does not mind.
+func (g *group) snapshot() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.read
 }
 
 // errRowsOpen comes before the drivers of MySQL and PostgreSQL give the connection up, which is that of the whole group.

@@ -37,7 +37,7 @@ func retrack(db *gorm.DB) {
 
 // ExecContext implements gorm.ConnPool.
 func (c *tracked) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	ctx, err := c.turn.enter(ctx)
+	ctx, err := c.turn.enter(ctx, query)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (c *tracked) ExecContext(ctx context.Context, query string, args ...any) (s
 
 // QueryContext implements gorm.ConnPool.
 func (c *tracked) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	ctx, err := c.turn.enter(ctx)
+	ctx, err := c.turn.enter(ctx, query)
 	if err != nil {
 		return nil, err
 	}

@@ -181,7 +181,11 @@ func (t *transaction) begin() (err error) {
 	if err == nil && t.fenced {
 		err = t.beginFenced(ctx)
 	}
-	if !inTime() {
+	switch {
+	case inTime():
+	case context.Cause(t.ctx) == errGroupTime:
+		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", errGroupTime, err))
+	default:
 		err = errors.Join(t.ctx.Err(), err)
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"gorm.io/gorm"
 )
@@ -16,7 +17,8 @@ import (
 // for the group's outcome.
 type turn struct {
 	ctx   context.Context // the caller's
-	ready chan error      // has room for one: its turn has come, or why it never does
+	came  time.Time
+	ready chan error // has room for one: its turn has come, or why it never does
 	group *group
 	t     *transaction
 	ended chan struct{} // closed when its savepoint is decided
@@ -31,7 +33,7 @@ type turn struct {
 }
 
 func newTurn(ctx context.Context) *turn {
-	return &turn{ctx: ctx, ready: make(chan error, 1), ended: make(chan struct{})}
+	return &turn{ctx: ctx, came: time.Now(), ready: make(chan error, 1), ended: make(chan struct{})}
 }
 
 // savepoint has a name that no function of a turn can hit, by chance or because it read it here.
@@ -63,6 +65,7 @@ func (g *group) keep() error {
 	switch {
 	case err == nil:
 		g.kept++
+		g.doubtful = false
 		return nil
 	case aborted(err):
 		err = guardError(g.demand.keys, fmt.Errorf("a statement failed and its error was not returned: %w", err))
@@ -119,7 +122,7 @@ func (g *group) undoLocked() error {
 	if _, err := g.t.ExecContext(g.ctx, "ROLLBACK TO SAVEPOINT "+savepoint); err != nil {
 		return g.fail(err)
 	}
-	g.savepoint = true // it still stands
+	g.savepoint, g.doubtful = true, false // it still stands
 	return nil
 }
 
@@ -134,7 +137,15 @@ func (g *group) fail(err error) error {
 	default:
 		g.err = guardError(g.demand.keys, fmt.Errorf("the transaction of the group is rolled back: %w", err))
 	}
+	g.doubt()
 	return g.err
+}
+
+// doubt makes of a failure one that is not known, when a statement of the turn may have committed. g.mu is held.
+func (g *group) doubt() {
+	if g.err != nil && g.doubtful && !errors.Is(g.err, ErrCommitUnknown) {
+		g.err = guardError(g.demand.keys, fmt.Errorf("%w: a function of the group may have ended its transaction, by DDL or a COMMIT of its own: %w", ErrCommitUnknown, g.err))
+	}
 }
 
 // stop waits for the statements that are under way, closes what is open, and lets no other run.

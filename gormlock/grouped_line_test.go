@@ -1,0 +1,150 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestGrouped_SeesWhatWasCommittedBeforeItCame: on MariaDB and MySQL a transaction reads what was there at its first read, so
+// who comes after that is in the next group. Where nothing was read, as by Decrement, and on PostgreSQL they are in one.
+func TestGrouped_SeesWhatWasCommittedBeforeItCame(t *testing.T) {
+	t.Parallel()
+	reads := map[string]func(tx *gorm.DB) error{
+		"": func(tx *gorm.DB) error { return gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", 42), "left", 1) },
+		"Take": func(tx *gorm.DB) error {
+			return errors.Join(tx.Take(&Stock{}, "sku = ?", 42).Error, take(tx, 42))
+		},
+		"Row":  func(tx *gorm.DB) error { return errors.Join(tx.Raw("(SELECT 1)").Row().Scan(new(int)), take(tx, 42)) },
+		"Exec": func(tx *gorm.DB) error { return errors.Join(tx.Exec("select * from stocks").Error, take(tx, 42)) },
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() == "sqlite" {
+			return // where nobody else commits while these are at work
+		}
+		put(t, db, 42, 100)
+		gormlock.SetGroupTimes(db, time.Minute, 0)
+		n, sku := int64(100), 100
+		for name, first := range reads {
+			sku++
+			at, goOn := make(chan struct{}), make(chan struct{})
+			var all sync.WaitGroup
+			all.Go(func() {
+				ok(t, name, gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+					err := first(tx)
+					close(at)
+					<-goOn
+					return err
+				}, gormlock.Grouped(8)))
+			})
+			<-at
+			put(t, db, sku, 1)
+			all.Go(func() {
+				ok(t, name+": who came later", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+					together := left(t, db, 42) == n // outside, what the first one did is not committed
+					if want := name == "" || db.Name() == "postgres"; together != want {
+						t.Errorf("%q: in one group %v, want %v", name, together, want)
+					}
+					return errors.Join(take(tx, 42), tx.Take(&Stock{}, "sku = ?", sku).Error)
+				}, gormlock.Grouped(8)))
+			})
+			eventually(t, "it waits", func() bool { return gormlock.Waiting(db) == 1 })
+			close(goOn)
+			all.Wait()
+			n -= 2
+			wantLeft(t, db, 42, n)
+		}
+	})
+}
+
+// TestGrouped_NoConnection: who waits while its group has no connection leaves when its time or its context ends.
+func TestGrouped_NoConnection(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		pool(t, db).SetMaxOpenConns(1)
+		conn, err := pool(t, db).Conn(t.Context())
+		ok(t, "Conn", err)
+		call := func(ctx context.Context, wait time.Duration) error {
+			return gormlock.Transaction(db.WithContext(ctx), "k", taker(42).fn, gormlock.Grouped(8), gormlock.WithWait(wait))
+		}
+		start := time.Now()
+		want(t, "WithWait", call(t.Context(), 20*time.Millisecond), core.ErrTaken)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		err = call(ctx, time.Minute)
+		want(t, "the context", err, core.ErrTaken)
+		want(t, "the context", err, context.DeadlineExceeded)
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
+
+		gormlock.SetGroupTimes(db, 0, 100*time.Millisecond)
+		err = call(t.Context(), time.Minute)
+		if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, gormlock.ErrCommitUnknown) {
+			t.Errorf("no connection for as long as a group lasts: %v", err)
+		}
+
+		gormlock.SetGroupTimes(db, 0, 0)
+		errs := make(chan error, 8)
+		for range cap(errs) {
+			go func() { errs <- call(context.Background(), time.Minute) }()
+		}
+		eventually(t, "all wait", func() bool { return gormlock.Waiting(db) == cap(errs) && held(t, l, "k") })
+		time.Sleep(150 * time.Millisecond) // longer than a group is open
+		ok(t, "Close", conn.Close())
+		for range cap(errs) {
+			ok(t, "with a connection", <-errs)
+		}
+		wantLeft(t, db, 42, 2)
+	})
+}
+
+// failsOnce is a pool whose first BEGIN fails.
+type failsOnce struct {
+	*sql.DB
+	err  error
+	done atomic.Bool
+}
+
+func (f *failsOnce) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	if !f.done.Swap(true) {
+		return nil, f.err
+	}
+	return f.DB.BeginTx(ctx, opts)
+}
+
+func (f *failsOnce) GetDBConn() (*sql.DB, error) { return f.DB, nil }
+
+// TestGrouped_BeginFails: one of those who wait is told, and the others are in the next group.
+func TestGrouped_BeginFails(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 10)
+		fails := &failsOnce{DB: pool(t, db), err: broken}
+		if prepared, ok := db.ConnPool.(*gorm.PreparedStmtDB); ok {
+			prepared.ConnPool = fails
+		} else {
+			db.ConnPool, db.Statement.ConnPool = fails, fails
+		}
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		a, b := taker(42), taker(42)
+		together(t, db, l, a, b)
+		want(t, "first", a.err, broken)
+		ok(t, "the other", b.err)
+		wantLeft(t, db, 42, 9)
+	})
+}
