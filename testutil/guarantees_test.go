@@ -63,7 +63,7 @@ var guarantees = map[string][]guarantee{
 		{"Once commits at most once", []string{"TestOnce_AtMostOnce", "TestOnce_CrashBeforeTheAnswer", "TestOnce_RepeatsGetTheFirstResult"}},
 		{"A write of a row that others changed", []string{"TestVersion_StaleWritesFail", "TestForUpdate_LocksTheRow"}},
 		{"Table is a core.Backend like Redis", []string{"TestTable_Conformance", "TestTable_OneHolderAtATime", "TestTable_ClockOfTheDatabase"}},
-		{"Of callers in one group", []string{"TestGrouped_EachItsOwnResult", "TestGrouped_Chaos", "TestGrouped_StatementAfterItsTurn"}},
+		{"Of callers in one group", []string{"TestGrouped_EachItsOwnResult", "TestGrouped_Books", "TestGrouped_StatementAfterItsTurn"}},
 		{"Decrement never takes more", []string{"TestDecrement", "TestOversell_Decrement", "TestSealWhenOut_SealsNothingElse"}},
 		{"On SQLite a transaction whose COMMIT is rejected", []string{"TestCommitRejected_DeferredConstraint"}},
 	},

@@ -1,0 +1,213 @@
+package gormlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// Entry is what one call writes into the books.
+type Entry struct {
+	Call int `gorm:"primaryKey;autoIncrement:false"`
+	Line int `gorm:"primaryKey;autoIncrement:false"`
+}
+
+// call is what one caller was told: the books must say the same.
+type call struct {
+	id      int
+	ran     int
+	written int // lines, as its function knows
+	err     error
+}
+
+// TestGrouped_Books: connections are cut at any place, and ended and interrupted by the server, locks are lost, contexts end,
+// groups take too long, functions fail, panic and go on after errors. Whoever was told success is in the books with all
+// that it wrote; whoever was told a failure is not there at all; no function ran twice.
+func TestGrouped_Books(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Entry{}))
+		put(t, db, 42, 100000)
+		through, p := behindProxy(t, db)
+		if p == nil {
+			through = db
+		} else {
+			defer p.chance.Store(0)
+			p.chance.Store(5)
+		}
+		h := &hooked{Backend: testutil.Memory()}
+		l := locker(t, h, core.WithTTL(150*time.Millisecond))
+		ok(t, "Use", through.Use(gormlock.New(l)))
+		gormlock.SetGroupTimes(through, 20*time.Millisecond, 300*time.Millisecond)
+		pool(t, through).SetMaxOpenConns(4)
+
+		var mu sync.Mutex
+		var calls []*call
+		done := make(chan struct{})
+		var callers, faults sync.WaitGroup
+		for range 24 {
+			callers.Go(func() {
+				for range 15 {
+					mu.Lock()
+					c := &call{id: len(calls) + 1}
+					calls = append(calls, c)
+					mu.Unlock()
+					c.err = c.run(t.Context(), through)
+				}
+			})
+		}
+		faults.Go(func() { disturb(t, db, h, done) })
+		callers.Wait()
+		close(done)
+		faults.Wait()
+		eventually(t, "nothing is held", func() bool {
+			return inUse(t, through) == 0 && !held(t, l, "k") && gormlock.Waiting(through) == 0
+		})
+		audit(t, db, calls)
+	})
+}
+
+// run is one call, with a function that may do anything wrong.
+func (c *call) run(ctx context.Context, db *gorm.DB) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	if rand.IntN(4) == 0 {
+		short, cancel := context.WithTimeout(ctx, rand.N(30*time.Millisecond))
+		defer cancel()
+		ctx = short
+	}
+	return gormlock.Transaction(db.WithContext(ctx), "k", func(tx *gorm.DB) error {
+		c.ran++
+		write := func(tx *gorm.DB) error {
+			err := tx.Create(&Entry{Call: c.id, Line: c.written}).Error
+			if err == nil {
+				c.written++
+			}
+			return err
+		}
+		if err := errors.Join(write(tx), take(tx, 42)); err != nil {
+			return err
+		}
+		switch rand.IntN(14) {
+		case 0:
+			return errors.New("boom")
+		case 1:
+			panic("boom")
+		case 2: // goes on after what the database refused
+			_ = tx.Create(&Entry{Call: c.id, Line: 0}).Error
+			_ = write(tx)
+		case 3:
+			_ = tx.Exec("UPDATE nowhere SET x = 1").Error
+			_ = write(tx)
+		case 4: // what was undone is not in the books
+			n := c.written
+			_ = tx.Transaction(func(tx *gorm.DB) error { return errors.Join(write(tx), errors.New("boom")) })
+			c.written = n
+		case 5:
+			_ = tx.Transaction(write)
+		case 6:
+			_, _ = tx.Model(&Entry{}).Rows()
+		case 7:
+			go func() { _ = tx.WithContext(context.Background()).Create(&Entry{Call: -c.id}).Error }()
+		case 8:
+			return tx.Rollback().Error
+		case 9: // goes on, whatever it was told
+			for range 3 {
+				time.Sleep(rand.N(10 * time.Millisecond))
+				_ = write(tx)
+			}
+		}
+		return nil
+	}, gormlock.Grouped(1+rand.IntN(8)), gormlock.WithWait(10*time.Millisecond+rand.N(2*time.Second)))
+}
+
+// disturb ends and interrupts connections at the server, and takes locks away, until done.
+func disturb(t *testing.T, db *gorm.DB, h *hooked, done chan struct{}) {
+	some := map[string]string{
+		"mysql":    "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() ORDER BY RAND() LIMIT 1",
+		"postgres": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1",
+	}
+	ways := map[string][]string{
+		"mysql":    {"KILL CONNECTION %d", "KILL QUERY %d", "KILL QUERY %d"},
+		"postgres": {"SELECT pg_terminate_backend(%d)", "SELECT pg_cancel_backend(%d)", "SELECT pg_cancel_backend(%d)"},
+	}[db.Name()]
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(rand.N(20 * time.Millisecond)):
+		}
+		if rand.IntN(8) == 0 {
+			h.mu.Lock()
+			var owner string
+			if len(h.owners) > 0 {
+				owner = h.owners[len(h.owners)-1]
+			}
+			h.mu.Unlock()
+			_ = h.Backend.Release(context.Background(), core.Grant{Key: "onelane:{k}", Owner: owner})
+		}
+		if len(ways) == 0 {
+			continue
+		}
+		var id int
+		if db.Raw(some[db.Name()]).Row().Scan(&id) == nil {
+			_ = db.Exec(fmt.Sprintf(ways[rand.IntN(len(ways))], id)).Error
+		}
+	}
+}
+
+// audit compares what was told with what is there.
+func audit(t *testing.T, db *gorm.DB, calls []*call) {
+	t.Helper()
+	var entries []Entry
+	ok(t, "Find", db.Find(&entries).Error)
+	lines := make(map[int]int)
+	for _, e := range entries {
+		lines[e.Call]++
+	}
+	told := make(map[string]int)
+	for _, c := range calls {
+		n, verdict := lines[c.id], "failure"
+		switch {
+		case c.err == nil:
+			verdict = "success"
+		case errors.Is(c.err, gormlock.ErrCommitUnknown):
+			verdict = "unknown"
+		}
+		told[verdict]++
+		switch {
+		case verdict == "success" && (n != c.written || c.ran != 1),
+			verdict == "failure" && n != 0,
+			verdict == "unknown" && n != 0 && n != c.written,
+			c.ran > 1, c.ran == 0 && n > 0:
+			t.Errorf("call %d ran %d times, wrote %d lines, of which %d are there, and was told %v", c.id, c.ran, c.written, n, c.err)
+		}
+		if c.ran == 1 && lines[-c.id] > n {
+			t.Errorf("call %d: what it left behind is there, and it is not: %v", c.id, c.err)
+		}
+	}
+	t.Logf("told: %v", told)
+	if told["success"] == 0 || told["failure"] == 0 {
+		t.Errorf("told: %v", told)
+	}
+	var written int64
+	for call, n := range lines {
+		if call > 0 && n > 0 {
+			written++
+		}
+	}
+	wantLeft(t, db, 42, 100000-written)
+}
