@@ -3,6 +3,7 @@ package gormlock
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -95,7 +96,7 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	}
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if err == nil && op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() {
-		if s := db.Statement; protected[s.Table] || s.Schema != nil && protected[s.Schema.Table] {
+		if s := db.Statement; slices.ContainsFunc(tablesIn(s), func(table string) bool { return protected[table] }) {
 			err = fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -146,6 +147,13 @@ func TestErrUnguarded(t *testing.T) {
 			"delete":                        db.Delete(&Stock{}, "sku = 42").Error,
 			"generics":                      generics,
 			"table":                         db.Table("stocks").Where("sku = 42").Update("name", "new").Error,
+			"table in capitals":             db.Table("STOCKS").Where("sku = 42").Update("name", "new").Error,
+			"table in quotes":               db.Table("`stocks`").Where("sku = 42").Update("name", "new").Error,
+			"table with an alias":           db.Table("stocks AS s").Where("sku = 42").Update("name", "new").Error,
+			"table as a clause":             db.Table("?", clause.Table{Name: "stocks"}).Where("sku = 42").Update("name", "new").Error,
+			"table of a database":           db.Table("main.stocks").Where("sku = 42").Update("name", "new").Error,
+			"table of a model of it":        db.Where("sku = 42").Model(&qualified{}).Update("name", "new").Error,
+			"table that is joined":          db.Table("items JOIN stocks ON stocks.id = items.stock_id").Where("sku = 42").Update("stocks.name", "new").Error,
 			"block":                         db.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }),
 			"dropped":                       db.Scopes(gormlock.Guard("k")).Transaction(dropped),
 			"another gorm.DB of the plugin": take(other, 42),
@@ -170,6 +178,10 @@ func TestErrUnguarded(t *testing.T) {
 		wantLeft(t, db, 42, 8)
 	})
 }
+
+type qualified struct{ Name string }
+
+func (qualified) TableName() string { return "main.public.stocks" }
 
 // Shelf has stocks, by way of a table between them.
 type Shelf struct {

@@ -43,10 +43,3 @@ func WithWait(d time.Duration) SharedOption {
 		}
 	})
 }
-
-// Protect makes every create, update and delete on the tables of these models need a guard, whatever its key:
-// without one it is [ErrUnguarded]. It catches what drops the scopes of a block, such as Session(NewDB) and the
-// generics API. Raw SQL is not looked at.
-func Protect(models ...any) Option {
-	return pluginOption(func(p *plugin) { p.protect = append(p.protect, models...) })
-}

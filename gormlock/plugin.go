@@ -131,16 +131,3 @@ func (p *plugin) carries(ctx context.Context, keys []string) bool {
 	l, err := p.lockerInUse()
 	return err == nil && slices.ContainsFunc(keys, func(key string) bool { return l.Carries(ctx, key) })
 }
-
-// tablesOf names the tables of models.
-func tablesOf(db *gorm.DB, models []any) (map[string]bool, error) {
-	tables := make(map[string]bool, len(models))
-	for _, m := range models {
-		stmt := &gorm.Statement{DB: db}
-		if err := stmt.Parse(m); err != nil {
-			return nil, fmt.Errorf("gormlock: Protect(%T): %w", m, err)
-		}
-		tables[stmt.Schema.Table] = true
-	}
-	return tables, nil
-}

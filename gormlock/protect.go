@@ -1,0 +1,51 @@
+package gormlock
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+
+	"gorm.io/gorm"
+)
+
+// Protect makes every create, update and delete on the tables of these models need a guard, whatever its key:
+// without one it is [ErrUnguarded]. It catches what drops the scopes of a block, such as Session(NewDB) and the
+// generics API. A table is known by its model and by its name, whatever its case, its quotes, its alias and the database
+// before it. Raw SQL is not looked at.
+func Protect(models ...any) Option {
+	return pluginOption(func(p *plugin) { p.protect = append(p.protect, models...) })
+}
+
+// tablesOf names the tables of models.
+func tablesOf(db *gorm.DB, models []any) (map[string]bool, error) {
+	tables := make(map[string]bool, len(models))
+	for _, m := range models {
+		stmt := &gorm.Statement{DB: db}
+		if err := stmt.Parse(m); err != nil {
+			return nil, fmt.Errorf("gormlock: Protect(%T): %w", m, err)
+		}
+		tables[tableName(stmt.Schema.Table)] = true
+	}
+	return tables, nil
+}
+
+// tableName is a table's name without the database that it is in.
+func tableName(table string) string {
+	return strings.ToLower(table[strings.LastIndex(table, ".")+1:])
+}
+
+// tablesIn are the names that a write may mean by its table, which may be more than there are: of joined tables each.
+func tablesIn(s *gorm.Statement) []string {
+	names := []string{tableName(s.Table)}
+	if s.Schema != nil {
+		names = append(names, tableName(s.Schema.Table))
+	}
+	if s.TableExpr == nil {
+		return names
+	}
+	written := &gorm.Statement{DB: s.DB}
+	s.TableExpr.Build(written)
+	return append(names, strings.FieldsFunc(strings.ToLower(written.SQL.String()), func(r rune) bool {
+		return unicode.IsSpace(r) || strings.ContainsRune("`\"'[].,()=", r)
+	})...)
+}
