@@ -74,8 +74,8 @@ func Wait(d time.Duration) Option {
 // Require refuses requests without a key: 400 idempotency_key_missing. By default they run unprotected.
 func Require() Option { return option{"Require", func(c *config) { c.require = true }} }
 
-// FailOpen runs requests unprotected when Redis is not available, and logs each. By default they are 503
-// lock_unavailable.
+// FailOpen runs requests unprotected when Redis is not available, and logs each; not those whose client is gone, or
+// whose context has ended otherwise. By default they are 503 lock_unavailable.
 func FailOpen() Option { return option{"FailOpen", func(c *config) { c.failOpen = true }} }
 
 // WithLocker sets the Locker. Default: the one passed to [core.SetDefault].

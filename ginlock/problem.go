@@ -1,6 +1,7 @@
 package ginlock
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -154,7 +155,7 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 	case errors.Is(err, core.ErrSealed):
 		m.refuse(c, problemSealed)
 	default:
-		if c.Request.Context().Err() == nil {
+		if !ended(c.Request.Context()) {
 			m.log(c, slog.LevelError, "ginlock: no lock can be had; the request is refused", err)
 		}
 		m.refuse(c, problemUnavailable)
@@ -177,13 +178,20 @@ func (m *middleware) logger() *slog.Logger {
 	return l.Logger()
 }
 
-// runUnprotected says whether a request is to run although Redis is not available.
+// runUnprotected says whether a request is to run although Redis is not available. Of one whose client is gone that is
+// not known: it was not waited for.
 func (m *middleware) runUnprotected(c *gin.Context, err error) bool {
-	if !m.failOpen || !errors.Is(err, core.ErrUnavailable) {
+	if !m.failOpen || !errors.Is(err, core.ErrUnavailable) || ended(c.Request.Context()) {
 		return false
 	}
 	m.logUnprotected(c, err)
 	return true
+}
+
+// ended says whether ctx is over, also when Redis was given up at its deadline before its timer.
+func ended(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(end)
 }
 
 func (m *middleware) logUnprotected(c *gin.Context, err error) {

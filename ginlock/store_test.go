@@ -177,3 +177,54 @@ func TestCorruptRecord(t *testing.T) {
 		t.Errorf("%d runs", n)
 	}
 }
+
+// A request that ends while Redis is asked, since its client hangs up or an outer deadline passes, says nothing about
+// Redis: with FailOpen it would run beside the one that has the key.
+func TestRule23_FailOpenForNobody(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	var runs atomic.Int64
+	over := make(chan struct{}, 1)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			defer func() { over <- struct{}{} }()
+			if c.Query("deadline") != "" {
+				ctx, cancel := context.WithTimeout(c.Request.Context(), 20*time.Millisecond)
+				defer cancel()
+				c.Request = c.Request.WithContext(ctx)
+			}
+			c.Next()
+		})
+		open := []ginlock.Option{ginlock.WithLocker(l), ginlock.FailOpen()}
+		r.POST("/once", ginlock.ByHeader(idempotencyKey, open...), counter(&runs))
+		r.POST("/locked/:id", ginlock.ByParam("id", append(open, ginlock.LockOnly())...), counter(&runs))
+	})
+	s.do("POST", "/once", "", idempotencyKey, "warm").want(t, 201, "run 1", false)
+	<-over
+	runs.Store(0)
+	n.Stop()
+	for _, path := range []string{"/once", "/locked/1", "/once?deadline=1", "/locked/1?deadline=1"} {
+		tries := 1
+		if strings.HasSuffix(path, "?deadline=1") {
+			tries = 10 // Redis may be given up a moment before the context's own timer
+		}
+		for range tries {
+			ctx, hangUp := context.WithTimeout(context.Background(), 10*time.Second)
+			if tries == 1 {
+				time.AfterFunc(20*time.Millisecond, hangUp)
+			}
+			s.doCtx(ctx, "POST", path, "", idempotencyKey, "k") // without a body: net/http watches a client once its body is read
+			hangUp()
+			select {
+			case <-over:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the request is not over in 10 s")
+			}
+		}
+		if n := runs.Swap(0); n != 0 {
+			t.Errorf("%s: %d ran unprotected for a client that is gone", path, n)
+		}
+	}
+	n.Cont()
+}

@@ -65,8 +65,8 @@ func Wait(d time.Duration) Option {
 // Require refuses calls without a key: InvalidArgument with IDEMPOTENCY_KEY_MISSING. By default they run unprotected.
 func Require() Option { return option(func(c *config) { c.require = true }) }
 
-// FailOpen runs calls unprotected when Redis is not available, and logs each. By default they are Unavailable with
-// LOCK_UNAVAILABLE.
+// FailOpen runs calls unprotected when Redis is not available, and logs each; not those whose client is gone, or whose
+// deadline has passed. By default they are Unavailable with LOCK_UNAVAILABLE.
 func FailOpen() Option { return option(func(c *config) { c.failOpen = true }) }
 
 // WithLocker sets the Locker. Default: the one passed to [core.SetDefault].

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/core"
@@ -292,4 +293,46 @@ func TestRule28_Retention(t *testing.T) {
 	s := once(t, counter(&runs), grpclock.Retain(50*time.Millisecond))
 	s.create("k", &request{}).want(t, 1, false)
 	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return !a.replayed() }).want(t, 2, false)
+}
+
+// A call whose deadline passes while Redis is asked does not run, FailOpen or not: it would run for nobody, and maybe
+// beside the one that has the key. Redis may be given up a moment before the context's own timer, which must not matter.
+func TestRule26_FailOpenForNobody(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n)
+	var runs atomic.Int64
+	over := make(chan struct{}, 1)
+	outside := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		defer func() { over <- struct{}{} }()
+		return handler(ctx, req)
+	}
+	handle := &orders{handle: counter(&runs)}
+	open := []grpclock.Option{grpclock.WithLocker(l), grpclock.FailOpen()}
+	servers := map[string]*server{
+		"once":   serve(t, handle, grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, open...))),
+		"locked": serve(t, handle, grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, append(open, grpclock.LockOnly())...))),
+	}
+	for _, s := range servers { // connected
+		s.create("warm", &request{})
+		<-over
+	}
+	runs.Store(0)
+	n.Stop()
+	for name, s := range servers {
+		for range 10 {
+			ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), idempotencyKey, "k"), 20*time.Millisecond)
+			_, _ = s.Create(ctx, &request{})
+			cancel()
+			select {
+			case <-over:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the call is not over in 10 s")
+			}
+		}
+		if n := runs.Swap(0); n != 0 {
+			t.Errorf("%s: %d of 10 ran unprotected after their deadline", name, n)
+		}
+	}
+	n.Cont()
 }

@@ -1,6 +1,7 @@
 package grpclock
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"strconv"
@@ -153,8 +154,8 @@ func (c *call) refuseErr(err error) error {
 		return c.refuse(refuseBusy)
 	case errors.Is(err, core.ErrSealed):
 		return c.refuse(refuseSealed)
-	case c.ctx.Err() != nil:
-		return status.FromContextError(c.ctx.Err()).Err()
+	case ended(c.ctx) != nil:
+		return status.FromContextError(ended(c.ctx)).Err()
 	}
 	c.note(slog.LevelError, "grpclock: no lock can be had; the call is refused", err)
 	return c.refuse(refuseUnavailable)
@@ -162,11 +163,19 @@ func (c *call) refuseErr(err error) error {
 
 // runUnprotected says whether a call is to run although Redis is not available.
 func (c *call) runUnprotected(err error) bool {
-	if !c.failOpen || !errors.Is(err, core.ErrUnavailable) || c.ctx.Err() != nil {
+	if !c.failOpen || !errors.Is(err, core.ErrUnavailable) || ended(c.ctx) != nil {
 		return false
 	}
 	c.noteUnprotected(err)
 	return true
+}
+
+// ended is ctx's error, also when Redis was given up at the deadline before the context's timer.
+func ended(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 func (c *call) noteUnprotected(err error) {

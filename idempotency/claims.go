@@ -67,12 +67,21 @@ func (c *Claims) Begin(ctx context.Context, key string, fp Fingerprint) (Outcome
 		o = notKept
 	}
 	out := Outcome{Replay: replay}
-	if o == storeDown && c.failOpen {
+	if o == storeDown && c.failOpen && ended(ctx) == nil {
 		o, out, err = unprotected, Outcome{Unprotected: err}, nil
 	}
 	c.instruments.count(spanned, o)
 	o.end(span)
 	return out, err
+}
+
+// ended is ctx's error, also when Redis was given up at the deadline before the context's timer. Who asks no more says
+// nothing about Redis, and must not run beside the one that has the key.
+func ended(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // request is one that asks for a claim.

@@ -39,7 +39,8 @@ func WithWait(d time.Duration) Option {
 }
 
 // WithFailOpen makes Begin answer [Outcome.Unprotected] instead of an error when the backend is not available: the
-// request may run a second time, or beside another. By default it fails closed.
+// request may run a second time, or beside another. One whose context has ended meanwhile does not run. By default it
+// fails closed.
 func WithFailOpen() Option { return option(func(c *Claims) { c.failOpen = true }) }
 
 // WithTransport sets what the requests come by, in one word of up to 8 lower-case letters: "http" or "grpc". It is the
