@@ -54,7 +54,8 @@ func ByParam(name string, opts ...Option) gin.HandlerFunc {
 
 // ByQuery returns a middleware that takes the key from the query parameter of this name. It has 1 to 255 bytes without
 // control characters; anything else, and a parameter that comes twice, is 400. Requests without it run unprotected,
-// unless [Require] is set. With [LockOnly] the lock is "query:<name>:<value>", on all routes.
+// unless [Require] is set. With [LockOnly] the lock is "query:<name>:<value>", on all routes; read the parameter by Query
+// or ShouldBindQuery, since FormValue and ShouldBind take what is in the body first, and could find another one.
 //
 // It panics at wiring when the name is empty, or when options contradict each other. The Locker may be set later, by
 // [core.SetDefault]: until then requests with a key are 503.

@@ -19,11 +19,13 @@ import (
 //
 //   - {header.NAME}: a header, as [ByHeader] reads it;
 //   - {param.NAME}: a parameter of the route's path;
-//   - {query.NAME}: a query parameter, which must not come twice;
+//   - {query.NAME}: a query parameter, which must not come twice. Read it by Query or ShouldBindQuery: PostForm, FormValue
+//     and ShouldBind take what is in the body first, and could find another one;
 //   - {cookie.NAME}: a cookie, which must not come twice;
 //   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}. Names are compared as
 //     encoding/json does, in upper or lower case, and one that comes twice is refused: the handler could read another
-//     value than the one that was locked. The Content-Type must be JSON; see [MaxRequestBody];
+//     value than the one that was locked. The Content-Type must be JSON, and where gin's ShouldBind does not take it for
+//     that, there must be no query, which it would read instead; see [MaxRequestBody];
 //   - {principal}: who asks, see [Principal].
 //
 // A request in which one is missing or empty is refused (400), whether or not [Require] is set: a lock that a client

@@ -227,3 +227,34 @@ func TestLockNames(t *testing.T) {
 		})
 	}
 }
+
+// What gin's ShouldBind takes for a form it reads from the query: the order that is locked must be the one it finds.
+func TestByKey_JSONThatIsBoundAsAForm(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Any("/x", ginlock.ByKey("order:{json.order_id}", ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
+			var in struct {
+				OrderID int `json:"order_id"`
+			}
+			if err := c.ShouldBind(&in); err != nil || in.OrderID != 1 {
+				c.String(200, "1 is locked, and %d bound (%v)", in.OrderID, err)
+			}
+		})
+	})
+	for _, tc := range []struct{ method, query, contentType, code string }{
+		{"POST", "?OrderID=2", "application/json", ""},
+		{"POST", "?OrderID=2", "application/json; charset=utf-8", ""},
+		{"POST", "?OrderID=2", "Application/JSON", ginlock.CodeKeyInvalid},
+		{"POST", "?OrderID=2", "application/json\t;", ginlock.CodeKeyInvalid},
+		{"POST", "?OrderID=2", "application/merge-patch+json", ginlock.CodeKeyInvalid},
+		{"GET", "?OrderID=2", "application/json", ginlock.CodeKeyInvalid},
+	} {
+		a := s.do(tc.method, "/x"+tc.query, `{"order_id":1}`, "Content-Type", tc.contentType)
+		if tc.code == "" {
+			a.want(t, 200, "", false)
+		} else if a.status != 400 || !strings.Contains(a.body, tc.code) {
+			t.Errorf("%+v: %d %s", tc, a.status, a.body)
+		}
+	}
+}

@@ -42,6 +42,9 @@
 // principal has locks of its own, and two of them may be at work at once. The request's context carries the lock, and is
 // cancelled when it is lost. A lock and an idempotency key may be used on one route, in either order.
 //
+// Names of locks are compared as text: /orders/7 and /orders/07 are two. Where a handler takes both for one order, as
+// strconv.Atoi does, and some databases, refuse the other form before, or lock what it makes of them, with [By].
+//
 // # Forms
 //
 // [RefuseRepeats] is for clients that send no key: whoever submits the same again within a window is refused.

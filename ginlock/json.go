@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
+	"github.com/gin-gonic/gin/binding"
 
 	"github.com/onelane/onelane/idempotency"
 )
@@ -18,6 +19,7 @@ const jsonForm = "once, as a text of 1 to 255 bytes without control characters, 
 
 var (
 	errNotJSON = errors.New("the body is not JSON, or its Content-Type says that it is not")
+	errBound   = errors.New("with a query the request must not be a GET, and its Content-Type must be application/json")
 	errNoValue = errors.New("it is neither a text nor a whole number")
 )
 
@@ -26,11 +28,15 @@ type bodyError struct{ error }
 
 func (e *bodyError) Unwrap() error { return e.error }
 
-// jsonKey reads the key from a member of the body.
+// jsonKey reads the key from a member of the body. What gin's ShouldBind does not take for JSON, Application/JSON, say,
+// or application/merge-patch+json, it reads from the query.
 func (m *middleware) jsonKey(c *gin.Context, path []string) (string, error) {
 	media, _, err := mime.ParseMediaType(c.GetHeader("Content-Type"))
 	if err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
 		return "", errNotJSON // a handler could read it as a form, and find another value in it
+	}
+	if c.Request.URL.RawQuery != "" && binding.Default(c.Request.Method, c.ContentType()) != binding.JSON {
+		return "", errBound
 	}
 	body, err := m.readBody(c)
 	if err != nil {
