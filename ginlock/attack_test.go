@@ -11,6 +11,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -291,4 +292,50 @@ func TestRule22_OtherOrders(t *testing.T) {
 	} {
 		s.do("POST", tc.path, "", idempotencyKey, "k", "Authorization", tc.authorization).want(t, tc.status, tc.body, tc.replayed)
 	}
+}
+
+// A middleware outside that reads a multipart body part by part leaves neither a body nor a parsed form.
+func TestRule10_MultipartReadBefore(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	upload := func(c *gin.Context) {
+		parts, err := c.Request.MultipartReader()
+		for p := (*multipart.Part)(nil); err == nil; {
+			if p, err = parts.NextPart(); err == nil {
+				_, err = io.Copy(io.Discard, p)
+			}
+		}
+	}
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", upload, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/parsed", func(c *gin.Context) { _, _ = c.MultipartForm() }, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+	})
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	_ = w.WriteField("a", "1")
+	_ = w.Close()
+	s.do("POST", "/orders", b.String(), idempotencyKey, "k", "Content-Type", w.FormDataContentType()).wantProblem(t, 500, ginlock.CodeMisconfigured)
+	empty := "--" + w.Boundary() + "--\r\n" // a form all the same
+	s.do("POST", "/parsed", empty, idempotencyKey, "k", "Content-Type", w.FormDataContentType()).want(t, 201, "run 1", false)
+	s.do("POST", "/parsed", empty, idempotencyKey, "k", "Content-Type", w.FormDataContentType()).want(t, 201, "run 1", true)
+}
+
+// An answer whose headers are too large for a record is not kept: it must not run again.
+func TestRule15_HugeHeader(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, func(c *gin.Context) {
+		c.Header("Link", strings.Repeat("x", 17<<20))
+		counter(&runs)(c)
+	})
+	client := &http.Client{Transport: &http.Transport{MaxResponseHeaderBytes: 32 << 20}}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequest("POST", s.url+"/orders", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(idempotencyKey, "k")
+	s.sendBy(client, req).want(t, 201, "run 1", false)
+	s.sendBy(client, req).wantProblem(t, 409, ginlock.CodeResponseNotKept)
 }

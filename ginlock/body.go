@@ -136,7 +136,7 @@ func fingerprint(c *gin.Context, body []byte) []byte {
 // read then.
 func parsed(r *http.Request) bool {
 	if r.MultipartForm != nil {
-		return true
+		return r.ParseMultipartForm(0) == nil // an error where somebody has read it by MultipartReader, and nothing is left
 	}
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return r.PostForm != nil && media == "application/x-www-form-urlencoded"

@@ -110,9 +110,15 @@ func resource(route, name string, params gin.Params) string {
 		if i < 0 {
 			return b.String() // not reached: the parameter is one of the route's
 		}
-		b.WriteString(route[:i])
 		param, rest, _ := strings.Cut(route[i+1:], "/")
-		_, _ = pathEscape.WriteString(&b, params.ByName(param))
+		value, ok := params.Get(param)
+		if !ok { // a colon that was escaped in the route, which gin shows without its backslash
+			b.WriteString(route[:i+1])
+			route = route[i+1:]
+			continue
+		}
+		b.WriteString(route[:i])
+		_, _ = pathEscape.WriteString(&b, value)
 		if param == name {
 			return b.String()
 		}

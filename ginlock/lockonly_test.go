@@ -242,3 +242,24 @@ func TestUsedTwice(t *testing.T) {
 		t.Errorf("%s runs", n)
 	}
 }
+
+// A colon that is text of a route begins no parameter: /items:batch/7 is another thing than /items/7.
+func TestLockOnly_ColonInARoute(t *testing.T) {
+	t.Parallel()
+	l, g := testutil.Locker(t), newGate(t)
+	s := serve(t, func(r *gin.Engine) {
+		byID := ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l))
+		r.POST(`/items\:batch/:id`, byID, g.handle)
+		r.PUT(`/items\:batch/:id`, byID, func(*gin.Context) {})
+		r.PUT(`/items\:other/:id`, byID, func(*gin.Context) {})
+		r.PUT("/items/:id", byID, func(*gin.Context) {})
+	})
+	first := later(func() answer { return s.do("POST", "/items:batch/7", "") })
+	g.wait(t)
+	s.do("PUT", "/items:batch/7", "").wantProblem(t, 409, ginlock.CodeLockBusy)
+	s.do("PUT", "/items:batch/8", "").want(t, 200, "", false)
+	s.do("PUT", "/items:other/7", "").want(t, 200, "", false)
+	s.do("PUT", "/items/7", "").want(t, 200, "", false)
+	close(g.open)
+	(<-first).want(t, 200, "", false)
+}

@@ -141,6 +141,7 @@ func (m *middleware) complete(c *gin.Context, claim *idempotency.Claim, r *idemp
 		m.log(c, slog.LevelError, "ginlock: the claim was lost while the handler ran; its answer is not recorded, and another may have run", err)
 	default:
 		m.log(c, slog.LevelError, "ginlock: the answer could not be recorded", err)
+		_ = claim.Complete(c.Request.Context(), idempotency.Tombstone()) // of a record that is too large; else the claim is over
 	}
 }
 
