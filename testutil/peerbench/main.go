@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rounds := flags.Int("rounds", 5, "how often each contender is asked; the table has medians")
 	d := flags.Duration("time", 500*time.Millisecond, "how long each is asked in a round")
 	disk := flags.Duration("disk", time.Millisecond, "how much longer each sync to disk takes in the hot-row-…-disk scenarios, emulated")
-	who := flags.String("contender", "", "only the contenders whose name matches this `regexp`, for a profile; targets and ratios then miss the others")
+	who := flags.String("contender", "", "only the contenders whose name matches this `regexp`, for a profile; without the targets that are about others")
 	profile := flags.String("cpuprofile", "", "write a CPU profile of the scenarios to this `file`, for go tool pprof")
 	asJSON := flags.Bool("json", false, "write JSON instead of a table")
 	list := flags.Bool("list", false, "name the scenarios, and end")

@@ -121,6 +121,10 @@ func TestTheCommandWritesATableAndJSON(t *testing.T) {
 	if len(r.Results) != 1 || len(r.Results[0].Rows) != len(peers) || r.Results[0].Rows[0].Median[0] <= 0 {
 		t.Errorf("the JSON is %s", &asJSON)
 	}
+	asJSON.Reset() // the target is about another one
+	if err := run(t.Context(), append(args, "-json", "-contender", "^onelane$"), &asJSON, io.Discard); err != nil || strings.Contains(asJSON.String(), "targets") {
+		t.Errorf("one contender alone: %v\n%s", err, &asJSON)
+	}
 	if err := run(t.Context(), []string{"-h"}, io.Discard, io.Discard); err != nil {
 		t.Errorf("-h: %v", err)
 	}

@@ -51,7 +51,7 @@ func (r result) markdown(w io.Writer) {
 // figure writes a number with three digits that count.
 func figure(f float64) string {
 	switch {
-	case math.IsNaN(f) || math.IsInf(f, 0):
+	case !finite(f):
 		return "–"
 	case f == 0:
 		return "0"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"time"
 )
@@ -107,6 +108,9 @@ func (s scenario) run(ctx context.Context, b *bench, rounds int, d time.Duration
 		return result{}, fmt.Errorf("%s: -contender %v names nobody", s.name, b.contender)
 	}
 	r, err := s.rounds(ctx, asked, rounds, d)
+	if len(asked) < len(contenders) { // targets that are about others
+		r.Targets = slices.DeleteFunc(r.Targets, func(v verdict) bool { return !finite(v.Figure) })
+	}
 	if err == nil && s.note != nil {
 		var note string
 		note, err = s.note(ctx, b)
@@ -174,11 +178,8 @@ func (s scenario) summarize(contenders []contender, samples [][]sample) result {
 func (s scenario) verdict(t target, r result) verdict {
 	f := t.figure(r)
 	v := verdict{Text: t.text, Figure: f, Met: t.met(f)}
-	if v.Met {
-		return v
-	}
 	for name, limit := range s.limits {
-		if most := t.figure(r.as(name, limit)); most > 0 && most != f && !t.met(most) { // 0 if it was not asked
+		if most := t.figure(r.as(name, limit)); !v.Met && finite(most) && most != f && !t.met(most) {
 			v.Limit, v.LimitOf = most, limit
 		}
 	}
@@ -212,7 +213,7 @@ func median(sorted []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// of is the median of a contender's column.
+// of is the median of a contender's column, NaN if it was not asked.
 func (r result) of(name, column string) float64 {
 	i := slices.Index(r.Columns, column)
 	for _, w := range r.Rows {
@@ -220,8 +221,10 @@ func (r result) of(name, column string) float64 {
 			return w.Median[i]
 		}
 	}
-	return 0
+	return math.NaN()
 }
+
+func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
 
 // best is the median of the best peer in a column.
 func (r result) best(column string, lower bool) float64 {
