@@ -74,6 +74,22 @@ func TestRule10_Multipart(t *testing.T) {
 	form("ddd", "a.txt", "hello!").wantProblem(t, 422, ginlock.CodeKeyReused)
 }
 
+// A form of more parts than handlers read is compared as it is: to take it apart would cost many times its size.
+func TestRule10_MultipartOfManyParts(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, counter(&runs))
+	form := func(key, boundary string, parts int) answer {
+		body := strings.Repeat("--"+boundary+"\r\n\r\n\r\n", parts) + "--" + boundary + "--\r\n"
+		return s.order(key, body, "Content-Type", "multipart/form-data; boundary="+boundary)
+	}
+	form("k1", "a", 1000).want(t, 201, "run 1", false)
+	form("k1", "b", 1000).want(t, 201, "run 1", true)
+	form("k2", "a", 1001).want(t, 201, "run 2", false)
+	form("k2", "a", 1001).want(t, 201, "run 2", true)
+	form("k2", "b", 1001).wantProblem(t, 422, ginlock.CodeKeyReused)
+}
+
 // A middleware that has read the body left it under gin.BodyBytesKey; what is left to read is empty.
 func TestRule10_BodyReadBefore(t *testing.T) {
 	t.Parallel()

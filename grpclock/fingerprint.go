@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"io"
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -48,39 +49,79 @@ func (w *walk) write(to io.Writer) {
 	_, _ = to.Write(w.out[from:])
 }
 
-// part is a field: a known one, or the bytes of one that is not.
-type part struct {
-	number protoreflect.FieldNumber
-	field  protoreflect.FieldDescriptor
-	value  protoreflect.Value
-	raw    []byte
+// known is a field that this process knows.
+type known struct {
+	field protoreflect.FieldDescriptor
+	value protoreflect.Value
 }
 
 // message writes m and returns how many bytes it is, lengths included.
 func (w *walk) message(m protoreflect.Message) int {
-	var parts []part
+	var fields []known
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		parts = append(parts, part{number: f.Number(), field: f, value: v})
+		fields = append(fields, known{f, v})
 		return true
 	})
-	for raw := []byte(m.GetUnknown()); len(raw) > 0; {
-		number, _, n := protowire.ConsumeField(raw)
-		if n < 0 { // nothing that was received; it must count all the same
-			number, n = math.MaxInt32, len(raw)
-		}
-		parts = append(parts, part{number: number, raw: raw[:n]})
-		raw = raw[n:]
-	}
-	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(fields, func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) })
+	raw := []byte(m.GetUnknown())
+	starts := sortedStarts(raw)
 	size := 0
-	for _, p := range parts {
-		if p.field == nil {
-			size += w.add(append(w.out, p.raw...))
+	for len(fields) > 0 || len(starts) > 0 {
+		if len(starts) == 0 || len(fields) > 0 && fields[0].field.Number() <= starts[0].number() {
+			size += w.field(fields[0].field, fields[0].value)
+			fields = fields[1:]
 		} else {
-			size += w.field(p.field, p.value)
+			size += w.add(append(w.out, starts[0].of(raw)...))
+			starts = starts[1:]
 		}
 	}
 	return size
+}
+
+// start is where a field that is not known begins, after its number. A request may be nothing but such fields, of two
+// bytes each: they must not cost many times its size.
+type start uint64
+
+func newStart(number protoreflect.FieldNumber, at int) start { return start(number)<<32 | start(at) }
+
+func (p start) number() protoreflect.FieldNumber { return protoreflect.FieldNumber(p >> 32) }
+
+// of returns the bytes of the field.
+func (p start) of(raw []byte) []byte {
+	raw = raw[uint32(p):]
+	if _, _, n := protowire.ConsumeField(raw); n >= 0 {
+		return raw[:n]
+	}
+	return raw
+}
+
+// sortedStarts are those of all fields in raw, by number, then as they came.
+func sortedStarts(raw []byte) []start {
+	count := 0
+	for range eachField(raw) {
+		count++
+	}
+	starts := make([]start, 0, count)
+	for p := range eachField(raw) {
+		starts = append(starts, p)
+	}
+	slices.Sort(starts)
+	return starts
+}
+
+func eachField(raw []byte) iter.Seq[start] {
+	return func(yield func(start) bool) {
+		for at := 0; at < len(raw); {
+			number, _, n := protowire.ConsumeField(raw[at:])
+			if n < 0 { // nothing that was received; it must count all the same
+				number, n = math.MaxInt32, len(raw)-at
+			}
+			if !yield(newStart(number, at)) {
+				return
+			}
+			at += n
+		}
+	}
 }
 
 // add takes longer output and returns by how much.

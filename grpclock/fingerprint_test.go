@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -166,6 +167,27 @@ func TestRule28_FingerprintOnTheWire(t *testing.T) {
 	s.create("k", full()).want(t, 1, true)
 	r.ProtoReflect().SetUnknown(nil)
 	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+}
+
+// A request of nothing but small fields that this process does not know, as large as a server takes by default, costs no
+// multiple of its size that matters. Not parallel: what is allocated is counted for the whole process.
+func TestRule28_FingerprintOfManyFields(t *testing.T) {
+	var r request
+	wire := bytes.Repeat([]byte{0xb0, 0x06, 1, 0xa8, 0x06, 1}, 4<<20/6) // 102: 1, 101: 1
+	if err := proto.Unmarshal(wire, &r); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	canonical := grpclock.Canonical(r.ProtoReflect())
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 16*uint64(len(wire)) {
+		t.Errorf("%d bytes are allocated for a request of %d", n, len(wire))
+	}
+	half := len(wire) / 2
+	if want := append(bytes.Repeat([]byte{0xa8, 0x06, 1}, half/3), bytes.Repeat([]byte{0xb0, 0x06, 1}, half/3)...); !bytes.Equal(canonical, want) {
+		t.Errorf("the fields are not in the order of their numbers")
+	}
 }
 
 func TestFingerprintOption(t *testing.T) {
