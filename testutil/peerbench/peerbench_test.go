@@ -173,6 +173,9 @@ func TestMediansRatiosAndTargets(t *testing.T) {
 	if got := s.summarize(cs, [][]sample{{{150, 1}}, {{90, 8}}, {{100, 9}}, {{400, 0.1}}}).Targets; got[0].LimitOf != "" || got[1].LimitOf != "bare" || got[1].Limit != 4 {
 		t.Errorf("where bare has 4 times b's the targets of 2 and 5 times are %+v", got[:2])
 	}
+	if got := s.summarize(cs, [][]sample{{{300, 1}}, {{90, 8}}, {{100, 9}}, {{150, 0.1}}}).Targets[0]; !got.Met || got.LimitOf != "" {
+		t.Errorf("a target of 2 times that is met by 3, where bare has 1.5 times b's, is %+v", got)
+	}
 	if got := s.summarize(cs[:3], [][]sample{{{150, 1}}, {{90, 8}}, {{100, 9}}}).Targets[1]; got.Met || got.LimitOf != "" {
 		t.Errorf("without the contender that is the limit the target is %+v", got)
 	}
