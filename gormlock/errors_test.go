@@ -153,6 +153,7 @@ func TestErrUnguarded(t *testing.T) {
 			"table as a clause":             db.Table("?", clause.Table{Name: "stocks"}).Where("sku = 42").Update("name", "new").Error,
 			"table of a database":           db.Table("main.stocks").Where("sku = 42").Update("name", "new").Error,
 			"table of a model of it":        db.Where("sku = 42").Model(&qualified{}).Update("name", "new").Error,
+			"another table for its model":   db.Table("stocks_2026").Create(&Stock{SKU: 80}).Error,
 			"table that is joined":          db.Table("items JOIN stocks ON stocks.id = items.stock_id").Where("sku = 42").Update("stocks.name", "new").Error,
 			"block":                         db.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }),
 			"dropped":                       db.Scopes(gormlock.Guard("k")).Transaction(dropped),
@@ -181,7 +182,7 @@ func TestErrUnguarded(t *testing.T) {
 
 type qualified struct{ Name string }
 
-func (qualified) TableName() string { return "main.public.stocks" }
+func (qualified) TableName() string { return "main.public.Stocks" }
 
 // Shelf has stocks, by way of a table between them.
 type Shelf struct {
