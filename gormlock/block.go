@@ -143,7 +143,7 @@ func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
 	if err := tx.Session(&gorm.Session{DryRun: true}).Set(evaluateKey, true).Exec("").Error; err != nil {
 		return nil, err
 	}
-	real, err := t.conn()
+	real, err := t.conn(tx.Statement.Context)
 	if err != nil {
 		return nil, err
 	}

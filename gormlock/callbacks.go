@@ -131,7 +131,7 @@ func begun(db *gorm.DB) error {
 	if t == nil || db.DryRun {
 		return nil
 	}
-	_, err := t.conn()
+	_, err := t.conn(db.Statement.Context)
 	return err
 }
 

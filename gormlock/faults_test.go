@@ -100,6 +100,44 @@ func TestLost_InterruptsTheStatement(t *testing.T) {
 	})
 }
 
+// TestBegin_WaitsNoLongerThanItIsWanted: all connections are in use, and the statement's context ends, or the lock is lost.
+func TestBegin_WaitsNoLongerThanItIsWanted(t *testing.T) {
+	t.Parallel()
+	loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
+		pool(t, db).SetMaxOpenConns(1)
+		conn, err := pool(t, db).Conn(t.Context())
+		ok(t, "Conn", err)
+		defer time.AfterFunc(20*time.Second, func() { _ = conn.Close() }).Stop()
+		block := db.Scopes(gormlock.Guard("k"))
+		want(t, "the statement's context", block.Transaction(func(tx *gorm.DB) error {
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			return take(tx.WithContext(ctx), 42)
+		}), context.DeadlineExceeded)
+		lost := func(tx *gorm.DB) error {
+			before, lost := pool(t, db).Stats().WaitCount, make(chan error, 1)
+			go func() {
+				eventually(t, "BEGIN waits", func() bool { return pool(t, db).Stats().WaitCount > before })
+				lose()
+				lost <- nil
+			}()
+			return errors.Join(take(tx, 42), <-lost)
+		}
+		for name, err := range map[string]error{"block": block.Transaction(lost), "Transaction": gormlock.Transaction(db, "k", lost), "single": lost(block)} {
+			want(t, name, err, core.ErrLost)
+			if errors.Is(err, context.Canceled) {
+				t.Errorf("%s: nobody has cancelled: %v", name, err)
+			}
+		}
+		if pool(t, db).Stats().WaitCount != 4 || conn.PingContext(t.Context()) != nil {
+			t.Errorf("%d waited for a connection, or it was given back", pool(t, db).Stats().WaitCount)
+		}
+		ok(t, "Close", conn.Close())
+		wantLeft(t, db, 42, 10)
+		wantIdle(t, db, l, "k")
+	})
+}
+
 // TestLost_CheckedAtCommit: the check at COMMIT asks the lock itself, and does not rely on having been told.
 func TestLost_CheckedAtCommit(t *testing.T) {
 	t.Parallel()

@@ -12,7 +12,7 @@ import (
 
 // enter lets a statement run; the context it gets has the values of ctx, and ends with the group.
 func (s *turn) enter(ctx context.Context, query string) (context.Context, error) {
-	if _, err := s.t.conn(); err != nil {
+	if _, err := s.t.conn(ctx); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

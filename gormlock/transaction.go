@@ -152,14 +152,14 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 }
 
 // conn is where a statement runs: the transaction in the database, begun if it has not been.
-func (t *transaction) conn() (gorm.Tx, error) {
+func (t *transaction) conn(statement context.Context) (gorm.Tx, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.usable(); err != nil {
 		return nil, err
 	}
 	if t.real == nil {
-		if err := t.begin(); err != nil {
+		if err := t.begin(statement); err != nil {
 			t.fail(err)
 			return nil, err
 		}
@@ -167,33 +167,9 @@ func (t *transaction) conn() (gorm.Tx, error) {
 	return t.real, nil
 }
 
-// begin sends BEGIN. Under a guard database/sql is not told of the end of t.ctx: it would roll back on its own, and
-// nobody could wait for that before the locks are released; abort does it. t.mu is held.
-func (t *transaction) begin() (err error) {
-	if len(t.locks) == 0 {
-		t.real, err = t.pool.begin(t.ctx, t.opts, false)
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.ctx))
-	t.interrupt, t.cancel = cancel, append(t.cancel, func(error) { cancel() })
-	inTime := context.AfterFunc(t.ctx, cancel)
-	t.real, err = t.pool.begin(ctx, t.opts, true)
-	if err == nil && t.fenced {
-		err = t.beginFenced(ctx)
-	}
-	switch {
-	case inTime():
-	case context.Cause(t.ctx) == errGroupTime:
-		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", errGroupTime, err))
-	default:
-		err = errors.Join(t.ctx.Err(), err)
-	}
-	return err
-}
-
 // PrepareContext implements gorm.ConnPool.
 func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
-	c, err := t.conn()
+	c, err := t.conn(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +178,7 @@ func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.St
 
 // ExecContext implements gorm.ConnPool.
 func (t *transaction) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	c, err := t.conn()
+	c, err := t.conn(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +187,7 @@ func (t *transaction) ExecContext(ctx context.Context, query string, args ...any
 
 // QueryContext implements gorm.ConnPool.
 func (t *transaction) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	c, err := t.conn()
+	c, err := t.conn(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +196,7 @@ func (t *transaction) QueryContext(ctx context.Context, query string, args ...an
 
 // QueryRowContext implements gorm.ConnPool.
 func (t *transaction) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	c, err := t.conn()
+	c, err := t.conn(ctx)
 	if err != nil {
 		return failedRow(err)
 	}
@@ -229,7 +205,7 @@ func (t *transaction) QueryRowContext(ctx context.Context, query string, args ..
 
 // StmtContext implements gorm.Tx: where statements are prepared, a cached one comes here first.
 func (t *transaction) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
-	c, err := t.conn()
+	c, err := t.conn(ctx)
 	if err != nil {
 		return failedStmt(err)
 	}
