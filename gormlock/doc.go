@@ -35,7 +35,7 @@
 //   - [Table] is a core.Backend like Redis, on one row per key: one holder at a time, ends by the database's clock,
 //     takeover of what is over, tokens that increase, seals.
 //   - Of callers in one group ([Grouped]) each has its own result, and none is told success without a COMMIT. What a
-//     function leaves behind does not run in the turn of another.
+//     function leaves behind does not run in the turn of another. It sees what was committed before it was called.
 //   - Decrement never takes more than there is, with or without a lock. [SealWhenOut] seals only what was read again, under
 //     the lock and after the outcome was known, and had nothing left.
 //   - On SQLite a transaction whose COMMIT is rejected is rolled back; without a guard it stays open on its connection.

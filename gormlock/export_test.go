@@ -20,6 +20,17 @@ func Waiting(db *gorm.DB) (n int) {
 	return n
 }
 
+// Lines counts the lines of a plugin, which are there while somebody waits or is let in.
+func Lines(db *gorm.DB) int {
+	p, err := registered(db)
+	if err != nil {
+		panic(err)
+	}
+	p.lines.mu.Lock()
+	defer p.lines.mu.Unlock()
+	return len(p.lines.all)
+}
+
 // SetGroupTimes changes how long a group lets callers in, and how long it may take; 0 is the default.
 func SetGroupTimes(db *gorm.DB, open, all time.Duration) {
 	p, err := registered(db)

@@ -2,7 +2,6 @@ package gormlock_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"sync"
 	"testing"
@@ -180,6 +179,19 @@ func TestGrouped_ContextEnds(t *testing.T) {
 			want(t, "a statement after", take(tx, 42), context.Canceled)
 			return nil
 		}}
+		stopped, stop := context.WithCancel(t.Context())
+		inStatement := &caller{ctx: stopped, fn: func(tx *gorm.DB) error {
+			ended, end := context.WithCancel(context.Background())
+			end()
+			want(t, "a statement with a context of its own", take(tx.WithContext(ended), 42), context.Canceled)
+			ok(t, "take", take(tx, 42))
+			time.AfterFunc(20*time.Millisecond, stop)
+			if s := map[string]string{"mysql": "SELECT SLEEP(0.2)", "postgres": "SELECT pg_sleep(0.2)"}[db.Name()]; s != "" {
+				ok(t, "a statement while it ends, which would end the connection", tx.Exec(s).Error)
+			}
+			<-stopped.Done()
+			return nil
+		}}
 		leaving, leave := context.WithCancel(t.Context())
 		early := &caller{ctx: leaving, fn: fn}
 		returned := make(chan struct{})
@@ -191,12 +203,13 @@ func TestGrouped_ContextEnds(t *testing.T) {
 		}()
 		conns := pool(t, db).Stats().OpenConnections
 		before, after := taker(42), taker(42)
-		together(t, db, l, before, inFunction, after, early, last)
+		together(t, db, l, before, inFunction, inStatement, after, early, last)
 		ok(t, "before", before.err)
 		want(t, "in the function", inFunction.err, context.Canceled)
 		if errors.Is(inFunction.err, gormlock.ErrCommitUnknown) {
 			t.Errorf("what was rolled back is not unknown: %v", inFunction.err)
 		}
+		want(t, "in a statement", inStatement.err, context.Canceled)
 		ok(t, "after", after.err)
 		want(t, "while others are at work", early.err, gormlock.ErrCommitUnknown)
 		want(t, "while others are at work", early.err, context.Canceled)
@@ -205,60 +218,6 @@ func TestGrouped_ContextEnds(t *testing.T) {
 		if n := pool(t, db).Stats().OpenConnections; n < conns {
 			t.Errorf("a connection was closed: %d of %d are left", n, conns)
 		}
-	})
-}
-
-// TestGrouped_StatementAfterItsTurn: a goroutine that a function left behind does not write in somebody else's turn.
-func TestGrouped_StatementAfterItsTurn(t *testing.T) {
-	t.Parallel()
-	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		put(t, db, 42, 10)
-		var left *gorm.DB
-		a := &caller{fn: func(tx *gorm.DB) error { left = tx; return take(tx, 42) }}
-		b := &caller{fn: func(tx *gorm.DB) error {
-			want(t, "statement of another", take(left.WithContext(context.Background()), 42), sql.ErrTxDone)
-			want(t, "prepared", take(left.Session(&gorm.Session{PrepareStmt: true, Context: context.Background()}), 42), sql.ErrTxDone)
-			return take(tx, 42)
-		}}
-		together(t, db, l, a, b)
-		ok(t, "a", a.err)
-		ok(t, "b", b.err)
-		wantLeft(t, db, 42, 8)
-	})
-}
-
-// TestGrouped_StatementAcrossTurns: a statement of a goroutine that was left behind is part of its own turn, or fails.
-func TestGrouped_StatementAcrossTurns(t *testing.T) {
-	t.Parallel()
-	boom := errors.New("boom")
-	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		put(t, db, 42, 1000)
-		put(t, db, 43, 1000)
-		n := int64(0)
-		for range 10 {
-			var behind sync.WaitGroup
-			a := &caller{fn: func(tx *gorm.DB) error {
-				ok(t, "take", take(tx, 42))
-				behind.Go(func() {
-					for take(tx.WithContext(context.Background()), 43) == nil {
-						n++
-					}
-				})
-				time.Sleep(2 * time.Millisecond)
-				return nil
-			}}
-			b := &caller{fn: func(tx *gorm.DB) error {
-				err := take(tx, 42)
-				time.Sleep(time.Millisecond)
-				return errors.Join(err, boom)
-			}}
-			together(t, db, l, a, b)
-			behind.Wait()
-			ok(t, "a", a.err)
-			want(t, "b", b.err, boom)
-		}
-		wantLeft(t, db, 42, 990)
-		wantLeft(t, db, 43, 1000-n)
 	})
 }
 

@@ -23,8 +23,9 @@ type decrementOption func(*sellOut)
 func (o decrementOption) applyDecrement(s *sellOut) { o(s) }
 
 const (
-	minSeal  = 10 * time.Millisecond // as core has it
-	sealTime = time.Second           // for looking and sealing, while the caller waits
+	minSeal  = 10 * time.Millisecond     // as core has it
+	maxSeal  = 10 * 365 * 24 * time.Hour // the same
+	sealTime = time.Second               // for looking and sealing, while the caller waits
 )
 
 // soldOut is what a key is sealed with.
@@ -42,13 +43,13 @@ var soldOut = []byte("onelane: sold out")
 // It needs a guard with one key, that of the row: "stock:42" for the stock of 42. A lock that the context carries from
 // outside is not sealed. To sell again, write the new stock first, without the guard, then call core.Locker.Unseal: it
 // works at once in its process and, where others remember seals, within that time there. A seal that came between
-// the two is taken back by who made it, who looks once more after sealing. The ttl is at least 10 ms; it bounds how
-// long a seal stays that nobody takes away.
+// the two is taken back by who made it, who looks once more after sealing. The ttl is 10 ms to ten years; it bounds
+// how long a seal stays that nobody takes away.
 func SealWhenOut(ttl time.Duration) DecrementOption {
 	return decrementOption(func(s *sellOut) {
 		s.ttl, s.err = ttl, nil
-		if ttl < minSeal {
-			s.err = fmt.Errorf("SealWhenOut(%v): it must be at least %v", ttl, minSeal)
+		if ttl < minSeal || ttl > maxSeal {
+			s.err = fmt.Errorf("SealWhenOut(%v): it must be at least %v and at most %v", ttl, minSeal, maxSeal)
 		}
 	})
 }

@@ -160,6 +160,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 			"block":         db.Transaction(func(tx *gorm.DB) error { return sell(tx, 42, 1) }),
 			"two keys":      gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("j")).Where("sku = 42"), "left", 1, option),
 			"a short time":  gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Millisecond)),
+			"a long time":   gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(1<<63-1)),
 			"DryRun":        gormlock.Decrement(db.Session(&gorm.Session{DryRun: true}).Model(&Stock{}).Where("sku = 42"), "left", 1, nil, option),
 			"no such table": gormlock.Decrement(db.Table("nowhere").Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, option),
 		} {

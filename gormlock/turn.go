@@ -57,9 +57,6 @@ func (g *group) mark() error {
 func (g *group) keep() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err != nil {
-		return g.err
-	}
 	g.savepoint = false
 	err := g.release()
 	switch {
