@@ -86,9 +86,8 @@ func (ls *lines) enter(p *pool, name lineName, d demand, s *turn) {
 
 // start begins a group for those who wait. ls.mu is held.
 func (ls *lines) start(p *pool, name lineName, l *line, d demand) {
-	ctx := core.WithoutLock(context.WithoutCancel(l.waiting[0].ctx))
 	d.wait = time.Hour // each caller counts its own time, and the last to leave ends the wait
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, demandKey{}, demand{}))
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.waiting[0].ctx))
 	g := &group{lines: ls, name: name, line: l, demand: d, base: ctx, cancel: cancel, outcome: make(chan struct{})}
 	g.open, g.time = cmp.Or(ls.open, groupOpen), cmp.Or(ls.time, groupTime)
 	g.t = &transaction{pool: p, ctx: ctx}

@@ -148,8 +148,7 @@ type prepared struct {
 
 const maxPrepared = 64
 
-// statement returns the prepared statement; nil where it runs unprepared: without arguments, when there are too many, or
-// when the database cannot prepare it.
+// statement returns the prepared statement; nil where it runs unprepared: without arguments, or when there are too many.
 func (s *turn) statement(ctx context.Context, prepare bool, query string, args []any) (*sql.Stmt, error) {
 	if !prepare || len(args) == 0 {
 		return nil, nil
@@ -161,9 +160,6 @@ func (s *turn) statement(ctx context.Context, prepare bool, query string, args [
 		return stmt, nil
 	}
 	stmt, err := s.group.t.PrepareContext(ctx, query)
-	if number, _ := mysqlNumber(err); number == 1295 { // not supported for this statement
-		return nil, nil
-	}
 	if err != nil {
 		return nil, err
 	}
