@@ -93,10 +93,17 @@ func TestHandleContext(t *testing.T) {
 			c.Request.URL.Path = "/new"
 			r.HandleContext(c)
 		})
+		r.POST("/both", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+			c.String(201, ", and before")
+			c.Request.URL.Path = "/new"
+			r.HandleContext(c)
+		})
 		r.POST("/new", counter(&runs))
 	})
 	s.do("POST", "/old", "", idempotencyKey, "k").want(t, 201, "run 1", false)
 	s.do("POST", "/old", "", idempotencyKey, "k").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	runs.Store(0)
+	s.do("POST", "/both", "", idempotencyKey, "k").want(t, 201, "run 1, and before", false) // what was held comes after
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}

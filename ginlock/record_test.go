@@ -68,6 +68,23 @@ func TestRule13_PanicAbandons(t *testing.T) {
 	s.order("k", "").want(t, 200, "half of the ans", true)
 }
 
+// A status that net/http panics at is no answer, whatever RecordIf says.
+func TestRule13_NoStatus(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{99, 1000} {
+		var runs atomic.Int64
+		s := post(t, func(c *gin.Context) {
+			if runs.Add(1) == 1 {
+				c.String(status, "made")
+			} else {
+				c.String(201, "made")
+			}
+		}, ginlock.RecordIf(func(int) bool { return true }))
+		s.order("k", "")
+		s.order("k", "").want(t, 201, "made", false)
+	}
+}
+
 // A refusal of a middleware of this kit inside is not the handler's answer.
 func TestRule13_OwnRefusalsAreNotRecorded(t *testing.T) {
 	t.Parallel()
@@ -110,6 +127,7 @@ func TestRule14_Headers(t *testing.T) {
 		calls := 0
 		r.Use(func(c *gin.Context) { // an outer compression, and a request id
 			c.Header("Content-Encoding", "identity")
+			c.Header("Vary", "Origin")
 			calls++
 			c.Header("X-Request-Id", fmt.Sprint(calls))
 			if c.GetHeader("X-No-Compression") != "" {
@@ -122,6 +140,7 @@ func TestRule14_Headers(t *testing.T) {
 				"Content-Language", "Content-Disposition", "Location", "Etag", "Last-Modified", "Cache-Control"} {
 				c.Header(name, "of "+name)
 			}
+			c.Writer.Header().Del("Vary")
 			c.Writer.Header().Add("Link", "one")
 			c.Writer.Header().Add("Link", "two")
 			c.SetCookie("session", "secret", 60, "/", "", true, true)
@@ -142,7 +161,7 @@ func TestRule14_Headers(t *testing.T) {
 			t.Errorf("%s: %s, at first %s", name, got, want)
 		}
 	}
-	for _, name := range []string{"Set-Cookie", "X-Private", "Authorization", "Www-Authenticate", "Proxy-Authenticate", "Content-Encoding"} {
+	for _, name := range []string{"Set-Cookie", "X-Private", "Authorization", "Www-Authenticate", "Proxy-Authenticate", "Content-Encoding", "Vary"} {
 		if got := second.header[name]; got != nil {
 			t.Errorf("%s: %v was replayed", name, got)
 		}
@@ -330,6 +349,23 @@ func TestRule17_NoBody(t *testing.T) {
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
+}
+
+// What is recorded is what is sent: somebody outside who answers where nobody has written finds this written.
+func TestRule17_NoBodyIsAnAnswer(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			c.Next()
+			if !c.Writer.Written() {
+				c.String(500, "nobody answered")
+			}
+		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.POST("/orders", func(c *gin.Context) { c.Status(204) })
+	})
+	s.order("k", "").want(t, 204, "", false)
+	s.order("k", "").want(t, 204, "", true)
 }
 
 func TestRule18_ClientHangsUp(t *testing.T) {

@@ -49,6 +49,7 @@ func TestRefuseRepeats(t *testing.T) {
 	s.do("PUT", "/forms/1", "a=1").want(t, 201, "a=1 5", false)
 	submit("Cookie", "session=ann").want(t, 201, "a=1 6", false)
 	submit("Cookie", "session=ann").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit("X-Forwarded-For", "203.0.113.9").want(t, 201, "a=1 7", false) // gin believes every proxy by default
 	for range 2 {
 		if a := s.do("GET", "/forms/1", ""); a.status != 201 {
 			t.Errorf("GET: %d %s", a.status, a.body)

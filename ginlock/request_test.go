@@ -3,6 +3,7 @@ package ginlock_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -146,6 +147,40 @@ func TestRule20_RequestBody(t *testing.T) {
 	req.Header.Set(idempotencyKey, "large")
 	s.send(req).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
 	s.order("large", `{"n":3}`).want(t, 200, "3 3 7 []", false) // nothing was locked
+}
+
+// Two middlewares read one body: each keeps its own limit, and what somebody between them has read is gone.
+func TestRule20_TwoReaders(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByKey("{json.id}", ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
+			if c.GetHeader("X-Read") != "" {
+				_, _ = io.Copy(io.Discard, c.Request.Body)
+			}
+		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxRequestBody(10)))
+		r.POST("/orders", counter(&runs))
+	})
+	s.order("k", `{"id":1}`).want(t, 201, "run 1", false)
+	s.order("k", `{"id":1000}`).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	s.order("k", `{"id":1}`, "X-Read", "1").wantProblem(t, 500, ginlock.CodeMisconfigured)
+}
+
+// A client that asks before it sends a body that is too large is not told to go on.
+func TestRule20_ExpectContinue(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(*gin.Context) { t.Error("it ran") })
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_, _ = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 1048577\r\nExpect: 100-continue\r\n\r\n")
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 413 ") {
+		t.Errorf("%q, %v", line, err)
+	}
 }
 
 // A body that is too slow, or too large for a limit outside, is refused before anything is locked.

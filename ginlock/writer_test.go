@@ -237,3 +237,49 @@ type shouting struct{ gin.ResponseWriter }
 func (w *shouting) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write([]byte(strings.ToUpper(string(b))))
 }
+
+// A compression may decide at the first byte what it is: nothing is sent before that, though the answer is too large to
+// be held.
+func TestRule22_DecidedAtTheFirstByte(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) { c.Writer = &deciding{c.Writer} }, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxBody(3)))
+		r.POST("/orders", func(c *gin.Context) { c.String(201, "made") })
+	})
+	a := s.order("k", "")
+	a.want(t, 201, "made", false)
+	if got := a.header.Get("Content-Encoding"); got != "shouting" {
+		t.Errorf("Content-Encoding %q", got)
+	}
+}
+
+type deciding struct{ gin.ResponseWriter }
+
+func (w *deciding) Write(b []byte) (int, error) {
+	w.Header().Set("Content-Encoding", "shouting")
+	return w.ResponseWriter.Write(b)
+}
+
+// What is set after the body, and was announced before it, is a trailer: it is sent, though the answer was held.
+func TestRule21_Trailers(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(c *gin.Context) {
+		c.Header("Trailer", "X-Sum")
+		c.String(200, "body")
+		c.Header("X-Sum", "7")
+	})
+	req, err := http.NewRequest("POST", s.url+"/orders", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(idempotencyKey, "k")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "body" || resp.Trailer.Get("X-Sum") != "7" {
+		t.Errorf("%q, %v, trailer %v", b, err, resp.Trailer)
+	}
+}

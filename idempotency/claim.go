@@ -84,7 +84,8 @@ func (k *Claim) Key() string { return k.key }
 func (k *Claim) Token() uint64 { return k.lock.Token() }
 
 // Context returns a child of the context that was passed to Begin. It carries the claim, and the lock behind it (see
-// [core.WithLock]). It is cancelled with a cause that matches [core.ErrLost] when the claim is lost, and by Abandon.
+// [core.WithLock]). It is cancelled with a cause that matches [core.ErrLost] when the claim is lost, or
+// [core.ErrClosed] when the Locker is closed, and by Abandon.
 func (k *Claim) Context() context.Context { return k.ctx }
 
 // Complete seals the key with r, for the retention: from now on every repeat gets it. Only r is copied, not what it

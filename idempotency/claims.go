@@ -120,8 +120,6 @@ func (r *request) acquire(ctx context.Context) (*core.Lock, error) {
 		tag = r.tag(r.name, r.mark)
 	} else if err := theirs.check(r.key, r.fp); err != nil {
 		return nil, err
-	} else {
-		r.mark = theirs
 	}
 	return r.locker.Acquire(ctx, r.name, core.WithTag(tag), core.WithWait(r.wait))
 }

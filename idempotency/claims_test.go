@@ -256,6 +256,14 @@ func TestContext(t *testing.T) {
 		}
 	}
 	_ = out.Claim.Abandon(t.Context())
+	_ = l.Close()
+	select {
+	case <-outer.Context().Done():
+	case <-time.After(10 * time.Second):
+	}
+	if err := context.Cause(outer.Context()); !errors.Is(err, core.ErrClosed) {
+		t.Errorf("the Locker was closed, and the claim's context says %v", err)
+	}
 	_ = outer.Abandon(t.Context())
 }
 

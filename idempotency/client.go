@@ -57,7 +57,8 @@ type transport struct {
 //   - 409 with Retry-After, by which a server says that the first is still running.
 //
 // Any other answer is returned, 500 too: after that a server may have given up the key, and the effect could repeat.
-// After the last attempt its answer or error is returned as it is. A call is one RoundTrip: a key in the header,
+// After the last attempt, or where the context's deadline leaves no time for another, the answer is returned as it is, and
+// an error after the last attempt too. A call is one RoundTrip: a key in the header,
 // or in the context (see [ContextWithKey]), is left as it is, so that somebody else's retries keep it.
 //
 // A body is sent again by the request's GetBody, which http.NewRequest sets for the usual ones; without it the call is
@@ -115,8 +116,8 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return resp, err
 		}
 		wait, ok := t.pause(resp, pause)
-		if !ok {
-			return resp, err
+		if end, ends := r.Context().Deadline(); !ok || resp != nil && ends && time.Until(end) <= wait {
+			return resp, err // nothing better will come
 		}
 		why := err
 		if resp != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,7 @@ import (
 // base is a RoundTripper that answers from a list, and notes what it got and when.
 type base struct {
 	answers []any // a status, an error, or a *http.Response
+	sent    []*http.Request
 	calls   []call
 	open    int // bodies of answers that were not closed
 }
@@ -30,6 +32,7 @@ type call struct {
 }
 
 func (b *base) RoundTrip(r *http.Request) (*http.Response, error) {
+	b.sent = append(b.sent, r)
 	c := call{strings.Join(r.Header["Idempotency-Key"], "|"), "", time.Now()}
 	if r.Body != nil {
 		text, _ := io.ReadAll(r.Body)
@@ -96,6 +99,11 @@ func TestTransport_OneKeyPerCall(t *testing.T) {
 			if len(r.Header) > 0 {
 				t.Errorf("the caller's request was changed: %v", r.Header)
 			}
+			for i, one := range b.sent { // base may be reading the one before still
+				if one == r || slices.Contains(b.sent[i+1:], one) {
+					t.Errorf("request %d is sent again itself", i)
+				}
+			}
 			seen[b.calls[0].key] = true
 		}
 		if len(seen) != 2 {
@@ -125,8 +133,10 @@ func TestTransport_KeyOfTheCaller(t *testing.T) {
 		t.Errorf("the server reads %q, %v", key, err)
 	}
 	for _, bad := range []string{"", "a\nb", "ä", strings.Repeat("x", 256)} {
-		if _, err := rt.RoundTrip(request(t, idempotency.ContextWithKey(t.Context(), bad), "POST", "")); err == nil || len(b.calls) > 2 {
-			t.Errorf("the key %.9q was sent", bad)
+		r, closed := request(t, idempotency.ContextWithKey(t.Context(), bad), "POST", ""), false
+		r.Body = &closing{strings.NewReader("x"), func() { closed = true }}
+		if _, err := rt.RoundTrip(r); err == nil || len(b.calls) > 2 || !closed {
+			t.Errorf("the key %.9q was sent, or the body left open", bad)
 		}
 	}
 	other := &base{answers: []any{200}}
@@ -155,7 +165,12 @@ func TestTransport_WhatIsNotSentAgain(t *testing.T) {
 		"the server wants an hour":             {"POST", retryAfter(503, "3600"), nil},
 		"the server wants more than there is":  {"POST", retryAfter(503, "99999999999999999999"), nil},
 		"the server wants to be asked in 2100": {"POST", retryAfter(503, "Fri, 01 Jan 2100 00:00:00 GMT"), nil},
-		"a certificate that is not trusted":    {"POST", &tls.CertificateVerificationError{Err: errCut}, nil},
+		"the deadline comes before": {"POST", retryAfter(503, "9"), func(r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), 8*time.Second)
+			t.Cleanup(cancel)
+			*r = *r.WithContext(ctx)
+		}},
+		"a certificate that is not trusted": {"POST", &tls.CertificateVerificationError{Err: errCut}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

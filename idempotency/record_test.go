@@ -134,6 +134,7 @@ func FuzzTag(f *testing.F) {
 func FuzzLockKey(f *testing.F) {
 	f.Add("a", "b")
 	f.Add("sha256:00", "{a}")
+	f.Add("{a}", "b")
 	f.Add(strings.Repeat("a", 500), strings.Repeat("a", 501))
 	f.Fuzz(func(t *testing.T, a, b string) {
 		x, y := idempotency.LockKey(a), idempotency.LockKey(b)
