@@ -87,15 +87,19 @@ func checkKey(db *gorm.DB, table string) error {
 	if err != nil {
 		return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
 	}
+	var key []string
+	kind := "missing"
 	for _, c := range columns {
-		primary, _ := c.PrimaryKey()
-		binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, strings.ToLower(c.DatabaseTypeName()))
-		switch {
-		case c.Name() == "name" && primary && binary:
-			return nil
-		case c.Name() == "name":
-			return fmt.Errorf("gormlock: Migrate: table %s is there already, and its column name is a %s, primary key %v: it must be the binary primary key; drop the table, or see the package's folder schema", table, c.DatabaseTypeName(), primary)
+		if primary, _ := c.PrimaryKey(); primary {
+			key = append(key, c.Name())
+		}
+		if c.Name() == "name" {
+			kind = strings.ToLower(c.DatabaseTypeName())
 		}
 	}
-	return fmt.Errorf("gormlock: Migrate: table %s is there already, and has no column name: drop it, or see the package's folder schema", table)
+	binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, kind)
+	if !binary || !slices.Equal(key, []string{"name"}) { // with more in the key a name could come twice
+		return fmt.Errorf("gormlock: Migrate: table %s is there already, its column name is %s, and its primary key is %q: it must be the binary column name alone; drop the table, or see the package's folder schema", table, kind, key)
+	}
+	return nil
 }

@@ -104,3 +104,18 @@ func TestMigrate_Refusals(t *testing.T) {
 	})
 	want(t, "another database", gormlock.Migrate(&gorm.DB{Config: &gorm.Config{}}), gormlock.ErrDialect)
 }
+
+// TestMigrate_KeyOfTwoColumns: as partitions want it; a name could come twice then, which MySQL does not refuse.
+func TestMigrate_KeyOfTwoColumns(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		binary := map[string]string{"mysql": "VARBINARY(512)", "postgres": "BYTEA"}[db.Name()]
+		if binary == "" { // SQLite shows one of the columns; its upsert is an error then
+			return
+		}
+		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_once (name "+binary+" NOT NULL, created_at BIGINT NOT NULL, PRIMARY KEY (name, created_at))").Error)
+		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_once") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
