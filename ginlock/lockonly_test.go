@@ -157,10 +157,12 @@ func TestLockOnly_Lost(t *testing.T) {
 		byID := ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l))
 		r.POST("/orders/:id/silent", byID, lose)
 		r.POST("/orders/:id/status", byID, func(c *gin.Context) { lose(c); c.Status(204) })
+		r.POST("/orders/:id/panic", byID, func(c *gin.Context) { lose(c); panic("boom") })
 		r.POST("/orders/:id/answer", byID, func(c *gin.Context) { lose(c); c.String(500, "%v", context.Cause(c.Request.Context())) })
 	})
 	s.do("POST", "/orders/1/silent", "").wantProblem(t, 409, ginlock.CodeLockLost)
 	s.do("POST", "/orders/1/status", "").wantProblem(t, 409, ginlock.CodeLockLost)
+	s.do("POST", "/orders/1/panic", "").want(t, 500, "", false) // is left to Recovery
 	if a := s.do("POST", "/orders/1/answer", ""); a.status != 500 || !strings.Contains(a.body, "lock is lost") {
 		t.Errorf("%d %s", a.status, a.body)
 	}

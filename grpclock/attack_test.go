@@ -12,7 +12,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/onelane/onelane/core"
@@ -150,18 +155,54 @@ func TestRule19_LostClaim(t *testing.T) {
 	s.create("k", &request{}).want(t, 2, true)
 }
 
-// A handler that gives up since its claim is lost is not a cancelled client.
+// A handler that gives up since its claim is lost is not a cancelled client; one that fails otherwise says why.
 func TestRule26_ClaimLost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(time.Second))
-	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		key, _ := claimOf(t, n)
 		n.Client().Del(context.Background(), key)
 		<-ctx.Done()
+		if r.Quantity > 0 {
+			return nil, status.Error(codes.DataLoss, "half of it is done")
+		}
 		return nil, ctx.Err()
 	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
 	s.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonLockLost)
+	s.create("k", &request{Quantity: 1}).wantCode(t, codes.DataLoss, false)
+}
+
+// An answer that is not of the method's type, which somebody inside has put there, is no answer to replay.
+func TestRule28_AnotherMessage(t *testing.T) {
+	t.Parallel()
+	other := func(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
+		return &testpb.Receipt{Id: "x"}, nil
+	}
+	s := serve(t, &orders{}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t))), other))
+	if a := s.create("k", &request{}); a.err != nil || a.order.Id != "x" {
+		t.Errorf("%v, %v", a.order, a.err)
+	}
+	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+}
+
+// One interceptor may serve two programs' types of one method: generated ones, and those made at run time.
+func TestRule25_TwoTypesOfOneMethod(t *testing.T) {
+	t.Parallel()
+	i := grpclock.ByField("order_id", grpclock.LockOnly(), grpclock.WithLocker(testutil.Locker(t)))
+	file, err := protodesc.NewFile(protodesc.ToFileDescriptorProto(testpb.File_test_proto), protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := dynamicpb.NewMessage(file.Messages().ByName("Request"))
+	made.Set(made.Descriptor().Fields().ByName("order_id"), protoreflect.ValueOfString("1"))
+	for _, req := range []any{&request{OrderId: "1"}, made, &request{OrderId: "1"}} {
+		resp, err := i(t.Context(), req, &grpc.UnaryServerInfo{FullMethod: testpb.Orders_Create_FullMethodName},
+			func(context.Context, any) (any, error) { return &order{Id: "made"}, nil })
+		if o, ok := resp.(*order); err != nil || !ok || o.Id != "made" {
+			t.Errorf("%T: %v, %v", req, resp, err)
+		}
+	}
 }
 
 // No metadata of a client, however much or strange, gets past the key.

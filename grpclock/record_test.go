@@ -211,12 +211,15 @@ func TestRule29_WrappedStream(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
+		if grpc.SetHeader(ctx, metadata.Pairs("d", "4")) == nil {
+			return nil, status.Error(codes.Internal, "a header was set after it was sent")
+		}
 		return counter(&runs)(ctx, r)
 	}}, grpc.ChainUnaryInterceptor(wrap, grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
 	s.create("k", &request{}).want(t, 1, false)
 	a := s.create("k", &request{})
 	a.want(t, 1, true)
-	if fmt.Sprint(a.header.Get("a"), a.trailer.Get("b"), a.header.Get("c")) != "[1] [2] [3]" {
+	if fmt.Sprint(a.header.Get("a"), a.trailer.Get("b"), a.header.Get("c"), a.header.Get("d")) != "[1] [2] [3] []" {
 		t.Errorf("%v %v", a.header, a.trailer)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
@@ -84,6 +85,8 @@ func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
 	}
 }
 
+var errOwn = status.Error(codes.DataLoss, "half of it is done")
+
 func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]func(s grpc.BidiStreamingServer[request, order]) error{
@@ -107,6 +110,10 @@ func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 			}
 			return err
 		},
+		"has an error of its own": func(s grpc.BidiStreamingServer[request, order]) error {
+			<-s.Context().Done()
+			return errOwn
+		},
 		"answers": func(s grpc.BidiStreamingServer[request, order]) error {
 			<-s.Context().Done()
 			return nil
@@ -128,7 +135,9 @@ func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatal("the loss is not told")
 			}
-			if o, err := say(c); (answer{err: err}).reason() != grpclock.ReasonLockLost {
+			if o, err := say(c); name == "has an error of its own" {
+				(answer{err: err}).wantCode(t, codes.DataLoss, false)
+			} else if (answer{err: err}).reason() != grpclock.ReasonLockLost {
 				t.Errorf("%v, %v", o, err)
 			}
 		})

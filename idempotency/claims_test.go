@@ -256,6 +256,11 @@ func TestContext(t *testing.T) {
 		}
 	}
 	_ = out.Claim.Abandon(t.Context())
+	over := context.WithoutCancel(out.Claim.Context()) // of work that outlives its request
+	if out, err = c.Begin(over, "inner", fp("a")); err != nil || out.Claim == nil {
+		t.Fatalf("%+v, %v: the claim that the context carries is over", out, err)
+	}
+	_ = out.Claim.Abandon(over)
 	_ = l.Close()
 	select {
 	case <-outer.Context().Done():

@@ -358,3 +358,34 @@ func TestRunUnreadable_OneAtATime(t *testing.T) {
 	}
 	replay(t, idempotency.New(b), "k", fp("a"), "done")
 }
+
+// stubborn keeps what is sealed, as a process of a later version that writes it again does.
+type stubborn struct {
+	core.Backend
+	asked int
+}
+
+func (s *stubborn) Unseal(context.Context, string) error { s.asked++; return nil }
+
+// What comes back after it was removed is an error, and no reason to remove it for ever.
+func TestRunUnreadable_ComesBack(t *testing.T) {
+	t.Parallel()
+	backend := &stubborn{Backend: testutil.Memory()}
+	l, err := core.New(backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	k, err := l.Acquire(t.Context(), "claim:k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Seal(t.Context(), []byte("of a later version"), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := idempotency.New(l, idempotency.RunUnreadable()).Begin(ctx, "k", fp("a")); !errors.Is(err, idempotency.ErrRecord) || backend.asked != 1 {
+		t.Errorf("%v after %d", err, backend.asked)
+	}
+}
