@@ -57,7 +57,8 @@
 //     while the first runs.
 //   - Two principals with one key never see each other's answers.
 //   - A value in the body, the query or a cookie that a template takes is refused where another reader could find
-//     another one: it comes twice, in another case, or in a body that says it is no JSON.
+//     another one: it comes twice, in another case, in a body that says it is no JSON, or in one that gin's ShouldBind
+//     would not read, but the query instead.
 //   - Set-Cookie, credentials and connection headers are never recorded; the lock's holder is never named to a client.
 //   - When Redis is down before the handler runs, it does not run (503), unless [FailOpen] is set. When it goes down
 //     after that, the answer goes out, and the key stays taken until its lease ends.
