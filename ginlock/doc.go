@@ -22,7 +22,8 @@
 // ([MaxBody]) and those headers of a list that the handler changed ([Headers]), for 24 h ([Retain]). After another
 // answer, after a panic, and after a handler that left c.Errors and no body to an outer error writer, the key is free
 // and a retry runs again. The answer is held back until it is recorded. One that is flushed, hijacked or too large
-// goes out at once, and a retry is told that it was not kept (409 idempotency_response_not_kept).
+// goes out at once, and a retry is told that it was not kept (409 idempotency_response_not_kept). So it is with what
+// httputil.ReverseProxy passes on of a server that names no length: read it in ModifyResponse, and set ContentLength.
 //
 // # Who asks
 //
