@@ -25,22 +25,28 @@ type Entry struct {
 // call is what one caller was told: the books must say the same.
 type call struct {
 	id      int
+	key     string // there are two, so that groups run into deadlocks
 	ran     int
 	written int // lines, as its function knows
 	err     error
 }
 
-// TestGrouped_Books: connections are cut at any place, and ended and interrupted by the server, locks are lost, contexts end,
-// groups take too long, functions fail, panic and go on after errors. Whoever was told success is in the books with all
+// TestGrouped_Books: connections are cut at any place, and ended and interrupted by the server, there are deadlocks, locks
+// are lost, contexts end, groups take too long, functions fail, panic and go on after errors. Whoever was told success is in the books with all
 // that it wrote; whoever was told a failure is not there at all; no function ran twice.
 func TestGrouped_Books(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Entry{}))
 		put(t, db, 42, 100000)
+		put(t, db, 43, 100000)
+		if db.Name() == "postgres" {
+			ok(t, "ALTER", db.Exec("ALTER DATABASE "+db.Migrator().CurrentDatabase()+" SET deadlock_timeout = 5").Error)
+		}
+		keys := []string{"k", "j"}
 		through, p := behindProxy(t, db)
 		if p == nil {
-			through = db
+			through, keys = db, keys[:1] // one writer is at work in SQLite
 		} else {
 			defer p.chance.Store(0)
 			p.chance.Store(5)
@@ -59,7 +65,7 @@ func TestGrouped_Books(t *testing.T) {
 			callers.Go(func() {
 				for range 15 {
 					mu.Lock()
-					c := &call{id: len(calls) + 1}
+					c := &call{id: len(calls) + 1, key: keys[rand.IntN(len(keys))]}
 					calls = append(calls, c)
 					mu.Unlock()
 					c.err = c.run(t.Context(), through)
@@ -71,7 +77,7 @@ func TestGrouped_Books(t *testing.T) {
 		close(done)
 		faults.Wait()
 		eventually(t, "nothing is held", func() bool {
-			return inUse(t, through) == 0 && !held(t, l, "k") && gormlock.Lines(through) == 0
+			return inUse(t, through) == 0 && !held(t, l, "k") && !held(t, l, "j") && gormlock.Lines(through) == 0
 		})
 		audit(t, db, calls)
 	})
@@ -89,7 +95,7 @@ func (c *call) run(ctx context.Context, db *gorm.DB) (err error) {
 		defer cancel()
 		ctx = short
 	}
-	return gormlock.Transaction(db.WithContext(ctx), "k", func(tx *gorm.DB) error {
+	return gormlock.Transaction(db.WithContext(ctx), c.key, func(tx *gorm.DB) error {
 		c.ran++
 		write := func(tx *gorm.DB) error {
 			err := tx.Create(&Entry{Call: c.id, Line: c.written}).Error
@@ -98,7 +104,7 @@ func (c *call) run(ctx context.Context, db *gorm.DB) (err error) {
 			}
 			return err
 		}
-		if err := errors.Join(write(tx), take(tx, 42)); err != nil {
+		if err := errors.Join(write(tx), take(tx, 42+c.id%2), take(tx, 43-c.id%2)); err != nil {
 			return err
 		}
 		switch rand.IntN(14) {
@@ -157,7 +163,9 @@ func disturb(t *testing.T, db *gorm.DB, h *hooked, done chan struct{}) {
 				owner = h.owners[len(h.owners)-1]
 			}
 			h.mu.Unlock()
-			_ = h.Backend.Release(context.Background(), core.Grant{Key: "onelane:{k}", Owner: owner})
+			for _, key := range []string{"onelane:{k}", "onelane:{j}"} {
+				_ = h.Backend.Release(context.Background(), core.Grant{Key: key, Owner: owner})
+			}
 		}
 		if len(ways) == 0 {
 			continue
@@ -210,4 +218,5 @@ func audit(t *testing.T, db *gorm.DB, calls []*call) {
 		}
 	}
 	wantLeft(t, db, 42, 100000-written)
+	wantLeft(t, db, 43, 100000-written)
 }

@@ -146,7 +146,7 @@ func (t *transaction) sellsOut(s *sellOut) {
 // seal seals the key if nothing is left. The outcome of the transaction is known; t.mu is held.
 func (t *transaction) seal() {
 	s := t.sellOut
-	if s == nil || t.reentered || len(t.locks) != 1 || t.locks[0].Err() != nil || t.ctx.Err() != nil {
+	if s == nil || t.reentered || len(t.locks) != 1 || t.ctx.Err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, sealTime)
@@ -197,12 +197,12 @@ func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
 	if len(s.where) > 0 {
 		q = q.Clauses(clause.Where{Exprs: s.where})
 	}
-	var left []*float64
+	var left []float64 // NULL is an error
 	if err := q.Pluck(s.left, &left).Error; err != nil {
 		return false, err
 	}
 	for _, n := range left {
-		if n == nil || *n > 0 {
+		if n > 0 {
 			return false, nil
 		}
 	}

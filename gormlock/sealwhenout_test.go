@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -125,6 +126,7 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
+	var w warnings
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		put(t, db, 42, 3)
 		put(t, db, 43, 0)
@@ -154,6 +156,15 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		if sealed(t, l, "k") {
 			t.Fatal("the key is sealed")
 		}
+		if n := w.n.Load(); n != 0 {
+			t.Errorf("%d warnings", n)
+		}
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", nil).Error)
+		want(t, "NULL, which is said", sellers["single"](db, 43, 1), gormlock.ErrInsufficient)
+		if n := w.n.Swap(0); n != 1 || sealed(t, l, "k") {
+			t.Errorf("NULL: %d warnings, sealed %v", n, sealed(t, l, "k"))
+		}
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", 0).Error)
 		// And these cannot seal, which is said before anything is sent.
 		for name, err := range map[string]error{
 			"no guard":      gormlock.Decrement(db.Model(&Stock{}).Where("sku = 42"), "left", 1, option),
@@ -176,8 +187,20 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		if !sealed(t, l, "k") {
 			t.Error("one key twice: it is not sealed")
 		}
-	})
+	}, config(func(c *gorm.Config) { c.Logger = &w }))
 }
+
+// warnings counts what is logged.
+type warnings struct {
+	logger.Interface
+	n atomic.Int64
+}
+
+func (w *warnings) LogMode(logger.LogLevel) logger.Interface                        { return w }
+func (w *warnings) Info(context.Context, string, ...any)                            {}
+func (w *warnings) Warn(context.Context, string, ...any)                            { w.n.Add(1) }
+func (w *warnings) Error(context.Context, string, ...any)                           {}
+func (w *warnings) Trace(context.Context, time.Time, func() (string, int64), error) {}
 
 func TestSealWhenOut_NeedsThePlugin(t *testing.T) {
 	t.Parallel()
@@ -214,6 +237,14 @@ func TestSealWhenOut_NotUnderALostLock(t *testing.T) {
 	}
 }
 
+// Retired has rows that are deleted softly.
+type Retired struct {
+	ID        uint
+	SKU       int
+	Left      int64
+	DeletedAt gorm.DeletedAt
+}
+
 // TestSealWhenOut_LooksAtTheSameRow: however the row was selected.
 func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 	t.Parallel()
@@ -222,6 +253,9 @@ func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 		put(t, db, 42, 0)
 		var s Stock
 		ok(t, "Take", db.Take(&s, "sku = 42").Error)
+		ok(t, "AutoMigrate", db.AutoMigrate(&Retired{}))
+		gone := gorm.DeletedAt{Time: time.Now(), Valid: true}
+		ok(t, "Create", db.Create(&[]Retired{{SKU: 42}, {SKU: 42, Left: 5, DeletedAt: gone}, {SKU: 43, DeletedAt: gone}}).Error)
 		for name, row := range map[string]func(db *gorm.DB) *gorm.DB{
 			"table":       func(db *gorm.DB) *gorm.DB { return db.Table("stocks").Where("sku = ?", 42) },
 			"primary key": func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{ID: s.ID}) },
@@ -229,7 +263,9 @@ func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 			"scope": func(db *gorm.DB) *gorm.DB {
 				return db.Model(&Stock{}).Scopes(func(db *gorm.DB) *gorm.DB { return db.Where("sku = 42") })
 			},
-			"Or": func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{}).Where("sku = ?", 42).Or("sku = ?", 99) },
+			"not deleted": func(db *gorm.DB) *gorm.DB { return db.Model(&Retired{}).Where("sku = 42") },
+			"Unscoped":    func(db *gorm.DB) *gorm.DB { return db.Unscoped().Model(&Retired{}).Where("sku = 43") },
+			"Or":          func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{}).Where("sku = ?", 42).Or("sku = ?", 99) },
 		} {
 			err := gormlock.Decrement(row(db).Scopes(gormlock.Guard("k")), "left", 1, gormlock.SealWhenOut(time.Minute))
 			want(t, name, err, gormlock.ErrInsufficient)

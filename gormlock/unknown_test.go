@@ -7,13 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/glebarez/sqlite"
 	gomysql "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -204,3 +208,64 @@ func TestCommit_Outcomes(t *testing.T) {
 		}
 	})
 }
+
+// TestCommitUnknown_StuckTransaction: where SQLite refuses COMMIT and ROLLBACK too, nobody gets the connection any more.
+func TestCommitUnknown_StuckTransaction(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "sqlite" {
+			return
+		}
+		stuck := &stuck{sqlite: pool(t, db).Driver(), file: filepath.Join(t.TempDir(), "stuck.db")}
+		conns := sql.OpenDB(stuck)
+		defer conns.Close()
+		db, err := gorm.Open(&sqlite.Dialector{Conn: conns}, &gorm.Config{Logger: logger.Discard})
+		ok(t, "Open", err)
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		want(t, "Exec", db.Scopes(gormlock.Guard("k")).Exec("CREATE TABLE t (i int)").Error, gormlock.ErrCommitUnknown)
+		if n := stuck.closed.Load(); n != 1 || !held(t, l, "k") {
+			t.Errorf("%d connections were closed; the key is held %v", n, held(t, l, "k"))
+		}
+	})
+}
+
+// stuck is a database that refuses COMMIT and ROLLBACK.
+type stuck struct {
+	sqlite driver.Driver
+	file   string
+	closed atomic.Int64
+}
+
+var errStuck = errors.New("stuck")
+
+func (s *stuck) Connect(context.Context) (driver.Conn, error) {
+	c, err := s.sqlite.Open(s.file)
+	return &stuckConn{c, s}, err
+}
+
+func (s *stuck) Driver() driver.Driver { return s.sqlite }
+
+type stuckConn struct {
+	driver.Conn
+	db *stuck
+}
+
+func (c *stuckConn) Begin() (driver.Tx, error) { return stuckTx{}, nil }
+
+func (c *stuckConn) Prepare(query string) (driver.Stmt, error) {
+	if query == "ROLLBACK" {
+		return nil, errStuck
+	}
+	return c.Conn.Prepare(query)
+}
+
+func (c *stuckConn) Close() error {
+	c.db.closed.Add(1)
+	return c.Conn.Close()
+}
+
+type stuckTx struct{}
+
+func (stuckTx) Commit() error   { return errStuck }
+func (stuckTx) Rollback() error { return errStuck }
