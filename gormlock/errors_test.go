@@ -249,6 +249,9 @@ func TestErrTaken(t *testing.T) {
 		if called {
 			t.Error("the function ran without the lock")
 		}
+		hasty := db.Session(&gorm.Session{})
+		hasty.DefaultTransactionTimeout = 10 * time.Millisecond
+		want(t, "single, with the time of a transaction", take(hasty.Scopes(gormlock.Guard("k")), 42), context.DeadlineExceeded)
 		ok(t, "Seal", k.Seal(t.Context(), []byte("out"), time.Minute))
 		want(t, "sealed", take(db.Scopes(gormlock.Guard("k")), 42), core.ErrSealed)
 		want(t, "bad key", take(db.Scopes(gormlock.Guard("")), 42), core.ErrInvalidKey)

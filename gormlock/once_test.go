@@ -136,6 +136,13 @@ func TestOnce_FailuresStoreNothing(t *testing.T) {
 				}
 				return boom
 			},
+			"rolled back inside by SQL": func() error {
+				_, err := gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (receipt, error) {
+					r, err := charge(tx)
+					return r, errors.Join(err, tx.Exec("ROLLBACK").Error)
+				})
+				return says(err, "is gone", boom)
+			},
 		}
 		for name, fail := range fails {
 			want(t, name, fail(), boom)

@@ -2,6 +2,7 @@ package gormlock_test
 
 import (
 	"database/sql"
+	"errors"
 	"testing"
 
 	"gorm.io/gorm"
@@ -60,6 +61,9 @@ func TestTemplate(t *testing.T) {
 		for id := uint(2); id < 4; id++ {
 			ok(t, "reused", reused.Model(&Ticket{ID: id}).Update("price", 2).Error)
 		}
+		j.want(t, "each its own", append(locked("t:2"), locked("t:3")...)...)
+		same := one("t:{ID}").Model(&Ticket{ID: 2}) // a statement that is used again keeps what it has, but not the key
+		ok(t, "the same statement", errors.Join(same.Update("price", 2).Error, same.Model(&Ticket{ID: 3}).Update("price", 2).Error))
 		j.want(t, "each its own", append(locked("t:2"), locked("t:3")...)...)
 
 		many := []string{"lock onelane:{t:2}", "lock onelane:{t:3}", "unlock onelane:{t:3}", "unlock onelane:{t:2}"}

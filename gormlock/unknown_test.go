@@ -145,6 +145,13 @@ func TestCommitRejected_DeferredConstraint(t *testing.T) {
 			ok(t, "the connection is good for the next", take(db.Scopes(guard), 42))
 		}
 		wantLeft(t, db, 42, 7)
+
+		tx := db.Begin()
+		ok(t, "Exec", tx.Scopes(guard).Exec("INSERT INTO parts VALUES (1, 999)").Error)
+		if tx.Commit().Error == nil || errors.Is(tx.Rollback().Error, sql.ErrTxDone) {
+			t.Errorf("by hand: %v, which does not tell why", tx.Error)
+		}
+		wantIdle(t, db, l, "k")
 	})
 }
 
