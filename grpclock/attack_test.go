@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -184,6 +185,28 @@ func TestRule28_AnotherMessage(t *testing.T) {
 		t.Errorf("%v, %v", a.order, a.err)
 	}
 	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+}
+
+// A service that is made at run time has types that nobody else knows: its answers are replayed as what its handler made.
+func TestRule28_TypesOfNoRegistry(t *testing.T) {
+	t.Parallel()
+	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))
+	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
+		Name: proto.String("made.proto"), Package: proto.String("made"), MessageType: []*descriptorpb.DescriptorProto{{Name: proto.String("Answer")}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := dynamicpb.NewMessage(file.Messages().Get(0))
+	made.SetUnknown([]byte{0x08, 7})
+	ctx, runs := metadata.NewIncomingContext(t.Context(), metadata.Pairs(idempotencyKey, "k")), 0
+	for range 2 {
+		resp, err := i(ctx, &request{}, &grpc.UnaryServerInfo{FullMethod: "/made.Service/Do"},
+			func(context.Context, any) (any, error) { runs++; return made, nil })
+		if m, ok := resp.(proto.Message); err != nil || !ok || !proto.Equal(m, made) || runs != 1 {
+			t.Errorf("%v, %v after %d runs", resp, err, runs)
+		}
+	}
 }
 
 // One interceptor may serve two programs' types of one method: generated ones, and those made at run time.
