@@ -3,14 +3,18 @@ package gormlock_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // connectionForms are what may be guarded inside db.Connection: a form works, or its error matches refused.
@@ -122,4 +126,24 @@ func TestConnection(t *testing.T) {
 			wantIdle(t, db, l, "k")
 		}
 	})
+}
+
+// TestBegin_FailsOnSQLite: the connection that was kept for the transaction is given back, and the key too.
+func TestBegin_FailsOnSQLite(t *testing.T) {
+	t.Parallel()
+	dsn := "file:" + filepath.Join(t.TempDir(), "busy") + "?_pragma=busy_timeout(1)&_txlock=immediate"
+	db, err := gorm.Open(sqlite.Open(dsn), &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	defer pool(t, db).Close()
+	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+	put(t, db, 42, 10)
+	l := locker(t, testutil.Memory())
+	ok(t, "Use", db.Use(gormlock.New(l)))
+	writer, err := pool(t, db).BeginTx(t.Context(), nil)
+	ok(t, "BeginTx", err)
+	if err := take(db.Scopes(gormlock.Guard("k")), 42); err == nil || !strings.Contains(err.Error(), "locked") {
+		t.Errorf("got %v", err)
+	}
+	ok(t, "Rollback", writer.Rollback())
+	wantIdle(t, db, l, "k")
 }
