@@ -43,7 +43,7 @@ var errGroupTime = fmt.Errorf("the group took too long, more than %v", groupTime
 // WithWait bounds the time until the function is called. Grouped has no effect in an open transaction, nor where the
 // context carries a lock on the key. On other databases than MySQL, MariaDB, PostgreSQL and SQLite it is an error.
 //
-// It pays where a COMMIT takes longer than a round trip to the database, as it does where it waits for a disk or a replica.
+// It pays where a COMMIT takes longer than a round trip to the database, as it does where it waits for a slow disk.
 //
 // The idea is group commit (DeWitt et al., "Implementation techniques for main memory database systems", 1984).
 func Grouped(n int) TransactionOption { return groupOption(n) }
