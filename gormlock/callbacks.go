@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"sync"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
 	"gorm.io/gorm/logger"
 )
 
@@ -119,9 +121,33 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-// unset says whether a statement has no settings at all, so that none are this package's: the zero sync.Map is empty, and makes room
-// for some when it is asked for one.
-func unset(s *gorm.Statement) bool { return reflect.ValueOf(&s.Settings).Elem().IsZero() }
+// unset says whether a statement has no settings at all, so that none are this package's. It must not make a map of the zero
+// sync.Map, which reading it would.
+func unset(s *gorm.Statement) bool {
+	settings := reflect.ValueOf(&s.Settings).Elem()
+	if everSet != nil {
+		return settings.Field(everSet[0]).Field(everSet[1]).IsZero()
+	}
+	return settings.IsZero()
+}
+
+// everSet is the field of a sync.Map that is zero until it is used first, which is several times as fast to look at as all of
+// them; nil where there is none that is known.
+var everSet = func() []int {
+	var empty, set sync.Map
+	set.Store(0, 0)
+	inner, ok1 := reflect.TypeFor[sync.Map]().FieldByName("m")
+	if !ok1 || inner.Type.Kind() != reflect.Struct {
+		return nil
+	}
+	inited, ok2 := inner.Type.FieldByName("inited")
+	index := append(inner.Index, inited.Index...)
+	zero := func(m *sync.Map) bool { return reflect.ValueOf(m).Elem().FieldByIndex(index).IsZero() }
+	if !ok2 || len(index) != 2 || !zero(&empty) || zero(&set) {
+		return nil
+	}
+	return index
+}()
 
 // begun begins the transaction of a statement that is about to be sent, if it has not begun. PrepareContext would, but
 // GORM prepares each statement once for all who want it: those who have the connection, or the fence, that BEGIN waits
@@ -135,11 +161,15 @@ func begun(db *gorm.DB) error {
 	return err
 }
 
-// thenBegun is for GORM's own transaction around a single statement.
+// thenBegun is for GORM's own transaction around a single statement, which fn begins.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
+	gorms := reflect.ValueOf(fn).Pointer() == reflect.ValueOf(callbacks.BeginTransaction).Pointer()
 	return func(db *gorm.DB) {
 		if p, ok := db.Statement.ConnPool.(*pool); ok && !db.DryRun { // there is no guard, nor are statements prepared
 			beginImplicit(db, p, fn)
+			return
+		}
+		if t, _ := transactionOf(db.Statement.ConnPool); t != nil && gorms { // it would make a session, only to find that it cannot
 			return
 		}
 		if fn(db); db.Error == nil {

@@ -4,9 +4,11 @@ import (
 	"testing"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // TestImplicit_HookAsksForAGuard: the transaction that GORM makes around a statement has begun when its hooks run. Whichever
@@ -48,6 +50,31 @@ func TestImplicit_HookAsksForAGuard(t *testing.T) {
 					t.Errorf("%s, the hook hides its error is %v: %d rows, the key is held is %v", name, hides, n, held(t, l, "k"))
 				}
 			}
+		}
+	})
+}
+
+// TestImplicit_OthersBegin: a callback that somebody put in the place of GORM's runs as before, in a transaction too, where
+// GORM's would find that there is nothing to do and is left out.
+func TestImplicit_OthersBegin(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		n := 0
+		ok(t, "Replace", db.Callback().Create().Replace("gorm:begin_transaction", func(db *gorm.DB) {
+			n++
+			callbacks.BeginTransaction(db)
+		}))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Create", db.Create(&Stock{SKU: 42, Left: 1}).Error)
+		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error { return tx.Create(&Stock{SKU: 43}).Error }))
+		ok(t, "Guard", db.Scopes(gormlock.Guard("k")).Create(&Stock{SKU: 44}).Error)
+		if n != 3 {
+			t.Errorf("it ran %d times, want 3", n)
+		}
+		var rows int64
+		ok(t, "Count", db.Model(&Stock{}).Count(&rows).Error)
+		if rows != 3 || inUse(t, db) != 0 {
+			t.Errorf("%d rows, %d connections in use", rows, inUse(t, db))
 		}
 	})
 }

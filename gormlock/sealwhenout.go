@@ -111,13 +111,6 @@ func sellOutOf(s *gorm.Statement) *sellOut {
 	return found
 }
 
-// takeSellOut takes it out, as a statement may be used again.
-func takeSellOut(s *gorm.Statement) *sellOut {
-	v, _ := s.Settings.LoadAndDelete(sellOutKey{s})
-	found, _ := v.(*sellOut)
-	return found
-}
-
 var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, which must be one: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
 
 // sealable says whether the statement's guard can be sealed.

@@ -71,17 +71,21 @@ func takeOwn(db *gorm.DB) *own {
 
 // after says why a statement under a lost lock failed, and ends the transaction of a guarded single statement.
 func (p *plugin) after(db *gorm.DB) {
+	if _, outside := db.Statement.ConnPool.(*pool); outside { // or in GORM's own transaction, which has ended: there is no guard
+		return
+	}
 	if unset(db.Statement) {
 		p.afterRead(db)
 		return
 	}
-	s := takeSellOut(db.Statement)
 	switch t, _ := transactionOf(db.Statement.ConnPool); {
 	case t == nil:
 	case db.Error != nil:
 		db.Error = t.explain(db.Error)
-	case s != nil && db.RowsAffected == 0:
-		t.sellsOut(s)
+	case db.RowsAffected == 0:
+		if s := sellOutOf(db.Statement); s != nil {
+			t.sellsOut(s)
+		}
 	}
 	o := takeOwn(db)
 	if o == nil {

@@ -54,6 +54,8 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 			return x.transaction(), true
 		case *gorm.PreparedStmtTX:
 			c = x.Tx
+		case *pool:
+			return nil, false
 		default:
 			_, open := c.(gorm.TxCommitter)
 			return nil, open
