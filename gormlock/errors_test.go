@@ -69,6 +69,12 @@ func TestErrUnmanagedTransaction(t *testing.T) {
 		onTx := db.Session(&gorm.Session{NewDB: true, Context: t.Context()})
 		onTx.Config.ConnPool, onTx.Statement.ConnPool, onTx.Config.Plugins = plain, plain, map[string]gorm.Plugin{}
 		want(t, "Use on a transaction", onTx.Use(gormlock.New(nil)), gormlock.ErrUnmanagedTransaction)
+		statements := gorm.NewPreparedStmtDB(plain, 8, time.Minute)
+		onTx.Config.ConnPool, onTx.Statement.ConnPool = statements, statements
+		want(t, "Use on a prepared transaction", onTx.Use(gormlock.New(nil)), gormlock.ErrUnmanagedTransaction)
+		var one int
+		ok(t, "it goes on without the plugin", onTx.Raw("SELECT 1").Scan(&one).Error)
+		statements.Close()
 		ok(t, "Rollback", plain.Rollback())
 
 		l := locker(t, testutil.Memory())

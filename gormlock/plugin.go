@@ -63,16 +63,19 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	if err != nil {
 		return err
 	}
-	switch inner := db.ConnPool.(type) {
-	case *gorm.PreparedStmtDB:
-		if inner.ConnPool, err = p.wrap(db, inner.ConnPool); err != nil {
-			return err
-		}
-	default:
-		if db.ConnPool, err = p.wrap(db, inner); err != nil {
-			return err
-		}
-		db.Statement.ConnPool = db.ConnPool
+	prepared, _ := db.ConnPool.(*gorm.PreparedStmtDB)
+	inner := db.ConnPool
+	if prepared != nil {
+		inner = prepared.ConnPool
+	}
+	wrapped, err := p.wrap(db, inner)
+	if err != nil {
+		return err // and the database is as it was
+	}
+	if prepared != nil {
+		prepared.ConnPool = wrapped
+	} else {
+		db.ConnPool, db.Statement.ConnPool = wrapped, wrapped
 	}
 	return p.registerCallbacks(db, tables)
 }
