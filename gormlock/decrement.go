@@ -42,7 +42,7 @@ func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) err
 	}
 	enough := func(db *gorm.DB) *gorm.DB { // the last scope, as others may bring the condition
 		if !db.AllowGlobalUpdate && !selects(db.Statement) {
-			_ = db.AddError(gorm.ErrMissingWhereClause)
+			_ = db.AddError(fmt.Errorf("gormlock: decrement column %q: %w: name the row by a Where, or by a model with its primary key", column, gorm.ErrMissingWhereClause))
 		}
 		where, _ := db.Statement.Clauses["WHERE"].Expression.(clause.Where)
 		if seal != nil {

@@ -2,6 +2,7 @@ package gormlock_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"gorm.io/gorm"
@@ -42,7 +43,11 @@ func TestDecrement(t *testing.T) {
 				t.Errorf("by %d: %v", n, err)
 			}
 		}
-		want(t, "no condition", gormlock.Decrement(db.Model(&Stock{}), "left", 1), gorm.ErrMissingWhereClause)
+		none := gormlock.Decrement(db.Model(&Stock{}), "left", 1)
+		want(t, "no condition", none, gorm.ErrMissingWhereClause)
+		if !strings.Contains(none.Error(), `column "left"`) || !strings.Contains(none.Error(), "by a Where") {
+			t.Errorf("%v: it must name the column and say what to do", none)
+		}
 		want(t, "no condition in a table", gormlock.Decrement(db.Table("stocks"), "left", 1), gorm.ErrMissingWhereClause)
 		if err := gormlock.Decrement(stock(db), "left; DROP TABLE stocks", 1); err == nil {
 			t.Error("a column that does not exist was decremented")
