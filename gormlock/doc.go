@@ -24,8 +24,9 @@
 //   - Where the database ends a guarded transaction by itself, as MySQL does in a deadlock and SQLite when a write is
 //     interrupted, nothing is written after it, even if the block goes on.
 //   - Several guards are all taken or none, in one order everywhere, so that two transactions do not wait for each other.
-//   - A guard that cannot guard is an error, and nothing is sent: no plugin, a read outside a transaction, a guard after
-//     BEGIN, a transaction that the plugin did not begin, a template without a value, the DryRun of a write.
+//   - A guard that cannot guard is an error, and nothing is sent: no plugin (but for [WithGuard]), a read outside a
+//     transaction, a guard after BEGIN, a transaction that the plugin did not begin, a template without a value, the DryRun
+//     of a write.
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says: its token must be the largest
 //     that registered in the database, before the first read.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process, and gives everybody the first
@@ -46,6 +47,7 @@
 //     COMMIT, two holders may write. [Fenced], [Decrement] or a unique index in the database are safe then.
 //   - That everything in a block carries the guard: Session(NewDB) and the generics API drop scopes. Use [WithGuard]
 //     or [Transaction], and [Protect] to catch the rest. Raw SQL is not looked at by Protect.
+//   - Anything for [WithGuard] on a database without the plugin: nothing of this package runs there that could say so.
 //   - Exclusion of writers that use no guard, or another key.
 //   - With [Fenced]: that a successor gets in while an earlier holder is stopped in the middle of its transaction. It has
 //     the fence's row until the database ends its connection (idle_in_transaction_session_timeout, wait_timeout).

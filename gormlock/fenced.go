@@ -17,7 +17,7 @@ import (
 // registered in the database. It comes together with core.ErrLost.
 var ErrFenced = errors.New("fenced off")
 
-// FenceOption is an [Option], a [GuardOption] and a [TransactionOption].
+// FenceOption is an [Option], a [GuardOption], a [TransactionOption] and a [OnceOption].
 type FenceOption interface {
 	Option
 	SharedOption
@@ -35,7 +35,7 @@ func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
 // replica that did not know the lock, does not write, and reads nothing that others change before it ends: what it
 // takes is one row per key, and two statements.
 //
-// It is an option of [Guard] and [Transaction], and of [New], where it is the default for all guards, those of
+// It is an option of [Guard], [Transaction] and [Once], and of [New], where it is the default for all guards, those of
 // [WithGuard] too. Where guards come together and one is fenced, all are.
 //
 // While the transaction of an earlier holder is open, its successor waits for the row, at most [WithWait]: then the

@@ -62,6 +62,10 @@ var fencedForms = map[string]func(ctx context.Context, db *gorm.DB) error{
 	"Transaction": func(ctx context.Context, db *gorm.DB) error {
 		return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Fenced())
 	},
+	"Once": func(ctx context.Context, db *gorm.DB) error {
+		_, err := gormlock.Once(ctx, db, "k", func(tx *gorm.DB) (int, error) { return 0, take(tx, 42) }, gormlock.Fenced())
+		return errors.Join(err, db.Exec("DELETE FROM onelane_once").Error) // so that the next one runs
+	},
 	"one of two": func(ctx context.Context, db *gorm.DB) error {
 		return take(db.Scopes(gormlock.Guard("k"), gormlock.Guard("other", gormlock.Fenced())), 42)
 	},

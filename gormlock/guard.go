@@ -97,7 +97,8 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 // form that also works for Begin by hand and for the generics API. The keys are taken as they are, together with those
 // that ctx has already. A transaction takes the locks in Begin, and the error is Begin's. GORM also begins one, and leaves
 // it open, on a gorm.DB that has an Error from before: look at it first, or the keys are held until ctx ends ([Transaction]
-// does). Otherwise as [Guard], which also says what reads outside a transaction get.
+// does). Otherwise as [Guard], which also says what reads outside a transaction get. But on a database without the plugin
+// of [New] nobody looks for the keys, so nothing is guarded and nothing tells: [Guard] and [Transaction] are an error there.
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
 func WithGuard(ctx context.Context, keys ...string) context.Context {
