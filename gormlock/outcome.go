@@ -46,6 +46,9 @@ func definiteState(code string) bool {
 // aborted connection, network errors, error during COMMIT, query interrupted, connection killed.
 var mysqlUnknown = []uint64{1053, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927}
 
+// mysqlInterrupted are the errors of a statement that was ended by KILL QUERY, or by MariaDB's max_statement_time.
+var mysqlInterrupted = []uint64{1317, 1969}
+
 // deadlock is MySQL's number of one, which ends the whole transaction.
 const deadlock = 1213
 
@@ -130,6 +133,9 @@ func aborted(err error) bool {
 
 // noSavepoint says whether err means that there is no transaction with our savepoint any more.
 func noSavepoint(err error) bool {
+	if err == nil {
+		return false
+	}
 	var state interface{ SQLState() string }
 	if errors.As(err, &state) {
 		return state.SQLState() == "25P01" || state.SQLState() == "3B001"

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -96,8 +97,15 @@ func (g *group) release() error {
 			g.savepoint = true
 			return nil
 		}
-		if number, ok := mysqlNumber(err); !ok || number == 1305 {
+		number, ok := mysqlNumber(err)
+		switch {
+		case !ok || number == 1305:
 			return err
+		case slices.Contains(mysqlInterrupted, number):
+			if _, again := g.t.ExecContext(g.ctx, releaseSavepoint); !noSavepoint(again) {
+				return again
+			}
+			return err // the block had come so far
 		}
 		g.t.pool.oneByOne.Store(true)
 	}
