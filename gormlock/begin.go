@@ -24,8 +24,8 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	}
 	switch {
 	case inTime():
-	case context.Cause(t.ctx) == errGroupTime:
-		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", errGroupTime, err))
+	case errors.Is(context.Cause(t.ctx), errGroupTime):
+		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", context.Cause(t.ctx), err))
 	default:
 		err = errors.Join(t.ctx.Err(), err)
 	}

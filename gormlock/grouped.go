@@ -2,6 +2,7 @@ package gormlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -17,7 +18,7 @@ const (
 	groupTime = 10 * time.Second       // a group that takes longer, from its lock to its COMMIT, is rolled back
 )
 
-var errGroupTime = fmt.Errorf("the group took too long, more than %v", groupTime)
+var errGroupTime = errors.New("the group took too long")
 
 // Grouped lets up to n (2 to 64) callers of this process that wait for the same key run in one database transaction,
 // one after the other, each behind a savepoint of its own, with one COMMIT for all: the hot row is locked and written
@@ -40,7 +41,8 @@ var errGroupTime = fmt.Errorf("the group took too long, more than %v", groupTime
 // constraint or bad SQL, the function's later statements fail too, where the database does not see to that itself.
 // While rows are open other statements are refused, but on SQLite; [SQLTx] is refused.
 //
-// WithWait bounds the time until the function is called. Grouped has no effect in an open transaction, nor where the
+// WithWait bounds the time until the function is called: the error matches core.ErrTaken then or, where the group has the lock
+// and waits for a connection, context.DeadlineExceeded. Grouped has no effect in an open transaction, nor where the
 // context carries a lock on the key. On other databases than MySQL, MariaDB, PostgreSQL and SQLite it is an error.
 //
 // It pays where a COMMIT takes longer than a round trip to the database, as it does where it waits for a slow disk.
@@ -80,7 +82,8 @@ type group struct {
 	ctx     context.Context // of its statements: ends with the lock, and after groupTime
 	locks   core.Locks
 	closing time.Time
-	had     bool        // the lock; lines.mu is held
+	locked  bool        // lines.mu is held
+	had     bool        // the lock and a transaction; lines.mu is held
 	taken   int         // callers, so far
 	more    atomic.Bool // another caller's turn is likely to come
 
@@ -104,8 +107,11 @@ func (g *group) lead() {
 		g.refuse(err)
 		return
 	}
+	g.lines.mu.Lock()
+	g.locked = true
+	g.lines.mu.Unlock()
 	g.t.patience = defaultWait
-	timer := time.AfterFunc(g.time, func() { g.cancel(errGroupTime) })
+	timer := time.AfterFunc(g.time, func() { g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.time)) })
 	defer timer.Stop()
 	g.ctx, g.locks = g.t.carry(g.base), g.t.locks
 	begun := g.mark() // before anybody is let in: who waits may leave while there is no connection

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"sync"
@@ -50,15 +51,9 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 	select {
 	case err = <-s.ready:
 	case <-ctx.Done():
-		if all.leave(name, s) {
-			return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0], Cause: ctx.Err()})
-		}
-		err = <-s.ready
+		err = all.giveUp(name, s, d, ctx.Err())
 	case <-timer.C:
-		if all.leave(name, s) {
-			return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0]})
-		}
-		err = <-s.ready
+		err = all.giveUp(name, s, d, nil)
 	}
 	if err != nil {
 		return nil, err
@@ -95,23 +90,39 @@ func (ls *lines) start(p *pool, name lineName, l *line, d demand) {
 	go g.lead()
 }
 
-// leave takes a caller out of its line; false means that its turn, or an error, has just come.
-func (ls *lines) leave(name lineName, s *turn) bool {
+// giveUp ends a caller's wait because of its context or, where ended is nil, its time, and says what it waited for; or what
+// has just come.
+func (ls *lines) giveUp(name lineName, s *turn, d demand, ended error) error {
+	left, begins := ls.leave(name, s)
+	switch {
+	case !left:
+		return <-s.ready
+	case begins:
+		return guardError(d.keys, fmt.Errorf("%w: the group has the lock, and waits for a connection to begin its transaction on, or for its fence",
+			cmp.Or(ended, context.DeadlineExceeded)))
+	}
+	return guardError(d.keys, &core.TakenError{Key: d.keys[0], Cause: ended})
+}
+
+// leave takes a caller out of its line; left is false if its turn, or an error, has just come. begins says that the group has
+// the lock and no transaction yet.
+func (ls *lines) leave(name lineName, s *turn) (left, begins bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.all[name]
 	if l == nil {
-		return false
+		return false, false
 	}
 	i := slices.Index(l.waiting, s)
 	if i < 0 {
-		return false
+		return false, false
 	}
 	l.waiting = slices.Delete(l.waiting, i, i+1)
+	begins = l.next != nil && l.next.locked && !l.next.had
 	if len(l.waiting) == 0 && l.next != nil && !l.next.had {
 		l.next.cancel(errNobody)
 	}
-	return true
+	return true, begins
 }
 
 var errNobody = errors.New("nobody waits any more")

@@ -83,8 +83,8 @@ func (t *transaction) usable() error {
 		}
 	}
 	if err := t.ctx.Err(); err != nil {
-		if context.Cause(t.ctx) == errGroupTime {
-			err = errGroupTime
+		if cause := context.Cause(t.ctx); errors.Is(cause, errGroupTime) {
+			err = cause
 		}
 		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
 	}
