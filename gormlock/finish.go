@@ -16,7 +16,7 @@ func (t *transaction) Commit() error {
 	if len(t.locks) == 0 && t.failed == nil {
 		return t.commitUnguarded()
 	}
-	if err := t.usable(); err != nil {
+	if err := t.stands(); err != nil {
 		if t.failed == nil && !t.over {
 			t.fail(err)
 		}
@@ -124,11 +124,34 @@ func (t *transaction) explain(err error) error {
 // later one by itself. SQLite does so when a write is interrupted, as by its context, when the disk is full and where a
 // constraint or a trigger says ROLLBACK; only BEGIN shows it. t.mu is held.
 func (t *transaction) ended(err error) bool {
+	if t.turn != nil {
+		t.turn.mu.Lock()
+		defer t.turn.mu.Unlock()
+		return t.turn.gone(err)
+	}
 	if t.real == nil || t.pool.dialect.name != "sqlite" {
 		return gone(err)
 	}
 	_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
 	return begin == nil
+}
+
+// hasRows says that a Row or Rows was handed out.
+func (t *transaction) hasRows() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rows = true
+}
+
+// stands is usable where rows were handed out too: SQLite's driver runs the statement when they are read, so that what it ends
+// the transaction with is in no callback. t.mu is held.
+func (t *transaction) stands() error {
+	err := t.usable()
+	if err == nil && t.rows && len(t.locks) > 0 && t.turn == nil && t.pool.dialect.name == "sqlite" && t.ended(nil) {
+		err = guardError(t.keys, errors.New("the database has rolled the transaction back: see the error of the rows that were read"))
+		t.fail(err)
+	}
+	return err
 }
 
 // abort rolls back when the context has ended or a lock is lost.

@@ -107,8 +107,16 @@ func (p *plugin) afterRead(db *gorm.DB) {
 	}
 	if db.Error != nil {
 		db.Error = t.explain(db.Error)
-	} else if row, ok := db.Statement.Dest.(*sql.Row); ok && row != nil && row.Err() != nil { // which GORM does not look at
-		_ = t.explain(row.Err())
+		return
+	}
+	switch rows := db.Statement.Dest.(type) {
+	case *sql.Rows:
+		t.hasRows()
+	case *sql.Row:
+		t.hasRows()
+		if rows != nil && rows.Err() != nil { // which GORM does not look at
+			_ = t.explain(rows.Err())
+		}
 	}
 }
 

@@ -48,10 +48,13 @@ func (g *group) note(query string) {
 	case "ROLLBACK":
 		next, _ := firstWord(rest)
 		reads, ends = false, next != "TO"
-	case "COMMIT", "END":
+	case "COMMIT", "END", "ABORT", "PREPARE", "": // no word: it may be behind a comment
 		ends = true
 	default: // DDL, or a procedure that does some
 		ends = g.t.pool.dialect.name == "mysql"
+	}
+	if strings.Contains(strings.TrimRight(query, "; \t\r\n"), ";") { // there may be another statement
+		reads, ends = true, true
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -117,13 +120,27 @@ func (s *turn) closed(r *sql.Rows) bool {
 // judge looks at the error of a statement: a function that goes on after one that took the transaction away would write
 // outside of any. s.mu is held.
 func (s *turn) judge(err error) {
-	if err == nil || s.failed != nil || harmless(err) {
-		return
+	switch {
+	case err == nil || s.failed != nil:
+	case s.gone(err):
+	case !harmless(err):
+		s.failed = guardError(s.group.demand.keys, fmt.Errorf("a statement failed before, and the transaction may be gone: %w", err))
 	}
-	s.failed = guardError(s.group.demand.keys, fmt.Errorf("a statement failed before, and the transaction may be gone: %w", err))
-	if gone(err) {
-		s.group.mu.Lock()
-		s.failed = s.group.fail(err)
-		s.group.mu.Unlock()
+}
+
+// gone says whether the database ended the group's transaction with the statement that returned err, and ends the group then.
+// s.mu is held.
+func (s *turn) gone(err error) bool {
+	g := s.group
+	if g.t.pool.dialect.name == "sqlite" {
+		if _, begin := g.t.ExecContext(context.Background(), "BEGIN"); begin != nil { // see ended
+			return false
+		}
+	} else if !gone(err) {
+		return false
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s.failed = g.fail(err)
+	return true
 }

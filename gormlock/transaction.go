@@ -35,6 +35,7 @@ type transaction struct {
 	reentered bool                      // locks are the context's
 	sellOut   *sellOut                  // found too little
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has
+	rows      bool                      // a Row or Rows was handed out, whose error only who reads it sees
 }
 
 var (
@@ -157,7 +158,7 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 func (t *transaction) conn(statement context.Context) (gorm.Tx, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.usable(); err != nil {
+	if err := t.stands(); err != nil {
 		return nil, err
 	}
 	if t.real == nil {
