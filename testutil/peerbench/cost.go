@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -195,7 +194,7 @@ func holdMany(ctx context.Context, addr string, n int, short bool) (sample, erro
 		}
 	}
 	_ = each(workers, n, func(i int) error { _ = locks[i].Release(ctx); return nil })
-	return sample{100 * cpu.Seconds() / took, 100 * (server2 - server) / took, float64(goroutines2-goroutines) / float64(n),
+	return sample{100 * cpu / took, 100 * (server2 - server) / took, float64(goroutines2-goroutines) / float64(n),
 		float64(bytes2-bytes) / float64(n), float64(lost)}, nil
 }
 
@@ -242,10 +241,4 @@ func redisCPU(ctx context.Context, client *redis.Client) (float64, error) {
 		return 0, fmt.Errorf("INFO cpu says %v", info)
 	}
 	return user + sys, nil
-}
-
-func processCPU() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -125,9 +125,9 @@ func sellers(client redis.UniversalClient) []buyer {
 	}
 }
 
-// spent is what was used so far: CPU time of all that take part, and round trips to the database.
+// spent is what was used so far: CPU time of all that take part, in s, and round trips to the database.
 type spent struct {
-	cpu   time.Duration
+	cpu   float64
 	trips int64
 }
 
@@ -160,5 +160,5 @@ func sales(ctx context.Context, meter func() spent, db *gorm.DB, d time.Duration
 	return sold{t, perOp(after.cpu-before.cpu, t) / float64(each), float64(after.trips-before.trips) / float64(max(t.held, 1)*int64(each))}, err
 }
 
-// perOp is the share of one operation in µs.
-func perOp(cpu time.Duration, t tally) float64 { return cpu.Seconds() * 1e6 / float64(max(t.held, 1)) }
+// perOp is the share of one operation in µs, of so many s.
+func perOp(cpu float64, t tally) float64 { return cpu * 1e6 / float64(max(t.held, 1)) }

@@ -30,8 +30,7 @@ func ownKeys(goroutines int) scenario {
 					return cycle(ctx, l, "own:"+strconv.Itoa(worker), nil)
 				})
 				server2, err3 := redisCPU(ctx, client)
-				cpuOfRedis := time.Duration((server2 - server) * float64(time.Second))
-				return sample{t.perSecond(), t.wait(50), t.wait(99), perOp(processCPU()-own, t), perOp(cpuOfRedis, t)}, errors.Join(err1, err2, err3)
+				return sample{t.perSecond(), t.wait(50), t.wait(99), perOp(processCPU()-own, t), perOp(server2-server, t)}, errors.Join(err1, err2, err3)
 			})
 			if len(cs) > 0 {
 				closeFirst := cs[0].close

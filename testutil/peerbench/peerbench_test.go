@@ -268,3 +268,21 @@ func TestNoCompiler(t *testing.T) {
 		t.Errorf("without a compiler: %v", err)
 	}
 }
+
+// The CPU time of a database that somebody else started is not known: that is not 0, nor a target that was missed.
+func TestAFigureThatIsNotKnown(t *testing.T) {
+	if cpu := (&bench{}).allCPU(database{kind: server.MySQL}); finite(cpu) {
+		t.Errorf("the CPU time of servers that are not there is %v", cpu)
+	}
+	s := scenario{name: "s", columns: []column{{"per s", false}, {"µs CPU", true}}, targets: []target{{"little CPU", times("we", "they", "µs CPU"), 0, 1}}}
+	r := s.summarize([]contender{{name: "we", kind: ours}, {name: "they", kind: theirs}}, [][]sample{{{3, math.NaN()}}, {{2, math.NaN()}}})
+	var table bytes.Buffer
+	r.markdown(&table)
+	if !strings.Contains(table.String(), "| we | 3.00 | – |") || !strings.Contains(table.String(), "**–**, not known here") {
+		t.Errorf("the table is %s", &table)
+	}
+	asJSON, err := json.Marshal(r)
+	if err != nil || !strings.Contains(string(asJSON), `"median":[3,null]`) || !strings.Contains(string(asJSON), `"figure":null`) {
+		t.Errorf("the JSON is %s, %v", asJSON, err)
+	}
+}

@@ -38,13 +38,16 @@ func (r result) markdown(w io.Writer) {
 			fmt.Fprintln(w)
 		}
 		verdict := "missed"
-		if t.Met {
+		switch {
+		case t.Met:
 			verdict = "met"
+		case !finite(float64(t.Figure)):
+			verdict = "not known here"
 		}
 		if t.LimitOf != "" {
 			verdict += fmt.Sprintf("; here “%s” reaches %s", t.LimitOf, figure(t.Limit))
 		}
-		fmt.Fprintf(w, "- %s: **%s**, %s\n", t.Text, figure(t.Figure), verdict)
+		fmt.Fprintf(w, "- %s: **%s**, %s\n", t.Text, figure(float64(t.Figure)), verdict)
 	}
 }
 

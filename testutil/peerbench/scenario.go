@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -59,6 +60,27 @@ func (t target) met(figure float64) bool {
 	return t.atLeast > 0 && figure >= t.atLeast || t.atLeast == 0 && figure <= t.atMost
 }
 
+// number is written as JSON as null where it is not known: JSON has no NaN.
+type number float64
+
+func (n number) MarshalJSON() ([]byte, error) {
+	if !finite(float64(n)) {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(n))
+}
+
+// figures are one for each column.
+type figures []float64
+
+func (fs figures) MarshalJSON() ([]byte, error) {
+	numbers := make([]number, len(fs))
+	for i, f := range fs {
+		numbers[i] = number(f)
+	}
+	return json.Marshal(numbers)
+}
+
 // result is what came out of a scenario.
 type result struct {
 	Scenario string    `json:"scenario"`
@@ -70,20 +92,20 @@ type result struct {
 
 // row is one contender's figures over all rounds.
 type row struct {
-	Name   string    `json:"name"`
-	Kind   kind      `json:"kind"`
-	Median []float64 `json:"median"`
-	Min    []float64 `json:"min"`
-	Max    []float64 `json:"max"`
+	Name   string  `json:"name"`
+	Kind   kind    `json:"kind"`
+	Median figures `json:"median"`
+	Min    figures `json:"min"`
+	Max    figures `json:"max"`
 	// Ratio says how many times better than the best peer the first column is; 0 where there is no peer.
 	Ratio  float64 `json:"ratio,omitempty"`
 	Rounds int     `json:"rounds"`
 }
 
 type verdict struct {
-	Text   string  `json:"text"`
-	Figure float64 `json:"figure"`
-	Met    bool    `json:"met"`
+	Text   string `json:"text"`
+	Figure number `json:"figure"` // NaN where it is not known
+	Met    bool   `json:"met"`
 	// Limit is there where a target that was missed cannot be met here: the figure with LimitOf, the scenario's limit, in place of ours.
 	Limit   float64 `json:"limit,omitempty"`
 	LimitOf string  `json:"limit_of,omitempty"`
@@ -109,7 +131,7 @@ func (s scenario) run(ctx context.Context, b *bench, rounds int, d time.Duration
 	}
 	r, err := s.rounds(ctx, asked, rounds, d)
 	if len(asked) < len(contenders) { // targets that are about others
-		r.Targets = slices.DeleteFunc(r.Targets, func(v verdict) bool { return !finite(v.Figure) })
+		r.Targets = slices.DeleteFunc(r.Targets, func(v verdict) bool { return !finite(float64(v.Figure)) })
 	}
 	if err == nil && s.note != nil {
 		var note string
@@ -177,7 +199,7 @@ func (s scenario) summarize(contenders []contender, samples [][]sample) result {
 
 func (s scenario) verdict(t target, r result) verdict {
 	f := t.figure(r)
-	v := verdict{Text: t.text, Figure: f, Met: t.met(f)}
+	v := verdict{Text: t.text, Figure: number(f), Met: t.met(f)}
 	for name, limit := range s.limits {
 		if most := t.figure(r.as(name, limit)); !v.Met && finite(most) && most != f && !t.met(most) {
 			v.Limit, v.LimitOf = most, limit

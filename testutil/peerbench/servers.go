@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"regexp"
 	"sync"
@@ -128,20 +129,21 @@ func (b *bench) slowDisk(delay time.Duration) ([]string, error) {
 	return slowDisk(b.libraries, delay)
 }
 
-// allCPU is the CPU time of this process, the Redis and a database, 0 where that is not known.
-func (b *bench) allCPU(d database) time.Duration {
+// allCPU is the CPU time of this process, the Redis and a database in s; NaN where that of one is not known, as it is of a server
+// that somebody else started.
+func (b *bench) allCPU(d database) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	total := processCPU()
 	for _, s := range []*server.Server{b.single, b.databases[d]} {
 		if s == nil {
-			return 0
+			return math.NaN()
 		}
 		cpu, err := treeCPU(s.Pid())
 		if err != nil {
-			return 0
+			return math.NaN()
 		}
-		total += cpu
+		total += cpu.Seconds()
 	}
 	return total
 }
