@@ -94,7 +94,11 @@ func TestAPeerThatDoesNotLockIsFound(t *testing.T) {
 			return err
 		},
 	} {
-		if err := run(); err == nil || !strings.Contains(err.Error(), "does not exclude") {
+		err := run()
+		for try := 1; err == nil && try < 20; try++ { // increments overlap by chance, and rarely where one core is busy otherwise
+			err = run()
+		}
+		if err == nil || !strings.Contains(err.Error(), "does not exclude") {
 			t.Errorf("%s: a peer that does not lock gave the error %v", name, err)
 		}
 	}
