@@ -58,7 +58,8 @@ type demandKey struct{} // in a context: demand
 // with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
 // statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered; what the block does
 // before its first statement is not under the lock ([Transaction] and [WithGuard] take it at the beginning). Several
-// guards are taken together, in one order everywhere, all or none. Save and FirstOrCreate are several statements, each
+// guards are taken together, in one order everywhere, all or none. Use tx in the block: what is guarded on db there waits
+// for the block itself, and is core.ErrTaken in the end. Save and FirstOrCreate are several statements, each
 // with the lock to itself: put them into a transaction.
 //
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join

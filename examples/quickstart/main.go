@@ -1,5 +1,5 @@
 // Command quickstart is the code of the README, running: payments and orders that are retried, an order that many grab,
-// units of stock that many buy, and a job that one process does. Redis and the database are embedded.
+// units of stock that many buy, and a job that one process does at a time. Redis and the database are embedded.
 //
 //	go run ./examples/quickstart
 //
