@@ -42,6 +42,7 @@ type quorum struct {
 
 	mu    sync.Mutex
 	runs  []string      // of each node, as it was first seen
+	twice error         // two of the nodes are one Redis
 	fresh time.Duration // all nodes were younger than this when they were first seen; 0: they were not
 }
 

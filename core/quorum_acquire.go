@@ -155,6 +155,9 @@ func (q *quorum) vote(ctx context.Context, key, owner string, ttl time.Duration)
 	})
 	q.noteRuns(b)
 	g, err := q.decide(ctx, b, Grant{Key: key, Owner: owner, Tokens: tokenBlock, Deadline: deadline(sent, ttl), leftOut: leftOut}, ttl)
+	if err == nil {
+		err = q.doubled(key)
+	}
 	if err == nil && !time.Now().Before(g.Deadline) {
 		err = &UnavailableError{Key: key, Nodes: []error{errors.New("the answers came when the lease was about to end")}}
 	}
@@ -212,14 +215,33 @@ func (q *quorum) freshRun(i int, guard time.Duration) (run string, learn bool) {
 	return run, q.runs[i] == ""
 }
 
+// doubled is the error of a quorum in which one Redis has two votes, once that is known.
+func (q *quorum) doubled(key string) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.twice == nil {
+		return nil
+	}
+	return &UnavailableError{Key: key, Nodes: []error{q.twice}}
+}
+
+// twice says which: what that Redis loses, a majority may have lost.
+func twice(i, j int, as string) error {
+	return fmt.Errorf("nodes %d and %d of the quorum are one Redis, %s: pass each master once", i+1, j+1, as)
+}
+
 // noteRuns remembers the runs in which nodes were first seen, and which nodes abstain.
 func (q *quorum) noteRuns(b *ballot) {
 	if len(b.learned) > 0 {
 		q.mu.Lock()
 		for i, run := range b.learned {
-			if q.runs[i] == "" {
-				q.runs[i] = run
+			if q.runs[i] != "" {
+				continue
 			}
+			if j := slices.Index(q.runs, run); j >= 0 {
+				q.twice = twice(min(i, j), max(i, j), "with the run_id "+run)
+			}
+			q.runs[i] = run
 		}
 		q.mu.Unlock()
 	}

@@ -262,7 +262,7 @@ func TestQuorum_ARestartedNodeAbstainsAlsoWhenItsClockIsSetBack(t *testing.T) {
 	var mu sync.Mutex
 	for i := range nodes {
 		nodes[i] = newSimNode(func() int64 { return now }, rules{})
-		nodes[i].runID, nodes[i].started = "first", now-3600e6
+		nodes[i].runID, nodes[i].started = fmt.Sprint("first", i), now-3600e6
 		links[i] = func(_ context.Context, script string, keys []string, args []any) (any, <-chan struct{}, bool, error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -277,9 +277,9 @@ func TestQuorum_ARestartedNodeAbstainsAlsoWhenItsClockIsSetBack(t *testing.T) {
 		return !slices.ContainsFunc(nodes, func(n *simNode) bool { return len(n.data) < 2 })
 	})
 	mu.Lock()
-	for _, n := range nodes[:2] {
+	for i, n := range nodes[:2] {
 		clear(n.data)
-		n.runID, n.started = "second", now+60e6
+		n.runID, n.started = fmt.Sprint("second", i), now+60e6
 	}
 	mu.Unlock()
 	_, err := locker(t, core.Nodes(links)).TryAcquire(t.Context(), "k")

@@ -1,8 +1,12 @@
 package core_test
 
 import (
+	"net"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
@@ -42,5 +46,42 @@ func TestQuorum_NewMastersAreNotTakenForNewWhenOneForgot(t *testing.T) {
 				t.Error("two hold the key")
 			}
 		})
+	}
+}
+
+// A quorum whose nodes are not several is none: one Redis that fails, or forgets, would have two votes.
+func TestQuorum_OneRedisHasOneVote(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	_, port, err := net.SplitHostPort(nodes[0].Addr())
+	ok(t, "SplitHostPort", err)
+	again := redis.NewClient(&redis.Options{Addr: net.JoinHostPort("localhost", port), MaxRetries: -1})
+	t.Cleanup(func() { _ = again.Close() })
+	for name, clients := range map[string][]redis.UniversalClient{
+		"one client":  {nodes[0].Client(), again, again},
+		"one address": {nodes[2].Client(), nodes[1].Client(), nodes[1].Client()},
+	} {
+		_, err := core.New(core.Clients(clients...))
+		if err == nil || !strings.Contains(err.Error(), "2 and 3 of the quorum") || !strings.Contains(err.Error(), clients[2].(*redis.Client).Options().Addr) {
+			t.Errorf("%s: New returned %v", name, err)
+		}
+	}
+	if !nodes[0].Real() { // others do not say who they are
+		return
+	}
+	l := locker(t, core.Clients(nodes[0].Client(), nodes[1].Client(), again), patient)
+	eventually(t, "it is noticed by another name of the host", func() bool {
+		k, err := l.TryAcquire(t.Context(), "k")
+		if err == nil {
+			ok(t, "Release", k.Release(t.Context()))
+			return false
+		}
+		want(t, "TryAcquire", err, core.ErrUnavailable)
+		return strings.Contains(err.Error(), "nodes 1 and 3 of the quorum are one Redis")
+	})
+	eventually(t, "nothing stays locked", func() bool { return nodes[1].Client().Exists(t.Context(), "onelane:{k}").Val() == 0 })
+	for range 3 {
+		_, err := l.TryAcquire(t.Context(), "k")
+		want(t, "TryAcquire", err, core.ErrUnavailable)
 	}
 }

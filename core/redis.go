@@ -5,6 +5,7 @@ import (
 	"context"
 	_ "embed" // the scripts
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"reflect"
@@ -65,7 +66,7 @@ type redisBackend struct {
 }
 
 // Clients is the Backend on go-redis clients: one Redis, Redis Cluster or Sentinel; or, with three and more, a Redlock quorum of
-// independent masters, on which a majority decides (use 3 or 5; two are refused). The client's own connection pool
+// independent masters, on which a majority decides (use 3 or 5; two are refused, and so is one that was passed twice). The client's own connection pool
 // is used, but for renewals, which have a small one of their own, so that they never wait behind the application's
 // commands. Waiters are woken by pub/sub, over one more connection for each Redis while there are any; on a Redis Cluster
 // that is 7.0 or later, by sharded pub/sub on the key's own shard. The clients stay yours to close, after the Locker.
@@ -84,6 +85,11 @@ func Clients(clients ...redis.UniversalClient) Backend {
 			nodes[i] = newClientNode(c)
 		}
 	}
+	if err := distinct(clients); err != nil {
+		b := newRedisBackend(nil)
+		b.err = err
+		return b
+	}
 	switch b := newBackend(nodes).(type) {
 	case *redisBackend:
 		if b.err != nil {
@@ -97,6 +103,23 @@ func Clients(clients ...redis.UniversalClient) Backend {
 	default:
 		return b
 	}
+}
+
+// distinct is an error where one Redis was passed twice to a quorum. One that goes by two names is found when it answers.
+func distinct(clients []redis.UniversalClient) error {
+	seen := make(map[string]int)
+	for i, c := range clients {
+		one, ok := c.(*redis.Client)
+		if !ok || one == nil || one.Options().Addr == "FailoverClient" || len(clients) < 3 { // that name is of all Sentinel clients
+			continue
+		}
+		addr := one.Options().Addr
+		if j, again := seen[addr]; again {
+			return fmt.Errorf("core: %w", twice(j, i, "at "+addr))
+		}
+		seen[addr] = i
+	}
+	return nil
 }
 
 // Pools is the Backend on any pool that redsync can use: go-redis, redigo, rueidis, valkey.

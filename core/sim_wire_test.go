@@ -38,6 +38,7 @@ type simWorld struct {
 // simHost is where a node runs.
 type simHost struct {
 	node    *simNode
+	id      int
 	jump    time.Duration // of its clock
 	runs    int           // how often it was started
 	down    time.Time     // until when it refuses
@@ -59,7 +60,7 @@ func newWorld(p *simPlan, off simRules) *simWorld {
 	w := &simWorld{plan: p, off: off, start: time.Now(), cut: make(map[[2]int]time.Time), sent: make(map[uint64]uint64), released: make(map[string]bool), revoked: make(map[string]time.Duration),
 		history: &simHistory{start: time.Now(), noting: p.noting}, resources: make(map[string]*simResource)}
 	for i := range p.nodes {
-		h := &simHost{}
+		h := &simHost{id: i}
 		h.node = newSimNode(func() int64 {
 			since := time.Duration(float64(time.Since(w.start)) * p.rates[i])
 			return w.start.Add(since + h.jump).UnixMicro()
@@ -120,7 +121,7 @@ func (w *simWorld) strike(f simFault) {
 // restarts begins a new run that is up after a while.
 func (h *simHost) restarts(after time.Duration) {
 	h.runs++
-	h.node.runID, h.node.started = fmt.Sprint("run", h.runs), h.node.clock()+after.Microseconds()
+	h.node.runID, h.node.started = fmt.Sprintf("run%dof%d", h.runs, h.id), h.node.clock()+after.Microseconds()
 }
 
 // matters says that the node has seals: they are to last for their whole retention.
