@@ -7,9 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -116,6 +118,34 @@ func TestMigrate_KeyOfTwoColumns(t *testing.T) {
 		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_once (name "+binary+" NOT NULL, created_at BIGINT NOT NULL, PRIMARY KEY (name, created_at))").Error)
 		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_once") {
 			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestMigrate_IsNamedWhereATableIsMissing(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		inTable := locker(t, gormlock.Table(db))
+		for table, use := range map[string]func() error{
+			"onelane_once": func() error {
+				_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) { return 0, nil })
+				return err
+			},
+			"onelane_fences": func() error {
+				return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return tx.First(&Stock{}).Error }, gormlock.Fenced())
+			},
+			"onelane_locks": func() error {
+				_, err := inTable.TryAcquire(t.Context(), "k")
+				return err
+			},
+			"table onelane_once": func() error {
+				_, err := gormlock.Purge(t.Context(), db, time.Hour)
+				return err
+			},
+		} {
+			if err := use(); err == nil || !strings.Contains(err.Error(), table+", which gormlock.Migrate makes") {
+				t.Errorf("%s: %v does not say who makes it", table, err)
+			}
 		}
 	})
 }

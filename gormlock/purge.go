@@ -59,7 +59,7 @@ func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, er
 		n, err := p.purge(ctx, conns, d, micros(max(olderThan, p.atLeast)))
 		total += n
 		if err != nil {
-			return total, fmt.Errorf("gormlock: Purge: table %s: %w", p.table, err)
+			return total, fmt.Errorf("gormlock: Purge: table %s, which gormlock.Migrate makes: %w", p.table, err)
 		}
 	}
 	return total, nil

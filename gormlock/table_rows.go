@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -66,7 +67,7 @@ func (b *table) row(ctx context.Context, key string) (row, error) {
 		return err
 	})
 	if err != nil {
-		return r, unavailable(key, err)
+		return r, unavailable(key, fmt.Errorf("reading onelane_locks, which gormlock.Migrate makes: %w", err))
 	}
 	return r, nil
 }
