@@ -125,9 +125,7 @@ func (t *transaction) explain(err error) error {
 // constraint or a trigger says ROLLBACK; only BEGIN shows it. t.mu is held.
 func (t *transaction) ended(err error) bool {
 	if t.turn != nil {
-		t.turn.mu.Lock()
-		defer t.turn.mu.Unlock()
-		return t.turn.gone(err)
+		return false // the turn has judged it, for the whole group
 	}
 	if t.real == nil || t.pool.dialect.name != "sqlite" {
 		return gone(err)
@@ -147,7 +145,7 @@ func (t *transaction) hasRows() {
 // the transaction with is in no callback. t.mu is held.
 func (t *transaction) stands() error {
 	err := t.usable()
-	if err == nil && t.rows && len(t.locks) > 0 && t.turn == nil && t.pool.dialect.name == "sqlite" && t.ended(nil) {
+	if err == nil && t.rows && len(t.locks) > 0 && t.pool.dialect.name == "sqlite" && t.ended(nil) {
 		err = guardError(t.keys, errors.New("the database has rolled the transaction back: see the error of the rows that were read"))
 		t.fail(err)
 	}

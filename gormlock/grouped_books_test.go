@@ -22,12 +22,21 @@ type Entry struct {
 	Line int `gorm:"primaryKey;autoIncrement:false"`
 }
 
+// chaos is how wild it gets.
+type chaos struct {
+	group  func() int           // its size
+	wait   func() time.Duration // of a caller for its turn
+	short  int                  // one context of so many ends soon
+	faults time.Duration        // between two, at most
+}
+
 // call is what one caller was told: the books must say the same.
 type call struct {
 	id      int
 	key     string // there are two, so that groups run into deadlocks
 	ran     int
 	written int // lines, as its function knows
+	group   uint64
 	err     error
 }
 
@@ -56,6 +65,11 @@ func TestGrouped_Books(t *testing.T) {
 		ok(t, "Use", through.Use(gormlock.New(l)))
 		gormlock.SetGroupTimes(through, 20*time.Millisecond, 300*time.Millisecond)
 		pool(t, through).SetMaxOpenConns(4)
+		small := chaos{
+			group: func() int { return 1 + rand.IntN(8) },
+			wait:  func() time.Duration { return 10*time.Millisecond + rand.N(2*time.Second) },
+			short: 4, faults: 20 * time.Millisecond,
+		}
 
 		var mu sync.Mutex
 		var calls []*call
@@ -68,11 +82,11 @@ func TestGrouped_Books(t *testing.T) {
 					c := &call{id: len(calls) + 1, key: keys[rand.IntN(len(keys))]}
 					calls = append(calls, c)
 					mu.Unlock()
-					c.err = c.run(t.Context(), through)
+					c.err = c.run(t.Context(), through, small)
 				}
 			})
 		}
-		faults.Go(func() { disturb(t, db, h, done) })
+		faults.Go(func() { disturb(t, db, h, small.faults, done) })
 		callers.Wait()
 		close(done)
 		faults.Wait()
@@ -84,19 +98,20 @@ func TestGrouped_Books(t *testing.T) {
 }
 
 // run is one call, with a function that may do anything wrong.
-func (c *call) run(ctx context.Context, db *gorm.DB) (err error) {
+func (c *call) run(ctx context.Context, db *gorm.DB, how chaos) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	if rand.IntN(4) == 0 {
+	if rand.IntN(how.short) == 0 {
 		short, cancel := context.WithTimeout(ctx, rand.N(30*time.Millisecond))
 		defer cancel()
 		ctx = short
 	}
 	return gormlock.Transaction(db.WithContext(ctx), c.key, func(tx *gorm.DB) error {
 		c.ran++
+		c.group, _ = gormlock.Token(tx)
 		write := func(tx *gorm.DB) error {
 			err := tx.Create(&Entry{Call: c.id, Line: c.written}).Error
 			if err == nil {
@@ -137,11 +152,11 @@ func (c *call) run(ctx context.Context, db *gorm.DB) (err error) {
 			}
 		}
 		return nil
-	}, gormlock.Grouped(1+rand.IntN(8)), gormlock.WithWait(10*time.Millisecond+rand.N(2*time.Second)))
+	}, gormlock.Grouped(how.group()), gormlock.WithWait(how.wait()))
 }
 
 // disturb ends and interrupts connections at the server, and takes locks away, until done.
-func disturb(t *testing.T, db *gorm.DB, h *hooked, done chan struct{}) {
+func disturb(t *testing.T, db *gorm.DB, h *hooked, pause time.Duration, done chan struct{}) {
 	some := map[string]string{
 		"mysql":    "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() ORDER BY RAND() LIMIT 1",
 		"postgres": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1",
@@ -154,7 +169,7 @@ func disturb(t *testing.T, db *gorm.DB, h *hooked, done chan struct{}) {
 		select {
 		case <-done:
 			return
-		case <-time.After(rand.N(20 * time.Millisecond)):
+		case <-time.After(rand.N(pause)):
 		}
 		if rand.IntN(8) == 0 {
 			h.mu.Lock()

@@ -1,0 +1,77 @@
+package gormlock_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestGrouped_BooksOfLargeGroups is TestGrouped_Books with as many callers in one group as there may be.
+func TestGrouped_BooksOfLargeGroups(t *testing.T) {
+	t.Parallel()
+	const size = 64
+	how := chaos{
+		group:  func() int { return size },
+		wait:   func() time.Duration { return time.Minute },
+		short:  20,
+		faults: 400 * time.Millisecond,
+	}
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Entry{}))
+		put(t, db, 42, 100000)
+		put(t, db, 43, 100000)
+		through, p := behindProxy(t, db)
+		if p == nil {
+			through = db
+		} else {
+			defer p.chance.Store(0)
+		}
+		h := &hooked{Backend: testutil.Memory()}
+		l := locker(t, h, core.WithTTL(time.Second))
+		ok(t, "Use", through.Use(gormlock.New(l)))
+		gormlock.SetGroupTimes(through, time.Second, 2*time.Second)
+		var calls []*call
+		inGroup := make(map[uint64]int)
+		largest := 0
+		for round := 0; round < 5 || round < 20 && largest < size; round++ {
+			k, err := l.Acquire(t.Context(), "k")
+			ok(t, "Acquire", err)
+			var callers, faults sync.WaitGroup
+			now := calls[len(calls):]
+			for range size + 24 { // some leave early
+				c := &call{id: len(calls) + 1, key: "k"}
+				calls, now = append(calls, c), append(now, c)
+				callers.Go(func() { c.err = c.run(t.Context(), through, how) })
+			}
+			eventually(t, "all wait", func() bool { return gormlock.Waiting(through) >= size })
+			if p != nil {
+				p.chance.Store(1)
+			}
+			ok(t, "Release", k.Release(t.Context()))
+			done := make(chan struct{})
+			faults.Go(func() { disturb(t, db, h, how.faults, done) })
+			callers.Wait()
+			close(done)
+			faults.Wait()
+			eventually(t, "nothing is held", func() bool {
+				return inUse(t, through) == 0 && !held(t, l, "k") && gormlock.Lines(through) == 0
+			})
+			for _, c := range now {
+				if inGroup[c.group]++; c.ran > 0 {
+					largest = max(largest, inGroup[c.group])
+				}
+			}
+		}
+		t.Logf("the largest group had %d callers, in %d calls", largest, len(calls))
+		if largest != size {
+			t.Errorf("the largest group had %d callers, want %d", largest, size)
+		}
+		audit(t, db, calls)
+	})
+}
