@@ -212,10 +212,10 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 			return stored, err
 		}
 		if !errors.Is(err, sql.ErrNoRows) { // else it was purged in between
-			break
+			return nil, o.explain(tx, err)
 		}
 	}
-	return nil, o.explain(tx, err)
+	return nil, o.explain(tx, fmt.Errorf("its row in onelane_once was gone each time it was looked for: does Purge delete what is hardly there? %w", err))
 }
 
 // read returns nothing if the row is of this run, and what is stored, and errReplayed, if it is of another.
