@@ -75,7 +75,11 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 	}
 	last := []byte{}
 	for {
-		names, err := namesOf(ctx, db, d.sql(find), last)
+		var names []any
+		err := inTransaction(ctx, db, &sql.TxOptions{ReadOnly: true}, func(tx *sql.Tx) (err error) {
+			names, err = namesOf(ctx, tx, d.sql(find), last)
+			return err
+		})
 		if err != nil || len(names) == 0 {
 			return total, err
 		}
@@ -85,22 +89,40 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 		remove := fmt.Sprintf("DELETE FROM %s WHERE name IN (?%s) AND %s", p.table, strings.Repeat(", ?", len(names)-1), old)
 		var n int64
 		err = retry(ctx, func() error {
-			result, err := db.ExecContext(ctx, d.sql(remove), names...)
-			if err != nil {
+			return inTransaction(ctx, db, nil, func(tx *sql.Tx) error {
+				result, err := tx.ExecContext(ctx, d.sql(remove), names...)
+				if err != nil {
+					return err
+				}
+				n, err = result.RowsAffected()
 				return err
-			}
-			n, err = result.RowsAffected()
-			return err
+			})
 		})
-		total += n
-		if err != nil || len(names) < purgeBatch || n == 0 && !p.byKey { // else somebody else purges
+		if err != nil {
 			return total, err
+		}
+		total += n
+		if len(names) < purgeBatch || n == 0 && !p.byKey { // else somebody else purges
+			return total, nil
 		}
 	}
 }
 
-func namesOf(ctx context.Context, db *sql.DB, query string, last []byte) (names []any, err error) {
-	rows, err := db.QueryContext(ctx, query, last)
+// inTransaction runs fn in a transaction that commits also where autocommit is off.
+func inTransaction(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, opts)
+	if err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+func namesOf(ctx context.Context, tx *sql.Tx, query string, last []byte) (names []any, err error) {
+	rows, err := tx.QueryContext(ctx, query, last)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"gorm.io/gorm"
@@ -38,6 +39,7 @@ type table struct {
 	db      *sql.DB
 	dialect dialect
 	timeout time.Duration
+	commits atomic.Bool // each statement, as was seen
 }
 
 // Table returns a core.Backend whose locks live in the table onelane_locks (see [Migrate]) of a database: no Redis is
@@ -56,7 +58,8 @@ type table struct {
 // transaction there keeps all others from writing. A database that fails over to a replica may lose locks, as Redis
 // does, unless it replicates synchronously; on a multi-master cluster use one writer.
 //
-// Errors of the database are core.ErrUnavailable. Table panics where db is a transaction, or of another kind than
+// Errors of the database are core.ErrUnavailable, and so is autocommit=0 of MySQL and MariaDB, as it is at the first call: what
+// no statement commits would be no lock. Table panics where db is a transaction, or of another kind than
 // MySQL, MariaDB, PostgreSQL and SQLite. It is safe for concurrent use.
 func Table(db *gorm.DB, opts ...TableOption) core.Backend {
 	d, err := dialectOf(db)
@@ -230,7 +233,13 @@ func call[T any](ctx context.Context, b *table, key string, fn func(context.Cont
 	answers, left := make(chan answer), make(chan struct{})
 	go func() {
 		defer cancel()
-		value, err := fn(own)
+		var value T
+		err := b.committing(own)
+		if err == nil {
+			value, err = fn(own)
+		} else {
+			err = unavailable(key, err)
+		}
 		select {
 		case answers <- answer{value, err}:
 		case <-left:
@@ -249,6 +258,25 @@ func call[T any](ctx context.Context, b *table, key string, fn func(context.Cont
 		close(left)
 		return answer{}.value, unavailable(key, fmt.Errorf("the database did not answer within %v: %w", b.timeout, context.Cause(own)))
 	}
+}
+
+var errAutocommit = errors.New("gormlock: Table: autocommit is off on its connections, so that nobody else would see a lock, and it would be gone with its connection: " +
+	"take autocommit=0 out of the DSN or the server's settings, or give Table a gorm.DB of its own")
+
+// committing looks, once, whether MySQL commits each statement.
+func (b *table) committing(ctx context.Context) error {
+	if b.dialect.name != "mysql" || b.commits.Load() {
+		return nil
+	}
+	var on bool
+	if err := b.db.QueryRowContext(ctx, "SELECT @@autocommit").Scan(&on); err != nil {
+		return err
+	}
+	if !on {
+		return errAutocommit
+	}
+	b.commits.Store(true)
+	return nil
 }
 
 // taken says by whom. The row may have become free again.

@@ -1,0 +1,88 @@
+package gormlock_test
+
+import (
+	"database/sql"
+	"os"
+	"testing"
+	"time"
+
+	gomysql "github.com/go-sql-driver/mysql"
+	"gorm.io/driver/mysql"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// withoutAutocommit opens the database of db, a MariaDB, again, with sessions that commit nothing by themselves.
+func withoutAutocommit(t *testing.T, db *gorm.DB) *gorm.DB {
+	t.Helper()
+	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
+	ok(t, "ParseDSN", err)
+	cfg.DBName, cfg.ParseTime, cfg.Params = db.Migrator().CurrentDatabase(), true, map[string]string{"autocommit": "0"}
+	connector, err := gomysql.NewConnector(cfg)
+	ok(t, "NewConnector", err)
+	conns := sql.OpenDB(connector)
+	t.Cleanup(func() { _ = conns.Close() })
+	off, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	return off
+}
+
+// TestTable_WithoutAutocommit: nothing is locked, and the error says what to do.
+func TestTable_WithoutAutocommit(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "mysql" {
+			return
+		}
+		off := withoutAutocommit(t, db)
+		ok(t, "Migrate", gormlock.Migrate(off))
+		l := locker(t, gormlock.Table(off))
+		for range 2 {
+			_, err := l.Acquire(t.Context(), "stock:42", core.WithWait(time.Minute))
+			want(t, "Acquire", says(err, "take autocommit=0 out of the DSN", err), core.ErrUnavailable)
+		}
+		on := locker(t, gormlock.Table(db))
+		k, err := on.TryAcquire(t.Context(), "stock:42")
+		ok(t, "with autocommit", err)
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
+
+// TestAutocommitOff_GuardsAndPurge: what has a transaction of its own does not need it.
+func TestAutocommitOff_GuardsAndPurge(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "mysql" {
+			return
+		}
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+		off := withoutAutocommit(t, db)
+		ok(t, "Migrate", gormlock.Migrate(off))
+		put(t, db, 42, 10)
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", off.Use(gormlock.New(l)))
+		ok(t, "single", take(off.Scopes(gormlock.Guard("k")), 42))
+		ok(t, "block", off.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }))
+		ok(t, "fenced", gormlock.Transaction(off, "k", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Fenced()))
+		together(t, off, l, taker(42), taker(42))
+		wantLeft(t, db, 42, 5)
+		first, err := gormlock.Once(t.Context(), off, "pay", charge)
+		ok(t, "Once", err)
+		again, err := gormlock.Once(t.Context(), off, "pay", charge)
+		if ok(t, "Once again", err); again != first || orders(t, db) != 1 {
+			t.Errorf("%+v, then %+v, in %d orders", first, again, orders(t, db))
+		}
+		for i := range 1100 {
+			ok(t, "Exec", db.Exec("INSERT INTO onelane_once (name, attempt, created_at) VALUES (?, 'a', 1)", i).Error)
+		}
+		n, err := gormlock.Purge(t.Context(), off, time.Minute)
+		ok(t, "Purge", err)
+		if left := rows(t, db); n != 1100 || left != 1 {
+			t.Errorf("%d were purged, and there are %d", n, left)
+		}
+	})
+}
