@@ -20,7 +20,8 @@ var schemas embed.FS
 // schema/postgres.sql and schema/sqlite.sql of this package.
 //
 // A table of that name with another key, or with a key that is compared as text, is an error: a collation that takes
-// two keys for one would fence the wrong holder off. [ErrDialect] for other databases.
+// two keys for one would fence the wrong holder off. So is one whose columns are too short for what they are to hold, which
+// MySQL may cut off without a word. [ErrDialect] for other databases.
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {
@@ -40,7 +41,7 @@ func Migrate(db *gorm.DB) error {
 		}
 	}
 	for _, table := range []string{"onelane_fences", "onelane_once", "onelane_locks"} {
-		if err := checkKey(db, table); err != nil {
+		if err := checkColumns(db, table); err != nil {
 			return err
 		}
 	}
@@ -81,8 +82,19 @@ func retryExists(fn func() error) error {
 	return err
 }
 
-// checkKey fails for a table whose key is not one binary column "name".
-func checkKey(db *gorm.DB, table string) error {
+// lengths are how many bytes the columns must have room for.
+var lengths = map[string]map[string]int64{
+	"onelane_fences": {"name": maxOnceKey, "owner": maxOwner},
+	"onelane_once":   {"name": maxOnceKey, "attempt": 32, "fingerprint": 64, "result": maxOnceResult},
+	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20}, // as core has it
+}
+
+// checkColumns fails for a table whose key is not one binary column "name", and for columns that are too short, which only
+// MySQL's can be.
+func checkColumns(db *gorm.DB, table string) error {
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema", table, fmt.Sprintf(format, args...))
+	}
 	columns, err := db.Migrator().ColumnTypes(table)
 	if err != nil {
 		return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
@@ -96,10 +108,30 @@ func checkKey(db *gorm.DB, table string) error {
 		if c.Name() == "name" {
 			kind = strings.ToLower(c.DatabaseTypeName())
 		}
+		want, found := lengths[table][c.Name()]
+		if length, known := c.Length(); db.Name() == "mysql" && found && (!known || length < want) {
+			return wrong("its column %s has %s(%d): it must have room for %d bytes", c.Name(), strings.ToLower(c.DatabaseTypeName()), length, want)
+		}
 	}
 	binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, kind)
 	if !binary || !slices.Equal(key, []string{"name"}) { // with more in the key a name could come twice
-		return fmt.Errorf("gormlock: Migrate: table %s is there already, its column name is %s, and its primary key is %q: it must be the binary column name alone; drop the table, or see the package's folder schema", table, kind, key)
+		return wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, key)
+	}
+	return checkPrefix(db, wrong, table)
+}
+
+// checkPrefix fails where MySQL's primary key is only the beginning of the name.
+func checkPrefix(db *gorm.DB, wrong func(format string, args ...any) error, table string) error {
+	if db.Name() != "mysql" {
+		return nil
+	}
+	var prefix *int64
+	err := db.Raw("SELECT sub_part FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = ? AND index_name = 'PRIMARY'", table).Scan(&prefix).Error
+	switch {
+	case err != nil:
+		return fmt.Errorf("gormlock: Migrate: the key of table %s: %w", table, err)
+	case prefix != nil:
+		return wrong("its primary key is the first %d bytes of the name: it must be all of it", *prefix)
 	}
 	return nil
 }

@@ -149,3 +149,38 @@ func TestMigrate_IsNamedWhereATableIsMissing(t *testing.T) {
 		}
 	})
 }
+
+// TestMigrate_TooShort: MySQL refuses what does not fit into a column, or cuts it off, as the server is set.
+func TestMigrate_TooShort(t *testing.T) {
+	t.Parallel()
+	changes := map[string]string{
+		"onelane_fences: name":        "ALTER TABLE onelane_fences MODIFY name VARBINARY(511) NOT NULL",
+		"onelane_fences: owner":       "ALTER TABLE onelane_fences MODIFY owner VARBINARY(255) NOT NULL",
+		"onelane_once: name":          "ALTER TABLE onelane_once MODIFY name VARBINARY(255) NOT NULL",
+		"onelane_once: attempt":       "ALTER TABLE onelane_once MODIFY attempt VARBINARY(16) NOT NULL",
+		"onelane_once: fingerprint":   "ALTER TABLE onelane_once MODIFY fingerprint VARBINARY(32) NULL",
+		"onelane_once: result":        "ALTER TABLE onelane_once MODIFY result BLOB NULL",
+		"onelane_locks: name":         "ALTER TABLE onelane_locks MODIFY name VARBINARY(512) NOT NULL",
+		"onelane_locks: value":        "ALTER TABLE onelane_locks MODIFY value BLOB NULL",
+		"onelane_once: primary key":   "ALTER TABLE onelane_once DROP PRIMARY KEY, ADD PRIMARY KEY (name(255))",
+		"onelane_locks: primary key":  "ALTER TABLE onelane_locks DROP PRIMARY KEY, MODIFY name BLOB NOT NULL, ADD PRIMARY KEY (name(1700))",
+		"onelane_fences: column name": "ALTER TABLE onelane_fences DROP PRIMARY KEY, MODIFY name VARCHAR(512) NOT NULL, ADD PRIMARY KEY (name)",
+	}
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "mysql" {
+			return // the others' binary columns have no length
+		}
+		for what, change := range changes {
+			table, column, _ := strings.Cut(what, ": ")
+			ok(t, "Migrate", gormlock.Migrate(db))
+			ok(t, what, db.Exec(change).Error)
+			if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), table) || !strings.Contains(err.Error(), column) {
+				t.Errorf("%s: %v", what, err)
+			}
+			ok(t, "DROP", db.Exec("DROP TABLE "+table).Error)
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+		ok(t, "wider", db.Exec("ALTER TABLE onelane_once MODIFY name VARBINARY(1024) NOT NULL, MODIFY attempt LONGBLOB NOT NULL").Error)
+		ok(t, "wider columns", gormlock.Migrate(db))
+	})
+}
