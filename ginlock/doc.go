@@ -40,8 +40,8 @@
 // /orders/:id/grab, so that all routes and methods below it that are locked so exclude each other, and so does core's
 // Acquire of "/orders/42". ByHeader and ByQuery lock "header:<Name>:<value>" and "query:<name>:<value>" on all routes;
 // By and ByKey lock the key that they make, as it is. All callers exclude each other, unless Principal is set: then each
-// principal has locks of its own, and two of them may be at work at once. The request's context carries the lock, and is
-// cancelled when it is lost. A lock and an idempotency key may be used on one route, in either order.
+// principal has locks of its own, and two of them may be at work at once. The request's context (c.Request.Context(),
+// and not c itself) carries the lock, and is cancelled when it is lost. A lock and an idempotency key may be used on one route, in either order.
 //
 // Names of locks are compared as text: /orders/7 and /orders/07 are two. Where a handler takes both for one order, as
 // strconv.Atoi does, and some databases, refuse the other form before, or lock what it makes of them, with [By].

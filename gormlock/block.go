@@ -71,8 +71,13 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 	}
 	session := db.WithContext(context.WithValue(ctx, demandKey{}, d))
 	session.Statement.ConnPool = wrapped
+	return runBlock(ctx, session, fn)
+}
+
+// runBlock runs fn in the transaction that session begins. What fn gets has ctx with the locks in it, not what session begins with.
+func runBlock(ctx context.Context, session *gorm.DB, fn func(tx *gorm.DB) error) error {
 	var inGroup *turn
-	err = session.Transaction(func(tx *gorm.DB) error {
+	err := session.Transaction(func(tx *gorm.DB) error {
 		t, _ := transactionOf(tx.Statement.ConnPool)
 		tx = tx.WithContext(t.carry(ctx))
 		if inGroup = t.turn; inGroup != nil {

@@ -101,7 +101,7 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 
 // ClaimKey is the key of the request's claim (see idempotency.FromContext), for what is to be done once for it: for
 // [Once], in a handler behind ginlock or grpclock. The name tells several such things of one request apart. Without a
-// claim in ctx it is "", which Once refuses.
+// claim in ctx it is "", which Once refuses. In Gin ctx is c.Request.Context(), as a *gin.Context does not pass on what that carries.
 func ClaimKey(ctx context.Context, name string) string {
 	claim, ok := idempotency.FromContext(ctx)
 	if !ok {
@@ -132,7 +132,7 @@ func newOnce(db *gorm.DB, key string, opts []OnceOption) (*once, error) {
 	case db.Error != nil:
 		err = db.Error
 	case key == "":
-		err = fmt.Errorf("%w: it is empty; ClaimKey returns that where the context has no claim", core.ErrInvalidKey)
+		err = fmt.Errorf("%w: it is empty; ClaimKey returns that where the context has no claim: pass the request's, in Gin c.Request.Context()", core.ErrInvalidKey)
 	case len(key) > maxOnceKey:
 		return nil, fmt.Errorf("gormlock: Once %q…: %w: it has %d bytes, at most %d are allowed", key[:32], core.ErrInvalidKey, len(key), maxOnceKey)
 	case open:

@@ -254,7 +254,11 @@ func TestOnce_Refusals(t *testing.T) {
 			return err
 		}
 		want(t, "in a transaction", db.Transaction(func(tx *gorm.DB) error { return once(tx, "k") }), gormlock.ErrGuardTooLate)
-		want(t, "an empty key", once(db, gormlock.ClaimKey(t.Context(), "pay")), core.ErrInvalidKey)
+		empty := once(db, gormlock.ClaimKey(t.Context(), "pay"))
+		want(t, "an empty key", empty, core.ErrInvalidKey)
+		if !strings.Contains(empty.Error(), "c.Request.Context()") {
+			t.Errorf("%v: it must say which context has a claim in Gin", empty)
+		}
 		want(t, "a long key", once(db, strings.Repeat("k", 513)), core.ErrInvalidKey)
 		want(t, "a control character", once(db, "a\nb"), core.ErrInvalidKey)
 		want(t, "DryRun", once(db.Session(&gorm.Session{DryRun: true}), "k"), gorm.ErrDryRunModeUnsupported)
