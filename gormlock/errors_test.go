@@ -236,6 +236,24 @@ func TestDryRun_IsRefused(t *testing.T) {
 	})
 }
 
+// A list of keys that turned out empty is no leave to go on without a lock.
+func TestWithGuard_WithoutKeys(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		var keys []string
+		for name, ctx := range map[string]context.Context{
+			"none":            gormlock.WithGuard(t.Context(), keys...),
+			"none beside one": gormlock.WithGuard(gormlock.WithGuard(t.Context(), "k"), keys...),
+		} {
+			want(t, name+", single", take(db.WithContext(ctx), 42), core.ErrInvalidKey)
+			want(t, name+", block", db.WithContext(ctx).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }), core.ErrInvalidKey)
+		}
+		wantLeft(t, db, 42, 10)
+		wantIdle(t, db, l, "k")
+	})
+}
+
 func TestErrTaken(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -100,11 +100,12 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 // it open, on a gorm.DB that has an Error from before: look at it first, or the keys are held until ctx ends ([Transaction]
 // does). Otherwise as [Guard], which also says what reads outside a transaction get. But on a database without the plugin
 // of [New] nobody looks for the keys, so nothing is guarded and nothing tells: [Guard] and [Transaction] are an error there.
+// No keys at all are an error where the context is used, as an empty key is: core.ErrInvalidKey.
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
 func WithGuard(ctx context.Context, keys ...string) context.Context {
 	if len(keys) == 0 {
-		return ctx
+		keys = []string{""} // which nobody can lock
 	}
 	return context.WithValue(ctx, demandKey{}, demandOf(ctx).and(keys, 0, false))
 }

@@ -184,7 +184,7 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	case err == nil || errors.Is(err, sql.ErrNoRows):
 		return nil, why
 	case errors.Is(err, ErrMismatch) || errors.Is(err, ErrUnfinished):
-		return nil, err
+		return nil, o.error(err)
 	}
 	return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, err)
 }
@@ -235,9 +235,9 @@ func (o *once) read(ctx context.Context, conn querier, locking string) ([]byte, 
 	case bytes.Equal(attempt, o.attempt):
 		return nil, nil
 	case !o.matches(mark):
-		return nil, o.error(ErrMismatch)
+		return nil, ErrMismatch
 	case len(result) == 0:
-		return nil, o.error(fmt.Errorf("%w; look at what it did, and delete its row in onelane_once to let it run again", ErrUnfinished))
+		return nil, fmt.Errorf("%w; look at what it did, and delete its row in onelane_once to let it run again", ErrUnfinished)
 	}
 	return result, errReplayed
 }

@@ -230,6 +230,9 @@ func TestOnce_Fingerprint(t *testing.T) {
 		for _, other := range []gormlock.OnceOption{amount("11", "EUR"), amount("10E", "UR"), amount()} {
 			_, err = gormlock.Once(t.Context(), db, "k", charge, other)
 			want(t, "another fingerprint", err, gormlock.ErrMismatch)
+			if strings.Count(err.Error(), "gormlock: Once") != 1 {
+				t.Errorf("%v: it says twice whose error it is", err)
+			}
 			if !strings.Contains(err.Error(), `"k"`) {
 				t.Errorf("%v does not name the key", err)
 			}
