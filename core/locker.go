@@ -152,7 +152,7 @@ type Locks []*Lock
 // AcquireAll holds all keys or none. It removes duplicates and takes them in one order everywhere, so that two calls
 // cannot wait for each other; a call under a lock that its context carries can, where that lock's key comes later in the alphabet.
 // [WithWait] bounds the whole call. Otherwise as [Locker.Acquire]; if one of the locks was lost while another was waited
-// for, the error matches [ErrLost].
+// for, the error matches [ErrLost]. No keys are no locks, and no error.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (Locks, error) {
 	if len(keys) == 1 {
 		k, err := l.Acquire(ctx, keys[0], opts...)
