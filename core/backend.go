@@ -10,7 +10,8 @@ import (
 //
 // Implementations are safe for concurrent use and bound every call themselves: a method returns soon after ctx's
 // deadline, and after a time-out of its own where ctx has none, or was cancelled in the middle. A change whose outcome is unknown is an
-// [*UnavailableError], never a success. testutil.TestBackend is the conformance suite they all pass.
+// [*UnavailableError], never a success; where ctx ended it, it matches ctx's error too, and the Locker tells its caller only of that.
+// testutil.TestBackend is the conformance suite they all pass.
 type Backend interface {
 	// Acquire makes one attempt to hold key for ttl in the name of owner, a text that is used for this attempt only.
 	// It returns *TakenError when the key is held, *SealedError when it is sealed, *UnavailableError when the backend

@@ -39,6 +39,8 @@
 //   - When the context of Acquire ends, it returns an error and nothing stays held: what may have been set is released
 //     in the background, or lapses with its TTL.
 //   - Every call returns when its context's deadline passes, within 100 ms, whatever the client or the server do.
+//   - What the caller's own context ended is told as that, by the context's error, and never as [ErrUnavailable]; what the backend or a
+//     time-out of ours ended never matches an error of a context. Either way it is not known whether the call had an effect.
 //   - Every key written to Redis has an expiry.
 //   - A held lock costs no goroutine and less than a kilobyte, and a key leaves nothing behind in the process.
 //   - A quorum works as long as a majority of its masters does: what hangs is not waited for, and soon not asked for new locks

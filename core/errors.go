@@ -17,7 +17,8 @@ var (
 	// else's. It is final.
 	ErrLost = errors.New("core: lock is lost")
 	// ErrUnavailable says that the backend could not decide: it is down, too slow, or answers with an error. Whether
-	// the call had an effect is unknown. It never matches ErrTaken. See [UnavailableError].
+	// the call had an effect is unknown. It never matches ErrTaken, nor a context's error: a call that the caller's context ended
+	// matches that context's error instead, and whether it had an effect is as unknown. See [UnavailableError].
 	ErrUnavailable = errors.New("core: backend is unavailable")
 	// ErrInvalidKey says that a key breaks the rules of [Locker.Acquire], or that it holds a foreign value in Redis.
 	ErrInvalidKey = errors.New("core: invalid key")
@@ -98,11 +99,15 @@ type UnavailableError struct {
 
 // Error names the key and each cause.
 func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("core: backend is unavailable for key %q: %s", e.Key, e.causes())
+}
+
+func (e *UnavailableError) causes() string {
 	causes := make([]string, len(e.Nodes))
 	for i, err := range e.Nodes {
 		causes[i] = err.Error()
 	}
-	return fmt.Sprintf("core: backend is unavailable for key %q: %s", e.Key, strings.Join(causes, "; "))
+	return strings.Join(causes, "; ")
 }
 
 // Is makes the error match [ErrUnavailable].

@@ -93,7 +93,7 @@ func TestWait_TheDeadlineOfTheFirstIsNotAnAnswerForTheOthers(t *testing.T) {
 		}()
 		synctest.Wait()
 		k := acquire(t, l, "k") // stands behind it; the backend is well
-		want(t, "the first", <-first, core.ErrUnavailable)
+		wantEnded(t, "the first", <-first, context.DeadlineExceeded)
 		ok(t, "Release", k.Release(t.Context()))
 	})
 }

@@ -147,7 +147,7 @@ func (s *lease) begin(ctx context.Context) error {
 			s.mu.Lock()
 		case <-ctx.Done():
 			s.mu.Lock()
-			return &UnavailableError{Key: s.key, Nodes: []error{fmt.Errorf("core: an earlier call for this lock has not returned: %w", context.Cause(ctx))}}
+			return &UnavailableError{Key: s.key, Nodes: []error{fmt.Errorf("core: an earlier call for this lock has not returned: %w", ctx.Err())}}
 		}
 	}
 	s.busy = true

@@ -106,7 +106,8 @@ func (k *Lock) again(ctx context.Context) (*Lock, error) {
 func (h *hold) givenUp() bool { return h.handles == 0 || h.sealed || h.lapsed }
 
 // Extend makes the lease last at least ttl from now; it never shortens it. It returns [ErrLost] when the lock is lost,
-// which is final, and [*UnavailableError] when the backend could not tell: the lock is still held until its deadline.
+// which is final, and [*UnavailableError], or ctx's error if that ended first, when the backend could not tell: the lock is still held
+// until its deadline.
 func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if ttl < minTTL || ttl > maxDuration {
 		return fmt.Errorf("core: extend key %q by %v: it must be at least %v and at most %v", k.Key(), ttl, minTTL, maxDuration)
@@ -115,7 +116,7 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.begin(ctx); err != nil {
-		return err
+		return told(ctx, s.key, err)
 	}
 	defer s.end()
 	if err := k.over(); err != nil {
@@ -125,7 +126,7 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	err := s.extend(ctx, ttl)
 	s.mu.Lock()
 	if err != nil {
-		return err
+		return told(ctx, s.key, err)
 	}
 	if err := k.over(); err != nil { // it ended while the backend was asked
 		return err
@@ -139,11 +140,12 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 // handles on one lock frees the key. Once the lock is sealed, Release does nothing.
 //
 // The error matches [ErrLost] when the lock was lost before: what it protected may not have been alone.
-// It matches [ErrUnavailable] when the backend did not answer, and [ErrReleased] on the second call.
+// It matches [ErrUnavailable] when the backend did not answer, ctx's error when there was no more time for that, and [ErrReleased] on the
+// second call.
 func (k *Lock) Release(ctx context.Context) error { return k.release(ctx, detach) }
 
 // release bounds the call of the backend as grace says.
-func (k *Lock) release(ctx context.Context, grace func(context.Context) (context.Context, context.CancelFunc)) error {
+func (k *Lock) release(caller context.Context, grace func(context.Context) (context.Context, context.CancelFunc)) error {
 	s, h := k.hold.lease, k.hold
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,9 +172,13 @@ func (k *Lock) release(ctx context.Context, grace func(context.Context) (context
 	if lost == nil {
 		s.finish(h, "", ErrReleased)
 	}
-	ctx, cancel := grace(ctx)
+	ctx, cancel := grace(caller)
 	defer cancel()
 	err := s.free(ctx)
+	if ended(ctx) == nil { // it did not fail because of that: the backend answered, or had its time-out
+		caller = ctx
+	}
+	err = told(caller, s.key, err)
 	s.locker.leaseOver(s)
 	if lost != nil && !errors.Is(lost, ErrClosed) {
 		return lost
@@ -223,7 +229,7 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 // [Locker.Unseal], whoever wants the key gets a [*SealedError] with the value. It is one atomic step; every handle on
 // the lock ends with it.
 //
-// The error matches [ErrLost] when the lock is lost: nothing was sealed. After [*UnavailableError] the outcome is
+// The error matches [ErrLost] when the lock is lost: nothing was sealed. After [*UnavailableError], and after ctx's error, the outcome is
 // unknown: Seal may be tried again with the same value, and the key is not given to anybody until its lease ends.
 // Value must not be modified later; at most 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
@@ -237,7 +243,7 @@ func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.begin(ctx); err != nil {
-		return err
+		return told(ctx, s.key, err)
 	}
 	defer s.end()
 	if (h.sealed || h.sealing) && !bytes.Equal(h.seal, value) {
@@ -254,7 +260,7 @@ func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) 
 	s.mu.Unlock()
 	began := time.Now()
 	traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
-	err := named(s.locker.backend.Seal(traced, g, h.token, value, retention), s.key)
+	err := told(ctx, s.key, named(s.locker.backend.Seal(traced, g, h.token, value, retention), s.key))
 	s.locker.telemetry.sealedKey(ctx, span, began, h.token, err)
 	s.mu.Lock()
 	switch {

@@ -3,7 +3,6 @@ package core
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"sync"
@@ -70,23 +69,26 @@ func Default() *Locker { return defaultLocker.Load() }
 //
 // A key has 1 to 512 bytes of UTF-8 without control characters; [Join] makes one of several parts. The error is
 // [*TakenError] when the wait ended (it matches ctx's error too, if that ended it), [*SealedError], [*UnavailableError],
-// or one that matches [ErrInvalidKey] or [ErrClosed]. With an error nothing stays held. If ctx carries a lock on the
+// or one that matches [ErrInvalidKey], [ErrClosed] or, when ctx ended while the backend was asked, its error and not [ErrUnavailable].
+// With an error nothing stays held. If ctx carries a lock on the
 // key ([WithLock]), Acquire returns another handle on it at once.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
-	return l.acquire(ctx, key, opts, false)
+	return l.acquire(ctx, ctx, key, opts, false)
 }
 
 // TryAcquire is [Locker.Acquire] without waiting: if anybody holds the key, or waits for it in this process, the
 // answer is [*TakenError]. It talks to the backend once at most.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
-	return l.acquire(ctx, key, opts, true)
+	return l.acquire(ctx, ctx, key, opts, true)
 }
 
-func (l *Locker) acquire(ctx context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
+// acquire waits until ctx ends, which is the caller's context or one that ends sooner.
+func (l *Locker) acquire(caller, ctx context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
 	began := time.Now()
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", key)
 	k, err := l.acquireTraced(ctx, traced, key, opts, try)
-	l.telemetry.acquired(ctx, span, began, k, err)
+	err = told(caller, key, err)
+	l.telemetry.acquired(caller, span, began, k, err)
 	return k, err
 }
 
@@ -104,7 +106,7 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, opts []A
 	if cause := context.Cause(ctx); errors.Is(cause, errWaitOver) { // of AcquireAll
 		return nil, l.gaveUp(ctx, w, nil)
 	} else if cause != nil {
-		return nil, fmt.Errorf("core: acquire key %q: %w", key, cause)
+		return nil, notAsked(ctx, key)
 	}
 	if k := l.carriedLock(ctx, name); k != nil {
 		if again, err := k.again(ctx); again != nil || err != nil {
@@ -183,12 +185,12 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 		giving, stop = context.WithDeadline(giving, end.Add(releaseGrace))
 		defer stop()
 	}
-	if released := locks.release(giving); released != nil && !errors.Is(err, ErrLost) { // not part of the error: what is taken is not unavailable too
+	if released := locks.release(ctx, giving); released != nil && !errors.Is(err, ErrLost) { // not part of the error: what is taken is not unavailable too
 		l.logger.WarnContext(ctx, "core: release failed; the keys are free when their leases run out", "error", released)
 	}
 	var taken *TakenError
-	if errors.As(err, &taken) && taken.Cause != nil && ctx.Err() == nil {
-		taken.Cause = nil // the wait was over, not the caller's context
+	if errors.As(err, &taken) && taken.Cause != nil {
+		taken.Cause = ended(ctx) // nil where the wait was over, not the caller's context
 	}
 	return nil, err
 }
@@ -197,7 +199,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts []AcquireOption) (locks Locks, err error) {
 	locks = make(Locks, 0, len(keys))
 	for _, key := range keys {
-		k, err := l.Acquire(waiting, key, opts...)
+		k, err := l.acquire(ctx, waiting, key, opts, false)
 		if err != nil {
 			return locks, err
 		}
@@ -218,27 +220,28 @@ func (ks Locks) Release(ctx context.Context) error {
 	if len(ks) == 0 {
 		return nil
 	}
-	ctx, cancel := detach(ctx)
+	giving, cancel := detach(ctx)
 	defer cancel()
-	return ks.release(ctx)
+	return ks.release(ctx, giving)
 }
 
-func (ks Locks) release(ctx context.Context) error {
+func (ks Locks) release(caller, ctx context.Context) error {
 	errs := make([]error, 0, len(ks))
 	for _, k := range slices.Backward(ks) {
-		errs = append(errs, k.release(ctx, func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }))
+		errs = append(errs, k.release(caller, func(context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }))
 	}
 	return errors.Join(errs...)
 }
 
-// Unseal frees a key that was sealed. Nothing happens to a key that is free or held.
+// Unseal frees a key that was sealed. Nothing happens to a key that is free or held. After [*UnavailableError], or ctx's error, it is not
+// known whether it is free.
 func (l *Locker) Unseal(ctx context.Context, key string) error {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
 		return err
 	}
 	defer l.seen.forget(name) // also what was asked meanwhile
-	return named(l.backend.Unseal(ctx, name), key)
+	return told(ctx, key, named(l.backend.Unseal(ctx, name), key))
 }
 
 // Inspect tells whether key is free, held or sealed, and by whom, without changing it.
@@ -248,7 +251,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (State, error) {
 		return State{}, err
 	}
 	st, err := l.backend.Inspect(ctx, name)
-	return st, named(err, key)
+	return st, told(ctx, key, named(err, key))
 }
 
 // Close makes every waiting and later Acquire fail with [ErrClosed], cancels the contexts of held locks with that

@@ -65,6 +65,19 @@ func want(t testing.TB, what string, err, target error) {
 	}
 }
 
+// wantEnded checks that an error says that the caller's context ended, and says nothing about the backend.
+func wantEnded(t testing.TB, what string, err, over error) {
+	t.Helper()
+	if !errors.Is(err, over) {
+		t.Errorf("%s: got %v, want an error that matches %v", what, err, over)
+	}
+	for _, other := range []error{core.ErrUnavailable, core.ErrLost, core.ErrSealed, core.ErrReleased} {
+		if errors.Is(err, other) {
+			t.Errorf("%s: %v matches %v", what, err, other)
+		}
+	}
+}
+
 func ok(t testing.TB, what string, err error) {
 	t.Helper()
 	if err != nil {

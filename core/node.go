@@ -64,22 +64,17 @@ func (b *redisBackend) call(ctx context.Context, key string, s *script, keys []s
 		if foreign(err) {
 			return r, fmt.Errorf("%w %q: Redis holds a value of another type there: %w", ErrInvalidKey, key, err)
 		}
-		if over := ended(caller); over != nil && !errors.Is(err, over) {
+		switch over := ended(caller); {
+		case over != nil && !errors.Is(err, over):
 			err = fmt.Errorf("%w: %w", over, err)
+		case over == nil && ended(ctx) != nil:
+			err = fmt.Errorf("core: no answer within %v: %w", b.timeout, err)
 		}
 		if try == sameOwnerTries || ctx.Err() != nil || !broken(err) {
 			return r, b.unavailable(key, err)
 		}
 		r.retried = true
 	}
-}
-
-// ended is ctx's error, also when the connection has noticed the deadline before the context's timer.
-func ended(ctx context.Context) error {
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
-	}
-	return ctx.Err()
 }
 
 func (b *redisBackend) unavailable(key string, cause error) error {
@@ -260,6 +255,6 @@ func giveUp(ctx context.Context, stuck *atomic.Int64, call func() (any, error)) 
 			<-returned
 			stuck.Add(-1)
 		}()
-		return nil, returned, context.Cause(ctx)
+		return nil, returned, ctx.Err() // not its cause, which may be an error of this package about another key
 	}
 }

@@ -161,7 +161,7 @@ func failure(ctx context.Context, err error) string {
 		return outcomeClosed
 	case errors.Is(err, ErrLost):
 		return outcomeLost
-	case ctx.Err() != nil:
+	case ended(ctx) != nil:
 		return outcomeCancelled
 	default:
 		return outcomeFailed

@@ -89,7 +89,7 @@ type scriptCall struct {
 // call is withdrawn, or late is closed once it has had its effect or never will.
 func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any) (v any, late <-chan struct{}, err error) {
 	if ctx.Err() != nil {
-		return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
+		return nil, nil, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
 	}
 	if p.single() {
 		defer p.follow()
@@ -109,13 +109,13 @@ func (p *batches) eval(ctx context.Context, s *script, keys []string, args []any
 	case <-cancelled:
 	}
 	if p.withdraw(b, i) {
-		return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
+		return nil, nil, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
 	}
 	select {
 	case <-b.done: // just now
 		return call.v, nil, call.err
 	default:
-		return nil, b.done, context.Cause(ctx)
+		return nil, b.done, ctx.Err()
 	}
 }
 

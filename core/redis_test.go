@@ -134,7 +134,7 @@ func TestStoppedServer_CallsReturnByTheirDeadline(t *testing.T) {
 				if took := time.Since(start); took > 200*time.Millisecond+hung {
 					t.Errorf("%s took %v with a deadline of 200 ms", what, took)
 				}
-				want(t, what, err, core.ErrUnavailable)
+				wantEnded(t, what, err, context.DeadlineExceeded)
 				if errors.Is(err, core.ErrTaken) {
 					t.Errorf("%s: %v matches ErrTaken", what, err)
 				}
@@ -180,7 +180,7 @@ func TestContextEndsInTheMiddleOfAnAcquire_NothingStaysHeld(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
 			_, err := l.Acquire(ctx, "k", core.WithTTL(time.Minute))
-			want(t, "Acquire", err, context.DeadlineExceeded)
+			wantEnded(t, "Acquire", err, context.DeadlineExceeded)
 			node.Cont()
 			eventually(t, "the key is free long before its TTL", func() bool { return status(t, l, "k") == core.Free })
 		})
@@ -193,7 +193,7 @@ func TestKilledServer_IsUnavailableAndComesBack(t *testing.T) {
 	l := locker(t, core.Clients(node.Client()))
 	k := acquire(t, l, "k", core.WithTTL(600*time.Millisecond))
 	node.Kill()
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // the client dials for half a second
 	defer cancel()
 	_, err := l.Acquire(ctx, "other")
 	want(t, "Acquire", err, core.ErrUnavailable)

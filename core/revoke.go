@@ -21,5 +21,5 @@ func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 		return fmt.Errorf("core: revoke key %q: owner %q is none; take it from Inspect", key, owner)
 	}
 	g := Grant{Key: name, Owner: owner, Deadline: time.Now().Add(l.ttl)}
-	return named(l.backend.Release(ctx, g), key)
+	return told(ctx, key, named(l.backend.Release(ctx, g), key))
 }

@@ -32,7 +32,7 @@ func (w *simWorld) inTime(what string, called, bound time.Duration) {
 func late(client int) time.Duration { return time.Duration(client+2) * 100 * time.Microsecond }
 
 func outcome(err error) string {
-	for _, known := range []error{core.ErrUnavailable, core.ErrTaken, core.ErrSealed, core.ErrLost, core.ErrReleased} {
+	for _, known := range []error{core.ErrUnavailable, core.ErrTaken, core.ErrSealed, core.ErrLost, core.ErrReleased, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, known) {
 			return ": " + known.Error()
 		}
@@ -227,8 +227,9 @@ func (w *simWorld) seal(h *simHold, id int, s simStep) {
 		}
 		alive := w.awake(h.process, late(h.client))
 		o.sure = err == nil && alive
-		unknown = unknown || err == nil && !alive || errors.Is(err, core.ErrUnavailable)
-		if !alive || !errors.Is(err, core.ErrUnavailable) {
+		known := err == nil || errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrReleased)
+		unknown = unknown || err == nil && !alive || !known
+		if !alive || known {
 			break
 		}
 	}

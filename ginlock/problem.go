@@ -154,10 +154,10 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 		m.refuse(c, problemBusy)
 	case errors.Is(err, core.ErrSealed):
 		m.refuse(c, problemSealed)
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded): // of the request, whose client is gone
+		m.refuse(c, problemUnavailable)
 	default:
-		if !ended(c.Request.Context()) {
-			m.log(c, slog.LevelError, "ginlock: no lock can be had; the request is refused", err)
-		}
+		m.log(c, slog.LevelError, "ginlock: no lock can be had; the request is refused", err)
 		m.refuse(c, problemUnavailable)
 	}
 }
@@ -178,20 +178,14 @@ func (m *middleware) logger() *slog.Logger {
 	return l.Logger()
 }
 
-// runUnprotected says whether a request is to run although Redis is not available. Of one whose client is gone that is
-// not known: it was not waited for.
+// runUnprotected says whether a request is to run although Redis is not available. One whose client is gone is not: its error is that of
+// its context.
 func (m *middleware) runUnprotected(c *gin.Context, err error) bool {
-	if !m.failOpen || !errors.Is(err, core.ErrUnavailable) || ended(c.Request.Context()) {
+	if !m.failOpen || !errors.Is(err, core.ErrUnavailable) {
 		return false
 	}
 	m.logUnprotected(c, err)
 	return true
-}
-
-// ended says whether ctx is over, also when Redis was given up at its deadline before its timer.
-func ended(ctx context.Context) bool {
-	end, ok := ctx.Deadline()
-	return ctx.Err() != nil || ok && !time.Now().Before(end)
 }
 
 func (m *middleware) logUnprotected(c *gin.Context, err error) {

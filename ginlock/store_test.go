@@ -2,6 +2,7 @@ package ginlock_test
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -183,7 +184,8 @@ func TestCorruptRecord(t *testing.T) {
 func TestRule23_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n)
+	var log lines
+	l := lockerOn(t, n, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	var runs atomic.Int64
 	over := make(chan struct{}, 1)
 	s := serve(t, func(r *gin.Engine) {
@@ -199,12 +201,13 @@ func TestRule23_FailOpenForNobody(t *testing.T) {
 		open := []ginlock.Option{ginlock.WithLocker(l), ginlock.FailOpen()}
 		r.POST("/once", ginlock.ByHeader(idempotencyKey, open...), counter(&runs))
 		r.POST("/locked/:id", ginlock.ByParam("id", append(open, ginlock.LockOnly())...), counter(&runs))
+		r.POST("/closed", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
 	})
 	s.do("POST", "/once", "", idempotencyKey, "warm").want(t, 201, "run 1", false)
 	<-over
 	runs.Store(0)
 	n.Stop()
-	for _, path := range []string{"/once", "/locked/1", "/once?deadline=1", "/locked/1?deadline=1"} {
+	for _, path := range []string{"/once", "/locked/1", "/closed", "/once?deadline=1", "/locked/1?deadline=1", "/closed?deadline=1"} {
 		tries := 1
 		if strings.HasSuffix(path, "?deadline=1") {
 			tries = 10 // Redis may be given up a moment before the context's own timer
@@ -225,6 +228,13 @@ func TestRule23_FailOpenForNobody(t *testing.T) {
 		if n := runs.Swap(0); n != 0 {
 			t.Errorf("%s: %d ran unprotected for a client that is gone", path, n)
 		}
+	}
+	if log.has("no lock can be had") {
+		t.Error("Redis is blamed for a client that is gone")
+	}
+	s.do("POST", "/once", "", idempotencyKey, "k").want(t, 201, "run 1", false)
+	if <-over; !log.has("no lock can be had") {
+		t.Error("a request that runs unprotected is not logged")
 	}
 	n.Cont()
 }

@@ -156,8 +156,8 @@ func (t *transaction) seal() {
 // sealNow seals, and looks once more: who restocks writes first and unseals then, and the seal may have come in between.
 func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	sealed := t.locks[0].Seal(ctx, soldOut, s.ttl)
-	if sealed != nil && !errors.Is(sealed, core.ErrUnavailable) {
-		return sealed
+	if errors.Is(sealed, core.ErrLost) || errors.Is(sealed, core.ErrReleased) {
+		return sealed // nothing was sealed; after any other error that is not known
 	}
 	out, err := s.out(ctx, t.pool)
 	if err == nil && out {

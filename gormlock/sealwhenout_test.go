@@ -47,6 +47,7 @@ type asked struct {
 	core.Backend
 	acquires, seals atomic.Int64
 	beforeSeal      func()
+	hangs           bool // the answers to seals do not come
 }
 
 func (b *asked) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
@@ -59,7 +60,12 @@ func (b *asked) Seal(ctx context.Context, g core.Grant, token uint64, value []by
 	if b.beforeSeal != nil {
 		b.beforeSeal()
 	}
-	return b.Backend.Seal(ctx, g, token, value, retention)
+	err := b.Backend.Seal(ctx, g, token, value, retention)
+	if b.hangs {
+		<-ctx.Done()
+		err = &core.UnavailableError{Key: g.Key, Nodes: []error{ctx.Err()}}
+	}
+	return err
 }
 
 // counting counts the statements of a database, BEGIN included.
@@ -320,6 +326,24 @@ func TestSealWhenOut_Restocked(t *testing.T) {
 			ok(t, name, sell(db, 42, 5))
 			eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 		}
+	})
+}
+
+// TestSealWhenOut_SealOfUnknownOutcome: nor when the answer to the seal does not come, and its time is over.
+func TestSealWhenOut_SealOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
+		b := &asked{Backend: testutil.Memory(), hangs: true}
+		l := locker(t, b)
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		put(t, db, 42, 0)
+		b.beforeSeal = func() {
+			ok(t, "Update", db.Session(&gorm.Session{NewDB: true}).Model(&Stock{}).Where("sku = ?", 42).Update("left", 5).Error)
+			ok(t, "Unseal", l.Unseal(context.Background(), "k"))
+		}
+		want(t, "single", sellers["single"](db, 42, 1), gormlock.ErrInsufficient)
+		eventually(t, "it was sealed, and taken back", func() bool { return b.seals.Load() == 1 && !sealed(t, l, "k") && !held(t, l, "k") })
 	})
 }
 

@@ -295,43 +295,52 @@ func TestRule28_Retention(t *testing.T) {
 	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return !a.replayed() }).want(t, 2, false)
 }
 
-// A call whose deadline passes while Redis is asked does not run, FailOpen or not: it would run for nobody, and maybe
-// beside the one that has the key. Redis may be given up a moment before the context's own timer, which must not matter.
+// A call whose deadline passes while Redis is asked, or whose client hangs up, does not run, FailOpen or not: it would run for nobody, and
+// maybe beside the one that has the key. Redis may be given up a moment before the context's own timer, which must not matter.
 func TestRule26_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
 	var runs atomic.Int64
-	over := make(chan struct{}, 1)
+	over := make(chan codes.Code, 1)
 	outside := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		defer func() { over <- struct{}{} }()
-		return handler(ctx, req)
+		resp, err := handler(ctx, req)
+		over <- status.Code(err)
+		return resp, err
 	}
 	handle := &orders{handle: counter(&runs)}
-	open := []grpclock.Option{grpclock.WithLocker(l), grpclock.FailOpen()}
-	servers := map[string]*server{
-		"once":   serve(t, handle, grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, open...))),
-		"locked": serve(t, handle, grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, append(open, grpclock.LockOnly())...))),
-	}
-	for _, s := range servers { // connected
-		s.create("warm", &request{})
+	servers := map[string]*server{}
+	for name, opts := range map[string][]grpclock.Option{
+		"once": {grpclock.FailOpen()}, "locked": {grpclock.FailOpen(), grpclock.LockOnly()}, "closed": nil, "closed, locked": {grpclock.LockOnly()},
+	} {
+		by := grpclock.ByMetadata(idempotencyKey, append(opts, grpclock.WithLocker(l))...)
+		servers[name] = serve(t, handle, grpc.ChainUnaryInterceptor(outside, by))
+		servers[name].create("warm", &request{}) // connected
 		<-over
 	}
 	runs.Store(0)
 	n.Stop()
 	for name, s := range servers {
-		for range 10 {
-			ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), idempotencyKey, "k"), 20*time.Millisecond)
+		for try := range 10 {
+			ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), idempotencyKey, "k"))
+			if try == 0 {
+				time.AfterFunc(20*time.Millisecond, cancel)
+			} else {
+				ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
+			}
 			_, _ = s.Create(ctx, &request{})
 			cancel()
 			select {
-			case <-over:
+			case code := <-over: // of a deadline, who notices it first tells it to the other
+				if code != codes.Canceled && (try == 0 || code != codes.DeadlineExceeded) {
+					t.Errorf("%s: try %d ended with %v", name, try, code)
+				}
 			case <-time.After(10 * time.Second):
 				t.Fatal("the call is not over in 10 s")
 			}
 		}
 		if n := runs.Swap(0); n != 0 {
-			t.Errorf("%s: %d of 10 ran unprotected after their deadline", name, n)
+			t.Errorf("%s: %d of 10 ran unprotected after their end", name, n)
 		}
 	}
 	n.Cont()

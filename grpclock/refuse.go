@@ -154,28 +154,23 @@ func (c *call) refuseErr(err error) error {
 		return c.refuse(refuseBusy)
 	case errors.Is(err, core.ErrSealed):
 		return c.refuse(refuseSealed)
-	case ended(c.ctx) != nil:
-		return status.FromContextError(ended(c.ctx)).Err()
+	case errors.Is(err, context.DeadlineExceeded): // of the call
+		return status.FromContextError(context.DeadlineExceeded).Err()
+	case errors.Is(err, context.Canceled):
+		return status.FromContextError(context.Canceled).Err()
 	}
 	c.note(slog.LevelError, "grpclock: no lock can be had; the call is refused", err)
 	return c.refuse(refuseUnavailable)
 }
 
-// runUnprotected says whether a call is to run although Redis is not available.
+// runUnprotected says whether a call is to run although Redis is not available. One whose client is gone is not: its error is that of its
+// context.
 func (c *call) runUnprotected(err error) bool {
-	if !c.failOpen || !errors.Is(err, core.ErrUnavailable) || ended(c.ctx) != nil {
+	if !c.failOpen || !errors.Is(err, core.ErrUnavailable) {
 		return false
 	}
 	c.noteUnprotected(err)
 	return true
-}
-
-// ended is ctx's error, also when Redis was given up at the deadline before the context's timer.
-func ended(ctx context.Context) error {
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
-	}
-	return ctx.Err()
 }
 
 func (c *call) noteUnprotected(err error) {

@@ -118,7 +118,7 @@ func (k *Claim) Complete(ctx context.Context, r *Record) error {
 	}()
 	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	if err = k.seal(sealing, value); err == nil {
+	if err = k.unanswered(k.seal(sealing, value), completeTimeout); err == nil {
 		k.claims.instruments.size.Record(ctx, int64(len(value)), k.claims.instruments.record[o]...)
 		return nil
 	}
@@ -158,6 +158,14 @@ func (k *Claim) seal(ctx context.Context, value []byte) error {
 	}
 }
 
+// unanswered is the error of a call that we gave so long: its end is ours, and not that of a context of the caller's.
+func (k *Claim) unanswered(err error, gave time.Duration) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &core.UnavailableError{Key: k.key, Nodes: []error{fmt.Errorf("no answer within %v: %v", gave, err)}}
+	}
+	return err
+}
+
 // sealLater goes on sealing while the lease is held: it is over when Redis answers, or when the lease ends since it
 // does not, and Seal says that it is lost.
 func (k *Claim) sealLater(value []byte) {
@@ -186,7 +194,7 @@ func (k *Claim) Abandon(ctx context.Context) error {
 	}()
 	releasing, cancel := context.WithTimeout(ctx, abandonTimeout)
 	defer cancel()
-	if err := k.lock.Release(releasing); err != nil {
+	if err := k.unanswered(k.lock.Release(releasing), abandonTimeout); err != nil {
 		if errors.Is(err, core.ErrLost) {
 			o = lost
 		}

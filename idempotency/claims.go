@@ -45,8 +45,8 @@ type Outcome struct {
 // names one request: its parts (who asks, for what, the client's own key) should be joined by [core.Join].
 //
 // It talks to Redis once, unless it waits (see [WithWait]). The error is [*InFlightError], [*MismatchError], one that
-// matches [ErrRecord], or an error of core: [*core.UnavailableError], or one that matches [core.ErrClosed] or
-// [core.ErrInvalidKey]. If ctx carries the claim on this key itself the answer is [*InFlightError].
+// matches [ErrRecord], or an error of core: [*core.UnavailableError], or one that matches [core.ErrClosed],
+// [core.ErrInvalidKey] or, when ctx ended first, its error. If ctx carries the claim on this key itself the answer is [*InFlightError].
 func (c *Claims) Begin(ctx context.Context, key string, fp Fingerprint) (Outcome, error) {
 	if key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
@@ -67,21 +67,12 @@ func (c *Claims) Begin(ctx context.Context, key string, fp Fingerprint) (Outcome
 		o = notKept
 	}
 	out := Outcome{Replay: replay}
-	if o == storeDown && c.failOpen && ended(ctx) == nil {
+	if o == storeDown && c.failOpen { // not where ctx has ended: who asks no more must not run beside the one that has the key
 		o, out, err = unprotected, Outcome{Unprotected: err}, nil
 	}
 	c.instruments.count(spanned, o)
 	o.end(span)
 	return out, err
-}
-
-// ended is ctx's error, also when Redis was given up at the deadline before the context's timer. Who asks no more says
-// nothing about Redis, and must not run beside the one that has the key.
-func ended(ctx context.Context) error {
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
-	}
-	return ctx.Err()
 }
 
 // request is one that asks for a claim.

@@ -21,6 +21,7 @@ var guarantees = map[string][]guarantee{
 		{"Only the holder releases", []string{"TestBackend_Redis", "TestRelease_DrainsTheRenewal"}},
 		{"When the context of Acquire ends", []string{"TestContextEndsInTheMiddleOfAnAcquire_NothingStaysHeld", "TestAcquire_ADoneContextNeverGetsALock"}},
 		{"Every call returns when its context's deadline passes", []string{"TestStoppedServer_CallsReturnByTheirDeadline", "TestTimeouts_TheCallersEndComesFirst"}},
+		{"What the caller's own context ended is told as that", []string{"TestEnded_IsNeverUnavailable", "TestEnded_InLineIsNeverUnavailable", "TestUnavailable_IsNoContextsError"}},
 		{"Every key written to Redis has an expiry", []string{"TestEveryKeyHasAnExpiry"}},
 		{"A held lock costs no goroutine", []string{"TestCosts_AHeldLockIsAKilobyteAndNoGoroutine", "TestCosts_AMillionKeysLeaveNothingBehind"}},
 		{"A quorum works as long as a majority", []string{"TestQuorum_WorksWithAMinorityDead", "TestFault_StoppedMinority", "TestBreaker_AProbeBringsTheNodeBack", "TestFault_RestartedEmpty"}},

@@ -1,0 +1,297 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// lateTimer is a context whose own timer is a while late, as it is on a busy machine: a connection notices the deadline before it.
+type lateTimer struct {
+	context.Context
+	end time.Time
+}
+
+func (c lateTimer) Deadline() (time.Time, bool) { return c.end, true }
+
+func withLateTimer(d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), d+100*time.Millisecond)
+	return lateTimer{ctx, time.Now().Add(d)}, cancel
+}
+
+// verbs are all calls of a Locker and a Lock that ask the backend. held makes a lock.
+func verbs(l *core.Locker, held func() *core.Lock) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"Acquire": func(ctx context.Context) error { _, err := l.Acquire(ctx, "free"); return err },
+		"Acquire with wait": func(ctx context.Context) error {
+			_, err := l.Acquire(ctx, "free", core.WithWait(time.Minute))
+			return err
+		},
+		"TryAcquire":    func(ctx context.Context) error { _, err := l.TryAcquire(ctx, "free"); return err },
+		"AcquireAll":    func(ctx context.Context) error { _, err := l.AcquireAll(ctx, []string{"free", "too"}); return err },
+		"Do":            func(ctx context.Context) error { return l.Do(ctx, "free", func(context.Context) error { return nil }) },
+		"Inspect":       func(ctx context.Context) error { _, err := l.Inspect(ctx, "free"); return err },
+		"Unseal":        func(ctx context.Context) error { return l.Unseal(ctx, "free") },
+		"Revoke":        func(ctx context.Context) error { return l.Revoke(ctx, "free", "somebody") },
+		"Extend":        func(ctx context.Context) error { return held().Extend(ctx, time.Minute) },
+		"Seal":          func(ctx context.Context) error { return held().Seal(ctx, []byte("v"), time.Minute) },
+		"Release":       func(ctx context.Context) error { return held().Release(ctx) },
+		"Locks.Release": func(ctx context.Context) error { return core.Locks{held(), held()}.Release(ctx) },
+	}
+}
+
+// hanging are backends of every kind, and what makes them lose all requests from now on without a sign.
+var hanging = map[string]func(t *testing.T) (b core.Backend, opts []core.Option, hang func()){
+	"one Redis": func(t *testing.T) (core.Backend, []core.Option, func()) { return hangingClients(t, 1) },
+	"pipelined": func(t *testing.T) (core.Backend, []core.Option, func()) {
+		return hangingClients(t, 1, core.Pipelined())
+	},
+	"quorum":          func(t *testing.T) (core.Backend, []core.Option, func()) { return hangingClients(t, 3) },
+	"pool":            func(t *testing.T) (core.Backend, []core.Option, func()) { return hangingPools(t, 1) },
+	"quorum of pools": func(t *testing.T) (core.Backend, []core.Option, func()) { return hangingPools(t, 3) },
+}
+
+func hangingClients(t *testing.T, n int, opts ...core.Option) (core.Backend, []core.Option, func()) {
+	proxies, clients := proxied(t, testutil.Cluster(t, n))
+	return core.Clients(clients...), opts, func() {
+		for _, p := range proxies {
+			p.lose.Store(true)
+		}
+	}
+}
+
+func hangingPools(t *testing.T, n int) (core.Backend, []core.Option, func()) {
+	nodes := testutil.Cluster(t, n)
+	pools := nodes.Pools()
+	return core.Pools(pools...), nil, func() {
+		for _, n := range nodes {
+			n.Stop()
+			t.Cleanup(n.Cont)
+		}
+	}
+}
+
+// A caller's own deadline, or that it hung up, is never told as a failure of the backend: FailOpen of the adapters would run a request for
+// a client that is gone.
+func TestEnded_IsNeverUnavailable(t *testing.T) {
+	t.Parallel()
+	for name, open := range hanging {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, opts, hang := open(t)
+			l := locker(t, b, append(opts, core.WithNodeTimeout(time.Second), core.WithTTL(time.Minute), core.WithoutRenewal())...)
+			locks := make(chan *core.Lock, 200)
+			for i := range cap(locks) {
+				locks <- acquire(t, l, fmt.Sprint("k", i))
+			}
+			used := make(chan *core.Lock, cap(locks))
+			calls := verbs(l, func() *core.Lock { k := <-locks; used <- k; return k })
+			hang()
+			var all sync.WaitGroup
+			for what, call := range calls {
+				all.Go(func() {
+					for i := range 4 {
+						d := time.Duration(5+10*i) * time.Millisecond
+						ctx, cancel := context.WithTimeout(context.Background(), d)
+						wantEnded(t, what+" at its deadline", call(ctx), context.DeadlineExceeded)
+						cancel()
+						ctx, cancel = withLateTimer(d)
+						wantEnded(t, what+" before the timer of its deadline", call(ctx), context.DeadlineExceeded)
+						cancel()
+					}
+					if what == "Release" || what == "Locks.Release" { // goes on when its context is cancelled
+						return
+					}
+					ctx, cancel := context.WithCancelCause(context.Background())
+					time.AfterFunc(20*time.Millisecond, func() { cancel(core.ErrLost) }) // of another lock
+					wantEnded(t, what+", cancelled", call(ctx), context.Canceled)
+				})
+			}
+			all.Wait()
+			close(used)
+			for k := range used {
+				if errors.Is(k.Err(), core.ErrLost) {
+					t.Errorf("%s was given up: %v", k.Key(), k.Err())
+				}
+			}
+		})
+	}
+}
+
+// What the backend's own time-outs end is not told as the end of a context, by which a server would answer that its client's deadline passed.
+func TestUnavailable_IsNoContextsError(t *testing.T) {
+	t.Parallel()
+	for name, open := range hanging {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, opts, hang := open(t)
+			l := locker(t, b, append(opts, core.WithNodeTimeout(200*time.Millisecond), core.WithTTL(time.Minute), core.WithoutRenewal())...)
+			locks := make(chan *core.Lock, 20)
+			for i := range cap(locks) {
+				locks <- acquire(t, l, fmt.Sprint("k", i))
+			}
+			calls := verbs(l, func() *core.Lock { return <-locks })
+			var n atomic.Int64 // each a key of its own: who stands in line behind another is told that it is taken
+			calls["a wait that is over"] = func(ctx context.Context) error {
+				_, err := l.Acquire(ctx, fmt.Sprint("a", n.Add(1)), core.WithWait(20*time.Millisecond))
+				return err
+			}
+			calls["a wait for all that is over"] = func(ctx context.Context) error {
+				_, err := l.AcquireAll(ctx, []string{fmt.Sprint("b", n.Add(1)), "c"}, core.WithWait(20*time.Millisecond))
+				return err
+			}
+			hang()
+			var all sync.WaitGroup
+			for what, call := range calls {
+				for _, ctx := range []context.Context{context.Background(), t.Context()} {
+					all.Go(func() {
+						err := call(ctx)
+						if !errors.Is(err, core.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+							t.Errorf("%s: %v", what, err)
+						}
+					})
+				}
+			}
+			all.Wait()
+		})
+	}
+}
+
+// Release works on when its context is done. What the backend says in that time counts.
+func TestRelease_OfADoneContextSaysWhyItFailed(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	proxies, clients := proxied(t, testutil.Nodes{node})
+	l := locker(t, core.Clients(clients...), core.WithTTL(time.Minute), core.WithoutRenewal(), core.WithNodeTimeout(5*time.Second))
+	hung, refused := acquire(t, l, "hung"), acquire(t, l, "refused")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ok(t, "CONFIG SET", node.Client().ConfigSet(t.Context(), "min-replicas-to-write", "1").Err()) // NOREPLICAS
+	err := refused.Release(ctx)
+	want(t, "Release that is refused", err, core.ErrUnavailable)
+	var reply redis.Error
+	if errors.Is(err, context.Canceled) || !errors.As(err, &reply) {
+		t.Errorf("Release that is refused: %v", err)
+	}
+	proxies[0].lose.Store(true)
+	wantEnded(t, "Release that hangs", hung.Release(ctx), context.Canceled)
+}
+
+// One who waits in line gets the answer to the question of who was before it. Where its own context ended at the same moment, that counts.
+func TestEnded_InLineIsNeverUnavailable(t *testing.T) {
+	t.Parallel()
+	for range 50 {
+		synctest.Test(t, func(t *testing.T) {
+			s := memorySpy()
+			l := locker(t, s)
+			s.on("acquire", func(context.Context) error { time.Sleep(time.Second); return unavailable("k") })
+			first, second := make(chan error), make(chan error)
+			go func() { _, err := l.Acquire(context.Background(), "k"); first <- err }()
+			synctest.Wait()
+			go func() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second) // both happen at the same instant
+				defer cancel()
+				_, err := l.Acquire(ctx, "k")
+				second <- err
+			}()
+			want(t, "the first", <-first, core.ErrUnavailable)
+			err := <-second
+			if want(t, "the second", err, context.DeadlineExceeded); errors.Is(err, core.ErrUnavailable) {
+				t.Errorf("the second: %v", err)
+			}
+		})
+	}
+}
+
+// The cause of a context's end may be an error about another key: an errgroup cancels the others with the first one's error.
+func TestEnded_AnothersErrorIsNotThisOnes(t *testing.T) {
+	t.Parallel()
+	mine := errors.New("mine")
+	for _, cause := range []error{
+		mine, fmt.Errorf("job: %w", &core.SealedError{Key: "other", Value: []byte("another's")}), &core.TakenError{Key: "other"},
+		unavailable("other"), core.ErrInvalidKey, core.ErrReleased,
+	} {
+		l := locker(t, testutil.Memory())
+		k := acquire(t, l, "k")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		for what, call := range verbs(l, func() *core.Lock { return k }) {
+			if what == "Release" || what == "Locks.Release" {
+				continue
+			}
+			wantEnded(t, what, call(ctx), context.Canceled)
+		}
+		_, err := l.Acquire(ctx, "k")
+		var sealed *core.SealedError
+		if errors.Is(err, mine) != (cause == mine) || errors.As(err, &sealed) || errors.Is(err, core.ErrTaken) || errors.Is(err, core.ErrInvalidKey) {
+			t.Errorf("cancelled by %v: %v", cause, err)
+		}
+		if k.Err() != nil {
+			t.Errorf("the lock ended: %v", k.Err())
+		}
+		ok(t, "Release", k.Release(ctx))
+	}
+}
+
+// What else the backend said stays to be matched.
+func TestUnavailable_KeepsItsCauses(t *testing.T) {
+	t.Parallel()
+	mine, reply := errors.New("mine"), errorReply("ERR no")
+	s := memorySpy()
+	l := locker(t, s)
+	answered := &core.UnavailableError{Nodes: []error{fmt.Errorf("%w: %w: %w", context.DeadlineExceeded, mine, reply), io.EOF}}
+	s.on("acquire", func(context.Context) error { return answered })
+	_, err := l.Acquire(t.Context(), "k")
+	var said redis.Error
+	if !errors.Is(err, core.ErrUnavailable) || !errors.Is(err, mine) || !errors.Is(err, io.EOF) || !errors.As(err, &said) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%v", err)
+	}
+	if !errors.Is(answered, context.DeadlineExceeded) {
+		t.Error("the backend's own error was changed: others may be told of it too")
+	}
+}
+
+// Metrics and spans call it cancelled, and no failure.
+func TestEnded_IsMeasuredAsCancelled(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewSpanRecorder()
+	p := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	t.Cleanup(func() { _ = p.Shutdown(context.Background()) })
+	s := memorySpy()
+	l := locker(t, s, core.WithTracerProvider(p))
+	k := acquire(t, l, "held")
+	for _, verb := range []string{"acquire", "seal"} {
+		s.on(verb, func(ctx context.Context) error {
+			end, _ := ctx.Deadline()
+			time.Sleep(time.Until(end))
+			return unavailable("k")
+		})
+	}
+	ctx, cancel := withLateTimer(10 * time.Millisecond)
+	defer cancel()
+	_, err := l.Acquire(ctx, "k")
+	wantEnded(t, "Acquire", err, context.DeadlineExceeded)
+	wantEnded(t, "Seal", k.Seal(ctx, []byte("v"), time.Minute), context.DeadlineExceeded)
+	for i, span := range spans.Ended()[1:] {
+		set := attribute.NewSet(span.Attributes()...)
+		if outcome, _ := set.Value("onelane.outcome"); outcome.AsString() != "cancelled" || span.Status().Code == codes.Error {
+			t.Errorf("span %d is %s: %s, %v", i, span.Name(), outcome.AsString(), span.Status())
+		}
+	}
+}
