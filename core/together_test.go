@@ -221,3 +221,22 @@ func TestPipelined_BehindAShardingProxyEachLockIsOnItsMaster(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// A *redis.Client of one node of a Redis Cluster has keys of many slots: one script for several is refused with CROSSSLOT. That is found out
+// by one question, not by one with every batch, and each lock stays a script of its own.
+func TestPipelined_OnANodeOfAClusterEachCallGoesByItself(t *testing.T) {
+	t.Parallel()
+	node := testutil.RedisCluster(t, 1).Nodes[0] // with all slots
+	l := locker(t, core.Clients(node.Client()), core.Pipelined())
+	const callers, each = 100, 20
+	counts := node.Commands(t, func() { crowd(t, l, callers, each, nil) })
+	if calls := counts["evalsha"]; calls < 3*callers*each {
+		t.Errorf("%d scripts for %d calls: some were put together", calls, 3*callers*each)
+	}
+	// EVAL loads a script that Redis does not know, once for each of several callers, and asks once whether scripts may have many keys.
+	refused, err := node.Client().InfoMap(t.Context(), "errorstats").Result()
+	ok(t, "INFO", err)
+	if n := refused["Errorstats"]["errorstat_CROSSSLOT"]; n != "count=1" {
+		t.Errorf("CROSSSLOT was answered with %q, want once", n)
+	}
+}
