@@ -17,13 +17,17 @@ import (
 // plain k, of 1 to 255 printable ASCII characters; anything else is 400. Requests without the header run unprotected,
 // unless [Require] is set.
 //
-// It panics at wiring when the name is no header name, or when options contradict each other. The Locker may be set
+// It panics at wiring when the name is no header name, or one that net/http keeps out of the headers (Host), or when options contradict
+// each other. The Locker may be set
 // later, by [core.SetDefault]: until then requests with a key are 503.
 func ByHeader(name string, opts ...Option) gin.HandlerFunc {
 	if !validToken(name) {
 		panic(fmt.Sprintf("ginlock: ByHeader(%q): pass the name of a header, for example Idempotency-Key", name))
 	}
 	name = http.CanonicalHeaderKey(name)
+	if err := keptHeader(name); err != nil {
+		panic(fmt.Sprintf("ginlock: ByHeader(%q): %v", name, err))
+	}
 	return newMiddleware(source{
 		name: name, place: "the header " + name, form: headerForm,
 		read: func(_ *middleware, c *gin.Context) (string, error) {

@@ -101,6 +101,9 @@ func parseField(text string) (field, error) {
 		if !validToken(name) {
 			return field{}, fmt.Errorf("{%s}: %q is no header name", text, name)
 		}
+		if err := keptHeader(name); err != nil {
+			return field{}, fmt.Errorf("{%s}: %w", text, err)
+		}
 		return field{place: "the header " + name, form: headerForm, read: func(_ *middleware, c *gin.Context) (string, error) {
 			return idempotency.ParseKey(c.Request.Header.Values(name))
 		}}, nil

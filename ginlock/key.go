@@ -129,6 +129,17 @@ func resource(route, name string, params gin.Params) string {
 
 var pathEscape = strings.NewReplacer("%", "%25", "/", "%2F")
 
+// keptHeader refuses names that a server never finds among a request's headers, so that no request would have a key.
+func keptHeader(name string) error {
+	switch http.CanonicalHeaderKey(name) {
+	case "Host":
+		return errors.New("net/http keeps Host out of the headers: use By with a function that reads c.Request.Host")
+	case "Transfer-Encoding", "Trailer":
+		return errors.New("net/http takes it out of the headers, since it is about the connection: use another header")
+	}
+	return nil
+}
+
 // validToken keeps the rule for header names (RFC 9110, 5.6.2).
 func validToken(s string) bool {
 	return s != "" && strings.IndexFunc(s, func(r rune) bool {

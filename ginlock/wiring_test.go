@@ -45,6 +45,10 @@ func TestWiringPanics(t *testing.T) {
 	}{
 		{"no header", "pass the name of a header", func() { ginlock.ByHeader("") }},
 		{"bad header", "pass the name of a header", func() { ginlock.ByHeader("a b") }},
+		{"Host", "reads c.Request.Host", func() { ginlock.ByHeader("host") }},
+		{"a header of the connection", "use another header", func() { ginlock.ByHeader("trailer") }},
+		{"field of the Host", "reads c.Request.Host", func() { ginlock.ByKey("a:{header.HOST}", ginlock.LockOnly()) }},
+		{"field of the connection", "use another header", func() { ginlock.ByKey("a:{header.Transfer-Encoding}") }},
 		{"no parameter", "pass the name of a parameter", func() { ginlock.ByParam("") }},
 		{"nil locker", "check the error of core.New", func() { ginlock.ByHeader("K", ginlock.WithLocker(nil)) }},
 		{"nil principal", "Principal(nil)", func() { ginlock.ByHeader("K", ginlock.Principal(nil)) }},

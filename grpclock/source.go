@@ -208,6 +208,8 @@ func badMetadata(name string) string {
 		return "pass the name of metadata, for example idempotency-key"
 	case strings.HasSuffix(name, "-bin"):
 		return "a key is text, and metadata whose name ends in -bin is not"
+	case name == "host":
+		return "gRPC takes host out of the metadata: use another name"
 	case strings.HasPrefix(name, "grpc-"):
 		return "names that begin with grpc- are gRPC's own; it changes grpc-previous-rpc-attempts with every retry, for one"
 	}

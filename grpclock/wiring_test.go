@@ -26,6 +26,7 @@ func TestWiringPanics(t *testing.T) {
 		{"bad metadata", "pass the name of metadata", func() { grpclock.ByMetadata("a b") }},
 		{"binary metadata", "-bin is not", func() { grpclock.ByMetadata("key-bin") }},
 		{"gRPC's metadata", "gRPC's own", func() { grpclock.ByMetadata("GRPC-Previous-RPC-Attempts") }},
+		{"metadata that gRPC takes out", "use another name", func() { grpclock.ByMetadata("Host") }},
 		{"no field", "pass the path of a field", func() { grpclock.ByField("") }},
 		{"bad field", "pass the path of a field", func() { grpclock.ByField("a..b") }},
 		{"no template", "is empty", func() { grpclock.ByKey("") }},
