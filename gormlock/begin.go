@@ -48,7 +48,11 @@ func (t *transaction) whileWanted(statement context.Context, giveUp func()) func
 		var ended error
 		for i, stop := range stops {
 			if !stop() && ended == nil {
-				ended = guardError(t.keys, fmt.Errorf("%w: while BEGIN waited for a connection: %v", context.Cause(ends[i]), err))
+				ended = fmt.Errorf("%w: while BEGIN waited for a connection", context.Cause(ends[i]))
+				if err != nil { // it may have had one at that moment
+					ended = fmt.Errorf("%w: %v", ended, err)
+				}
+				ended = guardError(t.keys, ended)
 			}
 		}
 		return cmp.Or(ended, err)

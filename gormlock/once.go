@@ -193,13 +193,11 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 // nothing to commit. If the row is of a transaction that is open, the database waits for its end.
 func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 	ctx, conn := tx.Statement.Context, tx.Statement.ConnPool
-	if err := begun(tx); err != nil {
-		return nil, err
-	}
-	mark, err := o.newMark()
+	err := begun(tx)
 	if err != nil {
 		return nil, err
 	}
+	mark := o.newMark()
 	for range 3 {
 		_, err = conn.ExecContext(ctx, o.dialect.sql("INSERT INTO onelane_once (name, attempt, fingerprint, created_at) VALUES (?, ?, ?, {now}) {conflict}"),
 			[]byte(o.name), o.attempt, mark)
