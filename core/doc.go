@@ -61,5 +61,7 @@
 //     key next is up to Redis. A process keeps a hot key for 100 ms at most while others wait that are told of releases ([Clients]); those
 //     take turns. Who polls ([Pools]) finds the moment between two turns by chance, and looks more often after a second: simulated beside
 //     eight of the others, it waits for 2 to 5 s; plain redsync users, who do not look more often, for 10 to 40 s.
+//   - That a call returns at once when its context is cancelled while one Redis does not answer: go-redis looks at deadlines only, so it
+//     returns at its deadline or at the node's time-out ([WithNodeTimeout]); another goroutine for each call, tried, costs a seventh of it.
 //   - Exclusion between goroutines that share a context which carries the lock: see [WithoutLock].
 package core
