@@ -56,6 +56,8 @@
 //   - The lock for what a block under [Guard] does before its first statement.
 //   - That it is seen how MySQL ends a transaction while the block reads Rows, by innodb_rollback_on_timeout, or in what
 //     runs on [SQLTx]: look at those errors, and return them.
+//   - That a transaction with prepared statements ends after an argument's Value method panicked, but in a group: database/sql
+//     waits for ever then, and the key stays locked.
 //   - Order of callbacks: one that is registered for "*" after the plugin runs outside the lock. If a callback that
 //     was registered by hand panics in a guarded single statement, its transaction stays open until its context ends.
 //   - That a statement in a group ([Grouped]) ends with its caller's context: that would end the connection for all. It

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // age makes all rows of the kit's tables older.
@@ -113,6 +115,12 @@ func TestPurge_Refusals(t *testing.T) {
 		}
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "Purge", purge(db, time.Hour))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) { return 1, nil })
+		ok(t, "Once", err)
+		if n, err := gormlock.Purge(t.Context(), db, math.MaxInt64); n != 0 || err != nil {
+			t.Errorf("older than anything can be: %d, %v", n, err)
+		}
 		if purge(db, 0) == nil {
 			t.Error("Purge of everything succeeded")
 		}

@@ -90,7 +90,13 @@ func unavailable(key string, err error) error {
 }
 
 // micros is d as the table counts it, rounded up.
-func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+func micros(d time.Duration) int64 {
+	n := int64(d / time.Microsecond)
+	if d%time.Microsecond > 0 {
+		n++
+	}
+	return n
+}
 
 // deadline is until when a lease granted by a statement sent then is certain to be valid: less 1 % and 2 ms for clocks
 // that run at different speeds.

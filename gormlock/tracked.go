@@ -36,25 +36,23 @@ func retrack(db *gorm.DB) {
 }
 
 // ExecContext implements gorm.ConnPool.
-func (c *tracked) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	ctx, err := c.turn.enter(ctx, query)
+func (c *tracked) ExecContext(ctx context.Context, query string, args ...any) (result sql.Result, err error) {
+	ctx, err = c.turn.enter(ctx, query)
 	if err != nil {
 		return nil, err
 	}
-	result, err := c.turn.exec(ctx, c.prepare, query, args)
-	c.turn.leave(err, nil)
-	return result, err
+	defer func() { c.turn.leave(err, nil) }() // also when an argument panics
+	return c.turn.exec(ctx, c.prepare, query, args)
 }
 
 // QueryContext implements gorm.ConnPool.
-func (c *tracked) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	ctx, err := c.turn.enter(ctx, query)
+func (c *tracked) QueryContext(ctx context.Context, query string, args ...any) (rows *sql.Rows, err error) {
+	ctx, err = c.turn.enter(ctx, query)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := c.turn.query(ctx, c.prepare, query, args)
-	c.turn.leave(err, rows)
-	return rows, err
+	defer func() { c.turn.leave(err, rows) }()
+	return c.turn.query(ctx, c.prepare, query, args)
 }
 
 // QueryRowContext implements gorm.ConnPool. It reads the row at once: one that nobody scans would block the connection.
@@ -153,6 +151,7 @@ func (s *turn) statement(ctx context.Context, prepare bool, query string, args [
 	if !prepare || len(args) == 0 {
 		return nil, nil
 	}
+	tryValuers(args)
 	p := &s.group.statements
 	p.mu.Lock()
 	defer p.mu.Unlock()

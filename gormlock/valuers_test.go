@@ -1,0 +1,72 @@
+package gormlock_test
+
+import (
+	"database/sql"
+	"database/sql/driver"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+type panicking struct{}
+
+func (panicking) Value() (driver.Value, error) { panic("valuer") }
+
+type nilPanics struct{ name string }
+
+func (n *nilPanics) Value() (driver.Value, error) { return n.name, nil }
+
+// TestPanics_OfArguments: an argument that panics on its way to the database is a panic of the block, and holds nobody up.
+// database/sql itself waits for ever then where it queries or has prepared the statement.
+func TestPanics_OfArguments(t *testing.T) {
+	t.Parallel()
+	var none *nilPanics
+	fns := map[string]func(tx *gorm.DB) error{
+		"Exec": func(tx *gorm.DB) error { return tx.Exec("UPDATE stocks SET name = ? WHERE sku = 1", panicking{}).Error },
+		"Row": func(tx *gorm.DB) error {
+			return tx.Raw("SELECT id FROM stocks WHERE name = ?", panicking{}).Row().Err()
+		},
+		"Find": func(tx *gorm.DB) error { return tx.Where("name = ?", panicking{}).Find(&[]Stock{}).Error },
+		"nil":  func(tx *gorm.DB) error { return tx.Where("name = ?", none).Find(&[]Stock{}).Error },
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 100)
+		n := int64(100)
+		_, prepared := db.ConnPool.(*gorm.PreparedStmtDB)
+		for name, fn := range fns {
+			before, after := taker(42), taker(42)
+			in := &caller{fn: func(tx *gorm.DB) error {
+				ok(t, name, take(tx, 42))
+				return fn(tx)
+			}}
+			together(t, db, l, before, in, after)
+			ok(t, name+": before", before.err)
+			ok(t, name+": after", after.err)
+			if in.err == nil {
+				t.Errorf("%s: success", name)
+			}
+			n -= 2
+			wantLeft(t, db, 42, n)
+			if prepared { // GORM prepares the statement, and database/sql does not come back
+				continue
+			}
+			func() {
+				defer func() {
+					if p := recover(); p == nil {
+						t.Errorf("%s: no panic", name)
+					}
+				}()
+				_ = gormlock.Transaction(db, "k", in.fn)
+			}()
+			wantLeft(t, db, 42, n)
+			wantIdle(t, db, l, "k")
+		}
+		var null *sql.NullString
+		ok(t, "those that do not panic", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			return tx.Find(&[]Stock{}, "name = ? OR name = ?", null, &sql.NullString{String: "x", Valid: true}).Error
+		}, gormlock.Grouped(2)))
+	})
+}
