@@ -19,16 +19,22 @@ import (
 // withoutAutocommit opens the database of db, a MariaDB, again, with sessions that commit nothing by themselves.
 func withoutAutocommit(t *testing.T, db *gorm.DB) *gorm.DB {
 	t.Helper()
+	return withSetting(t, db, "autocommit", "0")
+}
+
+// withSetting opens the database of db, a MariaDB, again, with a variable set in each session.
+func withSetting(t *testing.T, db *gorm.DB, variable, value string) *gorm.DB {
+	t.Helper()
 	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
 	ok(t, "ParseDSN", err)
-	cfg.DBName, cfg.ParseTime, cfg.Params = db.Migrator().CurrentDatabase(), true, map[string]string{"autocommit": "0"}
+	cfg.DBName, cfg.ParseTime, cfg.Params = db.Migrator().CurrentDatabase(), true, map[string]string{variable: value}
 	connector, err := gomysql.NewConnector(cfg)
 	ok(t, "NewConnector", err)
 	conns := sql.OpenDB(connector)
 	t.Cleanup(func() { _ = conns.Close() })
-	off, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
+	again, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
-	return off
+	return again
 }
 
 // TestTable_WithoutAutocommit: nothing is locked, and the error says what to do.

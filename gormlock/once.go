@@ -177,7 +177,16 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 
 // withoutLock looks whether the key is done already, when the lock was not had.
 func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte, error) {
-	stored, err := o.read(ctx, db.Statement.ConnPool, "")
+	conn := db.Statement.ConnPool
+	if o.dialect.name == "mysql" { // whose sessions may be set to read what is not committed, or to stay with what they once read
+		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: true})
+		if tx.Error != nil {
+			return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, tx.Error)
+		}
+		defer tx.Rollback()
+		conn = tx.Statement.ConnPool
+	}
+	stored, err := o.read(ctx, conn, "")
 	switch {
 	case errors.Is(err, errReplayed):
 		return stored, nil

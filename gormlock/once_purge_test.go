@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -214,6 +216,44 @@ func TestOnce_OneEffectPerLifeOfARow(t *testing.T) {
 		})
 		if distinct != n {
 			t.Errorf("%d results of %d orders were told", distinct, n)
+		}
+	})
+}
+
+// TestOnce_ReadsNothingUncommitted: where MariaDB's sessions read what is not committed, who does not get the lock is not told a
+// result that may yet be rolled back; nor is one told what was there when its session began to read.
+func TestOnce_ReadsNothingUncommitted(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "mysql" {
+			return
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+		for variable, value := range map[string]string{"tx_isolation": "'READ-UNCOMMITTED'", "autocommit": "0"} {
+			own := withSetting(t, db, variable, value)
+			pool(t, own).SetMaxOpenConns(1)
+			l := locker(t, testutil.Memory())
+			ok(t, "Use", own.Use(gormlock.New(l)))
+			_, err := l.Acquire(t.Context(), "k") // another process's
+			ok(t, "Acquire", err)
+			once := func() (int, error) {
+				return gormlock.Once(t.Context(), own, "k", func(*gorm.DB) (int, error) { return 0, errors.New("it ran") },
+					gormlock.WithWait(20*time.Millisecond))
+			}
+			_, err = once()
+			want(t, variable+": before", err, core.ErrTaken)
+			run := db.Begin()
+			ok(t, "INSERT", run.Exec("INSERT INTO onelane_once (name, attempt, result, created_at) VALUES ('k', 'other', '7', 1)").Error)
+			n, err := once()
+			if want(t, variable+": uncommitted", err, core.ErrTaken); n != 0 {
+				t.Errorf("%s: got %d, which is not committed", variable, n)
+			}
+			ok(t, "Commit", run.Commit().Error)
+			n, err = once()
+			if ok(t, variable+": committed", err); n != 7 {
+				t.Errorf("%s: got %d", variable, n)
+			}
+			ok(t, "DELETE", db.Exec("DELETE FROM onelane_once").Error)
 		}
 	})
 }
