@@ -58,11 +58,12 @@ func updateNothing(db *gorm.DB) error {
 	return db.Model(&Stock{}).Where("sku = ?", 42).UpdateColumn("left", gorm.Expr("left - 1")).Error
 }
 
-// TestUnguarded_Allocations: what the plugin adds is one small object for the transaction that GORM makes around a statement;
-// in a transaction it saves GORM more than it adds.
+// TestUnguarded_Allocations: what the plugin adds is one small object for the transaction that GORM makes around a statement,
+// and under the race detector, whose pools drop things at random, sometimes two; in a transaction it saves GORM more than it
+// adds.
 func TestUnguarded_Allocations(t *testing.T) {
 	with, without := openNothing(t, true), openNothing(t, false)
-	for name, more := range map[string]float64{"update": 1, "transaction of two": -8} {
+	for name, more := range map[string]float64{"update": 2, "transaction of two": -8} {
 		count := func(db *gorm.DB) float64 {
 			least := math.Inf(1)
 			for range 10 { // whatever else runs, and the race detector, allocates too

@@ -194,7 +194,7 @@ func (t *transaction) QueryContext(ctx context.Context, query string, args ...an
 	if err != nil {
 		return nil, err
 	}
-	tryValuers(args)
+	t.tryValuers(args)
 	return c.QueryContext(ctx, query, args...)
 }
 
@@ -204,7 +204,7 @@ func (t *transaction) QueryRowContext(ctx context.Context, query string, args ..
 	if err != nil {
 		return failedRow(err)
 	}
-	tryValuers(args)
+	t.tryValuers(args)
 	return c.QueryRowContext(ctx, query, args...)
 }
 

@@ -25,3 +25,10 @@ func tryValuers(args []any) {
 		_, _ = valuer.Value()
 	}
 }
+
+// tryValuers does so under a guard; without one nothing changes.
+func (t *transaction) tryValuers(args []any) {
+	if t.guarded() {
+		tryValuers(args)
+	}
+}

@@ -70,3 +70,30 @@ func TestPanics_OfArguments(t *testing.T) {
 		}, gormlock.Grouped(2)))
 	})
 }
+
+type countingValuer struct{ n int }
+
+func (a *countingValuer) Value() (driver.Value, error) {
+	a.n++
+	return "x", nil
+}
+
+// TestUnguarded_ArgumentsAreAskedAsOften as without the plugin: what their Value does may be seen, or take its time.
+func TestUnguarded_ArgumentsAreAskedAsOften(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		count := func() int {
+			var a countingValuer
+			ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
+				want(t, "Scan", tx.Raw("SELECT id FROM items WHERE name = ?", &a).Row().Scan(new(int)), sql.ErrNoRows)
+				return tx.Find(&[]Item{}, "name = ?", &a).Error
+			}))
+			return a.n
+		}
+		without := count()
+		ok(t, "Use", db.Use(gormlock.New(nil)))
+		if with := count(); with != without {
+			t.Errorf("%d times with the plugin, %d without it", with, without)
+		}
+	})
+}
