@@ -12,12 +12,15 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
+const pausedName = "… 0.1 ms after the one before"
+
 // overhead: what the plugin costs statements that have nothing to do with it.
 func overhead(on database) scenario {
 	s := scenario{
 		name: "overhead-" + on.String(),
 		about: fmt.Sprintf("Statements without a guard in %s, by one goroutine on one connection, with the plugin and without it in turn, in small batches: how much "+
-			"the median with it is over that without.", databases[on.kind].product),
+			"the median with it is over that without. In a transaction the plugin sends BEGIN with the first statement, some µs later than GORM: a MariaDB thread that "+
+			"has just answered a COMMIT may sleep by then, which is seen only where the transactions come one right after the other.", databases[on.kind].product),
 		columns: []column{{"overhead %", true}, {"µs with", true}, {"µs without", true}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
@@ -41,39 +44,46 @@ func overhead(on database) scenario {
 			if err := errors.Join(with.Use(gormlock.New(l)), restock(with, stockStart)); err != nil {
 				return nil, err
 			}
-			compare := func(name string, statement func(*gorm.DB) error) contender {
+			compare := func(name string, pause time.Duration, statement func(*gorm.DB) error) contender {
 				return contender{name: name, kind: ours, run: func(ctx context.Context, d time.Duration) (sample, error) {
-					return pairs(d, func() error { return statement(with) }, func() error { return statement(without) })
+					return pairs(d, pause, func() error { return statement(with) }, func() error { return statement(without) })
 				}}
 			}
+			transaction := func(db *gorm.DB) error { return db.Transaction(sellConditionally) }
 			cs := []contender{
-				compare("SELECT", func(db *gorm.DB) error { return db.First(&stock{}, stockSKU).Error }),
-				compare("UPDATE", func(db *gorm.DB) error {
+				compare("SELECT", 0, func(db *gorm.DB) error { return db.First(&stock{}, stockSKU).Error }),
+				compare("UPDATE", 0, func(db *gorm.DB) error {
 					return db.Model(&stock{}).Where("sku = ?", stockSKU).Update("remaining", gorm.Expr("remaining - 1")).Error
 				}),
-				compare("a transaction of two", func(db *gorm.DB) error { return db.Transaction(sellConditionally) }),
+				compare("a transaction of two", 0, transaction),
+				compare(pausedName, 100*time.Microsecond, transaction),
 			}
 			cs[0].close = func() { closeGORM(with); _, _ = l.Close(), client.Close() }
 			return cs, nil
 		},
 	}
-	for _, name := range []string{"SELECT", "UPDATE", "a transaction of two"} {
+	for _, name := range []string{"SELECT", "UPDATE", "a transaction of two", pausedName} {
 		s.targets = append(s.targets, target{name + ": at most 2 % slower", func(r result) float64 { return r.of(name, "overhead %") }, 0, 2})
 	}
 	return s
 }
 
-// pairs runs a and b in small batches in turn, each pair in the other order than the one before.
-func pairs(d time.Duration, a, b func() error) (sample, error) {
+// pairs runs a and b in small batches in turn, each pair in the other order than the one before. It keeps the processor busy
+// for the pause before each run, which is not counted.
+func pairs(d, pause time.Duration, a, b func() error) (sample, error) {
 	const batch = 4
 	timed := func(fn func() error) (float64, error) {
-		began := time.Now()
+		var took time.Duration
 		for range batch {
+			for ended := time.Now(); time.Since(ended) < pause; {
+			}
+			began := time.Now()
 			if err := fn(); err != nil {
 				return 0, err
 			}
+			took += time.Since(began)
 		}
-		return float64(time.Since(began)) / 1e3 / batch, nil
+		return float64(took) / 1e3 / batch, nil
 	}
 	var as, bs []float64
 	for end, swap := time.Now().Add(3*d), false; time.Now().Before(end) || len(as) == 0; swap = !swap {
