@@ -46,7 +46,7 @@ func TestRenewals_ShareRoundTrips(t *testing.T) {
 		t.Fatal("the leases have so much left before they are renewed: this test cannot tell")
 	}
 	eventually(t, "all leases are renewed", extended)
-	if reads = readsFromTheWire(t, info) - reads; reads > n/2 {
+	if reads = readsFromTheWire(t, info) - reads; reads > n*4/5 { // one by one it is more than n, and busy machines spread them
 		t.Errorf("%d renewals took %d reads: they were not put together", n, reads)
 	}
 	for _, k := range locks {
