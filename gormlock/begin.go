@@ -16,14 +16,15 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.ctx))
 	t.interrupt, t.cancel = cancel, append(t.cancel, func(error) { cancel() })
-	inTime := context.AfterFunc(t.ctx, cancel)
+	stop := context.AfterFunc(t.ctx, cancel)
 	wanted := t.whileWanted(statement, cancel)
 	t.real, err = t.pool.begin(ctx, t.opts, true)
 	if err = wanted(err); err == nil && t.fenced {
 		err = t.beginFenced(ctx)
 	}
+	stop()
 	switch {
-	case inTime():
+	case t.ctx.Err() == nil:
 	case errors.Is(context.Cause(t.ctx), errGroupTime):
 		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", context.Cause(t.ctx), err))
 	default:
@@ -33,7 +34,8 @@ func (t *transaction) begin(statement context.Context) (err error) {
 }
 
 // whileWanted gives up BEGIN, which may wait for a connection and keeps abort waiting, when a lock or the statement that it
-// is for ends. What it returns stops that, and makes of BEGIN's error why it was given up. t.mu is held.
+// is for ends. What it returns stops that, and makes of BEGIN's error why it was given up; the end of t.ctx, which may be
+// the end of these too, is left to begin. t.mu is held.
 func (t *transaction) whileWanted(statement context.Context, giveUp func()) func(error) error {
 	ends := make([]context.Context, 0, 2)
 	for _, k := range t.locks {
@@ -47,7 +49,7 @@ func (t *transaction) whileWanted(statement context.Context, giveUp func()) func
 	return func(err error) error {
 		var ended error
 		for i, stop := range stops {
-			if !stop() && ended == nil {
+			if !stop() && ended == nil && t.ctx.Err() == nil {
 				ended = fmt.Errorf("%w: while BEGIN waited for a connection", context.Cause(ends[i]))
 				if err != nil { // it may have had one at that moment
 					ended = fmt.Errorf("%w: %v", ended, err)

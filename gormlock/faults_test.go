@@ -3,6 +3,8 @@ package gormlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,6 +136,34 @@ func TestBegin_WaitsNoLongerThanItIsWanted(t *testing.T) {
 		}
 		ok(t, "Close", conn.Close())
 		wantLeft(t, db, 42, 10)
+		wantIdle(t, db, l, "k")
+	})
+}
+
+// TestBegin_SaysWhyItWasGivenUp: the ends of a context's children are seen in any order, and the error is the same in each.
+func TestBegin_SaysWhyItWasGivenUp(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		pool(t, db).SetMaxOpenConns(1)
+		conn, err := pool(t, db).Conn(t.Context())
+		ok(t, "Conn", err)
+		for range 100 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			before := pool(t, db).Stats().WaitCount
+			go func() {
+				eventually(t, "BEGIN waits", func() bool { return pool(t, db).Stats().WaitCount > before })
+				cancel(errors.New("the caller's own cause"))
+			}()
+			err := db.WithContext(ctx).Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+			want(t, "cancelled", err, context.Canceled)
+
+			gormlock.SetGroupTimes(db, 0, 2*time.Millisecond)
+			err = gormlock.Transaction(db, "k", taker(42).fn, gormlock.Grouped(8), gormlock.WithWait(time.Minute))
+			if said := fmt.Sprint(err); !strings.Contains(said, "more than 2ms") || strings.Contains(said, "while BEGIN waited") {
+				t.Errorf("no connection for as long as a group lasts: %v", err)
+			}
+		}
+		ok(t, "Close", conn.Close())
 		wantIdle(t, db, l, "k")
 	})
 }
