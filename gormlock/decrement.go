@@ -60,7 +60,7 @@ func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) err
 	case tx.Error != nil:
 		return tx.Error
 	case tx.RowsAffected == 0:
-		return &InsufficientError{Column: column, N: n}
+		return &InsufficientError{Table: tx.Statement.Table, Column: column, N: n}
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ func TestDecrement(t *testing.T) {
 		} {
 			want(t, name, err, gormlock.ErrInsufficient)
 			var e *gormlock.InsufficientError
-			if !errors.As(err, &e) || e.Column != "left" || e.N < 1 {
+			if !errors.As(err, &e) || e.Table != "stocks" || e.Column != "left" || e.N < 1 || !strings.Contains(err.Error(), `"stocks"`) {
 				t.Errorf("%s: %#v", name, e)
 			}
 		}

@@ -28,20 +28,22 @@ var (
 	// stays locked until its lease runs out.
 	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
 	// ErrInsufficient says that [Decrement] found less than it should take. See [InsufficientError].
-	ErrInsufficient = errors.New("gormlock: not enough left")
+	ErrInsufficient = errors.New("not enough left")
 )
 
 // InsufficientError says what [Decrement] could not take. It matches [ErrInsufficient].
 type InsufficientError struct {
+	// Table is the table, or its alias.
+	Table string
 	// Column is the column that Decrement was called with.
 	Column string
 	// N is how much it should have taken.
 	N int64
 }
 
-// Error names the column and how much was wanted.
+// Error names the table, the column and how much was wanted.
 func (e *InsufficientError) Error() string {
-	return fmt.Sprintf("gormlock: no row with %d or more left in column %q", e.N, e.Column)
+	return fmt.Sprintf("gormlock: no such row of table %q with %d or more left in column %q", e.Table, e.N, e.Column)
 }
 
 // Is makes the error match [ErrInsufficient].

@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -117,6 +118,9 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 				err := sell(db, 42, 1)
 				want(t, name, err, gormlock.ErrInsufficient)
 				want(t, name, err, core.ErrSealed)
+				if strings.Count(err.Error(), "gormlock:") != 1 || !strings.Contains(err.Error(), "not enough left") {
+					t.Errorf("%s: it does not read well: %v", name, err)
+				}
 			}
 			if n, asked := sql.length()-statements, b.acquires.Load()-acquires; n != 0 || asked != 3 {
 				t.Errorf("%s: three attempts took %d statements and %d round trips", name, n, asked)
