@@ -102,6 +102,9 @@ func flag(on bool) string {
 }
 
 func (q *quorum) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error) {
+	if err := q.doubled(key); err != nil {
+		return Grant{}, err
+	}
 	for {
 		g, b, err := q.vote(ctx, key, owner, ttl)
 		switch {
