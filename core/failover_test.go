@@ -75,6 +75,9 @@ func TestFailOver_BeforeTheLockWasReplicated(t *testing.T) {
 			for _, l := range []*core.Locker{first, second} {
 				ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
 			}
+			eventually(t, "the last Release is everywhere", func() bool { // a quorum's does not wait for all
+				return s.Master.Client().Exists(t.Context(), "onelane:{k}").Val()+s.Replica.Client().Exists(t.Context(), "onelane:{k}").Val() == 0
+			})
 			s.Lag()
 			k := acquire(t, first, "k")
 			s.Master.Kill()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,34 @@ func TestBackend_RedigoQuorum(t *testing.T) {
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.(io.Closer).Close()) })
 	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+}
+
+// askedPool counts how often a connection is asked for with a context that is done.
+type askedPool struct {
+	redsyncredis.Pool
+	gets atomic.Int64
+}
+
+func (p *askedPool) Get(ctx context.Context) (redsyncredis.Conn, error) {
+	if ctx.Err() != nil {
+		p.gets.Add(1)
+	}
+	return p.Pool.Get(ctx)
+}
+
+// What ignores contexts, as redigo's Eval does, is not asked for a caller that has gone: a quick answer would be taken for a lock.
+func TestPools_NothingIsSentForADoneContext(t *testing.T) {
+	t.Parallel()
+	p := &askedPool{Pool: redigoPool(t, testutil.Redis(t))}
+	b := core.Pools(p)
+	defer func() { ok(t, "Close", b.(io.Closer).Close()) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Acquire(ctx, "k", "owner", time.Minute)
+	want(t, "Acquire", err, context.Canceled)
+	if n := p.gets.Load(); n != 0 {
+		t.Errorf("%d connections were asked for", n)
+	}
 }
 
 // A key locked here is taken for a redsync.Mutex of the same name, and the other way round, on one Redis and on a quorum.

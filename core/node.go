@@ -233,6 +233,9 @@ var errStuck = errors.New("core: too many earlier calls to this node have not re
 
 // giveUp runs a call that may ignore ctx, and returns without it when ctx ends.
 func giveUp(ctx context.Context, stuck *atomic.Int64, call func() (any, error)) (any, <-chan struct{}, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err // a quick answer could be there before the end is seen
+	}
 	if stuck.Load() >= maxStuck {
 		return nil, nil, errStuck
 	}
