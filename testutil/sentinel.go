@@ -103,7 +103,10 @@ func (r *Replicated) Lag() {
 	r.t.Helper()
 	r.must(r.Master.Client().Do(context.Background(), "ACL", "SETUSER", replUser, "off").Err())
 	r.must(r.Master.Client().Do(context.Background(), "CLIENT", "KILL", "TYPE", "replica").Err())
-	eventually(r.t, "the replica has lost its master", func() bool { return r.Replica.role(r.t) != "connected" })
+	eventually(r.t, "the replica has lost its master", func() bool {
+		role := r.Replica.role(r.t)
+		return role != "" && role != "connected"
+	})
 }
 
 func (r *Replicated) must(err error) {
