@@ -2,71 +2,117 @@ package core
 
 import (
 	"context"
+	"log/slog"
 	"time"
+
+	"go.opentelemetry.io/otel/metric"
 )
 
-// Backend is where leases live: Redis masters ([Clients], [Pools]), an SQL table, memory.
-// A key is free, held or sealed; every method is one atomic step on one key and never waits for a holder.
+// Opener makes the [Backend] of a Locker. [New] calls Open once and returns its error.
+// redisbackend.New, gormlock.Table and testutil.Memory return an Opener.
+type Opener interface {
+	// Open returns a new backend for one Locker. It does not talk to the server.
+	Open(Environment) (Backend, error)
+}
+
+// Environment tells a backend what it needs to know of its Locker.
+type Environment struct {
+	// TTL is the Locker's default (see [WithTTL]).
+	TTL time.Duration
+	// Logger receives warnings about nodes and failed clean-ups. It writes each message at most
+	// every 10 s.
+	Logger *slog.Logger
+	// Meter makes the backend's instruments.
+	Meter metric.Meter
+}
+
+// Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or sealed.
+// Every method is one atomic step on one key and never waits for a holder.
 //
-// Implementations are safe for concurrent use and bound every call themselves: a method returns soon after ctx's
-// deadline, and after a time-out of its own where ctx has none, or was cancelled in the middle. A change whose outcome is unknown is an
-// [*UnavailableError], never a success; where ctx ended it, it matches ctx's error too, and the Locker tells its caller only of that.
-// testutil.TestBackend is the conformance suite they all pass.
+// Implementations are safe for concurrent use and bound every call: a method returns soon after
+// ctx's deadline, and after a time-out of its own if ctx has no deadline or was canceled. If the
+// outcome of a change is unknown, the error is an [*UnavailableError]. If ctx ended the call, that
+// error also matches ctx's error. testutil.TestBackend is the conformance suite.
 type Backend interface {
-	// Acquire makes one attempt to hold key for ttl in the name of owner, a text that is used for this attempt only.
-	// It returns *TakenError when the key is held, *SealedError when it is sealed, *UnavailableError when the backend
-	// cannot tell. On any error nothing stays behind in the name of owner: what may have been set is released, if need
-	// be after the return, on a context of its own that is bounded.
-	Acquire(ctx context.Context, key, owner string, ttl time.Duration) (Grant, error)
-	// Extend makes the lease last at least ttl from now; it never shortens it and never takes back a key that
-	// expired. It returns ErrLost when g no longer holds the key.
+	// Acquire makes one attempt to hold r.Key in the name of r.Owner. It returns *TakenError if
+	// the key is held, *SealedError if it is sealed, *OrphanedError if it is orphaned, and
+	// *UnavailableError if the backend cannot tell. After an error nothing stays held in the name
+	// of r.Owner: the backend releases what the attempt may have set, in the background if need be.
+	Acquire(ctx context.Context, r Request) (Grant, error)
+	// Mint returns g with a fencing token that is larger than every earlier token of the key.
+	// If g has a token, Mint returns g unchanged. If g no longer holds the key, it returns ErrLost.
+	Mint(ctx context.Context, g Grant) (Grant, error)
+	// Extend makes the lease last at least ttl from now. It never shortens a lease and never takes
+	// back a lease that ended. If g no longer holds the key, it returns ErrLost.
 	Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error)
-	// Release frees the key if g holds it, and returns ErrLost if it does not. A key that g has sealed stays sealed
-	// and is a success, as is a key that is gone when an earlier reply about it was lost.
-	Release(ctx context.Context, g Grant) error
-	// Seal swaps the held key for value, which stays for retention or until Unseal. Sealing again with the same
-	// token and value is a success. It returns ErrLost when g no longer holds the key.
-	Seal(ctx context.Context, g Grant, token uint64, value []byte, retention time.Duration) error
-	// Unseal frees a sealed key. A key that is free or held is left as it is, without an error.
+	// Release frees the key if g holds it, and also if the key is g's orphan. Otherwise it returns
+	// ErrLost. A key that g sealed stays sealed, and Release returns nil. others is how many other
+	// processes wait for the key, or -1 if the backend does not know.
+	Release(ctx context.Context, g Grant) (others int, err error)
+	// Seal replaces the lease with value, which stays for retention or until Unseal. It also
+	// seals over g's own orphan. Sealing again with the same grant and value succeeds. If g no
+	// longer holds the key, it returns ErrLost.
+	Seal(ctx context.Context, g Grant, value []byte, retention time.Duration) error
+	// Unseal frees a key that is sealed or orphaned. It leaves a free or held key alone.
 	Unseal(ctx context.Context, key string) error
-	// Inspect tells what is known of key now, without changing it.
+	// Inspect returns the state of key without changing it.
 	Inspect(ctx context.Context, key string) (State, error)
+	// Watch signals changed when key may have become free, and when a signal may have been missed.
+	// The channel has room for one signal. It is closed when the subscription ended and Watch
+	// should be called again. The caller must call stop. A backend that cannot tell returns a nil
+	// channel and a no-op stop; its waiters poll.
+	Watch(ctx context.Context, key string) (changed <-chan struct{}, stop func(), err error)
+	// Ping returns nil if the backend can decide about keys now. It makes the connections that
+	// Acquire needs, and takes at most one round trip more. The error is an [*UnavailableError]
+	// without a key that names each node that did not answer.
+	Ping(ctx context.Context) error
+	// Close ends background work. The clients that the backend was made from stay open.
+	Close() error
+}
+
+// Request is what [Backend] Acquire is asked for.
+type Request struct {
+	// Key is the backend's name of the key. Owner is a text that no other attempt uses.
+	Key, Owner string
+	// TTL is how long the lease lasts from the moment the backend grants it.
+	TTL time.Duration
+	// Token asks for a fencing token in the same step. A backend may mint one unasked.
+	Token bool
+	// Orphan is how long the key stays orphaned if the lease ends without Release or Seal.
+	// With 0 the key becomes free.
+	Orphan time.Duration
+	// Adopt is the owner of an orphan that this attempt may take over, or empty.
+	Adopt string
 }
 
 // Grant is a lease as the backend granted it.
 type Grant struct {
-	// Key is the backend's name of the key, and Owner the unique text that holds it.
+	// Key is the backend's name of the key. Owner is the unique text that holds it.
 	Key, Owner string
-	// Token is the first fencing token of the lease and Tokens how many from it on are reserved for the lease, so that
-	// local holders that hand it over each get their own without a round trip. At least 1.
+	// Token is the first fencing token of the lease, or 0 if none was minted. Tokens is how many
+	// numbers from Token on belong to the lease: one for each local holder it is handed to.
 	Token, Tokens uint64
-	// Deadline is until when the lease is certain to be valid: counted from the sending of the request, on this
-	// process's monotonic clock, less the drift that clocks may have.
+	// Deadline is the time until which the lease is certain to be valid: on this process's
+	// monotonic clock, counted from when the request was sent, less the drift of clocks.
 	Deadline time.Time
-
-	leftOut uint64 // the nodes of a quorum that were not asked for it, as a set of bits
+	// Orphan is Request.Orphan.
+	Orphan time.Duration
+	// Backend is for the backend's own notes about the lease. The engine passes it back unread.
+	Backend any
 }
 
-// Watcher is what a Backend may implement to tell waiters that a key may have become free.
-// Without it they poll.
-type Watcher interface {
-	// Watch returns once it is subscribed to key. The channel, which has room for one signal, gets one whenever the key
-	// may have changed, and when the subscription was interrupted, and is closed when it ended for good and Watch should be
-	// called again; stop ends it and must be called.
-	Watch(ctx context.Context, key string) (changed <-chan struct{}, stop func(), err error)
-}
-
-// Status is what a key is: free, held or sealed.
+// Status is the status of a key.
 type Status int
 
-// The three states of a key.
+// The statuses of a key.
 const (
 	Free Status = iota
 	Held
 	Sealed
+	Orphaned
 )
 
-// String returns "free", "held" or "sealed".
+// String returns "free", "held", "sealed" or "orphaned".
 func (s Status) String() string {
 	switch s {
 	case Free:
@@ -75,22 +121,28 @@ func (s Status) String() string {
 		return "held"
 	case Sealed:
 		return "sealed"
+	case Orphaned:
+		return "orphaned"
 	default:
 		return "unknown"
 	}
 }
 
-// State is what Inspect tells of a key.
+// State is what Inspect reports about a key.
 type State struct {
-	// Status is what the key is: free, held or sealed.
+	// Status is free, held, sealed or orphaned.
 	Status Status
-	// Owner is the full owner text of a held key; it names the holder's instance. See also [TakenError].
+	// Owner is the owner text of a held or orphaned key. It names the holder's instance.
 	Owner string
-	// Token is the fencing token the key was sealed with, or the first one of the lease that holds it, 0 where that is
-	// not known (a key locked by another library).
+	// Token is the fencing token that the key was sealed with, or the first token of the lease
+	// that holds it. It is 0 if there is none or the backend does not know it.
 	Token uint64
-	// Value is what a sealed key was sealed with. It must not be modified.
+	// Value is the value of a sealed key. It must not be modified.
 	Value []byte
-	// ExpiresIn is how long the key stays held or sealed if nobody does anything; 0 where it has no expiry at all.
+	// ExpiresIn is how long the lease, the seal or the orphan lasts if nobody acts. It is 0 if the
+	// key has no expiry.
 	ExpiresIn time.Duration
+	// Since is when an orphaned key's lease ended, by this process's clock, or when the process that
+	// holds the key asked for it, by that one's clock. It is zero if it is not known.
+	Since time.Time
 }

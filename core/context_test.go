@@ -21,8 +21,8 @@ func TestReentrance_ByContext(t *testing.T) {
 	ok(t, "Acquire again", err)
 	again, err := l.TryAcquire(core.WithLock(ctx, acquire(t, l, "other")), "k") // under a second lock
 	ok(t, "TryAcquire again", err)
-	if inner.Token() != outer.Token() || s.count("acquire") != 2 {
-		t.Errorf("token %d and %d, %d acquires", inner.Token(), outer.Token(), s.count("acquire"))
+	if token(t, inner) != token(t, outer) || s.count("acquire") != 2 {
+		t.Errorf("token %d and %d, %d acquires", token(t, inner), token(t, outer), s.count("acquire"))
 	}
 	ok(t, "Release", outer.Release(t.Context())) // in any order
 	ok(t, "Release", again.Release(t.Context()))
@@ -35,8 +35,8 @@ func TestReentrance_ByContext(t *testing.T) {
 	}
 	fresh, err := l.Acquire(ctx, "k") // the context carries a released lock
 	ok(t, "Acquire", err)
-	if fresh.Token() <= outer.Token() {
-		t.Errorf("token %d after %d", fresh.Token(), outer.Token())
+	if token(t, fresh) <= token(t, outer) {
+		t.Errorf("token %d after %d", token(t, fresh), token(t, outer))
 	}
 }
 
@@ -49,10 +49,10 @@ func TestReentrance_NotWithoutTheContextOrForAnotherLocker(t *testing.T) {
 	for name, try := range map[string]func() (*core.Lock, error){
 		"plain context":      func() (*core.Lock, error) { return l.TryAcquire(t.Context(), "k") },
 		"the lock's context": func() (*core.Lock, error) { return l.TryAcquire(k.Context(), "k") },
-		"WithoutLock":        func() (*core.Lock, error) { return l.TryAcquire(core.WithoutLock(ctx), "k") },
+		"WithoutLock":        func() (*core.Lock, error) { return l.TryAcquire(core.WithLock(ctx, nil), "k") },
 		"another Locker":     func() (*core.Lock, error) { return other.TryAcquire(ctx, "k") },
 		"lock on another key": func() (*core.Lock, error) {
-			return l.TryAcquire(core.WithLock(core.WithoutLock(ctx), acquire(t, l, "x")), "k")
+			return l.TryAcquire(core.WithLock(core.WithLock(ctx, nil), acquire(t, l, "x")), "k")
 		},
 		"another Locker's key": func() (*core.Lock, error) { return other.TryAcquire(core.WithLock(ctx, acquire(t, other, "y")), "k") },
 	} {
@@ -60,7 +60,7 @@ func TestReentrance_NotWithoutTheContextOrForAnotherLocker(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrTaken", name, err)
 		}
 	}
-	if l.Carries(t.Context(), "k") || other.Carries(ctx, "k") || l.Carries(ctx, "x") || l.Carries(core.WithoutLock(ctx), "k") || l.Carries(ctx, "") {
+	if l.Carries(t.Context(), "k") || other.Carries(ctx, "k") || l.Carries(ctx, "x") || l.Carries(core.WithLock(ctx, nil), "k") || l.Carries(ctx, "") {
 		t.Error("a lock that is not there is carried")
 	}
 }

@@ -5,45 +5,54 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // The errors of this package. Match them with [errors.Is]; the types carry the details.
 var (
-	// ErrTaken says that somebody else holds the key. See [TakenError].
+	// ErrTaken means that another caller holds the key. See [TakenError].
 	ErrTaken = errors.New("core: key is taken")
-	// ErrSealed says that the key was sealed with a value instead of freed. See [SealedError].
+	// ErrSealed means that the key was sealed with a value. See [SealedError].
 	ErrSealed = errors.New("core: key is sealed")
-	// ErrLost says that a lock ended before its holder released it: its lease ran out, or the key is gone or somebody
-	// else's. It is final.
+	// ErrOrphaned means that the key's last holder disappeared. See [OrphanedError].
+	ErrOrphaned = errors.New("core: key is orphaned")
+	// ErrLost means that a lock ended before its holder released it: its lease ended, or the key
+	// is gone or another's. It is final.
 	ErrLost = errors.New("core: lock is lost")
-	// ErrUnavailable says that the backend could not decide: it is down, too slow, or answers with an error. Whether
-	// the call had an effect is unknown. It never matches ErrTaken, nor a context's error: a call that the caller's context ended
-	// matches that context's error instead, and whether it had an effect is as unknown. See [UnavailableError].
+	// ErrUnavailable means that the backend could not decide. Whether the call had an effect is
+	// unknown. It never matches ErrTaken or a context's error. If the caller's context ended the
+	// call, the error matches that context's error and not ErrUnavailable. See [UnavailableError].
 	ErrUnavailable = errors.New("core: backend is unavailable")
-	// ErrInvalidKey says that a key breaks the rules of [Locker.Acquire], or that it holds a foreign value in Redis.
+	// ErrInvalidKey means that a key breaks the rules of [Locker.Acquire], or that Redis holds a
+	// value of another type under it.
 	ErrInvalidKey = errors.New("core: invalid key")
-	// ErrClosed says that the Locker was closed.
+	// ErrClosed means that the Locker was closed.
 	ErrClosed = errors.New("core: locker is closed")
-	// ErrReleased says that a lock was used after its holder released or sealed it.
+	// ErrReleased means that a lock was used after its holder released or sealed it.
 	ErrReleased = errors.New("core: lock is already released")
 )
 
-// TakenError says who holds a key and for how long. It matches [ErrTaken], and the error of the context that ended
-// the wait, if one did.
+// TakenError says who holds a key and for how long. It matches [ErrTaken]. If a context ended the
+// wait, it also matches that context's error.
 type TakenError struct {
-	// Key is the key as it was asked for.
+	// Key is the key as the caller wrote it.
 	Key string
-	// Holder names the lease that holds the key: "<instance>/<random>", see [WithInstance]. It is for logs and
-	// operators; do not send it to clients. Empty where it is not known.
+	// Holder names the lease: "<instance>/<random>", see [WithInstance]. It is for logs and
+	// operators; do not send it to clients. It is empty if it is not known.
 	Holder string
 	// Tag is what the holder passed to [WithTag].
 	Tag string
-	// RetryAfter is when the lease runs out if it is not renewed; 0 where that is not known.
+	// RetryAfter is when the lease ends if it is not renewed, or 0 if that is not known.
 	RetryAfter time.Duration
-	// Cause is the context's error when it ended the wait, else nil.
+	// Cause is the error of the context that ended the wait, or nil.
 	Cause error
-
-	contested bool // on a quorum: nobody was seen to hold it on a majority
+	// Contested reports whether several callers share the votes of a quorum and none has a
+	// majority. It is set by backends; Acquire tries again.
+	Contested bool
+	// QueueFull reports whether the call was refused because [WithMaxWaiters] callers of this
+	// process wait already. Holder, Tag and RetryAfter are not known then.
+	QueueFull bool
 }
 
 // Error names the key and the holder.
@@ -56,6 +65,9 @@ func (e *TakenError) Error() string {
 	if e.RetryAfter > 0 {
 		fmt.Fprintf(&b, " for up to %v", e.RetryAfter.Round(time.Millisecond))
 	}
+	if e.QueueFull {
+		b.WriteString(": as many callers of this process wait as WithMaxWaiters allows; try again later")
+	}
 	if e.Cause != nil {
 		fmt.Fprintf(&b, ": %v", e.Cause)
 	}
@@ -65,40 +77,62 @@ func (e *TakenError) Error() string {
 // Is makes the error match [ErrTaken].
 func (e *TakenError) Is(target error) bool { return target == ErrTaken }
 
-// Unwrap returns the context's error that ended the wait, if any.
+// Unwrap returns the error of the context that ended the wait, or nil.
 func (e *TakenError) Unwrap() error { return e.Cause }
 
 // SealedError carries the value that a key was sealed with. It matches [ErrSealed].
 type SealedError struct {
-	// Key is the key as it was asked for.
+	// Key is the key as the caller wrote it.
 	Key string
-	// Value is shared by all who wait for the key: it must not be modified.
+	// Value is shared by all waiters of the key. It must not be modified.
 	Value []byte
-	// Token is the fencing token of the holder that sealed the key.
+	// Token is the fencing token of the holder that sealed the key, or 0 if it had none.
 	Token uint64
-	// ExpiresIn is how long the seal stays.
-	ExpiresIn time.Duration
 }
 
 // Error names the key.
-func (e *SealedError) Error() string {
-	return fmt.Sprintf("core: key %q is sealed for %v", e.Key, e.ExpiresIn.Round(time.Millisecond))
-}
+func (e *SealedError) Error() string { return fmt.Sprintf("core: key %q is sealed", e.Key) }
 
 // Is makes the error match [ErrSealed].
 func (e *SealedError) Is(target error) bool { return target == ErrSealed }
 
-// UnavailableError says why the backend could not decide, node by node. It matches [ErrUnavailable] and each node's
-// cause.
-type UnavailableError struct {
-	// Key is the key as it was asked for.
+// OrphanedError says that the last holder of a key disappeared: its lease ended without Release or
+// Seal, and it had asked for an orphan ([WithOrphan]). It matches [ErrOrphaned].
+type OrphanedError struct {
+	// Key is the key as the caller wrote it.
 	Key string
-	// Nodes are the causes, one for each node that did not answer as it should; at least one.
+	// Owner is the owner text of the lease that ended. It names the holder's instance.
+	Owner string
+	// Since is when the lease ended, by this process's clock.
+	Since time.Time
+}
+
+// Error names the key, the holder that disappeared and what to do.
+func (e *OrphanedError) Error() string {
+	holder, _ := ownertext.Split(e.Owner)
+	return fmt.Sprintf("core: key %q is orphaned: the lease of %s ended at %s without Release or Seal; adopt it (WithAdopt) or Unseal the key",
+		e.Key, holder, e.Since.Format(time.RFC3339))
+}
+
+// Is makes the error match [ErrOrphaned].
+func (e *OrphanedError) Is(target error) bool { return target == ErrOrphaned }
+
+// UnavailableError says why the backend could not decide. It matches [ErrUnavailable] and each cause.
+type UnavailableError struct {
+	// Key is the key as the caller wrote it, or empty if the call was about none.
+	Key string
+	// Nodes are the causes, one for each node that failed. There is at least one.
 	Nodes []error
+	// Permanent reports whether trying again cannot help: a wrong password, a forbidden command.
+	// Acquire returns such an error at once.
+	Permanent bool
 }
 
 // Error names the key and each cause.
 func (e *UnavailableError) Error() string {
+	if e.Key == "" {
+		return "core: backend is unavailable: " + e.causes()
+	}
 	return fmt.Sprintf("core: backend is unavailable for key %q: %s", e.Key, e.causes())
 }
 
@@ -113,26 +147,32 @@ func (e *UnavailableError) causes() string {
 // Is makes the error match [ErrUnavailable].
 func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
 
-// Unwrap returns each node's cause.
+// Unwrap returns the causes.
 func (e *UnavailableError) Unwrap() []error { return e.Nodes }
 
-// named gives a backend's error the key as the user wrote it.
-func named(err error, key string) error {
+// withKey returns a backend's error with the key as the caller wrote it. The backend's own error is
+// not changed: it may be shared.
+func withKey(err error, key string) error {
 	switch e := err.(type) {
 	case *TakenError:
-		e.Key = key
+		c := *e
+		c.Key = key
+		return &c
 	case *SealedError:
-		e.Key = key
+		c := *e
+		c.Key = key
+		return &c
+	case *OrphanedError:
+		c := *e
+		c.Key = key
+		return &c
 	case *UnavailableError:
-		e.Key = key
-	default:
-		if errors.Is(err, ErrLost) {
-			return fmt.Errorf("core: key %q: %w", key, err)
-		}
+		c := *e
+		c.Key = key
+		return &c
+	}
+	if errors.Is(err, ErrLost) {
+		return fmt.Errorf("core: key %q: %w", key, err)
 	}
 	return err
-}
-
-func lostError(key, why string) error {
-	return fmt.Errorf("core: key %q: %s: %w", key, why, ErrLost)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// exampleLocker is a Locker in memory; a service has core.New(core.Clients(redisClient)).
+// exampleLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker(opts ...core.Option) *core.Locker {
 	locker, err := core.New(testutil.Memory(), opts...)
 	if err != nil {
@@ -39,10 +39,10 @@ func ExampleLocker_Acquire() {
 		panic(err)
 	}
 	defer second.Release(ctx)
-	fmt.Println("then the second:", second.Token() > first.Token())
+	fmt.Println("then the second")
 	// Output:
 	// the first works
-	// then the second: true
+	// then the second
 }
 
 // Money goes from one account to another: both are locked, or none, and two transfers the opposite way do not wait for
@@ -173,9 +173,9 @@ func ExampleLocker_Revoke() {
 	// true
 }
 
-// Sold out: who asks for the key is told so without waiting, and most of them without asking Redis, until there is new stock.
+// A sold-out key answers every caller at once, until there is new stock.
 func ExampleLocker_Unseal() {
-	locker := exampleLocker(core.WithSealMemory(time.Second))
+	locker := exampleLocker()
 	defer locker.Close()
 	ctx := context.Background()
 	lock, err := locker.Acquire(ctx, "stock:42")
@@ -198,20 +198,48 @@ func ExampleLocker_Unseal() {
 	// <nil>
 }
 
-// What is known to be sold out needs no preparation.
-func ExampleLocker_Remembered() {
-	locker, _ := core.New(testutil.Memory(), core.WithSealMemory(time.Second))
+// A holder died in the middle of a payment. The key is not free: somebody has to find out what
+// happened first.
+func ExampleWithOrphan() {
+	locker := exampleLocker(core.WithTTL(20 * time.Millisecond))
 	defer locker.Close()
 	ctx := context.Background()
-	lock, _ := locker.Acquire(ctx, "seat:7")
-	_ = lock.Seal(ctx, []byte("sold"), time.Hour)
+	holder, err := locker.Acquire(ctx, "payment:9", core.WithOrphan(24*time.Hour), core.WithoutRenewal())
+	if err != nil {
+		panic(err)
+	}
+	<-holder.Context().Done() // its lease ends
 
-	fmt.Println(locker.Remembered(ctx, "seat:7") == nil) // nobody has asked yet
-	_, err := locker.Acquire(ctx, "seat:7")
-	fmt.Println(errors.Is(err, core.ErrSealed))
-	fmt.Printf("%s\n", locker.Remembered(ctx, "seat:7").Value)
+	_, err = locker.Acquire(ctx, "payment:9")
+	var orphan *core.OrphanedError
+	fmt.Println(errors.As(err, &orphan), orphan.Owner == holder.Owner())
+
+	lock, err := locker.Acquire(ctx, "payment:9", core.WithAdopt(orphan))
+	fmt.Println(lock.Key(), err)
 	// Output:
-	// true
-	// true
-	// sold
+	// true true
+	// payment:9 <nil>
+}
+
+// A fencing token is larger than that of every earlier holder. WithToken saves a round trip.
+func ExampleLock_Token() {
+	locker := exampleLocker(core.WithOutageWait(3 * time.Second)) // an outage of Redis is bridged for 3 s
+	defer locker.Close()
+	ctx := context.Background()
+	var last uint64
+	for range 2 {
+		lock, err := locker.Acquire(ctx, "stock:42", core.WithToken())
+		if err != nil {
+			panic(err)
+		}
+		token, err := lock.Token(ctx)
+		fmt.Println(token > last, err)
+		last = token
+		if err := lock.Release(ctx); err != nil {
+			panic(err)
+		}
+	}
+	// Output:
+	// true <nil>
+	// true <nil>
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// In production the backend is core.Clients(redisClient).
+// In production the backend is redisbackend.New(redisClient).
 func Example() {
 	locker, err := core.New(testutil.Memory())
 	if err != nil {
@@ -72,8 +72,8 @@ func ExampleWithLock() {
 	ctx := core.WithLock(context.Background(), lock)
 
 	again, err := locker.TryAcquire(ctx, "k") // does not wait for itself
-	fmt.Println(err, again.Token() == lock.Token())
-	_, err = locker.TryAcquire(core.WithoutLock(ctx), "k")
+	fmt.Println(err, again.Owner() == lock.Owner())
+	_, err = locker.TryAcquire(core.WithLock(ctx, nil), "k")
 	fmt.Println(errors.Is(err, core.ErrTaken))
 	// Output:
 	// <nil> true

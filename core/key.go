@@ -12,9 +12,10 @@ const (
 	maxPrefix = 128
 )
 
-// Join makes one key of several parts, so that different parts never make the same key: ":" separates them, and is
-// escaped inside them, so Join("a:b", "c") and Join("a", "b:c") differ. Plain parts read as written:
-// Join("stock", "42") is "stock:42". Use it wherever a part comes from outside.
+// Join makes one key of several parts, so that different parts never make the same key. Parts are
+// separated by ":", which is escaped inside them: Join("a:b", "c") and Join("a", "b:c") differ.
+// Plain parts read as written: Join("stock", "42") is "stock:42". Use Join if a part comes from
+// outside.
 func Join(parts ...string) string {
 	if len(parts) == 1 {
 		return joinEscape.Replace(parts[0])
@@ -72,12 +73,4 @@ func backendKey(prefix, key string) (string, error) {
 		key = braceEscape.Replace(key)
 	}
 	return prefix + "{" + key + "}", nil
-}
-
-// companion is the name of a second key in the same slot as a backend key: its fence counter or channel.
-func companion(name, suffix string) string {
-	if _, after, ok := strings.Cut(name, "{"); ok && strings.IndexByte(after, '}') > 0 { // its slot is that of what is in the braces
-		return name + ":" + suffix
-	}
-	return "{" + name + "}:" + suffix
 }

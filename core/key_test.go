@@ -53,8 +53,8 @@ func FuzzJoin_IsInjective(f *testing.F) {
 	})
 }
 
-// Two keys never share a name in Redis, and all names of a key share a slot of a cluster.
-func FuzzBackendKey_IsInjectiveAndKeepsTheSlot(f *testing.F) {
+// Two keys never share a name in the backend.
+func FuzzBackendKey_IsInjective(f *testing.F) {
 	f.Add("{a}", "a")
 	f.Add("%7Ba", "{a")
 	f.Add("}x{", "a}")
@@ -72,22 +72,5 @@ func FuzzBackendKey_IsInjectiveAndKeepsTheSlot(f *testing.F) {
 		if a != b && na == nb {
 			t.Errorf("%q and %q are both %q", a, b, na)
 		}
-		for _, suffix := range []string{"fence", "free", "free:s"} {
-			if second := core.Companion(na, suffix); hashTag(na) != hashTag(second) {
-				t.Errorf("%q and %q are in different slots", na, second)
-			}
-			if bare, err := core.BackendKey("", a); err == nil && hashTag(bare) != hashTag(core.Companion(bare, suffix)) {
-				t.Errorf("%q and its %s are in different slots", bare, suffix)
-			}
-		}
 	})
-}
-
-// hashTag is what Redis Cluster hashes: what is between the first { and the first } after it, if there is something.
-func hashTag(key string) string {
-	_, after, found := strings.Cut(key, "{")
-	if tag, _, closed := strings.Cut(after, "}"); found && closed && tag != "" {
-		return tag
-	}
-	return key
 }

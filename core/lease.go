@@ -4,28 +4,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/onelane/onelane/internal/loglimit"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// lease is what the backend granted to this process for one key. Local holders have it one after the other.
-// One timer renews it and tells its loss; its verbs go to the backend one after the other.
+// suspendedBy is how far the wall clock must run ahead of the monotonic clock before a lease counts as
+// lost. It tolerates small corrections of the clock.
+const suspendedBy = 2 * time.Second
+
+// lease is what the backend granted to this process for one key. Local holders have it one after the
+// other. One timer renews it and notices its end.
 type lease struct {
-	locker *Locker
-	key    string // as the user wrote it
-	settings
-	began time.Time
+	locker  *Locker
+	key     string // as the caller wrote it
+	ttl     time.Duration
+	orphan  time.Duration
+	tag     string
+	class   *class
+	noRenew bool      // guarded by mu
+	asOf    time.Time // when the backend last confirmed the lease. Guarded by mu.
+
+	// slot has one element while a verb is under way: verbs go to the backend one by one.
+	slot chan struct{}
 
 	mu      sync.Mutex
-	grant   Grant // Key, Owner and the tokens never change
+	grant   Grant // Key and Owner never change
 	handed  uint64
+	minted  uint64 // handed when the tokens were minted
 	hold    *hold
 	timer   *time.Timer
 	renewAt time.Time
-	busy    bool          // a verb is under way
-	idle    chan struct{} // made by who waits for it to end
 
-	// The first holder's, here so that most locks cost one allocation less each. A hand-over makes new ones.
+	// The first holder's, here so that most locks cost one allocation less each.
 	firstHold hold
 	firstLock Lock
 }
@@ -33,167 +47,142 @@ type lease struct {
 // hold is the time in which one local holder has the lease. Guarded by lease.mu.
 type hold struct {
 	lease   *lease
-	token   uint64
-	until   time.Time // renewal ends
+	token   uint64 // 0 if none was minted
 	began   time.Time
+	maxHold time.Duration
 	handles int     // not released yet
 	watched []*Lock // handles whose context was asked for
 	ended   error   // why the hold is over: ErrReleased, or a loss
 	seal    []byte  // what a Seal was tried with
 	sealed  bool
-	sealing bool // a Seal was sent, its outcome is not known
+	sealing bool // a Seal was sent and its outcome is not known
 	lapsed  bool // given up without freeing the key
 }
 
-func newLease(l *Locker, w *waiter, g Grant) *lease {
-	s := &lease{locker: l, key: w.key, settings: w.settings, began: time.Now(), grant: g}
-	s.renewAt = s.began.Add(s.ttl / 3)
+// until returns when renewal ends.
+func (h *hold) until() time.Time { return h.began.Add(h.maxHold) }
+
+func newLease(w *waiter, g Grant) *lease {
+	s := &lease{
+		locker: w.locker, key: w.key, ttl: w.ttl, orphan: w.orphan, tag: w.tag, class: w.class, noRenew: w.noRenew,
+		asOf: time.Now(), grant: g, slot: make(chan struct{}, 1),
+	}
+	s.renewAt = s.renewal()
 	return s
 }
 
-// first makes the first holder of the lease, and starts its timer.
+// first makes the first holder of the lease and starts the timer.
 func (s *lease) first(w *waiter) *Lock {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.newHold(w, &s.firstHold, &s.firstLock)
-	s.timer = time.AfterFunc(time.Until(s.next()), s.tick)
+	s.newHold(w, &s.firstHold, &s.firstLock, s.asOf)
+	s.timer = time.AfterFunc(s.next().Sub(s.asOf), s.tick)
 	return &s.firstLock
 }
 
 // newHold begins a holder's time. s.mu is held.
-func (s *lease) newHold(w *waiter, h *hold, k *Lock) {
-	now := time.Now()
-	*h = hold{lease: s, token: s.grant.Token + s.handed, began: now, until: now.Add(w.maxHold), handles: 1}
+func (s *lease) newHold(w *waiter, h *hold, k *Lock, now time.Time) {
+	*h = hold{lease: s, token: s.token(), began: now, maxHold: w.maxHold, handles: 1}
 	*k = Lock{hold: h, parent: w.ctx}
 	s.hold = h
 	s.locker.telemetry.began()
 }
 
-// next is when the timer has something to do.
-func (s *lease) next() time.Time {
-	if s.noRenew || s.renewAt.After(s.grant.Deadline) || s.renewAt.After(s.hold.until) {
-		return s.grant.Deadline
+// token returns the fencing token of the holder now, or 0. s.mu is held.
+func (s *lease) token() uint64 {
+	if s.grant.Token == 0 {
+		return 0
 	}
-	return s.renewAt
+	return s.grant.Token + s.handed - s.minted
 }
 
-// tick runs when the timer fires.
-func (s *lease) tick() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h := s.hold
-	if s.expired(h); h.ended != nil {
+// fits reports whether w can be the next holder of the lease. s.mu is held.
+func (s *lease) fits(w *waiter) bool {
+	if s.ttl != w.ttl || s.tag != w.tag || s.noRenew != w.noRenew || s.orphan != w.orphan || w.adopt != "" {
+		return false
+	}
+	if s.grant.Token == 0 {
+		return !w.token
+	}
+	return s.handed+1-s.minted < s.grant.Tokens
+}
+
+// exclusive runs fn while no other verb of the lease is under way. It returns UnavailableError if
+// ctx ends first.
+func (s *lease) exclusive(ctx context.Context, fn func() error) error {
+	select {
+	case s.slot <- struct{}{}:
+	default:
+		select {
+		case s.slot <- struct{}{}:
+		case <-ctx.Done():
+			return &UnavailableError{Key: s.key, Nodes: []error{
+				fmt.Errorf("core: an earlier call for this lock has not returned: %w", ctx.Err())}}
+		}
+	}
+	defer func() { <-s.slot }()
+	return fn()
+}
+
+// expire notices that the lease ended. s.mu is held.
+func (s *lease) expire(h *hold) {
+	if h.ended != nil {
 		return
 	}
 	now := time.Now()
-	if now.Before(s.next()) || s.busy {
-		if s.busy {
-			s.renewAt = now.Add(s.ttl / 10)
-		}
-		s.timer.Reset(time.Until(s.next()))
+	suspended := s.suspended(now)
+	if now.Before(s.grant.Deadline) && !suspended {
 		return
 	}
-	s.busy = true
-	due := s.renewAt
-	s.renewAt = s.grant.Deadline // nothing else to do until the answer is here
-	s.timer.Reset(time.Until(s.grant.Deadline))
-	s.mu.Unlock()
-	err := s.extend(context.Background(), s.ttl)
-	s.locker.telemetry.renewed(due, now, err)
-	s.mu.Lock()
-	s.end()
-	if h.ended != nil || h != s.hold {
-		return
-	}
-	if err != nil {
-		s.locker.logger.Warn("core: renewal failed; it is tried again until the lease ends", "key", s.key, "deadline", s.grant.Deadline, "error", err)
-		s.renewAt = time.Now().Add(s.locker.chance.jitter(s.ttl / 10))
-	} else {
-		s.renewAt = time.Now().Add(s.ttl / 3)
-	}
-	s.timer.Reset(time.Until(s.next()))
-}
-
-// extend asks the backend for more time, at most until the lease ends. s.busy is set; s.mu is not held.
-func (s *lease) extend(ctx context.Context, ttl time.Duration) error {
-	s.mu.Lock()
-	g, h := s.grant, s.hold
-	s.mu.Unlock()
-	ctx, cancel := context.WithDeadline(ctx, g.Deadline)
-	defer cancel()
-	longer, err := s.locker.backend.Extend(ctx, g, ttl)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	err = named(err, s.key)
+	reason, why := reasonExpired, "its lease ended without an answer from the backend"
 	switch {
-	case errors.Is(err, ErrLost):
-		s.lose(h, reasonGone, err)
-	case err == nil && h.ended == nil && longer.Deadline.After(s.grant.Deadline):
-		s.grant.Deadline = longer.Deadline
+	case h.lapsed:
+		reason, why = reasonLapsed, "it was given up, and its lease ended"
+	case suspended:
+		why = "the machine was suspended"
+	case s.noRenew:
+		reason, why = reasonTTL, "its lease ended"
+	case !now.Before(h.until().Add(-s.ttl / renewPart)):
+		reason, why = reasonMaxHold, fmt.Sprintf("it was held for longer than %v (WithMaxHold)", h.maxHold)
 	}
-	return err
+	s.lose(h, reason, fmt.Errorf("core: key %q: %s: %w", s.key, why, ErrLost))
 }
 
-// begin waits until no verb is under way and starts one. s.mu is held before and after.
-func (s *lease) begin(ctx context.Context) error {
-	for s.busy {
-		if s.idle == nil {
-			s.idle = make(chan struct{})
-		}
-		idle := s.idle
-		s.mu.Unlock()
-		select {
-		case <-idle:
-			s.mu.Lock()
-		case <-ctx.Done():
-			s.mu.Lock()
-			return &UnavailableError{Key: s.key, Nodes: []error{fmt.Errorf("core: an earlier call for this lock has not returned: %w", ctx.Err())}}
-		}
-	}
-	s.busy = true
-	return nil
+// suspended reports whether the wall clock ran ahead of the monotonic clock since the lease was last
+// confirmed. On a suspended machine the monotonic clock stops, and the lease ended meanwhile. s.mu is
+// held.
+func (s *lease) suspended(now time.Time) bool {
+	wall, monotonic := s.locker.chance.clocks(s.asOf, now)
+	return wall-monotonic > suspendedBy
 }
 
-// end ends a verb. s.mu is held.
-func (s *lease) end() {
-	s.busy = false
-	if s.idle != nil {
-		close(s.idle)
-		s.idle = nil
-	}
+// clocks returns how far the two clocks of a time went.
+func clocks(began, now time.Time) (wall, monotonic time.Duration) {
+	return now.Round(0).Sub(began.Round(0)), now.Sub(began)
 }
 
-// expired notices that the lease ran out. s.mu is held.
-func (s *lease) expired(h *hold) {
-	if h.ended == nil && !time.Now().Before(s.grant.Deadline) {
-		reason, why := reasonExpired, "its lease ran out without an answer from the backend"
-		switch {
-		case h.lapsed:
-			reason, why = reasonLapsed, "it was given up, and its lease ran out"
-		case s.noRenew:
-			reason, why = reasonTTL, "its lease ran out"
-		case !time.Now().Before(h.until.Add(-s.ttl / 3)):
-			reason, why = reasonMaxHold, fmt.Sprintf("it was held for longer than %v (WithMaxHold)", h.until.Sub(h.began))
-		}
-		s.lose(h, reason, lostError(s.key, why))
-	}
-}
-
-// lose ends a hold because its lease is gone, or the Locker closed, which has no reason. It is final. s.mu is held.
+// lose ends a hold because its lease is gone, or, without a reason, because the Locker was closed.
+// It is final. s.mu is held.
 func (s *lease) lose(h *hold, reason string, err error) {
 	if h.ended != nil {
 		return
 	}
-	if reason != "" {
-		s.locker.logger.Warn("core: lock lost", "key", s.key, "owner", s.grant.Owner, "token", h.token, "reason", reason, "error", err)
-	}
 	s.finish(h, reason, err)
 	if reason != "" {
-		s.locker.leaseOver(s)
+		s.locker.leaseOver(s, 0)
+		s.reportLoss(reason, err)
 	}
 }
 
-// finish marks a hold as over and cancels its contexts. The reason is that of a loss, else empty. s.mu is held.
+// reportLoss logs a loss. It does not wait for the log, which would hold up the lock.
+func (s *lease) reportLoss(reason string, err error) {
+	loglimit.Later(s.locker.logger, slog.LevelWarn,
+		"core: lock lost; another holder may run beside work that ignores its context; look at the reason",
+		"reason", reason, "key", s.key, "owner", s.grant.Owner, "error", err)
+}
+
+// finish marks a hold as over and cancels its contexts. The reason is that of a loss, else empty.
+// s.mu is held.
 func (s *lease) finish(h *hold, reason string, why error) {
 	h.ended = why
 	s.timer.Stop()
@@ -208,14 +197,14 @@ func (s *lease) finish(h *hold, reason string, why error) {
 	h.watched = nil
 }
 
-// abandon is what Close does to a held lease: its holder learns it, and it is not renewed any more.
+// abandon is what Close does to a held lease: the holder learns it, and nothing renews it.
 func (s *lease) abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lose(s.hold, "", fmt.Errorf("core: key %q: %w", s.key, ErrClosed))
 }
 
-// takenBy is the answer to a local caller who does not wait; nil if s holds the key no more.
+// takenBy is the answer to a local caller that does not wait, or nil if s no longer holds the key.
 func (s *lease) takenBy(key string) *TakenError {
 	if s == nil {
 		return nil
@@ -226,21 +215,21 @@ func (s *lease) takenBy(key string) *TakenError {
 	if s.hold.ended != nil || left <= 0 {
 		return nil
 	}
-	holder, tag := splitOwner(s.grant.Owner)
+	holder, tag := ownertext.Split(s.grant.Owner)
 	return &TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: left}
 }
 
-// handOver gives the lease to the next local waiter, with the next token and without a round trip. It needs a third
-// of the TTL left, so that the next holder does not start with a lease about to end, and not more than the TTL: a lease
-// that was extended beyond it would block the others for longer than the next holder chose. Who does without renewal gets a
-// lease of its own, which lasts its whole TTL. s.mu is held.
+// handOver gives the lease to the next local waiter without a round trip. It needs a third of the
+// TTL left, so that the next holder does not start with a lease about to end, and not more than the
+// TTL: an extended lease would block the others for longer than the next holder chose. A holder
+// without renewal gets a lease of its own, which lasts its whole TTL. s.mu is held.
 func (s *lease) handOver(h *hold) bool {
 	now := time.Now()
 	left := s.grant.Deadline.Sub(now)
-	if h.ended != nil || h.sealing || s.busy || s.noRenew || left < s.ttl/3 || left > s.ttl {
+	if h.ended != nil || h.sealing || s.noRenew || left < s.ttl/renewPart || left > s.ttl || len(s.slot) > 0 {
 		return false
 	}
-	w := s.locker.next(s, now)
+	w := s.locker.nextHolder(s, now)
 	if w == nil {
 		return false
 	}
@@ -248,8 +237,8 @@ func (s *lease) handOver(h *hold) bool {
 	s.locker.telemetry.handedOver()
 	s.handed++
 	k := new(Lock)
-	s.newHold(w, new(hold), k)
-	s.timer.Reset(time.Until(s.next()))
+	s.newHold(w, new(hold), k, now)
+	s.timer.Reset(s.next().Sub(now))
 	w.ready <- delivery{lock: k}
 	return true
 }

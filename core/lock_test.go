@@ -241,7 +241,7 @@ func TestExtend_UnavailableIsNotALoss(t *testing.T) {
 func TestSeal_EndsTheLock(t *testing.T) {
 	t.Parallel()
 	l := locker(t, testutil.Memory())
-	k := acquire(t, l, "k")
+	k := acquire(t, l, "k", core.WithToken())
 	ok(t, "Seal", k.Seal(t.Context(), []byte("answer"), time.Minute))
 	ok(t, "Seal again", k.Seal(t.Context(), []byte("answer"), time.Minute))
 	if err := k.Seal(t.Context(), []byte("other"), time.Minute); err == nil {
@@ -250,12 +250,12 @@ func TestSeal_EndsTheLock(t *testing.T) {
 	ok(t, "Release after Seal", k.Release(t.Context()))
 	_, err := l.Acquire(t.Context(), "k")
 	var sealed *core.SealedError
-	if !errors.As(err, &sealed) || string(sealed.Value) != "answer" || sealed.Token != k.Token() || sealed.Key != "k" {
+	if !errors.As(err, &sealed) || string(sealed.Value) != "answer" || sealed.Token != token(t, k) || sealed.Key != "k" {
 		t.Fatalf("Acquire of a sealed key: %v", err)
 	}
 	ok(t, "Unseal", l.Unseal(t.Context(), "k"))
-	if next := acquire(t, l, "k"); next.Token() <= k.Token() {
-		t.Errorf("token %d after a seal with %d", next.Token(), k.Token())
+	if next := acquire(t, l, "k"); token(t, next) <= token(t, k) {
+		t.Errorf("token %d after a seal with %d", token(t, next), token(t, k))
 	}
 }
 
@@ -266,7 +266,7 @@ func TestSeal_OfUnknownOutcomeIsNotHandedOver(t *testing.T) {
 		k := acquire(t, l, "k")
 		s.on("seal", func(context.Context) error { // it has its effect, and the reply is lost
 			s.on("seal", nil)
-			ok(t, "Seal", k2seal(s, k))
+			ok(t, "Seal", k2seal(t, s, k))
 			return unavailable("k")
 		})
 		waited := make(chan error, 1)
@@ -285,9 +285,9 @@ func TestSeal_OfUnknownOutcomeIsNotHandedOver(t *testing.T) {
 }
 
 // k2seal seals k's key behind its back, as its own Seal does.
-func k2seal(s *spy, k *core.Lock) error {
-	g := core.Grant{Key: "onelane:{k}", Owner: k.Owner(), Token: k.Token(), Tokens: 1}
-	return s.Backend.Seal(context.Background(), g, k.Token(), []byte("v"), time.Minute)
+func k2seal(t *testing.T, s *spy, k *core.Lock) error {
+	g := core.Grant{Key: "onelane:{k}", Owner: k.Owner()}
+	return s.Backend.Seal(context.Background(), g, []byte("v"), time.Minute)
 }
 
 func TestClose(t *testing.T) {

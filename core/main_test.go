@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -15,29 +14,22 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
-		hold(addr)
-	}
-	goleak.VerifyTestMain(settling{m})
+	goleak.VerifyTestMain(m)
 }
 
-// settling gives goroutines that end by themselves the time for it: a closed go-redis client goes on with its dials to a node that is
-// dead until their time-out.
-type settling struct{ *testing.M }
+// opener makes a core.Opener of a Backend.
+type opener struct{ core.Backend }
 
-func (m settling) Run() int {
-	code := m.M.Run()
-	for end := time.Now().Add(2 * dialTimeout); goleak.Find() != nil && time.Now().Before(end); {
-	}
-	return code
-}
+func (o opener) Open(core.Environment) (core.Backend, error) { return o.Backend, nil }
 
-const dialTimeout = 5 * time.Second // go-redis' own
-
-// locker returns a Locker on b that is closed with the test.
-func locker(t testing.TB, b core.Backend, opts ...core.Option) *core.Locker {
+// locker returns a Locker on b, a core.Opener or a core.Backend. It is closed with the test.
+func locker(t testing.TB, b any, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(b, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	o, isOpener := b.(core.Opener)
+	if !isOpener {
+		o = opener{b.(core.Backend)}
+	}
+	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,6 +48,14 @@ func acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOptio
 		t.Fatalf("Acquire(%q): %v", key, err)
 	}
 	return k
+}
+
+// token returns the lock's fencing token.
+func token(t testing.TB, k *core.Lock) uint64 {
+	t.Helper()
+	n, err := k.Token(context.Background())
+	ok(t, "Token", err)
+	return n
 }
 
 func want(t testing.TB, what string, err, target error) {
@@ -92,22 +92,13 @@ func status(t testing.TB, l *core.Locker, key string) core.Status {
 	return st.Status
 }
 
-// eventually polls for what happens in the background; it fails after ten seconds.
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within 10 s", what)
-		}
-	}
-}
-
-// spy is a Backend that counts calls, and does before each what a test asks for.
+// spy is a Backend that counts calls and does before each what a test asks for.
 type spy struct {
 	core.Backend
 	mu     sync.Mutex
 	calls  []string
 	before map[string]func(ctx context.Context) error // by verb; an error is returned instead of the call
+	others int                                        // what Release reports, if it is not 0
 }
 
 func spyOn(b core.Backend) *spy {
@@ -115,6 +106,9 @@ func spyOn(b core.Backend) *spy {
 }
 
 func memorySpy() *spy { return spyOn(testutil.Memory()) }
+
+// Open makes the spy a core.Opener.
+func (s *spy) Open(core.Environment) (core.Backend, error) { return s, nil }
 
 func (s *spy) on(verb string, do func(ctx context.Context) error) {
 	s.mu.Lock()
@@ -156,11 +150,18 @@ func (s *spy) enter(ctx context.Context, verb string) error {
 	return do(ctx)
 }
 
-func (s *spy) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+func (s *spy) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	if err := s.enter(ctx, "acquire"); err != nil {
 		return core.Grant{}, err
 	}
-	return s.Backend.Acquire(ctx, key, owner, ttl)
+	return s.Backend.Acquire(ctx, r)
+}
+
+func (s *spy) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
+	if err := s.enter(ctx, "mint"); err != nil {
+		return g, err
+	}
+	return s.Backend.Mint(ctx, g)
 }
 
 func (s *spy) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
@@ -170,18 +171,41 @@ func (s *spy) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core
 	return s.Backend.Extend(ctx, g, ttl)
 }
 
-func (s *spy) Release(ctx context.Context, g core.Grant) error {
+func (s *spy) Release(ctx context.Context, g core.Grant) (int, error) {
 	if err := s.enter(ctx, "release"); err != nil {
-		return err
+		return -1, err
 	}
-	return s.Backend.Release(ctx, g)
+	others, err := s.Backend.Release(ctx, g)
+	if s.others != 0 {
+		others = s.others
+	}
+	return others, err
 }
 
-func (s *spy) Seal(ctx context.Context, g core.Grant, token uint64, value []byte, retention time.Duration) error {
+func (s *spy) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if err := s.enter(ctx, "seal"); err != nil {
 		return err
 	}
-	return s.Backend.Seal(ctx, g, token, value, retention)
+	return s.Backend.Seal(ctx, g, value, retention)
+}
+
+func (s *spy) Ping(ctx context.Context) error {
+	if err := s.enter(ctx, "ping"); err != nil {
+		return err
+	}
+	return s.Backend.Ping(ctx)
+}
+
+// polling is a Backend whose waiters poll.
+type polling struct{ core.Backend }
+
+func (b polling) Watch(context.Context, string) (<-chan struct{}, func(), error) {
+	return nil, func() {}, nil
+}
+
+func (b polling) Release(ctx context.Context, g core.Grant) (int, error) {
+	_, err := b.Backend.Release(ctx, g)
+	return -1, err
 }
 
 func unavailable(key string) error {

@@ -13,59 +13,70 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/onelane/onelane/internal/loglimit"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 const (
 	defaultTTL     = 10 * time.Second
 	defaultMaxHold = 15 * time.Minute
+	defaultOutage  = 10 * time.Second
 	defaultPrefix  = "onelane:"
 	minTTL         = 10 * time.Millisecond
-	maxDuration    = 10 * 365 * 24 * time.Hour // what is added to a time stays one
 	maxInstance    = 128
 	maxTag         = 256
+	forever        = -1 // as a wait
+
+	// maxDuration keeps sums of times and durations in range.
+	maxDuration = 10 * 365 * 24 * time.Hour
 )
 
-// Option configures a [Locker]. A nil Option is ignored, the later of two wins.
+// Option configures a [Locker]. A nil Option is ignored; the later of two wins.
 type Option interface{ applyLocker(*config) }
 
-// AcquireOption configures one call of [Locker.Acquire] and its like. A nil one is ignored, the later of two wins.
-type AcquireOption interface{ applyAcquire(*settings) }
-
-// LockOption is both: a default when it is passed to [New], and a choice for one call.
-type LockOption interface {
+// AcquireOption configures one call of Acquire. Passed to [New], it sets the Locker's default.
+// A nil option is ignored; the later of two wins.
+type AcquireOption interface {
 	Option
-	AcquireOption
+	applyAcquire(*settings)
 }
 
-// settings are what one acquisition goes by.
+// settings are the options of one acquisition.
 type settings struct {
 	ttl     time.Duration
-	wait    time.Duration // 0: until ctx ends
+	wait    time.Duration // forever, or a bound
+	outage  time.Duration
 	maxHold time.Duration
+	orphan  time.Duration
+	adopt   string // an orphan's owner
 	tag     string
 	noRenew bool
-
-	sealMemory time.Duration
+	token   bool
 }
 
+// config is what a Locker is made of.
 type config struct {
 	settings
-	prefix      string
-	instance    string
-	nodeTimeout time.Duration
-	pipelined   bool
-	chance      chance
-	logger      *slog.Logger
-	meters      metric.MeterProvider
-	tracers     trace.TracerProvider
-	tracing     bool // tracers was chosen
-	telemetry   *telemetry
+	prefix   string
+	instance string
+	// maxWaiters is the cap on waiters for a key, or 0 if there is none.
+	maxWaiters int
+	logger     *slog.Logger
+	meters     metric.MeterProvider
+	tracers    trace.TracerProvider
+	// tracing is set if the caller chose the tracer provider.
+	tracing   bool
+	class     func(key string) string // nil without WithClass
+	telemetry *telemetry
+	chance    chance
 }
 
-// chance is what a Locker leaves to chance; a simulation has its own, so that a run can be repeated.
+// chance is what a run cannot repeat: random texts and pauses, and the clocks. Tests replace it.
 type chance struct {
-	owner  func(instance, tag string) string
+	owner  func(instance, tag string, orphan time.Duration) string
 	jitter func(time.Duration) time.Duration
+	clocks func(began, now time.Time) (wall, monotonic time.Duration)
 }
 
 type lockerOption func(*config)
@@ -74,60 +85,103 @@ func (o lockerOption) applyLocker(c *config) { o(c) }
 
 type acquireOption func(*settings)
 
+func (o acquireOption) applyLocker(c *config)    { o(&c.settings) }
 func (o acquireOption) applyAcquire(s *settings) { o(s) }
 
-type lockOption func(*settings)
+// WithTTL sets how long a lease lasts if it is not renewed, and so how long a crashed holder blocks
+// the others. The default is 10 s, the minimum 10 ms. Redis counts whole milliseconds.
+func WithTTL(d time.Duration) AcquireOption {
+	return acquireOption(func(s *settings) { s.ttl = d })
+}
 
-func (o lockOption) applyLocker(c *config)    { o(&c.settings) }
-func (o lockOption) applyAcquire(s *settings) { o(s) }
+// WithWait sets how long Acquire waits for a taken key. With 0, Acquire tries once. By default it
+// waits until its context ends.
+func WithWait(d time.Duration) AcquireOption {
+	return acquireOption(func(s *settings) {
+		if s.wait = d; d < 0 {
+			s.wait = invalidWait
+		}
+	})
+}
 
-// WithTTL sets how long a lease lasts if it is not renewed, and so how long a crashed holder blocks the others.
-// Default 10 s, at least 10 ms; Redis counts whole milliseconds.
-func WithTTL(d time.Duration) LockOption { return lockOption(func(s *settings) { s.ttl = d }) }
+// invalidWait differs from forever, so that a negative wait is refused.
+const invalidWait = -2
 
-// WithWait sets how long Acquire waits for a taken key at most. By default it waits until its context ends.
-func WithWait(d time.Duration) LockOption { return lockOption(func(s *settings) { s.wait = d }) }
+// WithOutageWait sets for how long Acquire keeps trying while the backend is unavailable, counted
+// from the first failure that this process saw for the key. After that, Acquire returns
+// [*UnavailableError]. The default is 10 s, so that a Sentinel fail-over is a slow call and not an
+// error. With 0, the first failure is returned. WithWait and the context end the call sooner.
+func WithOutageWait(d time.Duration) AcquireOption {
+	return acquireOption(func(s *settings) { s.outage = d })
+}
 
-// WithMaxHold sets for how long a lock is renewed at most, counted from when it was acquired. After that its lease
-// runs out, and the lock is lost: a holder that hangs does not block the others for ever. Default 15 min.
-func WithMaxHold(d time.Duration) LockOption { return lockOption(func(s *settings) { s.maxHold = d }) }
+// WithMaxHold sets for how long a lock is renewed, counted from when it was acquired. After that the
+// lease ends and the lock is lost, so that a holder that hangs does not block the others for ever.
+// The default is 15 min.
+func WithMaxHold(d time.Duration) AcquireOption {
+	return acquireOption(func(s *settings) { s.maxHold = d })
+}
 
-// WithoutRenewal leaves the lease to end at its TTL unless its holder calls [Lock.Extend].
-func WithoutRenewal() LockOption { return lockOption(func(s *settings) { s.noRenew = true }) }
+// WithoutRenewal lets the lease end at its TTL unless the holder calls [Lock.Extend].
+func WithoutRenewal() AcquireOption { return acquireOption(func(s *settings) { s.noRenew = true }) }
 
-// WithTag sets a text of up to 256 bytes that travels with the lock and that others see in [TakenError].
+// WithTag sets a text of up to 256 bytes that travels with the lock. Others see it in [TakenError].
 func WithTag(tag string) AcquireOption { return acquireOption(func(s *settings) { s.tag = tag }) }
 
-// WithPrefix sets what comes before every key in the backend: "onelane:" by default, so that stock:42 is
-// onelane:{stock:42} in Redis. With "" keys are written as they are, and exclude plain redsync users of the same
-// name; they must not have braces then.
+// WithToken mints the lock's fencing token in the same round trip as Acquire. Without it,
+// [Lock.Token] costs one round trip more. A quorum always mints.
+func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.token = true }) }
+
+// WithOrphan keeps the key from becoming free if the lease ends without Release or Seal: the holder
+// died, hung or lost its connection, and nobody knows how far it came. The key is then orphaned
+// for the retention, and Acquire returns [*OrphanedError] until somebody adopts the orphan
+// ([WithAdopt]), [Locker.Unseal] frees it, or the retention ends.
+func WithOrphan(retention time.Duration) AcquireOption {
+	return acquireOption(func(s *settings) { s.orphan = retention })
+}
+
+// WithAdopt lets Acquire take over the orphan that a call before was told of. If the key holds
+// another orphan by now, Acquire returns that one's error. Combine it with [WithOrphan]: an adopter
+// that dies, or whose call fails in the middle, then leaves an orphan again and not a free key.
+func WithAdopt(orphan *OrphanedError) AcquireOption {
+	return acquireOption(func(s *settings) {
+		if orphan != nil {
+			s.adopt = orphan.Owner
+		}
+	})
+}
+
+// WithPrefix sets the text before every key in the backend. With the default, "onelane:", the key
+// stock:42 is onelane:{stock:42} in Redis. With "" a key is written as it is, so that it excludes
+// plain redsync users of the same name; such keys must not contain braces.
 func WithPrefix(prefix string) Option {
 	return lockerOption(func(c *config) { c.prefix = prefix })
 }
 
-// WithInstance sets the name that says who holds a key, in [TakenError] and in GET of redis-cli.
-// Default "<host>:<pid>"; at most 128 bytes without "/", "#" or control characters.
+// WithInstance sets the name of this process in [TakenError] and in the backend. The default is
+// "<host>:<pid>". It has at most 128 bytes and no "/", "#" or control characters.
 func WithInstance(name string) Option {
 	return lockerOption(func(c *config) { c.instance = name })
 }
 
-// WithNodeTimeout bounds each call to one Redis node, unless the caller's context ends sooner. Default 1 s,
-// and 50 ms on a quorum, where the others decide without it.
-func WithNodeTimeout(d time.Duration) Option {
-	return lockerOption(func(c *config) { c.nodeTimeout = d })
+// WithMaxWaiters sets how many callers of this process may wait for one key, the one that asks the
+// backend included. One more is refused at once with a [*TakenError] whose QueueFull is set, so that
+// a flash sale does not pile up goroutines. By default there is no limit. Calls that do not wait and
+// calls with a context that carries the lock are not refused.
+//
+// Callers of [Locker.AcquireAny] with the same keys and options wait in a line of their own, which has
+// the same limit. In the line of each key they count as one.
+func WithMaxWaiters(n int) Option {
+	return lockerOption(func(c *config) {
+		if c.maxWaiters = n; n < 1 {
+			c.maxWaiters = -1 // differs from the default, so that it is refused
+		}
+	})
 }
 
-// Pipelined sends what many callers ask of a node at the same time as one pipeline, and what is of one kind as one script for up to 32
-// locks: for processes that hold hundreds of different keys at once, where it costs Redis and the process a fraction of a call each.
-// Behind a proxy that gives keys to several masters each lock stays a script of its own: whether one script sees all keys is found out
-// first. A lone caller's call goes as without it. Each caller's context is honoured as ever: what is given up before it
-// was sent is not sent, and what was sent is cleaned up. A quorum of [Clients] with *redis.Clients does so always, since it multiplies the calls.
-//
-// It is for [Clients] with a *redis.Client, one Redis, Sentinel or a quorum of them, and uses the client's pipeline connections
-// (PipelinePoolSize); [New] refuses it with anything else.
-func Pipelined() Option { return lockerOption(func(c *config) { c.pipelined = true }) }
-
-// WithLogger sets where lost locks and failed clean-ups are reported. Default [slog.Default].
+// WithLogger sets where lost locks and failed clean-ups are reported. The default is [slog.Default].
+// A message is written at once, and then at most every 10 s with how many lines like it were left out.
+// A logger that takes DEBUG gets them all. See docs/operations.md for each message.
 func WithLogger(l *slog.Logger) Option {
 	return lockerOption(func(c *config) {
 		if l != nil {
@@ -136,23 +190,16 @@ func WithLogger(l *slog.Logger) Option {
 	})
 }
 
-// WithMeterProvider sets where metrics go. Default: the global provider of OpenTelemetry ([otel.GetMeterProvider]), which records nothing
-// until an SDK is installed, before or after [New].
-func WithMeterProvider(p metric.MeterProvider) Option {
+// WithTelemetry sets where metrics and spans go. A nil provider leaves the default: OpenTelemetry's
+// global provider, which records nothing until an SDK is installed, before or after [New]. With the
+// global tracer provider, a call outside of a trace starts no span.
+func WithTelemetry(meters metric.MeterProvider, tracers trace.TracerProvider) Option {
 	return lockerOption(func(c *config) {
-		if p != nil {
-			c.meters = p
+		if meters != nil {
+			c.meters = meters
 		}
-	})
-}
-
-// WithTracerProvider sets where spans go: one for each Acquire and Seal, with the key. Default: the global provider of OpenTelemetry
-// ([otel.GetTracerProvider]), which records nothing until an SDK is installed, before or after [New]; and there, only spans within a trace:
-// a context that carries no span starts none.
-func WithTracerProvider(p trace.TracerProvider) Option {
-	return lockerOption(func(c *config) {
-		if p != nil {
-			c.tracers, c.tracing = p, true
+		if tracers != nil {
+			c.tracers, c.tracing = tracers, true
 		}
 	})
 }
@@ -163,34 +210,39 @@ func newConfig(opts []Option) (*config, error) {
 		host = "unknown"
 	}
 	c := &config{
-		settings: settings{ttl: defaultTTL, maxHold: defaultMaxHold},
+		settings: settings{ttl: defaultTTL, wait: forever, outage: defaultOutage, maxHold: defaultMaxHold},
 		prefix:   defaultPrefix,
 		instance: fmt.Sprintf("%s:%d", host, os.Getpid()),
 		logger:   slog.Default(),
-		chance:   chance{owner: newOwner, jitter: jitter},
 		meters:   otel.GetMeterProvider(),
 		tracers:  otel.GetTracerProvider(),
+		chance:   chance{owner: ownertext.New, jitter: jitter, clocks: clocks},
 	}
 	for _, o := range opts {
 		if o != nil {
 			o.applyLocker(c)
 		}
 	}
-	badInstance := c.instance == "" || len(c.instance) > maxInstance || strings.ContainsAny(c.instance, "/#") ||
-		strings.IndexFunc(c.instance, unicode.IsControl) >= 0
-	err = cmp.Or(validPrefix(c.prefix), c.settings.valid())
-	switch {
-	case err != nil:
+	if err := cmp.Or(validPrefix(c.prefix), validInstance(c.instance), c.settings.valid()); err != nil {
 		return nil, err
-	case badInstance:
-		return nil, fmt.Errorf("core: instance %q: it must have 1 to %d bytes, without \"/\", \"#\" or control characters", c.instance, maxInstance)
-	case c.nodeTimeout < 0 || c.nodeTimeout > maxDuration:
-		return nil, fmt.Errorf("core: node time-out %v: it must be positive and at most %v", c.nodeTimeout, maxDuration)
 	}
+	if c.maxWaiters < 0 {
+		return nil, errors.New("core: WithMaxWaiters must be at least 1; omit it for no limit")
+	}
+	c.logger = loglimit.New(c.logger)
 	if c.telemetry, err = newTelemetry(c); err != nil {
-		return nil, fmt.Errorf("core: metrics: %w", err)
+		return nil, fmt.Errorf("core: create metrics: %w", err)
 	}
 	return c, nil
+}
+
+func validInstance(name string) error {
+	if name == "" || len(name) > maxInstance || strings.ContainsAny(name, "/#") ||
+		strings.IndexFunc(name, unicode.IsControl) >= 0 {
+		return fmt.Errorf("core: instance %q must have 1 to %d bytes and no \"/\", \"#\" or control characters",
+			name, maxInstance)
+	}
+	return nil
 }
 
 // with returns the settings of one call.
@@ -198,7 +250,8 @@ func (s settings) with(opts []AcquireOption) (settings, error) {
 	if len(opts) == 0 {
 		return s, nil
 	}
-	changed := s // so that s itself does not go to the heap where there are no options
+	// A copy, so that s itself stays on the stack if there are no options.
+	changed := s
 	for _, o := range opts {
 		if o != nil {
 			o.applyAcquire(&changed)
@@ -207,18 +260,20 @@ func (s settings) with(opts []AcquireOption) (settings, error) {
 	return changed, changed.valid()
 }
 
-var errTag = errors.New("core: a tag must have at most 256 bytes, without control characters")
-
 func (s *settings) valid() error {
 	switch {
 	case s.ttl < minTTL || s.ttl > maxDuration:
-		return fmt.Errorf("core: TTL %v: it must be at least %v and at most %v", s.ttl, minTTL, maxDuration)
-	case s.wait < 0:
-		return fmt.Errorf("core: wait %v: it must not be negative; use TryAcquire not to wait at all", s.wait)
+		return fmt.Errorf("core: TTL %v must be between %v and %v", s.ttl, minTTL, maxDuration)
+	case s.wait == invalidWait:
+		return fmt.Errorf("core: the wait must not be negative; omit WithWait to wait until the context ends")
+	case s.outage < 0:
+		return fmt.Errorf("core: outage wait %v must not be negative", s.outage)
 	case s.maxHold <= 0:
-		return fmt.Errorf("core: longest hold %v: it must be positive", s.maxHold)
+		return fmt.Errorf("core: maximum hold %v must be positive", s.maxHold)
+	case s.orphan < 0 || s.orphan > maxDuration:
+		return fmt.Errorf("core: orphan retention %v must be between 0 and %v", s.orphan, maxDuration)
 	case len(s.tag) > maxTag || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
-		return errTag
+		return fmt.Errorf("core: a tag must have at most %d bytes and no control characters", maxTag)
 	}
-	return s.validMemory()
+	return nil
 }

@@ -1,240 +1,254 @@
 package core
 
 import (
-	"context"
+	"container/list"
 	"fmt"
-	"slices"
 	"time"
 )
 
 const (
-	// The key goes from one local holder to the next (lock cohorting, Dice, Marathe, Shavit 2012) at most this
-	// long; then the local line stands back for a moment, so that other processes get their turn:
-	// for as long as it takes a waiter that is told of the release to ask, or one that polls.
-	handOverFor      = 100 * time.Millisecond
-	wokenStandBack   = 2 * time.Millisecond
+	// turnTime is how long a key goes from one local holder to the next (lock cohorting; Dice,
+	// Marathe, Shavit 2012) while other processes wait for it.
+	turnTime = 125 * time.Millisecond
+
+	// After its turn, a process that knows of waiters elsewhere stands back until each of them had
+	// the key; after a single lock, until one of them had it. It goes ahead if nobody takes the key
+	// for this time, which is enough for a waiter with a round trip of 40 ms.
+	standBackTime = 50 * time.Millisecond
+	// pollingStandBack is the same on a backend whose waiters poll: half of their longest pause.
 	pollingStandBack = longestPause / 2
+	// silentStandBack is for pollers that a backend with signals cannot see, such as redsync.
+	silentStandBack = 2 * time.Millisecond
 )
 
-// line is where the waiters of this process for one key stand. Only its head talks to the backend, and only while no
-// local holder has the key. Guarded by Locker.mu.
-type line struct {
-	lease     *lease // held locally
-	head      *waiter
-	queue     []*waiter
-	entered   uint64    // how many waiters there were so far
-	since     time.Time // when this process's turn began
-	notBefore time.Time // the head stands back until then
+// queue is this process's line for one key. At most one local holder has the lease, and at most one
+// waiter, the head, talks to the backend. Guarded by Locker.mu.
+type queue struct {
+	name    string
+	lease   *lease
+	head    *waiter
+	waiting *list.List // of *waiter; nil if there never was one
+	arrived uint64     // waiters that joined so far
+
+	turn      time.Time // when this process's turn began, or zero
+	standBack time.Time // until then the head leaves the key to others
+	owed      int       // how many of their turns the head leaves to them, if they come before that
+	outage    time.Time // since when the backend is unavailable, or zero
+
+	any *anyQueue // nil, except for the queue of an anyQueue
 }
 
-// waiter is one caller of Acquire.
-type waiter struct {
-	ctx       context.Context
-	traced    context.Context // ctx, or its child with the span: for calls of the backend
-	key, name string
-	settings
-	ready chan delivery // made when the waiter queues; has room for its one delivery
-	no    uint64        // of the waiters that queued in the line
-}
-
-// delivery is what a queued waiter gets: a lock, an error, or neither: then it is the head now.
+// delivery is what a waiter in the queue gets: a lock, an error, or neither: then it is the head.
 type delivery struct {
 	lock *Lock
 	err  error
 }
 
-func (s *settings) sameLease(o *settings) bool {
-	return s.ttl == o.ttl && s.tag == o.tag && s.noRenew == o.noRenew
-}
-
-// enter puts w into the line of its key: as the head if nobody is there, else at the end if queue says so.
-func (l *Locker) enter(w *waiter, queue bool) (ln *line, head bool, err error) {
+// join puts w into the queue of its key: as the head if the queue is empty, else at the end if w
+// waits.
+func (l *Locker) join(w *waiter, wait bool) (q *queue, head bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, false, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
 	}
-	ln = l.lines[w.name]
-	if ln == nil {
-		ln = &line{head: w}
-		l.lines[w.name] = ln
-		return ln, true, nil
+	q = l.queues[w.name]
+	if q == nil {
+		q = &queue{name: w.name}
+		l.queues[w.name] = q
 	}
-	if queue {
-		w.ready = make(chan delivery, 1)
-		ln.entered++
-		w.no = ln.entered
-		ln.queue = append(ln.queue, w)
+	if q.lease == nil && q.head == nil {
+		q.head, w.tries = w, !wait
+		return q, true, nil
 	}
-	return ln, false, nil
+	if wait {
+		err = l.enqueue(q, w)
+	}
+	return q, false, err
 }
 
-// tryInLine answers at once: as the head of an empty line, or from what is known of who is there.
-func (l *Locker) tryInLine(w *waiter) (*Lock, error) {
-	ln, head, err := l.enter(w, false)
-	if err != nil {
-		return nil, err
+// enqueue puts w at the end of the queue, unless the queue is full. l.mu is held.
+func (l *Locker) enqueue(q *queue, w *waiter) error {
+	callers := 0
+	if q.head != nil && !q.head.tries && !q.head.gone() {
+		callers++
 	}
-	if head {
-		k, taken, err := l.try(w.traced, ln, w)
-		if taken != nil {
-			l.leave(ln, w)
-			return nil, taken
-		}
-		return k, err
+	if q.waiting == nil {
+		q.waiting = list.New()
 	}
-	l.mu.Lock()
-	lease, before := ln.lease, ln.head
-	l.mu.Unlock()
-	if lease != nil {
-		if taken := lease.takenBy(w.key); taken != nil {
-			return nil, taken
-		}
+	callers += q.waiting.Len()
+	if l.maxWaiters > 0 && callers >= l.maxWaiters && w.scout == nil {
+		return &TakenError{Key: w.key, QueueFull: true}
 	}
-	// Somebody of this process is about to get the key; ask who has it now without getting in between.
-	st, err := l.backend.Inspect(w.traced, w.name)
-	if err != nil {
-		return nil, named(err, w.key)
-	}
-	switch st.Status {
-	case Sealed:
-		return nil, &SealedError{Key: w.key, Value: st.Value, Token: st.Token, ExpiresIn: st.ExpiresIn}
-	case Held:
-		holder, tag := splitOwner(st.Owner)
-		return nil, &TakenError{Key: w.key, Holder: holder, Tag: tag, RetryAfter: st.ExpiresIn}
-	default:
-		taken := &TakenError{Key: w.key, Holder: l.instance}
-		if before != nil {
-			taken.Tag = before.tag
-		}
-		return nil, taken
-	}
+	w.ready = make(chan delivery, 1)
+	q.arrived++
+	w.number = q.arrived
+	w.place = q.waiting.PushBack(w)
+	return nil
 }
 
-// waitInLine waits for its turn and then for the key.
-func (l *Locker) waitInLine(w *waiter) (*Lock, error) {
-	ln, head, err := l.enter(w, true)
-	if err != nil {
-		return nil, err
-	}
-	began := time.Now()
-	if head {
-		ctx, cancel := w.limit(w.traced, began)
-		defer cancel()
-		k, taken, err := l.try(ctx, ln, w)
-		if taken == nil {
-			return k, err
-		}
-		return l.waitAsHead(ctx, ln, w, taken)
-	}
-	// Most of those in a line get a lock, or an answer, from who is before them: a context of their own would be most of what that costs.
-	var over <-chan time.Time
-	if w.wait > 0 {
-		timer := time.NewTimer(w.wait)
-		defer timer.Stop()
-		over = timer.C
-	}
-	ctx := w.ctx
-	select {
-	case d := <-w.ready:
-		switch {
-		case d.lock != nil && w.ctx.Err() != nil: // I4: a context that is done never gets a lock
-			_ = d.lock.Release(w.ctx)
-			return nil, l.gaveUp(w.ctx, w, nil)
-		case d.lock != nil || d.err != nil:
-			return d.lock, d.err
-		}
-		ctx, cancel := w.limit(w.traced, began)
-		defer cancel()
-		return l.waitAsHead(ctx, ln, w, nil)
-	case <-ctx.Done():
-	case <-over:
-		ctx = waitOver
-	case <-l.done:
-	}
-	l.mu.Lock()
-	left := ln.remove(w)
-	holder := ln.lease
-	l.mu.Unlock()
-	if !left { // something was delivered just now
-		d := <-w.ready
-		if d.lock != nil {
-			_ = d.lock.Release(w.ctx) // passes it on; a failure is the backend's to clean up
-		}
-		if d.lock == nil && d.err == nil {
-			l.leave(ln, w)
-		}
-	}
-	return nil, l.gaveUp(ctx, w, holder.takenBy(w.key))
-}
-
-// leave ends w's time as the head.
-func (l *Locker) leave(ln *line, w *waiter) {
+// idle reports whether no caller of this process holds or awaits the key, and the process does not
+// leave it to others.
+func (l *Locker) idle(name string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ln.head == w {
-		ln.head = nil
-		l.promote(ln, w.name)
-	}
+	q := l.queues[name]
+	return q == nil || q.lease == nil && q.head == nil && !time.Now().Before(q.standBack)
 }
 
-// leaseOver says that s holds the key no more; the next in line may ask the backend.
-func (l *Locker) leaseOver(s *lease) {
+// quit takes w out of the queue. It reports whether w was still waiting; if not, a delivery is in
+// w.ready.
+func (l *Locker) quit(q *queue, w *waiter) (waiting bool, holder *lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ln := l.lines[s.grant.Key]; ln != nil && ln.lease == s {
-		ln.lease = nil
-		l.promote(ln, s.grant.Key)
+	if w.place != nil {
+		q.waiting.Remove(w.place)
+		w.place = nil
+		if q.any != nil {
+			q.any.endIfEmpty()
+		}
+		return true, q.lease
+	}
+	return false, q.lease
+}
+
+// leave ends w's time as the head. It does nothing if w is not the head.
+func (l *Locker) leave(q *queue, w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q.head == w {
+		q.head = nil
+		l.promote(q)
 	}
 }
 
-// promote makes the first in the queue the head, or removes the line when nobody is there. Locker.mu is held.
-func (l *Locker) promote(ln *line, name string) {
-	if ln.lease != nil || ln.head != nil {
+// promote makes the first waiter the head, or removes an empty queue. l.mu is held.
+func (l *Locker) promote(q *queue) {
+	if q.lease != nil || q.head != nil {
 		return
 	}
-	if len(ln.queue) == 0 {
-		delete(l.lines, name)
+	if w := q.pop(); w != nil {
+		q.head = w
+		w.ready <- delivery{}
 		return
 	}
-	ln.head = ln.shift()
-	ln.head.ready <- delivery{}
+	q.turn = time.Time{}
+	if wait := q.leaveAlone(); wait > 0 {
+		time.AfterFunc(wait, func() { l.forget(q) }) // until then the next caller stands back
+		return
+	}
+	if l.queues[q.name] == q {
+		delete(l.queues, q.name)
+	}
 }
 
-// next picks who gets the lease s without a round trip: the first in the queue, if it wants the same kind of lease and
-// this process's turn is not over.
-func (l *Locker) next(s *lease, now time.Time) *waiter {
+// leaveAlone returns how long the key is left to other processes.
+func (q *queue) leaveAlone() time.Duration {
+	if q.standBack.IsZero() {
+		return 0
+	}
+	return time.Until(q.standBack)
+}
+
+// forget removes an empty queue whose time to stand back is over.
+func (l *Locker) forget(q *queue) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ln := l.lines[s.grant.Key]
-	if ln == nil || ln.lease != s || len(ln.queue) == 0 || l.closed {
-		return nil
+	if q.lease == nil && q.head == nil && l.queues[q.name] == q && !time.Now().Before(q.standBack) {
+		delete(l.queues, q.name)
 	}
-	if now.Sub(ln.since) > handOverFor {
-		ln.since, ln.notBefore = time.Time{}, now.Add(l.chance.jitter(l.standBack))
-		return nil
-	}
-	if s.handed+1 >= s.grant.Tokens || !ln.queue[0].sameLease(&s.settings) {
-		return nil // a new lease, in the same turn
-	}
-	return ln.shift()
 }
 
-func (ln *line) shift() *waiter {
-	w := ln.queue[0]
-	ln.queue[0] = nil
-	if ln.queue = ln.queue[1:]; len(ln.queue) == 0 {
-		ln.queue = nil
+// first returns the first waiter, or nil.
+func (q *queue) first() *waiter {
+	if q.waiting == nil || q.waiting.Len() == 0 {
+		return nil
 	}
+	return q.waiting.Front().Value.(*waiter)
+}
+
+// pop removes and returns the first waiter, or nil.
+func (q *queue) pop() *waiter {
+	w := q.first()
+	if w == nil {
+		return nil
+	}
+	q.waiting.Remove(w.place)
+	w.place = nil
 	return w
 }
 
-// remove takes w out of the queue; false means that it was not there any more.
-func (ln *line) remove(w *waiter) bool {
-	i := slices.Index(ln.queue, w)
-	if i < 0 {
-		return false
+// answer gives err to all waiters that match.
+func (q *queue) answer(err error, match func(*waiter) bool) {
+	if q.waiting == nil {
+		return
 	}
-	ln.queue = slices.Delete(ln.queue, i, i+1)
-	return true
+	for e := q.waiting.Front(); e != nil; {
+		w, next := e.Value.(*waiter), e.Next()
+		if match(w) {
+			q.waiting.Remove(e)
+			w.place = nil
+			w.ready <- delivery{err: err}
+		}
+		e = next
+	}
+}
+
+// acquired puts a new lease into the queue. It reports whether the Locker is closed.
+func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q.lease, q.head, q.outage = s, nil, time.Time{}
+	if q.turn.IsZero() {
+		q.turn = s.firstHold.began
+	}
+	return l.closed
+}
+
+// nextHolder returns the waiter that gets the lease s without a round trip, or nil. It must want the
+// same kind of lease, and this process's turn must not be over.
+func (l *Locker) nextHolder(s *lease, now time.Time) *waiter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q := l.queues[s.grant.Key]
+	if q == nil || q.lease != s || l.closed || now.Sub(q.turn) > turnTime {
+		return nil
+	}
+	if first := q.first(); first == nil || !s.fits(first) {
+		return nil
+	}
+	return q.pop()
+}
+
+// leaseOver says that s no longer holds the key, and how many waiters other processes have; see
+// [Backend] Release. The next waiter may ask the backend.
+func (l *Locker) leaseOver(s *lease, others int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q := l.queues[s.grant.Key]
+	if q == nil || q.lease != s {
+		return
+	}
+	q.lease = nil
+	if q.first() == nil && others <= 0 { // nobody waits for a turn
+		l.promote(q)
+		return
+	}
+	now := time.Now()
+	over := !q.turn.IsZero() && now.Sub(q.turn) > turnTime
+	switch {
+	case others > 0:
+		q.standBack, q.owed = now.Add(standBackTime), 1
+		if over {
+			q.owed = others
+		}
+	case over && q.first() != nil && others < 0:
+		q.standBack = now.Add(l.chance.jitter(pollingStandBack))
+	case over && q.first() != nil:
+		q.standBack = now.Add(l.chance.jitter(silentStandBack))
+	}
+	if over || others > 0 {
+		q.turn = time.Time{}
+	}
+	l.promote(q)
 }

@@ -86,10 +86,10 @@ type overdueGrant struct {
 	grants int
 }
 
-func (b *overdueGrant) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, key, owner, ttl)
+func (b *overdueGrant) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, r)
 	if b.grants++; b.grants == 1 {
-		time.Sleep(2 * ttl)
+		time.Sleep(2 * r.TTL)
 	}
 	return g, err
 }
@@ -132,7 +132,7 @@ func TestClose_WhileTheBackendGrants(t *testing.T) {
 						t.Errorf("%s is %v", key, got)
 					}
 				}
-				if n := l.Lines(); n != 0 {
+				if n := l.Keys(); n != 0 {
 					t.Errorf("%d keys are remembered", n)
 				}
 			})
@@ -147,8 +147,8 @@ func TestClose_EndsTheWaitAtOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
 				var b core.Backend = s
-				if !hide {
-					b = watched{s, s.Backend.(core.Watcher)}
+				if hide {
+					b = polling{s}
 				}
 				l := locker(t, b)
 				acquire(t, locker(t, s.Backend), "k")
@@ -168,12 +168,6 @@ func TestClose_EndsTheWaitAtOnce(t *testing.T) {
 			})
 		})
 	}
-}
-
-// watched is a spy on a backend that can tell of changes.
-type watched struct {
-	*spy
-	core.Watcher
 }
 
 // A lock that is delivered to who gives up at that moment goes on to the next in line, in all the ways in which it can meet.

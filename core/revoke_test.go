@@ -5,17 +5,18 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
 func TestRevoke(t *testing.T) {
 	t.Parallel()
-	for name, backend := range map[string]core.Backend{
-		"memory": testutil.Memory(), "one Redis": core.Clients(testutil.Redis(t).Client()), "quorum": core.Clients(testutil.Cluster(t, 3).Clients()...),
+	for name, backend := range map[string]core.Opener{
+		"memory": testutil.Memory(), "one Redis": redisbackend.New(testutil.Redis(t).Client()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := locker(t, backend, core.WithTTL(3*time.Second), core.WithNodeTimeout(time.Second))
+			l := locker(t, backend, core.WithTTL(3*time.Second))
 			k := acquire(t, l, "key", core.WithTag("a tag"))
 			state, err := l.Inspect(t.Context(), "key")
 			ok(t, "Inspect", err)

@@ -2,9 +2,9 @@ package core_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,37 +14,49 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// nearby is a Backend half a millisecond away.
-type nearby struct{ core.Backend }
-
-func (b nearby) travel() { time.Sleep(50*time.Microsecond + rand.N(200*time.Microsecond)) }
-
-func (b nearby) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
-	b.travel()
-	defer b.travel()
-	return b.Backend.Acquire(context.WithoutCancel(ctx), key, owner, ttl)
+// remote is a Backend at a distance: each message takes the one-way time and up to 200 µs more.
+type remote struct {
+	core.Backend
+	oneWay time.Duration
+	polls  bool
 }
 
-func (b nearby) Release(ctx context.Context, g core.Grant) error {
+func (b remote) travel() { time.Sleep(b.oneWay + rand.N(200*time.Microsecond)) }
+
+func (b remote) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	b.travel()
 	defer b.travel()
-	return b.Backend.Release(ctx, g)
+	return b.Backend.Acquire(context.WithoutCancel(ctx), r)
 }
 
-// toldNearby is one whose waiters are told of a release.
-type toldNearby struct{ nearby }
-
-func (b toldNearby) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+func (b remote) Release(ctx context.Context, g core.Grant) (int, error) {
 	b.travel()
-	changed, stop, err := b.Backend.(core.Watcher).Watch(ctx, key)
-	told, over := make(chan struct{}, 1), make(chan struct{})
+	defer b.travel()
+	others, err := b.Backend.Release(ctx, g)
+	if b.polls {
+		others = -1
+	}
+	return others, err
+}
+
+func (b remote) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+	if b.polls {
+		return nil, func() {}, nil
+	}
+	b.travel()
+	defer b.travel()
+	changed, stop, err := b.Backend.Watch(ctx, key)
+	if err != nil {
+		return nil, nil, err
+	}
+	signaled, over := make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		for {
 			select {
 			case <-changed:
 				b.travel()
 				select {
-				case told <- struct{}{}:
+				case signaled <- struct{}{}:
 				default:
 				}
 			case <-over:
@@ -52,108 +64,169 @@ func (b toldNearby) Watch(ctx context.Context, key string) (<-chan struct{}, fun
 			}
 		}
 	}()
-	return told, sync.OnceFunc(func() { close(over); stop() }), err
+	return signaled, sync.OnceFunc(func() { close(over); stop() }), nil
 }
 
-// contender is a process that wants a key all the time.
+// contender is a process that wants one key all the time.
 type contender struct {
-	told    bool // else it polls
-	redsync bool // it does not use this package
-	waiters int
+	callers int
 	hold    time.Duration
+	oneWay  time.Duration
+	polls   bool
+	redsync bool // a plain redsync process: it polls every 50 to 250 ms
 }
 
-// share is what a contender got: how often, for how long altogether, and the longest it waited between two.
+// share is what a contender got.
 type share struct {
 	locks   int
-	held    time.Duration
-	longest time.Duration
+	longest time.Duration // between two locks
+	run     int           // locks in a row
+	skipped int           // locks of others in a row
 }
 
-func turns(t *testing.T, last time.Duration, contenders ...contender) []share {
+// contend lets the contenders work for a while in simulated time.
+func contend(t *testing.T, last time.Duration, contenders ...contender) []share {
 	shares := make([]share, len(contenders))
 	synctest.Test(t, func(t *testing.T) {
 		memory := testutil.Memory()
 		ctx, cancel := context.WithTimeout(context.Background(), last)
 		defer cancel()
+		var mu sync.Mutex
+		var run, before int
+		skipped := make([]int, len(contenders))
+		since := make([]time.Time, len(contenders))
+		work := func(i int) { // while it holds the key
+			mu.Lock()
+			s := &shares[i]
+			s.locks++
+			s.longest = max(s.longest, time.Since(since[i]))
+			if i != before {
+				run, before = 0, i
+			}
+			run++
+			s.run = max(s.run, run)
+			for j := range skipped {
+				skipped[j]++
+				shares[j].skipped = max(shares[j].skipped, skipped[j]-1)
+			}
+			skipped[i] = 0
+			mu.Unlock()
+			time.Sleep(contenders[i].hold)
+			mu.Lock()
+			since[i] = time.Now()
+			mu.Unlock()
+		}
 		var all sync.WaitGroup
 		for i, c := range contenders {
-			var b core.Backend = nearby{memory}
-			if c.told {
-				b = toldNearby{nearby{memory}}
-			}
+			b := remote{memory, c.oneWay, c.polls || c.redsync}
 			l := locker(t, b)
-			var mu sync.Mutex
-			since := time.Now()
-			use := func() { // while it holds the key
-				mu.Lock()
-				shares[i].locks++
-				shares[i].held += c.hold
-				shares[i].longest = max(shares[i].longest, time.Since(since))
-				mu.Unlock()
-				time.Sleep(c.hold)
-				mu.Lock()
-				since = time.Now()
-				mu.Unlock()
-			}
-			for range c.waiters {
+			since[i] = time.Now()
+			for range c.callers {
 				all.Go(func() {
 					for ctx.Err() == nil {
 						if c.redsync {
-							g, err := nearby{memory}.Acquire(context.Background(), "onelane:{k}", fmt.Sprint("redsync/", rand.Int64()), 8*time.Second)
-							if err != nil { // taken
-								time.Sleep(50*time.Millisecond + rand.N(200*time.Millisecond)) // as redsync does
-								continue
-							}
-							use()
-							ok(t, "Release", nearby{memory}.Release(context.Background(), g))
+							pollAsRedsync(b, func() { work(i) })
 							continue
 						}
 						k, err := l.Acquire(ctx, "k")
 						if err != nil {
-							if !errors.Is(err, context.DeadlineExceeded) {
+							if ctx.Err() == nil {
 								t.Errorf("Acquire: %v", err)
 							}
 							return
 						}
-						use()
+						work(i)
 						ok(t, "Release", k.Release(context.Background()))
 					}
 				})
 			}
 		}
 		all.Wait()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // subscriptions end
 	})
 	return shares
 }
 
-// Nobody starves: not who polls beside those who are told of releases, not a process with one caller beside one with many, nor the other
-// way round. Plain redsync, which polls every 50 to 250 ms, is shown for comparison: it finds a hot key by chance.
+// pollAsRedsync makes one try of redsync's Mutex.
+func pollAsRedsync(b remote, work func()) {
+	owner := fmt.Sprint("redsync/", rand.Int64())
+	g, err := b.Acquire(context.Background(), core.Request{Key: "onelane:{k}", Owner: owner, TTL: 8 * time.Second})
+	if err != nil {
+		time.Sleep(50*time.Millisecond + rand.N(200*time.Millisecond))
+		return
+	}
+	work()
+	_, _ = b.Release(context.Background(), g)
+}
+
+// A caller with a round trip of up to 8 ms gets at least a quarter of an equal share beside processes
+// with eight near callers each, never waits longer than 2 s, and costs them at most a fifth of their
+// throughput.
+func TestTurns_CallerAtADistance(t *testing.T) {
+	t.Parallel()
+	const last, hold = time.Minute, 5 * time.Millisecond
+	near := contender{callers: 8, hold: hold}
+	alone := contend(t, last, near)[0].locks
+	for processes := 1; processes <= 3; processes++ {
+		for _, oneWay := range []time.Duration{0, time.Millisecond, 4 * time.Millisecond} {
+			all := append(slices.Repeat([]contender{near}, processes), contender{callers: 1, hold: hold, oneWay: oneWay})
+			shares := contend(t, last, all...)
+			t.Logf("%d processes, %v away: %+v; one alone: %d locks", processes, oneWay, shares, alone)
+			total := 0
+			for _, s := range shares[:processes] {
+				total += s.locks
+			}
+			far := shares[processes]
+			quarter := (total + far.locks) / (8*processes + 1) / 4
+			if far.locks < quarter || far.longest > 2*time.Second {
+				t.Errorf("the far caller got %d locks, longest wait %v; want %d locks and at most 2 s", far.locks, far.longest, quarter)
+			}
+			if total < alone*8/10 {
+				t.Errorf("the near callers got %d locks, one process alone %d", total, alone)
+			}
+		}
+	}
+}
+
+// Three processes that loop with long holds take turns.
+func TestTurns_LongHolds(t *testing.T) {
+	t.Parallel()
+	c := contender{callers: 1, hold: 300 * time.Millisecond}
+	for i, s := range contend(t, 5*time.Minute, c, c, c) {
+		t.Logf("process %d: %+v", i, s)
+		if s.run > 3 || s.skipped > 4 {
+			t.Errorf("process %d: %d locks in a row, and %d of the others; want at most 3 and 4", i, s.run, s.skipped)
+		}
+	}
+}
+
+// Nobody starves, however waiters learn of a release.
 func TestTurns_NobodyStarves(t *testing.T) {
 	t.Parallel()
 	const last, ms = time.Minute, time.Millisecond
+	signaled := func(n int) contender { return contender{callers: n} }
+	polls := func(n int) contender { return contender{callers: n, polls: true} }
 	for _, c := range []struct {
 		name  string
 		hold  time.Duration
 		both  [2]contender
 		least [2]int // locks
 	}{
-		{"told 8, told 8", 5 * ms, [2]contender{{told: true, waiters: 8}, {told: true, waiters: 8}}, [2]int{3000, 3000}},
-		{"told 64, told 1", 5 * ms, [2]contender{{told: true, waiters: 64}, {told: true, waiters: 1}}, [2]int{3000, 300}},
-		{"told 1, told 1", 50 * ms, [2]contender{{told: true, waiters: 1}, {told: true, waiters: 1}}, [2]int{300, 300}},
-		{"told 8, polling 1", 5 * ms, [2]contender{{told: true, waiters: 8}, {waiters: 1}}, [2]int{3000, 30}},
-		{"told 8, polling 8", 5 * ms, [2]contender{{told: true, waiters: 8}, {waiters: 8}}, [2]int{3000, 500}},
-		{"told 8, polling 8", 50 * ms, [2]contender{{told: true, waiters: 8}, {waiters: 8}}, [2]int{300, 50}},
-		{"polling 8, polling 8", 5 * ms, [2]contender{{waiters: 8}, {waiters: 8}}, [2]int{2000, 2000}},
-		{"polling 64, polling 1", 5 * ms, [2]contender{{waiters: 64}, {waiters: 1}}, [2]int{1000, 1000}},
-		{"polling 64, polling 1", 50 * ms, [2]contender{{waiters: 64}, {waiters: 1}}, [2]int{50, 300}},
-		{"told 8, redsync 1", 5 * ms, [2]contender{{told: true, waiters: 8}, {redsync: true, waiters: 1}}, [2]int{3000, 0}},
-		{"polling 8, redsync 1", 5 * ms, [2]contender{{waiters: 8}, {redsync: true, waiters: 1}}, [2]int{500, 100}},
+		{"signaled 8, signaled 8", 5 * ms, [2]contender{signaled(8), signaled(8)}, [2]int{3000, 3000}},
+		{"signaled 64, signaled 1", 5 * ms, [2]contender{signaled(64), signaled(1)}, [2]int{3000, 300}},
+		{"signaled 1, signaled 1", 50 * ms, [2]contender{signaled(1), signaled(1)}, [2]int{300, 300}},
+		{"signaled 8, polling 1", 5 * ms, [2]contender{signaled(8), polls(1)}, [2]int{3000, 30}},
+		{"signaled 8, polling 8", 5 * ms, [2]contender{signaled(8), polls(8)}, [2]int{3000, 500}},
+		{"signaled 8, polling 8", 50 * ms, [2]contender{signaled(8), polls(8)}, [2]int{300, 50}},
+		{"polling 8, polling 8", 5 * ms, [2]contender{polls(8), polls(8)}, [2]int{2000, 2000}},
+		{"polling 64, polling 1", 5 * ms, [2]contender{polls(64), polls(1)}, [2]int{1000, 1000}},
+		{"polling 64, polling 1", 50 * ms, [2]contender{polls(64), polls(1)}, [2]int{50, 300}},
+		{"signaled 8, redsync 1", 5 * ms, [2]contender{signaled(8), {callers: 1, redsync: true}}, [2]int{3000, 0}},
+		{"polling 8, redsync 1", 5 * ms, [2]contender{polls(8), {callers: 1, redsync: true}}, [2]int{500, 100}},
 	} {
 		c.both[0].hold, c.both[1].hold = c.hold, c.hold
-		for i, s := range turns(t, last, c.both[:]...) {
-			t.Logf("%v %s: the %s: %d locks, %v at most without one", c.hold, c.name, []string{"first", "second"}[i], s.locks, s.longest.Round(ms))
+		for i, s := range contend(t, last, c.both[:]...) {
+			t.Logf("%v %s: the %s: %+v", c.hold, c.name, []string{"first", "second"}[i], s)
 			if s.locks < c.least[i] || s.longest > 20*time.Second && c.least[i] > 0 {
 				t.Errorf("want %d locks at least, and never 20 s without", c.least[i])
 			}

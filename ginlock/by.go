@@ -1,6 +1,8 @@
 package ginlock
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -168,12 +170,23 @@ func (m *middleware) covers(method string) bool {
 // safe are the methods that have no effect to protect (RFC 9110, 9.2.1).
 var safe = map[string]bool{http.MethodGet: true, http.MethodHead: true, http.MethodOptions: true, http.MethodTrace: true}
 
-type tokenKey struct{}
+type heldKey struct{}
 
-// Token returns the fencing token of the request's claim or lock, of the innermost where there are several; false
-// where the request runs unprotected. Hand it to whatever can refuse an older one.
-func Token(c *gin.Context) (uint64, bool) {
-	v, _ := c.Get(tokenKey{})
-	t, ok := v.(uint64)
-	return t, ok
+// held is the lock or the claim of a request.
+type held interface {
+	Token(context.Context) (uint64, error)
+}
+
+var errNotHeld = errors.New("ginlock: the request holds no lock and no claim, so it has no fencing token")
+
+// Token returns the fencing token of the request's claim or lock, of the innermost one if there are
+// several. Hand it to a resource that refuses smaller tokens. The first call costs a round trip (see
+// [core.Lock.Token]). It is an error if the request runs unprotected.
+func Token(c *gin.Context) (uint64, error) {
+	v, _ := c.Get(heldKey{})
+	h, ok := v.(held)
+	if !ok {
+		return 0, errNotHeld
+	}
+	return h.Token(c.Request.Context())
 }

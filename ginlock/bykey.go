@@ -7,12 +7,14 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytemplate"
 )
 
-// ByKey returns a middleware that makes the key of a template (see [core.ParseTemplate]), for example
-// "order:{param.id}:{header.X-User}". With [LockOnly] it is the name of the lock as it is, the same as for Acquire in
+// ByKey returns a middleware that makes the key of a template, for example
+// "order:{param.id}:{header.X-User}". A field in braces stands for a value of the request, and other
+// text for itself. Values are escaped as by [core.Join], and between two fields there must be a ":",
+// so that different values make different keys. With [LockOnly] it is the name of the lock as it is, the same as for Acquire in
 // package core and for the guards of gormlock: a template without fields is one lock for all requests. With
 // [Principal] beside LockOnly it is another lock for each caller, which excludes nobody else. Without LockOnly the key
 // belongs to one principal, method and route, as every key. The fields are:
@@ -34,7 +36,7 @@ import (
 // It panics at wiring when the template or a field is not as above, or when options contradict each other. The Locker
 // may be set later, by [core.SetDefault]: until then requests are 503.
 func ByKey(template string, opts ...Option) gin.HandlerFunc {
-	t, err := core.ParseTemplate(template)
+	t, err := keytemplate.Parse(template)
 	if err != nil {
 		panic("ginlock: ByKey: " + err.Error())
 	}

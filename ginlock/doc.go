@@ -1,6 +1,6 @@
 // Package ginlock makes a Gin route run once per idempotency key, or one request at a time per key.
 //
-//	locker, err := core.New(core.Clients(redisClient))
+//	locker, err := core.New(redisbackend.New(redisClient))
 //	core.SetDefault(locker)
 //
 //	r.Use(ginlock.ByHeader("Idempotency-Key"))                              // a retried POST runs once

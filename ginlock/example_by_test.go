@@ -15,7 +15,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// exampleLocker is a Locker in memory; a service has core.New(core.Clients(redisClient)).
+// exampleLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker() *core.Locker {
 	locker, err := core.New(testutil.Memory())
 	if err != nil {
@@ -149,15 +149,15 @@ func ExampleToken() {
 	r := gin.New()
 	var tokens []uint64
 	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
-		token, locked := ginlock.Token(c)
-		fmt.Println(locked)
+		token, err := ginlock.Token(c)
+		fmt.Println(err)
 		tokens = append(tokens, token)
 	})
 	send(r, "POST", "/orders/7/grab", "")
 	send(r, "POST", "/orders/7/grab", "")
 	fmt.Println(tokens[0] < tokens[1])
 	// Output:
-	// true
-	// true
+	// <nil>
+	// <nil>
 	// true
 }

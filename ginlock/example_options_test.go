@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
 )
@@ -48,8 +49,8 @@ func ExampleMethods() {
 	defer locker.Close()
 	r := gin.New()
 	locked := func(c *gin.Context) {
-		_, locked := ginlock.Token(c)
-		fmt.Println(c.Request.Method, locked)
+		_, unlocked := ginlock.Token(c)
+		fmt.Println(c.Request.Method, unlocked == nil)
 	}
 	orders := r.Group("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Methods("PUT", "DELETE"), ginlock.WithLocker(locker)))
 	orders.GET("", locked)
@@ -170,7 +171,7 @@ func ExampleRecords() {
 	defer server.Close()
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	locker, err := core.New(core.Clients(client))
+	locker, err := core.New(redisbackend.New(client))
 	if err != nil {
 		panic(err)
 	}
@@ -213,7 +214,7 @@ func ExampleFailOpen() {
 	}
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	defer client.Close()
-	locker, err := core.New(core.Clients(client))
+	locker, err := core.New(redisbackend.New(client))
 	if err != nil {
 		panic(err)
 	}

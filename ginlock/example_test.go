@@ -17,7 +17,7 @@ import (
 )
 
 func Example() {
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -56,7 +56,7 @@ func Example() {
 }
 
 func ExampleByKey() {
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -85,7 +85,7 @@ func ExampleByKey() {
 }
 
 func ExampleRefuseRepeats() {
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -33,12 +33,16 @@ func (m *middleware) acquire(ctx context.Context, l *core.Locker, key string) (*
 	if m.wait == 0 {
 		return l.TryAcquire(ctx, key)
 	}
-	return l.Acquire(ctx, key, core.WithWait(m.wait))
+	opts := []core.AcquireOption{core.WithWait(m.wait)}
+	if m.failOpen {
+		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
+	}
+	return l.Acquire(ctx, key, opts...)
 }
 
 func (m *middleware) runLocked(c *gin.Context, k *core.Lock) {
 	request := c.Request
-	c.Set(tokenKey{}, k.Token())
+	c.Set(heldKey{}, k)
 	c.Request = request.WithContext(core.WithLock(k.Context(), k))
 	done := false
 	defer func() {

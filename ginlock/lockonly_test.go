@@ -207,16 +207,21 @@ func TestContextCarriesLockAndClaim(t *testing.T) {
 		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
 			ctx := c.Request.Context()
 			claim, ok := idempotency.FromContext(ctx)
-			if !ok || claim.Token() == 0 {
+			if !ok {
 				t.Error("the context carries no claim")
+				return
+			}
+			if token, err := claim.Token(ctx); err != nil || token == 0 {
+				t.Errorf("the claim's token is %d, %v", token, err)
 			}
 			k, err := l.TryAcquire(ctx, "/orders/1")
 			if err != nil {
 				t.Errorf("re-entrance: %v", err)
 				return
 			}
-			if token, ok := ginlock.Token(c); !ok || token != k.Token() {
-				t.Errorf("token %d, %v, want %d", token, ok, k.Token())
+			want, err := k.Token(ctx)
+			if token, tokenErr := ginlock.Token(c); err != nil || tokenErr != nil || token != want {
+				t.Errorf("token %d, %v; want %d, %v", token, tokenErr, want, err)
 			}
 			if err := k.Release(ctx); err != nil {
 				t.Error(err)

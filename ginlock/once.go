@@ -78,7 +78,7 @@ func (m *middleware) run(c *gin.Context, claim *idempotency.Claim) {
 			m.complete(c, claim, idempotency.Tombstone())
 		}
 	}
-	c.Set(tokenKey{}, claim.Token())
+	c.Set(heldKey{}, claim)
 	c.Writer, c.Request = w, request.WithContext(claim.Context())
 	finished := false
 	restore := func() { c.Writer, c.Request = outer, leave(c.Request, request) }

@@ -63,7 +63,8 @@ type config struct {
 func LockOnly() Option { return option{"LockOnly", func(c *config) { c.lockOnly = true }} }
 
 // Wait makes a request wait for up to d for the one that runs with its key: for its answer, or, with [LockOnly], for
-// the lock. By default it does not wait.
+// the lock. A wait for a lock also bridges an outage of Redis of up to 10 s, unless [FailOpen] is set. By default a
+// request does not wait.
 func Wait(d time.Duration) Option {
 	return option{"Wait", func(c *config) {
 		c.wait = d

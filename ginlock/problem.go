@@ -28,7 +28,7 @@ const (
 	CodeLockBusy           = "lock_busy"                       // 409
 	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
 	CodeLockLost           = "lock_lost"                       // 409: while the handler ran
-	CodeLockUnavailable    = "lock_unavailable"                // 503: Redis is down, or there is no Locker
+	CodeLockUnavailable    = "lock_unavailable"                // 503: Redis is down, or there is no Locker; 409: the key is orphaned
 	CodeRequestTooLarge    = "request_too_large"               // 413, see MaxRequestBody
 	CodeRequestTimeout     = "request_timeout"                 // 408: the body came too slowly
 	CodeRequestUnreadable  = "request_unreadable"              // 400: the body could not be read
@@ -71,6 +71,7 @@ var (
 	problemSealed      = Problem{Status: 409, Code: CodeLockSealed, Title: "This is closed for further requests"}
 	problemLost        = Problem{Status: 409, Code: CodeLockLost, Title: "The lock was lost while the request ran", Correction: "Check what became of the request before it is sent again."}
 	problemUnavailable = Problem{Status: 503, Code: CodeLockUnavailable, Title: "Locks are not available", Retryable: true, RetryAfter: soon}
+	problemOrphaned    = Problem{Status: 409, Code: CodeLockUnavailable, Title: "The outcome of an earlier request is unknown", Correction: "Ask the operator of the service to check what the earlier request did."}
 	problemNoLocker    = Problem{Status: 503, Code: CodeLockUnavailable, Title: "Locks are not available", Detail: "The server was started without a Locker: it has to call core.SetDefault.", Retryable: true, RetryAfter: soon}
 	problemTooLarge    = Problem{Status: 413, Code: CodeRequestTooLarge, Title: "The request's body is too large"}
 	problemTimeout     = Problem{Status: 408, Code: CodeRequestTimeout, Title: "The request's body came too slowly", Retryable: true}
@@ -154,6 +155,9 @@ func (m *middleware) refuseErr(c *gin.Context, err error) {
 		m.refuse(c, problemBusy)
 	case errors.Is(err, core.ErrSealed):
 		m.refuse(c, problemSealed)
+	case errors.Is(err, core.ErrOrphaned):
+		m.log(c, slog.LevelError, "ginlock: the key is orphaned; the request is refused until the key is unsealed", err)
+		m.refuse(c, problemOrphaned)
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded): // of the request, whose client is gone
 		m.refuse(c, problemUnavailable)
 	default:

@@ -275,12 +275,15 @@ type sealSpy struct {
 	late    atomic.Bool
 }
 
-func (b *sealSpy) Seal(ctx context.Context, g core.Grant, token uint64, value []byte, retention time.Duration) error {
+// Open implements core.Opener.
+func (b *sealSpy) Open(core.Environment) (core.Backend, error) { return b, nil }
+
+func (b *sealSpy) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	b.seals.Add(1)
 	if b.written() {
 		b.late.Store(true)
 	}
-	return b.Backend.Seal(ctx, g, token, value, retention)
+	return b.Backend.Seal(ctx, g, value, retention)
 }
 
 // A retry that follows the answer at once is a replay.

@@ -147,7 +147,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	reader := sdkmetric.NewManualReader()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	l := lockerOn(t, n, core.WithTelemetry(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), nil))
 	s := serve(t, func(r *gin.Engine) {
 		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.FailOpen()))
 		r.POST("/ok", func(c *gin.Context) { c.String(200, "ok") })

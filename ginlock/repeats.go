@@ -79,7 +79,7 @@ func (m *middleware) serveRepeats(c *gin.Context, l *core.Locker, key string) {
 // there is none the claim is held, and a repeat is refused too.
 func (m *middleware) runFirst(c *gin.Context, claim *idempotency.Claim) {
 	request, before := c.Request, len(c.Errors)
-	c.Set(tokenKey{}, claim.Token())
+	c.Set(heldKey{}, claim)
 	c.Request = request.WithContext(claim.Context())
 	finished := false
 	defer func() {

@@ -48,7 +48,7 @@ func TestTable_WithoutAutocommit(t *testing.T) {
 		ok(t, "Migrate", gormlock.Migrate(off))
 		l := locker(t, gormlock.Table(off))
 		for range 2 {
-			_, err := l.Acquire(t.Context(), "stock:42", core.WithWait(time.Minute))
+			_, err := l.Acquire(t.Context(), "stock:42", core.WithOutageWait(0))
 			want(t, "Acquire", says(err, "take autocommit=0 out of the DSN", err), core.ErrUnavailable)
 		}
 		on := locker(t, gormlock.Table(db))

@@ -13,6 +13,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -105,7 +106,7 @@ func BenchmarkHotRow(b *testing.B) {
 		} {
 			b.Run(way.name, func(b *testing.B) {
 				db := open(b)
-				l, err := core.New(core.Clients(testutil.Redis(b).Client()))
+				l, err := core.New(redisbackend.New(testutil.Redis(b).Client()))
 				ok(b, "New", err)
 				defer l.Close()
 				ok(b, "Use", db.Use(gormlock.New(l)))

@@ -115,19 +115,26 @@ func (t *transaction) guarded() bool {
 	return len(t.locks) > 0 && !t.over
 }
 
-// Token returns the fencing token of the lock that tx is guarded with, see core.Lock. It returns false before the lock
-// is taken, after the transaction, without a guard, and where several keys are held, which have a token each.
-func Token(tx *gorm.DB) (uint64, bool) {
+var (
+	errNoLock    = errors.New("gormlock: Token: no lock is held: call it inside a guarded transaction, after its first statement or in gormlock.Transaction")
+	errManyLocks = errors.New("gormlock: Token: several keys are held, and each has a token of its own")
+)
+
+// Token returns the fencing token of the lock that tx is guarded with. The first call costs a round
+// trip, unless the guard is [Fenced]; see core.Lock. It is an error before the lock is acquired,
+// after the transaction, without a guard, and if several keys are held.
+func Token(tx *gorm.DB) (uint64, error) {
 	t, _ := transactionOf(tx.Statement.ConnPool)
 	if !t.guarded() {
-		return 0, false
+		return 0, errNoLock
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.locks) != 1 {
-		return 0, false
+	locks := t.locks
+	t.mu.Unlock()
+	if len(locks) != 1 {
+		return 0, errManyLocks
 	}
-	return t.locks[0].Token(), true
+	return locks[0].Token(tx.Statement.Context)
 }
 
 // SQLTx returns the *sql.Tx of the transaction that tx is in, which with the plugin is not tx.Statement.ConnPool. It

@@ -26,6 +26,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 )
 
 // Some tests need a process that can be stopped or killed. It is this test binary, started again with these variables.
@@ -75,7 +76,7 @@ func (c *childProcess) wait() error {
 }
 
 func (c *childProcess) locker(ttl time.Duration, opts ...core.Option) (*core.Locker, error) {
-	return core.New(core.Clients(c.redis), append([]core.Option{core.WithTTL(ttl)}, opts...)...)
+	return core.New(redisbackend.New(c.redis), append([]core.Option{core.WithTTL(ttl)}, opts...)...)
 }
 
 func (c *childProcess) open() error {

@@ -93,7 +93,7 @@ func TestConnection(t *testing.T) {
 				return // it was not sent
 			}
 			statements++
-			if _, found := gormlock.Token(tx); !found || !held(t, l, "k") {
+			if _, err := gormlock.Token(tx); err != nil || !held(t, l, "k") {
 				t.Errorf("a statement without the lock: %s", tx.Statement.SQL.String())
 			}
 		}))

@@ -160,9 +160,9 @@ func TestForms(t *testing.T) {
 		statements := 0
 		seen := func(tx *gorm.DB) {
 			statements++
-			token, found := gormlock.Token(tx)
-			if st, err := l.Inspect(tx.Statement.Context, "k"); err != nil || st.Status != core.Held || !found || token < st.Token {
-				t.Errorf("%s: key %v, %v, token %d, %v", tx.Statement.SQL.String(), st, err, token, found)
+			token, tokenErr := gormlock.Token(tx)
+			if st, err := l.Inspect(tx.Statement.Context, "k"); err != nil || st.Status != core.Held || tokenErr != nil || token < st.Token {
+				t.Errorf("%s: key %v, %v, token %d, %v", tx.Statement.SQL.String(), st, err, token, tokenErr)
 			}
 		}
 		ok(t, "Register", errors.Join(
@@ -190,7 +190,7 @@ func TestForms(t *testing.T) {
 				ok(t, "Create", db.WithContext(ctx).Create(&Stock{SKU: 42, Left: 10}).Error)
 			}
 		}
-		if _, found := gormlock.Token(db); found {
+		if _, err := gormlock.Token(db); err == nil {
 			t.Error("a Token without a transaction")
 		}
 	})
@@ -209,7 +209,7 @@ func TestGuards_TakenTogether(t *testing.T) {
 		j.want(t, "single", all...)
 		ok(t, "block", db.Scopes(many...).Transaction(func(tx *gorm.DB) error {
 			ok(t, "take", take(tx, 42))
-			if _, one := gormlock.Token(tx); one {
+			if _, err := gormlock.Token(tx); err == nil {
 				t.Error("one Token for three keys")
 			}
 			return nil

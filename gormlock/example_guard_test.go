@@ -20,7 +20,7 @@ import (
 func ExampleNew() {
 	db, end := memoryDB(&Stock{})
 	defer end()
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -59,8 +59,11 @@ func ExampleTransaction() {
 			if err := tx.Model(&stock).Update("left", stock.Left-1).Error; err != nil {
 				return err
 			}
-			token, locked := gormlock.Token(tx) // for what else is written for this order, outside of the database
-			fmt.Println(buyer, "buys:", locked && token > 0)
+			token, err := gormlock.Token(tx) // for what else is written for this order, outside of the database
+			if err != nil {
+				return err
+			}
+			fmt.Println(buyer, "buys:", token > 0)
 			return tx.Create(&Item{StockID: stock.ID, Name: buyer}).Error
 		}, gormlock.WithWait(2*time.Second)) // 5 s by default
 	}
@@ -136,7 +139,7 @@ func ExampleClaimKey() {
 		ID    uint
 		Cents int
 	}
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -168,4 +171,28 @@ func ExampleClaimKey() {
 	// 1 700 false
 	// 1 700 false
 	// 0 0 true
+}
+
+// The token of a later sale is larger, so a warehouse that remembers the largest token it has seen
+// can refuse an order of a holder that lost its lock without noticing.
+func ExampleToken() {
+	db, end := open(&Item{})
+	defer end()
+	var tokens []uint64
+	for range 2 {
+		err := gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error {
+			token, err := gormlock.Token(tx)
+			tokens = append(tokens, token)
+			return err
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println(tokens[0] < tokens[1])
+	_, err := gormlock.Token(db) // outside of a guarded transaction
+	fmt.Println(err != nil)
+	// Output:
+	// true
+	// true
 }

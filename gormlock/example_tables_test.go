@@ -39,7 +39,7 @@ func ExampleMigrate() {
 func ExamplePurge() {
 	db, end := memoryDB()
 	defer end()
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// open opens a database in memory with the plugin; an application has core.Clients(redisClient) for testutil.Memory().
+// open opens a database in memory with the plugin; an application has redisbackend.New(redisClient) for testutil.Memory().
 func open(models ...any) (db *gorm.DB, end func()) {
 	locker, err := core.New(testutil.Memory())
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -23,7 +24,7 @@ func TestFailover_FenceHoldsTheLine(t *testing.T) {
 		put(t, db, 42, 10)
 		r := testutil.Sentinel(t)
 		process := func() (*gorm.DB, *core.Locker) {
-			l, own := locker(t, core.Clients(r.Client()), core.WithTTL(time.Minute)), reopen(t, db)
+			l, own := locker(t, redisbackend.New(r.Client()), core.WithTTL(time.Minute)), reopen(t, db)
 			ok(t, "Use", own.Use(gormlock.New(l, gormlock.Fenced())))
 			return own, l
 		}
@@ -40,7 +41,8 @@ func TestFailover_FenceHoldsTheLine(t *testing.T) {
 		}
 		ok(t, "sell", sell(newer)) // the fence is there already
 		r.Lag()
-		k, err := olderLocks.Acquire(t.Context(), "stock:42")
+		// With its token: a token that the promoted master had to mint would show the loss.
+		k, err := olderLocks.Acquire(t.Context(), "stock:42", core.WithToken())
 		ok(t, "Acquire", err)
 		r.Master.Kill()
 		r.Promoted()
@@ -64,7 +66,9 @@ func TestFailover_QuorumKeepsTheLock(t *testing.T) {
 	r, others := testutil.Sentinel(t), testutil.Cluster(t, 2)
 	process := func() *core.Locker {
 		clients := append([]redis.UniversalClient{r.Client()}, others.Clients()...)
-		return locker(t, core.Clients(clients...), core.WithTTL(time.Minute), core.WithNodeTimeout(time.Second))
+		b := redisbackend.New(clients...)
+		b.NodeTimeout, b.NewInstallation = time.Second, true
+		return locker(t, b, core.WithTTL(time.Minute))
 	}
 	first, second := process(), process()
 	r.Lag()

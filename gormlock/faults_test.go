@@ -23,7 +23,8 @@ func steal(t testing.TB, h *hooked, l *core.Locker, key string) {
 	owner := h.owners[len(h.owners)-1]
 	h.mu.Unlock()
 	name := "onelane:{" + key + "}"
-	ok(t, "Release", h.Backend.Release(context.Background(), core.Grant{Key: name, Owner: owner}))
+	_, err := h.Backend.Release(context.Background(), core.Grant{Key: name, Owner: owner})
+	ok(t, "Release", err)
 }
 
 // loser is a database whose guards' leases are short, so that a loss is noticed soon.

@@ -108,14 +108,18 @@ token = {greatest}(onelane_fences.token, excluded.token)`
 
 // registerToken puts the token of a lock into its row, unless a larger one is there, and keeps the row locked.
 func registerToken(ctx context.Context, q querier, d dialect, k *core.Lock) error {
-	if k.Token() > math.MaxInt64 {
-		return fmt.Errorf("token %d is larger than a database's numbers", k.Token())
+	fence, err := k.Token(ctx)
+	if err != nil {
+		return err
+	}
+	if fence > math.MaxInt64 {
+		return fmt.Errorf("token %d is larger than a database's numbers", fence)
 	}
 	upsert := registerOthers
 	if d.name == "mysql" {
 		upsert = registerMySQL
 	}
-	name, token, owner := []byte(k.Key()), int64(k.Token()), []byte(k.Owner())
+	name, token, owner := []byte(k.Key()), int64(fence), []byte(k.Owner())
 	if _, err := q.ExecContext(ctx, d.sql(upsert), name, token, owner); err != nil {
 		return fmt.Errorf("registering in onelane_fences, which gormlock.Migrate makes: %w", err)
 	}

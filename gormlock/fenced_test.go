@@ -23,8 +23,11 @@ type numbered struct {
 	token uint64
 }
 
-func (n *numbered) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
-	return core.Grant{Key: key, Owner: owner, Token: n.token, Tokens: 1, Deadline: time.Now().Add(ttl)}, nil
+// Open implements core.Opener.
+func (n *numbered) Open(core.Environment) (core.Backend, error) { return n, nil }
+
+func (n *numbered) Acquire(_ context.Context, r core.Request) (core.Grant, error) {
+	return core.Grant{Key: r.Key, Owner: r.Owner, Token: n.token, Tokens: 1, Deadline: time.Now().Add(r.TTL)}, nil
 }
 
 func (n *numbered) Extend(_ context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
@@ -32,7 +35,7 @@ func (n *numbered) Extend(_ context.Context, g core.Grant, ttl time.Duration) (c
 	return g, nil
 }
 
-func (n *numbered) Release(context.Context, core.Grant) error { return nil }
+func (n *numbered) Release(context.Context, core.Grant) (int, error) { return 0, nil }
 
 // reopen is another gorm.DB on the connections of db, so that it can have a plugin of its own.
 func reopen(t testing.TB, db *gorm.DB) *gorm.DB {

@@ -179,7 +179,7 @@ func disturb(t *testing.T, db *gorm.DB, h *hooked, pause time.Duration, done cha
 			}
 			h.mu.Unlock()
 			for _, key := range []string{"onelane:{k}", "onelane:{j}"} {
-				_ = h.Backend.Release(context.Background(), core.Grant{Key: key, Owner: owner})
+				_, _ = h.Backend.Release(context.Background(), core.Grant{Key: key, Owner: owner})
 			}
 		}
 		if len(ways) == 0 {

@@ -193,7 +193,7 @@ func TestGrouped_EndedInTheMiddleOfAFailure(t *testing.T) {
 				<-tx.Statement.Context.Done() // when the group has taken too long
 				return nil
 			}}
-			togetherWithin(t, db, l, 100*time.Millisecond, before, ender)
+			togetherWithin(t, db, l, 600*time.Millisecond, before, ender)
 			for name, err := range map[string]error{"before": before.err, "itself": ender.err} {
 				if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) != ends {
 					t.Errorf("%s: %s: %v", statement, name, err)
@@ -213,7 +213,7 @@ func TestGrouped_EndedInTheMiddleOfAFailure(t *testing.T) {
 		for _, undone := range []error{nil, errors.New("boom")} {
 			earlier := &caller{fn: func(tx *gorm.DB) error { return errors.Join(earlier.fn(tx), undone) }}
 			before := taker(42)
-			togetherWithin(t, db, l, 100*time.Millisecond, before, earlier, slow)
+			togetherWithin(t, db, l, 600*time.Millisecond, before, earlier, slow)
 			if before.err == nil || errors.Is(before.err, gormlock.ErrCommitUnknown) {
 				t.Errorf("%v: %v", undone, before.err)
 			}

@@ -238,7 +238,7 @@ func TestGrouped_WhatWorksInIt(t *testing.T) {
 			return errors.Join(err, take(tx, 42))
 		},
 		"Token": func(tx *gorm.DB) error {
-			if _, found := gormlock.Token(tx); !found {
+			if _, err := gormlock.Token(tx); err != nil {
 				return errors.New("no token")
 			}
 			return take(tx, 42)

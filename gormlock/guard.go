@@ -65,7 +65,7 @@ type demandKey struct{} // in a context: demand
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join
 // makes one of parts. "{Field}" in it stands for a field of the statement's model, as in "stock:{SKU}", escaped as by
 // core.Join: for single statements on a model whose field is set, or on a slice of them, which locks the key of each.
-// Between two fields there must be a ":" (see core.ParseTemplate). Text from outside does not belong into the key of a
+// Between two fields there must be a ":", so that different values make different keys. Text from outside does not belong into the key of a
 // Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
 //
 // What goes wrong is the error of the statement, and nothing was sent then: core's errors where the lock was not had,

@@ -21,7 +21,8 @@ var schemas embed.FS
 //
 // A table of that name with another key, or with a key that is compared as text, is an error: a collation that takes
 // two keys for one would fence the wrong holder off. So is one whose columns are too short for what they are to hold, which
-// MySQL may cut off without a word. [ErrDialect] for other databases.
+// MySQL may cut off without a word. To a table onelane_locks that an earlier version made, Migrate adds the column orphan.
+// [ErrDialect] for other databases.
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {
@@ -45,7 +46,28 @@ func Migrate(db *gorm.DB) error {
 			return err
 		}
 	}
-	return nil
+	return addColumn(db, "onelane_locks", "orphan", "BIGINT NOT NULL DEFAULT 0")
+}
+
+// addColumn adds a column to a table that an earlier version made. Several processes may do so at
+// once.
+func addColumn(db *gorm.DB, table, column, kind string) error {
+	var failed error
+	for range 3 {
+		columns, err := db.Migrator().ColumnTypes(table)
+		if err != nil {
+			return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
+		}
+		if slices.ContainsFunc(columns, func(c gorm.ColumnType) bool { return c.Name() == column }) {
+			return nil
+		}
+		// If this fails, another process may have been faster.
+		failed = db.Exec(fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s", table, column, kind)).Error
+		if failed == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("gormlock: Migrate: adding column %s to table %s: %w", column, table, failed)
 }
 
 // unguarded is a session of db that keeps its context, and nothing else that was asked for, guards neither.

@@ -2,9 +2,11 @@ package gormlock_test
 
 import (
 	"database/sql"
+	"log/slog"
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	gomysql "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
@@ -119,7 +121,8 @@ func TestOtherModes(t *testing.T) {
 					return take(tx.Scopes(gormlock.Guard("k")), 42)
 				}, gormlock.Grouped(4)))
 
-				b := gormlock.Table(db)
+				b, err := gormlock.Table(db).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
+				ok(t, "Open", err)
 				testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 			})
 		}

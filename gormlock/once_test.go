@@ -12,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
@@ -299,10 +301,9 @@ func TestOnce_WithoutTheLock(t *testing.T) {
 		check("held by another", db, core.ErrTaken)
 
 		down := reopen(t, db)
-		node := testutil.MiniRedis(t)
-		away := locker(t, core.Clients(node), core.WithNodeTimeout(100*time.Millisecond))
-		ok(t, "Close", node.Close())
-		ok(t, "Use", down.Use(gormlock.New(away)))
+		away := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		t.Cleanup(func() { _ = away.Close() })
+		ok(t, "Use", down.Use(gormlock.New(locker(t, redisbackend.New(away)))))
 		check("Redis is down", down, core.ErrUnavailable)
 
 		ok(t, "DROP", db.Exec("DROP TABLE onelane_once").Error)

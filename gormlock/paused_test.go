@@ -16,6 +16,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -25,8 +26,16 @@ const pausedTTL = time.Second
 // blind is a backend whose leases seem to go on: that of a process whose clock stood still while it was stopped.
 type blind struct{ core.Backend }
 
-func (b blind) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, key, owner, ttl)
+// blindly opens blind backends.
+type blindly struct{ core.Opener }
+
+func (o blindly) Open(env core.Environment) (core.Backend, error) {
+	b, err := o.Opener.Open(env)
+	return blind{b}, err
+}
+
+func (b blind) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, r)
 	g.Deadline = time.Now().Add(time.Hour)
 	return g, err
 }
@@ -73,9 +82,9 @@ func parsePause(text string) (p pause) {
 // pausedHolder is a child: it takes one unit the naive way, read, decide, write, and is stopped in the middle.
 func pausedHolder(c *childProcess) error {
 	p := parsePause(c.argument)
-	backend := core.Clients(c.redis)
+	var backend core.Opener = redisbackend.New(c.redis)
 	if p.blind {
-		backend = blind{backend}
+		backend = blindly{backend}
 	}
 	l, err := core.New(backend, core.WithTTL(pausedTTL), core.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
@@ -113,7 +122,8 @@ func pausedHolder(c *childProcess) error {
 		err = sell(context.Background(), read, here)
 	case pausedBefore:
 		var k *core.Lock
-		if k, err = l.Acquire(context.Background(), p.key()); err == nil {
+		// With its token: a token that is minted later would show the loss.
+		if k, err = l.Acquire(context.Background(), p.key(), core.WithToken()); err == nil {
 			if err = errors.Join(read(db), stop()); err == nil {
 				err = sell(core.WithLock(context.Background(), k))
 			}
@@ -138,7 +148,7 @@ func TestFenced_PausedHolder(t *testing.T) {
 	node := testutil.Redis(t)
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, core.Clients(node.Client())), gormlock.Fenced())))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, redisbackend.New(node.Client())), gormlock.Fenced())))
 		sku := int(time.Now().UnixNano() % 1_000_000_000)
 		if db.Name() == "sqlite" {
 			pool(t, db).SetMaxOpenConns(1)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"gorm.io/gorm"
 
@@ -22,9 +21,7 @@ type plugin struct {
 	protect []any
 	fenced  bool
 	lines   lines
-	memory  time.Duration // of seals
-
-	remembers []core.AcquireOption // memory, if it is set
+	seals   sealMemory
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -42,9 +39,6 @@ func New(l *core.Locker, opts ...Option) gorm.Plugin {
 			o.applyPlugin(p)
 		}
 	}
-	if p.memory > 0 {
-		p.remembers = slices.Clip([]core.AcquireOption{core.WithSealMemory(p.memory)})
-	}
 	return p
 }
 
@@ -56,8 +50,8 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	if _, ok := db.Plugins[resolverName]; ok {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: register gormlock before it")
 	}
-	if p.memory < 0 {
-		return fmt.Errorf("gormlock: RememberSeals(%v): it must not be negative", p.memory)
+	if err := p.seals.valid(); err != nil {
+		return err
 	}
 	tables, err := tablesOf(db, p.protect)
 	if err != nil {

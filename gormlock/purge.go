@@ -28,12 +28,12 @@ type purged struct {
 var purgedTables = []purged{
 	{table: "onelane_once", old: "created_at < {before}"},
 	{table: "onelane_fences", old: "registered_at < {before}", atLeast: fenceLife, byKey: true},
-	{table: "onelane_locks", old: "(state = 0 OR expires_at <= {now}) AND expires_at < {before} AND fence < {before}", atLeast: time.Hour, byKey: true},
+	{table: "onelane_locks", old: "expires_at + orphan < {before} AND fence < {before}", atLeast: time.Hour, byKey: true},
 }
 
 // Purge deletes what the kit's own tables keep for longer than is needed, and returns how many rows it deleted: what
 // [Once] did longer ago than olderThan, which runs anew if it is asked for again; fences that nobody has registered at
-// since then, and at least for a day; rows of [Table] that are free or over, at least for an hour. Fencing tokens go on
+// since then, and at least for a day; rows of [Table] that are free, at least for an hour; held, sealed and orphaned keys stay. Fencing tokens go on
 // increasing after it. Ages are by the database's clock.
 //
 // Call it from time to time, from one process or several. It deletes 500 rows at a time, each batch in a transaction of

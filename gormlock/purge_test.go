@@ -59,6 +59,8 @@ func TestPurge(t *testing.T) {
 		ok(t, "fenced", fenced())
 		free, err := l.Acquire(t.Context(), "free")
 		ok(t, "Acquire", err)
+		earlier, err := free.Token(t.Context())
+		ok(t, "Token", err)
 		ok(t, "Release", free.Release(t.Context()))
 		kept, err := l.Acquire(t.Context(), "held", core.WithTTL(100*time.Hour), core.WithoutRenewal())
 		ok(t, "Acquire", err)
@@ -90,11 +92,39 @@ func TestPurge(t *testing.T) {
 		ok(t, "Release", kept.Release(t.Context()))
 
 		renewed, err := l.Acquire(t.Context(), "free")
-		if ok(t, "Acquire", err); renewed.Token() <= free.Token() {
-			t.Errorf("token %d after %d", renewed.Token(), free.Token())
+		ok(t, "Acquire", err)
+		later, err := renewed.Token(t.Context())
+		if ok(t, "Token", err); later <= earlier {
+			t.Errorf("token %d after %d", later, earlier)
 		}
 		ok(t, "Release", renewed.Release(t.Context()))
 		ok(t, "fenced", fenced())
+	})
+}
+
+// An orphan is old when its retention is over, not when its lease is.
+func TestPurge_KeepsOrphans(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		l := locker(t, gormlock.Table(db))
+		k, err := l.Acquire(t.Context(), "k", core.WithOrphan(100*time.Hour), core.WithoutRenewal(), core.WithTTL(time.Minute))
+		ok(t, "Acquire", err)
+		purged := func(want int64) {
+			t.Helper()
+			n, err := gormlock.Purge(t.Context(), db, time.Minute)
+			if ok(t, "Purge", err); n != want {
+				t.Errorf("Purge deleted %d rows, want %d", n, want)
+			}
+		}
+		age(t, db, 99*time.Hour)
+		purged(0)
+		st, err := l.Inspect(t.Context(), "k")
+		if ok(t, "Inspect", err); st.Status != core.Orphaned || st.Owner != k.Owner() || time.Since(st.Since) < 98*time.Hour {
+			t.Errorf("Inspect = %+v", st)
+		}
+		age(t, db, 3*time.Hour)
+		purged(1)
 	})
 }
 

@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -33,6 +34,42 @@ func TestSealWhenOut_RememberedCostsNothing(t *testing.T) { // not parallel: it 
 		t.Logf("%s: %v allocations", name, n)
 		if n > most {
 			t.Errorf("%s: %v allocations, want %v at most", name, n, most)
+		}
+	}
+}
+
+// The memory does not grow for ever: the oldest seals are asked for once more.
+func TestRememberSeals_Bounded(t *testing.T) {
+	t.Parallel()
+	db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	defer func() { _ = pool(t, db).Close() }()
+	b := &asked{Backend: testutil.Memory()}
+	l := locker(t, b)
+	ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(time.Hour))))
+	asks := func(key string) bool {
+		t.Helper()
+		before := b.acquires.Load()
+		want(t, key, gormlock.Transaction(db, key, func(*gorm.DB) error { return nil }), core.ErrSealed)
+		return b.acquires.Load() > before
+	}
+	for _, c := range []struct {
+		name       string
+		keys, size int
+	}{{"keys", 1100, 0}, {"bytes", 20, 1 << 20}} {
+		key := func(i int) string { return fmt.Sprint(c.name, i) }
+		value := make([]byte, c.size)
+		for i := range c.keys {
+			k, err := l.Acquire(t.Context(), key(i))
+			ok(t, "Acquire", err)
+			ok(t, "Seal", k.Seal(t.Context(), value, time.Hour))
+			asks(key(i))
+		}
+		if !asks(key(0)) {
+			t.Errorf("%s: the first is remembered after %d others", c.name, c.keys)
+		}
+		if asks(key(c.keys - 1)) {
+			t.Errorf("%s: the last is not remembered", c.name)
 		}
 	}
 }

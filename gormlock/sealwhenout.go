@@ -42,7 +42,7 @@ var soldOut = []byte("onelane: sold out")
 //
 // It needs a guard with one key, that of the row: "stock:42" for the stock of 42. A lock that the context carries from
 // outside is not sealed. To sell again, write the new stock first, without the guard, then call core.Locker.Unseal: it
-// works at once in its process and, where others remember seals, within that time there. A seal that came between
+// works at once or, if seals are remembered, within that time. A seal that came between
 // the two is taken back by who made it, who looks once more after sealing. The ttl is 10 ms to ten years; it bounds
 // how long a seal stays that nobody takes away.
 func SealWhenOut(ttl time.Duration) DecrementOption {
@@ -52,12 +52,6 @@ func SealWhenOut(ttl time.Duration) DecrementOption {
 			s.err = fmt.Errorf("SealWhenOut(%v): it must be at least %v and at most %v", ttl, minSeal, maxSeal)
 		}
 	})
-}
-
-// RememberSeals lets guards answer from memory for d, without a round trip, that a key is sealed: see [SealWhenOut] and
-// core.WithSealMemory. Default 0: each attempt asks. An Unseal in another process is seen up to d later.
-func RememberSeals(d time.Duration) Option {
-	return pluginOption(func(p *plugin) { p.memory = d })
 }
 
 // sellOut is a Decrement that seals when nothing is left.
@@ -169,6 +163,7 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	}
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), sealTime)
 	defer cancel()
+	defer t.pool.plugin.seals.forget(locker, t.keys[0])
 	return errors.Join(sealed, err, locker.Unseal(detached, t.keys[0]))
 }
 
@@ -235,18 +230,3 @@ type soldOutError struct{ sealed error }
 func (e *soldOutError) Error() string        { return ErrInsufficient.Error() + ": " + e.sealed.Error() }
 func (e *soldOutError) Is(target error) bool { return target == ErrInsufficient }
 func (e *soldOutError) Unwrap() error        { return e.sealed }
-
-// remembered is the error of a guard on a key that is known to be sealed, before anything is prepared for it: see
-// [RememberSeals].
-func (p *plugin) remembered(ctx context.Context, keys []string) error {
-	l, err := p.lockerInUse()
-	if err != nil {
-		return nil // who locks says so
-	}
-	for _, key := range keys {
-		if sealed := l.Remembered(ctx, key, p.remembers...); sealed != nil {
-			return guardError(keys, insufficient(sealed))
-		}
-	}
-	return nil
-}

@@ -8,62 +8,73 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// What fits into the columns of onelane_locks: a core key of 512 bytes with a prefix of 128, every byte escaped.
+// What fits into the columns of onelane_locks: a core key of 512 bytes with a prefix of 128, every
+// byte escaped.
 const (
 	maxTableKey = 1700
 	maxOwner    = 512
 )
 
-// The statements. All times are the database's own: no clock of a client is among the arguments. A row that is to be
-// taken keeps its fence, which only grows; MySQL assigns from left to right, so no expression reads an earlier column.
+// The values of the column state.
 const (
-	readRow = `SELECT CASE WHEN expires_at > {now} THEN state ELSE 0 END, owner, token,
-CASE WHEN state = 2 AND expires_at > {now} THEN value END, expires_at - {now} FROM onelane_locks WHERE name = ?`
-
-	insertRow = `INSERT INTO onelane_locks (name, state, owner, token, fence, acquired_at, expires_at)
-VALUES (?, 1, ?, {now}, {now} + 63, {now}, {now} + ?) {conflict}`
-
-	takeRow = `UPDATE onelane_locks SET state = 1, owner = ?, token = {greatest}(fence + 1, {now}), fence = {greatest}(fence + 1, {now}) + 63,
-value = NULL, acquired_at = {now}, expires_at = {now} + ? WHERE name = ? AND (state = 0 OR expires_at <= {now})`
-
-	whileHeld = ` WHERE name = ? AND owner = ? AND state = 1 AND expires_at > {now}`
-
-	extendRow  = `UPDATE onelane_locks SET expires_at = {greatest}(expires_at, {now} + ?)` + whileHeld
-	releaseRow = `UPDATE onelane_locks SET state = 0` + whileHeld
-	sealRow    = `UPDATE onelane_locks SET state = 2, token = ?, value = ?, expires_at = {now} + ?` + whileHeld
-	unsealRow  = `UPDATE onelane_locks SET state = 0, value = NULL WHERE name = ? AND state = 2`
+	rowHeld   = 1 // orphaned from expires_at on, for as long as orphan says; then free
+	rowSealed = 2
 )
 
-// row is what the table says of a key now.
+// The statements. All times are microseconds by the database's clock: no client's clock is among the
+// arguments. A row that is taken keeps its fence, which only grows. MySQL assigns from left to right,
+// so no expression reads a column that was assigned before it.
+const (
+	readRow = `SELECT state, owner, token, CASE WHEN state = 2 THEN value END, orphan, expires_at - {now}
+FROM onelane_locks WHERE name = ?`
+	// A proxy that splits reads from writes sends a locking read to the primary.
+	readPrimary = readRow + ` {locking}`
+
+	insertRow = `INSERT INTO onelane_locks (name, state, owner, token, fence, acquired_at, expires_at, orphan)
+VALUES (?, 1, ?, {now}, {now} + 63, {now}, {now} + ?, ?) {conflict}`
+
+	takeRow = `UPDATE onelane_locks SET state = 1, owner = ?, token = {greatest}(fence + 1, {now}), fence = {greatest}(fence + 1, {now}) + 63,
+value = NULL, acquired_at = {now}, expires_at = {now} + ?, orphan = ?
+WHERE name = ? AND (state = 0 OR expires_at + orphan <= {now} OR state = 1 AND expires_at <= {now} AND owner = ?)`
+
+	whileHeld     = ` WHERE name = ? AND owner = ? AND state = 1 AND expires_at > {now}`
+	untilOrphaned = ` WHERE name = ? AND owner = ? AND state = 1 AND expires_at + orphan > {now}`
+
+	extendRow  = `UPDATE onelane_locks SET expires_at = {greatest}(expires_at, {now} + ?)` + whileHeld
+	releaseRow = `UPDATE onelane_locks SET state = 0, orphan = 0` + untilOrphaned
+	sealRow    = `UPDATE onelane_locks SET state = 2, token = ?, value = ?, expires_at = {now} + ?, orphan = 0` + untilOrphaned
+	unsealRow  = `UPDATE onelane_locks SET state = 0, value = NULL, orphan = 0
+WHERE name = ? AND (state = 2 OR state = 1 AND expires_at <= {now})`
+)
+
+// row is what the table says about a key now.
 type row struct {
-	missing bool // no row
+	missing bool // there is no row
 	status  core.Status
-	owner   string // of a held key
+	owner   string // of the lease, the orphan or the seal
 	token   int64
 	value   []byte
-	left    time.Duration
+	left    time.Duration // of the lease, the orphan or the seal
+	since   time.Time     // when an orphan's lease ended
 }
 
-func (b *table) row(ctx context.Context, key string) (row, error) {
+// row reads a key by readRow or readPrimary.
+func (b *table) row(ctx context.Context, key, query string) (row, error) {
 	var r row
 	err := retry(ctx, func() error {
-		var state, left int64
+		var state, orphan, left int64
 		var owner []byte
 		r = row{}
-		err := b.db.QueryRowContext(ctx, b.dialect.sql(readRow), []byte(key)).Scan(&state, &owner, &r.token, &r.value, &left)
+		err := b.db.QueryRowContext(ctx, b.dialect.sql(query), []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
 		if errors.Is(err, sql.ErrNoRows) {
-			r.missing = true
+			r = row{missing: true}
 			return nil
 		}
-		switch state {
-		case 1:
-			r.status, r.owner = core.Held, string(owner)
-		case 2:
-			r.status = core.Sealed
-		}
-		r.left = max(time.Duration(left)*time.Microsecond, time.Microsecond)
+		r.owner = string(owner)
+		r.decide(state, duration(left), duration(orphan))
 		return err
 	})
 	if err != nil {
@@ -72,7 +83,44 @@ func (b *table) row(ctx context.Context, key string) (row, error) {
 	return r, nil
 }
 
-// exec returns how many rows were changed; on MySQL a row that was found and stays as it is may count or not.
+// decide sets the status from what is left of the lease or seal, which is negative if it ended.
+func (r *row) decide(state int64, left, orphan time.Duration) {
+	switch {
+	case state == rowSealed && left > 0:
+		r.status, r.left = core.Sealed, left
+	case state == rowHeld && left > 0:
+		r.status, r.left = core.Held, left
+	case state == rowHeld && left+orphan > 0:
+		r.status, r.left, r.since = core.Orphaned, left+orphan, time.Now().Add(left)
+	}
+}
+
+// ownedBy reports whether the key has one of the statuses in the owner's name.
+func (r row) ownedBy(owner string, statuses ...core.Status) bool {
+	for _, s := range statuses {
+		if r.status == s && r.owner == owner {
+			return true
+		}
+	}
+	return false
+}
+
+func (r row) taken(key string) *core.TakenError {
+	holder, tag := ownertext.Split(r.owner)
+	return &core.TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: r.left}
+}
+
+// lost returns how a lease was found to be gone.
+func (r row) lost() error {
+	if r.status == core.Held {
+		holder, _ := ownertext.Split(r.owner)
+		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
+	}
+	return fmt.Errorf("%w: the key is %v", core.ErrLost, r.status)
+}
+
+// exec returns how many rows were changed. MySQL may or may not count a row that was found and stays
+// as it is.
 func (b *table) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {
 	err = retry(ctx, func() error {
 		result, err := b.db.ExecContext(ctx, b.dialect.sql(statement), args...)
@@ -89,7 +137,7 @@ func unavailable(key string, err error) error {
 	return &core.UnavailableError{Key: key, Nodes: []error{err}}
 }
 
-// micros is d as the table counts it, rounded up.
+// micros returns d as the table counts it, rounded up.
 func micros(d time.Duration) int64 {
 	n := int64(d / time.Microsecond)
 	if d%time.Microsecond > 0 {
@@ -98,8 +146,10 @@ func micros(d time.Duration) int64 {
 	return n
 }
 
-// deadline is until when a lease granted by a statement sent then is certain to be valid: less 1 % and 2 ms for clocks
-// that run at different speeds.
+func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
+
+// deadline returns until when a lease granted by a statement sent then is certain to be valid: less
+// 1 % and 2 ms for clocks that run at different speeds.
 func deadline(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
 }

@@ -2,7 +2,6 @@ package gormlock_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,18 +15,45 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func lockTable(t testing.TB, db *gorm.DB, opts ...gormlock.TableOption) core.Backend {
+func lockTable(t testing.TB, db *gorm.DB, opts ...gormlock.TableOption) openTable {
 	t.Helper()
 	ok(t, "Migrate", gormlock.Migrate(db))
-	return gormlock.Table(db, opts...)
+	return opened(t, gormlock.Table(db, opts...))
+}
+
+// openTable is a backend and what opens more of its kind.
+type openTable struct {
+	core.Backend
+	core.Opener
+}
+
+func (o openTable) release(ctx context.Context, g core.Grant) error {
+	_, err := o.Release(ctx, g)
+	return err
+}
+
+func opened(t testing.TB, o core.Opener) openTable {
+	t.Helper()
+	return openTable{testutil.Open(t, o), o}
+}
+
+func request(key, owner string, ttl time.Duration) core.Request {
+	return core.Request{Key: key, Owner: owner, TTL: ttl, Token: true}
+}
+
+func tokenOf(t testing.TB, k *core.Lock) uint64 {
+	t.Helper()
+	token, err := k.Token(t.Context())
+	ok(t, "Token", err)
+	return token
 }
 
 // TestTable_Conformance runs the suite of all backends.
 func TestTable_Conformance(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := lockTable(t, db)
-		testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+		ok(t, "Migrate", gormlock.Migrate(db))
+		testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Open(t, gormlock.Table(db)) })
 	})
 }
 
@@ -49,10 +75,10 @@ func TestTable_OneHolderAtATime(t *testing.T) {
 							t.Errorf("Acquire: %v", err)
 							return
 						}
-						if n := inside.Add(1); n != 1 || k.Token() <= last.Load() {
-							t.Errorf("%d inside, token %d after %d", n, k.Token(), last.Load())
+						if n := inside.Add(1); n != 1 || tokenOf(t, k) <= last.Load() {
+							t.Errorf("%d inside, token %d after %d", n, tokenOf(t, k), last.Load())
 						}
-						last.Store(k.Token())
+						last.Store(tokenOf(t, k))
 						counter.Store(counter.Load() + 1)
 						inside.Add(-1)
 						if err := k.Release(t.Context()); err != nil {
@@ -73,9 +99,9 @@ func TestTable_OneHolderAtATime(t *testing.T) {
 func TestTable_ThroughLocker(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, lockTable(t, db), core.WithTTL(300*time.Millisecond))
+		l := locker(t, lockTable(t, db), core.WithTTL(4*time.Second))
 		ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
-			time.Sleep(700 * time.Millisecond) // beyond the TTL
+			time.Sleep(5 * time.Second) // beyond the TTL
 			return l.Do(ctx, "k", func(ctx context.Context) error { return ctx.Err() })
 		}))
 		k, err := l.Acquire(t.Context(), "k")
@@ -94,8 +120,8 @@ func TestTable_ThroughLocker(t *testing.T) {
 		want(t, "Acquire", err, core.ErrSealed)
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
 		again, err := l.Acquire(t.Context(), "k")
-		if ok(t, "Acquire", err); again.Token() <= k.Token() {
-			t.Errorf("token %d after %d", again.Token(), k.Token())
+		if ok(t, "Acquire", err); tokenOf(t, again) <= tokenOf(t, k) {
+			t.Errorf("token %d after %d", tokenOf(t, again), tokenOf(t, k))
 		}
 		ok(t, "Release", again.Release(t.Context()))
 	})
@@ -148,7 +174,7 @@ func TestTable_ClockOfTheDatabase(t *testing.T) {
 			return
 		}
 		b := lockTable(t, db)
-		g, err := b.Acquire(t.Context(), "k", "now", 30*time.Minute)
+		g, err := b.Acquire(t.Context(), request("k", "now", 30*time.Minute))
 		ok(t, "Acquire", err)
 
 		pool(t, db).SetMaxOpenConns(1) // one session
@@ -162,11 +188,11 @@ func TestTable_ClockOfTheDatabase(t *testing.T) {
 		}
 		_, err = b.Extend(t.Context(), g, time.Minute)
 		want(t, "Extend of a lease that is over", err, core.ErrLost)
-		later, err := b.Acquire(t.Context(), "k", "later", time.Minute)
+		later, err := b.Acquire(t.Context(), request("k", "later", time.Minute))
 		if ok(t, "taking over", err); later.Token < g.Token+g.Tokens {
 			t.Errorf("token %d after %d", later.Token, g.Token)
 		}
-		want(t, "Release by who was taken over", b.Release(t.Context(), g), core.ErrLost)
+		want(t, "Release by who was taken over", b.release(t.Context(), g), core.ErrLost)
 	})
 }
 
@@ -179,31 +205,31 @@ func TestTable_ReturnsInTime(t *testing.T) {
 			return
 		}
 		b := lockTable(t, db)
-		g, err := b.Acquire(t.Context(), "k", "first", time.Minute)
+		g, err := b.Acquire(t.Context(), request("k", "first", time.Minute))
 		ok(t, "Acquire", err)
-		ok(t, "Release", b.Release(t.Context(), g))
+		ok(t, "Release", b.release(t.Context(), g))
 
 		tx := db.Begin()
 		ok(t, "FOR UPDATE", tx.Exec("SELECT 1 FROM onelane_locks FOR UPDATE").Error)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		start := time.Now()
-		_, err = b.Acquire(ctx, "k", "late", time.Minute)
+		_, err = b.Acquire(ctx, request("k", "late", time.Minute))
 		want(t, "Acquire", err, core.ErrUnavailable)
 		want(t, "Acquire", err, context.DeadlineExceeded)
 		if took := time.Since(start); took > 2*time.Second {
 			t.Errorf("it took %v", took)
 		}
-		bounded := gormlock.Table(db, gormlock.WithTimeout(100*time.Millisecond))
-		_, err = bounded.Acquire(context.Background(), "k", "bounded", time.Minute)
+		bounded := opened(t, gormlock.Table(db, gormlock.WithTimeout(100*time.Millisecond)))
+		_, err = bounded.Acquire(context.Background(), request("k", "bounded", time.Minute))
 		want(t, "Acquire with a time-out", err, core.ErrUnavailable)
 		if took := time.Since(start); took > 3*time.Second {
 			t.Errorf("it took %v", took)
 		}
 		ok(t, "Rollback", tx.Rollback().Error)
 		eventually(t, "the key is free", func() bool {
-			g, err := b.Acquire(t.Context(), "k", "next", time.Minute)
-			return err == nil && b.Release(t.Context(), g) == nil
+			g, err := b.Acquire(t.Context(), request("k", "next", time.Minute))
+			return err == nil && b.release(t.Context(), g) == nil
 		})
 	})
 }
@@ -211,8 +237,8 @@ func TestTable_ReturnsInTime(t *testing.T) {
 func TestTable_Unavailable(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := gormlock.Table(db) // without its table
-		l := locker(t, b)
+		b := opened(t, gormlock.Table(db)) // without its table
+		l := locker(t, b, core.WithOutageWait(0))
 		_, err := l.Acquire(t.Context(), "stock:42")
 		want(t, "without the table", err, core.ErrUnavailable)
 		if !strings.Contains(err.Error(), `"stock:42"`) {
@@ -222,9 +248,9 @@ func TestTable_Unavailable(t *testing.T) {
 		k, err := l.Acquire(t.Context(), "stock:42")
 		ok(t, "Acquire", err)
 		ok(t, "Release", k.Release(t.Context()))
-		_, err = b.Acquire(t.Context(), strings.Repeat("k", 1701), "o", time.Minute)
+		_, err = b.Acquire(t.Context(), request(strings.Repeat("k", 1701), "o", time.Minute))
 		want(t, "a long key", err, core.ErrInvalidKey)
-		_, err = b.Acquire(t.Context(), strings.Repeat("k", 1700), strings.Repeat("o", 512), time.Minute)
+		_, err = b.Acquire(t.Context(), request(strings.Repeat("k", 1700), strings.Repeat("o", 512), time.Minute))
 		ok(t, "the longest key", err)
 		ok(t, "Close", pool(t, db).Close())
 		_, err = l.Acquire(t.Context(), "stock:42")
@@ -232,21 +258,22 @@ func TestTable_Unavailable(t *testing.T) {
 	})
 }
 
-func TestTable_WiringPanics(t *testing.T) {
+func TestTable_OpenErrors(t *testing.T) {
 	t.Parallel()
-	panics := func(what string, fn func()) {
+	refused := func(what string, o core.Opener) {
 		t.Helper()
-		defer func() {
-			if text := fmt.Sprint(recover()); !strings.Contains(text, "gormlock: Table: ") {
-				t.Errorf("%s: %s", what, text)
-			}
-		}()
-		fn()
+		if _, err := core.New(o); err == nil || !strings.HasPrefix(err.Error(), "gormlock: Table") {
+			t.Errorf("%s: got %v", what, err)
+		}
 	}
-	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		panics("in a transaction", func() { _ = db.Transaction(func(tx *gorm.DB) error { gormlock.Table(tx); return nil }) })
-		panics("a bad time-out", func() { gormlock.Table(db, gormlock.WithTimeout(0)) })
-		gormlock.Table(db, nil)
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
+			refused("in a transaction", gormlock.Table(tx))
+			return nil
+		}))
+		refused("a bad time-out", gormlock.Table(db, gormlock.WithTimeout(0)))
+		locker(t, gormlock.Table(db, nil))
 	})
-	panics("another database", func() { gormlock.Table(&gorm.DB{Config: &gorm.Config{}}) })
+	refused("another database", gormlock.Table(&gorm.DB{Config: &gorm.Config{}}))
+	refused("nil", gormlock.Table(nil))
 }

@@ -10,21 +10,21 @@ import (
 
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/keytemplate"
 )
 
 // keys are what a guard locks: as they are, or made of the fields of a statement's model.
 type keys struct {
 	text     string // as the user wrote it
 	ready    []string
-	template core.Template
+	template keytemplate.Template
 }
 
 func parseKeys(text string) (keys, error) {
 	if !strings.ContainsAny(text, "{}") {
 		return keys{text: text, ready: []string{text}}, nil
 	}
-	t, err := core.ParseTemplate(text)
+	t, err := keytemplate.Parse(text)
 	if err != nil {
 		err = fmt.Errorf("%w: %w; a key that has braces for another reason goes to WithGuard or Transaction", ErrTemplate, err)
 	}

@@ -140,11 +140,16 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
 	}
 	t.reentered = t.pool.plugin.carries(ctx, d.keys)
-	t.locks, err = locker.AcquireAll(ctx, d.keys, append(t.pool.plugin.remembers, core.WithWait(d.wait))...)
+	opts := []core.AcquireOption{core.WithWait(d.wait)}
+	if t.fenced {
+		opts = append(opts, core.WithToken())
+	}
+	t.locks, err = locker.AcquireAll(ctx, d.keys, opts...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
 	if err != nil {
+		t.pool.plugin.seals.remember(locker, err)
 		return guardError(d.keys, insufficient(err))
 	}
 	t.keys = d.keys

@@ -2,6 +2,7 @@ package grpclock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -44,7 +45,9 @@ func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 }
 
 // ByKey returns an interceptor that makes the key of a template: "order:{req.order_id}". {req.…} is a field of the
-// request as in [ByField], {metadata.…} metadata, and {principal} who calls. With [LockOnly] the lock is on exactly
+// request as in [ByField], {metadata.…} metadata, and {principal} who calls; other text stands for itself.
+// Values are escaped as by [core.Join], and between two fields there must be a ":", so that different
+// values make different keys. With [LockOnly] the lock is on exactly
 // that key, for all methods and for everybody who locks it, by ByKey of other services or Acquire of core; with
 // [Principal] beside LockOnly it is another lock for each caller, which excludes nobody else. A call that leaves a part
 // of it empty is InvalidArgument, or, for {principal}, Unauthenticated.
@@ -144,12 +147,22 @@ type call struct {
 	who     *caller // see caller
 }
 
-type tokenKey struct{}
+type heldKey struct{}
 
-// Token returns the fencing token of the claim or lock that ctx, which was passed to the handler, carries, of the
-// innermost where there are several; false where the call runs unprotected. Hand it to whatever can refuse an older
-// one.
-func Token(ctx context.Context) (uint64, bool) {
-	t, ok := ctx.Value(tokenKey{}).(uint64)
-	return t, ok
+// held is the lock or the claim of a call.
+type held interface {
+	Token(context.Context) (uint64, error)
+}
+
+var errNotHeld = errors.New("grpclock: the call holds no lock and no claim, so it has no fencing token")
+
+// Token returns the fencing token of the claim or lock that the handler's context carries, of the
+// innermost one if there are several. Hand it to a resource that refuses smaller tokens. The first
+// call costs a round trip (see [core.Lock.Token]). It is an error if the call runs unprotected.
+func Token(ctx context.Context) (uint64, error) {
+	h, ok := ctx.Value(heldKey{}).(held)
+	if !ok {
+		return 0, errNotHeld
+	}
+	return h.Token(ctx)
 }

@@ -1,6 +1,6 @@
 // Package grpclock makes a unary gRPC method run once per idempotency key, or one call at a time per key.
 //
-//	locker, err := core.New(core.Clients(redisClient))
+//	locker, err := core.New(redisbackend.New(redisClient))
 //	core.SetDefault(locker)
 //
 //	grpc.NewServer(grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key")))                          // a retried call runs once

@@ -21,7 +21,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// exampleLocker is a Locker in memory; a service has core.New(core.Clients(redisClient)).
+// exampleLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker() *core.Locker {
 	locker, err := core.New(testutil.Memory())
 	if err != nil {
@@ -131,8 +131,8 @@ func ExampleByKey() {
 	conn, stop := start(func(ctx context.Context, r *testpb.Request) (*testpb.Order, error) {
 		_, err := locker.TryAcquire(context.Background(), core.Join("order", r.GetOrderId()))
 		fmt.Println("taken for others:", errors.Is(err, core.ErrTaken))
-		token, locked := grpclock.Token(ctx) // for what refuses holders that were overtaken
-		fmt.Println("token:", locked && token > 0)
+		token, err := grpclock.Token(ctx) // for a resource that refuses smaller tokens
+		fmt.Println("token:", token > 0, err)
 		return &testpb.Order{}, nil
 	}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}",
 		grpclock.LockOnly(),
@@ -143,7 +143,7 @@ func ExampleByKey() {
 	fmt.Println(told(err))
 	// Output:
 	// taken for others: true
-	// token: true
+	// token: true <nil>
 	// OK
 }
 

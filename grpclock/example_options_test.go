@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
@@ -184,7 +185,9 @@ func ExampleFailOpen() {
 	}
 	redisClient := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	defer redisClient.Close()
-	locker, err := core.New(core.Clients(redisClient), core.WithNodeTimeout(100*time.Millisecond))
+	backend := redisbackend.New(redisClient)
+	backend.NodeTimeout = 100 * time.Millisecond
+	locker, err := core.New(backend)
 	if err != nil {
 		panic(err)
 	}
@@ -210,7 +213,7 @@ func ExampleRecords() {
 	defer server.Close()
 	redisClient := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer redisClient.Close()
-	locker, err := core.New(core.Clients(redisClient))
+	locker, err := core.New(redisbackend.New(redisClient))
 	if err != nil {
 		panic(err)
 	}

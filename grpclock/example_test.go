@@ -27,7 +27,7 @@ func (s *shop) Create(context.Context, *testpb.Request) (*testpb.Order, error) {
 }
 
 func Example() {
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -63,4 +63,27 @@ func Example() {
 	// 1 <nil> []
 	// 1 <nil> [true]
 	// 2 <nil> []
+}
+
+// A handler hands its token, which grows with each holder, to a resource that remembers the largest
+// one: the resource refuses a holder that lost the lock without noticing.
+func ExampleToken() {
+	locker := exampleLocker()
+	defer locker.Close()
+	var tokens []uint64
+	conn, stop := start(func(ctx context.Context, r *testpb.Request) (*testpb.Order, error) {
+		token, err := grpclock.Token(ctx)
+		tokens = append(tokens, token)
+		return &testpb.Order{}, err
+	}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(locker))))
+	defer stop()
+	for range 2 {
+		_, err := testpb.NewOrdersClient(conn).Grab(with(), &testpb.Request{OrderId: "7"})
+		fmt.Println(err)
+	}
+	fmt.Println(tokens[0] < tokens[1])
+	// Output:
+	// <nil>
+	// <nil>
+	// true
 }

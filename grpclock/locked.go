@@ -45,12 +45,16 @@ func (c *call) acquire(key string) (*core.Lock, error) {
 	if c.wait == 0 {
 		return c.locker.TryAcquire(c.ctx, key)
 	}
-	return c.locker.Acquire(c.ctx, key, core.WithWait(c.wait))
+	opts := []core.AcquireOption{core.WithWait(c.wait)}
+	if c.failOpen {
+		opts = append(opts, core.WithOutageWait(0)) // the call runs unprotected instead
+	}
+	return c.locker.Acquire(c.ctx, key, opts...)
 }
 
 // withLock is the context of a handler that runs under k.
 func withLock(k *core.Lock) context.Context {
-	return context.WithValue(core.WithLock(k.Context(), k), tokenKey{}, k.Token())
+	return context.WithValue(core.WithLock(k.Context(), k), heldKey{}, k)
 }
 
 // release ends a lock; the error matches core.ErrLost if it was lost before.

@@ -24,8 +24,8 @@ func TestMetricsAndSpans(t *testing.T) {
 	t.Parallel()
 	reader, spans := sdkmetric.NewManualReader(), tracetest.NewSpanRecorder()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))),
-		core.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
+	l := lockerOn(t, n, core.WithTelemetry(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
+		sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
 	s := serve(t, &orders{handle: func(_ context.Context, r *request) (*order, error) {
 		switch r.OrderId {
 		case "fail":

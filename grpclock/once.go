@@ -77,7 +77,7 @@ func (m *method) claimsOn(l *core.Locker) *idempotency.Claims {
 func (c *call) run(claim *idempotency.Claim) (any, error) {
 	defer c.abandon(claim) // before the answer is sent: a retry may follow at once. It leaves alone what was completed
 	sent := capture(c.ctx)
-	resp, err := c.handler(context.WithValue(sent.ctx(claim.Context()), tokenKey{}, claim.Token()), c.req)
+	resp, err := c.handler(context.WithValue(sent.ctx(claim.Context()), heldKey{}, claim), c.req)
 	if !c.keeps(err) {
 		if errors.Is(context.Cause(claim.Context()), core.ErrLost) && cancelled(err) {
 			return nil, c.refuse(refuseLost)

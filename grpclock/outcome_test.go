@@ -299,8 +299,7 @@ func TestRule28_Retention(t *testing.T) {
 // maybe beside the one that has the key. Redis may be given up a moment before the context's own timer, which must not matter.
 func TestRule26_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
-	n := testutil.Redis(t)
-	l := lockerOn(t, n)
+	backend, l := newHanging(t)
 	var runs atomic.Int64
 	over := make(chan codes.Code, 1)
 	var hangUp atomic.Pointer[context.CancelFunc]
@@ -329,7 +328,7 @@ func TestRule26_FailOpenForNobody(t *testing.T) {
 		<-over
 	}
 	runs.Store(0)
-	n.Stop()
+	backend.hangs.Store(true)
 	ends.Store(true)
 	for name, s := range servers {
 		for try := range 10 {
@@ -352,5 +351,4 @@ func TestRule26_FailOpenForNobody(t *testing.T) {
 			t.Errorf("%s: %d of 10 ran unprotected after their end", name, n)
 		}
 	}
-	n.Cont()
 }

@@ -34,7 +34,7 @@ const (
 	ReasonLockBusy           = "LOCK_BUSY"                       // Aborted
 	ReasonLockSealed         = "LOCK_SEALED"                     // FailedPrecondition: the application sealed the lock's key
 	ReasonLockLost           = "LOCK_LOST"                       // Aborted: while the handler ran
-	ReasonLockUnavailable    = "LOCK_UNAVAILABLE"                // Unavailable: Redis is down, or there is no Locker
+	ReasonLockUnavailable    = "LOCK_UNAVAILABLE"                // Unavailable: Redis is down, or there is no Locker; FailedPrecondition: the key is orphaned
 	ReasonPrincipalMissing   = "PRINCIPAL_MISSING"               // Unauthenticated: a key is made of {principal}
 	ReasonMisconfigured      = "MISCONFIGURED"                   // Internal: a mistake in the program, which is logged
 )
@@ -62,6 +62,7 @@ var (
 	refuseSealed      = refusal{codes.FailedPrecondition, ReasonLockSealed, "this is closed for further requests", false}
 	refuseLost        = refusal{codes.Aborted, ReasonLockLost, "the lock was lost while the request ran: check what became of it before it is sent again", false}
 	refuseUnavailable = refusal{codes.Unavailable, ReasonLockUnavailable, "locks are not available", true}
+	refuseOrphaned    = refusal{codes.FailedPrecondition, ReasonLockUnavailable, "the outcome of an earlier call is unknown: ask the operator of the service to check what it did", false}
 	refuseNoLocker    = refusal{codes.Unavailable, ReasonLockUnavailable, "locks are not available: the server was started without a Locker, it has to call core.SetDefault", true}
 	refuseNobody      = refusal{codes.Unauthenticated, ReasonPrincipalMissing, "the caller is not known", false}
 	refuseWiring      = refusal{codes.Internal, ReasonMisconfigured, "the server is misconfigured", false}
@@ -154,6 +155,9 @@ func (c *call) refuseErr(err error) error {
 		return c.refuse(refuseBusy)
 	case errors.Is(err, core.ErrSealed):
 		return c.refuse(refuseSealed)
+	case errors.Is(err, core.ErrOrphaned):
+		c.note(slog.LevelError, "grpclock: the key is orphaned; the call is refused until the key is unsealed", err)
+		return c.refuse(refuseOrphaned)
 	case errors.Is(err, context.DeadlineExceeded): // of the call
 		return status.FromContextError(context.DeadlineExceeded).Err()
 	case errors.Is(err, context.Canceled):

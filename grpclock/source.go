@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytemplate"
 )
 
 const maxKey = 255
@@ -114,7 +115,7 @@ func qualifiedField(field string) (place, error) {
 
 // templateSource reads a template, whose fields mean what place says.
 func templateSource(text string, meaning func(field string) (place, error)) (*source, error) {
-	t, err := core.ParseTemplate(text)
+	t, err := keytemplate.Parse(text)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ func (s *server) chat(t testing.TB, room string) grpc.BidiStreamingClient[reques
 	return c
 }
 
-// echo answers each message with the stream's token.
+// echo answers each message with the stream's token, 0 if the stream is not locked.
 func echo(s grpc.BidiStreamingServer[request, order]) error {
 	for {
 		if _, err := s.Recv(); errors.Is(err, io.EOF) {

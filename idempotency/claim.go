@@ -80,8 +80,9 @@ func carries(ctx context.Context, name string) bool {
 // Key returns the key as it was passed to Begin.
 func (k *Claim) Key() string { return k.key }
 
-// Token returns the fencing token of the claim: larger than that of every earlier claim on the key.
-func (k *Claim) Token() uint64 { return k.lock.Token() }
+// Token returns the fencing token of the claim: larger than that of every earlier claim on the key
+// that has one. The first call costs a round trip; see [core.Lock.Token].
+func (k *Claim) Token(ctx context.Context) (uint64, error) { return k.lock.Token(ctx) }
 
 // Context returns a child of the context that was passed to Begin. It carries the claim, and the lock behind it (see
 // [core.WithLock]). It is cancelled with a cause that matches [core.ErrLost] when the claim is lost, or

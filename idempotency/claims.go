@@ -46,7 +46,7 @@ type Outcome struct {
 //
 // It talks to Redis once, unless it waits (see [WithWait]). The error is [*InFlightError], [*MismatchError], one that
 // matches [ErrRecord], or an error of core: [*core.UnavailableError], or one that matches [core.ErrClosed],
-// [core.ErrInvalidKey] or, when ctx ended first, its error. If ctx carries the claim on this key itself the answer is [*InFlightError].
+// [core.ErrInvalidKey], [core.ErrOrphaned] or, when ctx ended first, its error. If ctx carries the claim on this key itself the answer is [*InFlightError].
 func (c *Claims) Begin(ctx context.Context, key string, fp Fingerprint) (Outcome, error) {
 	if key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
@@ -112,7 +112,11 @@ func (r *request) acquire(ctx context.Context) (*core.Lock, error) {
 	} else if err := theirs.check(r.key, r.fp); err != nil {
 		return nil, err
 	}
-	return r.locker.Acquire(ctx, r.name, core.WithTag(tag), core.WithWait(r.wait))
+	opts := []core.AcquireOption{core.WithTag(tag), core.WithWait(r.wait)}
+	if r.failOpen {
+		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
+	}
+	return r.locker.Acquire(ctx, r.name, opts...)
 }
 
 // refused says what an error of core means for a request.

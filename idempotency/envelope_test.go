@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/idempotency/internal/recordpb"
 	"github.com/onelane/onelane/testutil"
@@ -79,7 +80,7 @@ func TestEncryption_UnreadableAtRest(t *testing.T) {
 
 func lockerOn(t testing.TB, n *testutil.Node, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(core.Clients(n.Client()), opts...)
+	l, err := core.New(redisbackend.New(n.Client()), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,6 +315,9 @@ type between struct {
 	fn   func()
 }
 
+// Open implements core.Opener.
+func (b *between) Open(core.Environment) (core.Backend, error) { return b, nil }
+
 func (b *between) Unseal(ctx context.Context, key string) error {
 	b.once.Do(b.fn)
 	return b.Backend.Unseal(ctx, key)
@@ -324,7 +328,7 @@ func TestRunUnreadable_OneAtATime(t *testing.T) {
 	t.Parallel()
 	memory := testutil.Memory()
 	slow := &between{Backend: memory}
-	locker := func(b core.Backend) *core.Locker {
+	locker := func(b core.Opener) *core.Locker {
 		l, err := core.New(b)
 		if err != nil {
 			t.Fatal(err)
@@ -364,6 +368,9 @@ type stubborn struct {
 	core.Backend
 	asked int
 }
+
+// Open implements core.Opener.
+func (s *stubborn) Open(core.Environment) (core.Backend, error) { return s, nil }
 
 func (s *stubborn) Unseal(context.Context, string) error { s.asked++; return nil }
 

@@ -16,11 +16,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
-// exampleLocker is a Locker in memory; a service has core.New(core.Clients(redisClient)).
+// exampleLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker() *core.Locker {
 	locker, err := core.New(testutil.Memory())
 	if err != nil {
@@ -82,7 +83,11 @@ func ExampleFromContext() {
 		if !ok {
 			return "unprotected"
 		}
-		return fmt.Sprint(claim.Key(), " ", claim.Token() > 0, " ", idempotency.Carries(ctx, "ann/pay/k1"))
+		token, err := claim.Token(ctx)
+		if err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint(claim.Key(), " ", token > 0, " ", idempotency.Carries(ctx, "ann/pay/k1"))
 	}
 	fmt.Println(once(claims, "ann/pay/k1", pay))
 	fmt.Println(pay(context.Background()))
@@ -124,7 +129,7 @@ func ExampleWithFailOpen() {
 	}
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	defer client.Close()
-	locker, err := core.New(core.Clients(client))
+	locker, err := core.New(redisbackend.New(client))
 	if err != nil {
 		panic(err)
 	}

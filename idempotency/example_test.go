@@ -14,7 +14,7 @@ import (
 )
 
 func Example() {
-	locker, err := core.New(testutil.Memory()) // core.Clients(redisClient) in a service
+	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return

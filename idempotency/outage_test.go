@@ -18,6 +18,9 @@ type outage struct {
 	until time.Time
 }
 
+// Open implements core.Opener.
+func (b *outage) Open(core.Environment) (core.Backend, error) { return b, nil }
+
 func (b *outage) hang(ctx context.Context, key string) error {
 	if !time.Now().Before(b.until) {
 		return nil
@@ -30,25 +33,25 @@ func (b *outage) hang(ctx context.Context, key string) error {
 	}
 }
 
-func (b *outage) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
-	if err := b.hang(ctx, key); err != nil {
+func (b *outage) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	if err := b.hang(ctx, r.Key); err != nil {
 		return core.Grant{}, err
 	}
-	return b.Backend.Acquire(ctx, key, owner, ttl)
+	return b.Backend.Acquire(ctx, r)
 }
 
-func (b *outage) Release(ctx context.Context, g core.Grant) error {
+func (b *outage) Release(ctx context.Context, g core.Grant) (int, error) {
 	if err := b.hang(ctx, g.Key); err != nil {
-		return err
+		return -1, err
 	}
 	return b.Backend.Release(ctx, g)
 }
 
-func (b *outage) Seal(ctx context.Context, g core.Grant, token uint64, value []byte, retention time.Duration) error {
+func (b *outage) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if err := b.hang(ctx, g.Key); err != nil {
 		return err
 	}
-	return b.Backend.Seal(ctx, g, token, value, retention)
+	return b.Backend.Seal(ctx, g, value, retention)
 }
 
 // during runs fn with Claims on a backend of which one call takes longer than all that a claim waits for.
@@ -144,5 +147,24 @@ func TestFailOpen_NotForOneWhoseContextEnded(t *testing.T) {
 				t.Errorf("%s: %+v, %v", what, out, err)
 			}
 		}
+	})
+}
+
+// Who runs a request whose key is orphaned could repeat what the last holder did.
+func TestBegin_OrphanedKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memoryLocker(t)
+		_, err := l.Acquire(t.Context(), "claim:k", core.WithoutRenewal(), core.WithOrphan(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		c := idempotency.New(l, idempotency.WithFailOpen(), idempotency.WithWait(time.Minute))
+		out, err := c.Begin(t.Context(), "k", fp("a"))
+		if !errors.Is(err, core.ErrOrphaned) || out != (idempotency.Outcome{}) {
+			t.Errorf("Begin = %+v, %v; want an error that matches ErrOrphaned", out, err)
+		}
+		_ = l.Close()
 	})
 }

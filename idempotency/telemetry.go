@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/version"
 )
 
 const scope = "github.com/onelane/onelane/idempotency"
@@ -53,8 +54,8 @@ type instruments struct {
 }
 
 func newInstruments(l *core.Locker, transport string) *instruments {
-	m := l.MeterProvider().Meter(scope)
-	i := &instruments{tracer: l.TracerProvider().Tracer(scope)}
+	m := l.MeterProvider().Meter(scope, metric.WithInstrumentationVersion(version.Of()))
+	i := &instruments{tracer: l.TracerProvider().Tracer(scope, trace.WithInstrumentationVersion(version.Of()))}
 	// The errors are about names and units, which a test covers; the instruments work nevertheless.
 	i.requests, _ = m.Int64Counter("onelane.idempotency.requests", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests with a key, by how they ended."))

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
@@ -30,7 +31,7 @@ func newMeter(t testing.TB) *meter {
 	reader := sdkmetric.NewManualReader()
 	p := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 	t.Cleanup(func() { _ = p.Shutdown(context.Background()) })
-	return &meter{t, reader, core.WithMeterProvider(p)}
+	return &meter{t, reader, core.WithTelemetry(p, nil)}
 }
 
 // read returns the metric of this name.
@@ -70,7 +71,13 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	m := newMeter(t)
-	l := lockerOn(t, n, m, core.WithTTL(time.Minute), core.WithNodeTimeout(200*time.Millisecond))
+	b := redisbackend.New(n.Client())
+	b.NodeTimeout = 200 * time.Millisecond
+	l, err := core.New(b, m, core.WithTTL(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
 	ctx := t.Context()
 	c := idempotency.New(l, idempotency.WithTransport("test"))
 	want := map[string]int64{}
@@ -164,7 +171,7 @@ func TestTelemetry_Spans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	p := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 	t.Cleanup(func() { _ = p.Shutdown(context.Background()) })
-	l := memoryLocker(t, core.WithTracerProvider(p))
+	l := memoryLocker(t, core.WithTelemetry(nil, p))
 	c := idempotency.New(l, idempotency.WithTransport("test"))
 	ctx, parent := p.Tracer("test").Start(t.Context(), "request")
 	out, err := c.Begin(ctx, "k", fp("a"))

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"fmt"
 	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -91,7 +92,9 @@ func (silent) Apply(c *gorm.Config) error {
 // In openSQLite a transaction takes the write lock when it begins: a read lock could not be turned into one while others write.
 func openSQLite(t *testing.T, _ string) gorm.Dialector {
 	t.Helper()
-	db, err := sql.Open(sqlite.DriverName, "file:"+filepath.Join(t.TempDir(), "test.db")+
+	// The folder is named after the test, and "#" would end the path.
+	path := url.URL{Path: filepath.ToSlash(filepath.Join(t.TempDir(), "test.db"))}
+	db, err := sql.Open(sqlite.DriverName, "file:"+path.EscapedPath()+
 		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate")
 	if err != nil {
 		t.Fatalf("testutil: %v", err)

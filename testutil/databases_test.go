@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -44,6 +45,30 @@ func TestDatabases(t *testing.T) {
 			t.Logf("ran on %v", ran)
 			if len(ran) == 0 || ran[0] != "sqlite" {
 				t.Errorf("ran on %v, want sqlite at least", ran)
+			}
+		})
+	}
+}
+
+// A second subtest of a name has "#01" in the name of its folder.
+func TestDatabases_TwiceInOneTest(t *testing.T) {
+	for range 2 {
+		testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+			if db.Migrator().HasTable(&row{}) {
+				t.Error("the database is not new")
+			}
+			if err := db.AutoMigrate(&row{}); err != nil {
+				t.Fatal(err)
+			}
+			var file string
+			if db.Name() != "sqlite" {
+				return
+			}
+			if err := db.Raw("SELECT file FROM pragma_database_list").Scan(&file).Error; err != nil {
+				t.Fatal(err)
+			}
+			if filepath.Base(file) != "test.db" {
+				t.Errorf("the database is in %q, not in the test's folder", file)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -49,7 +50,7 @@ func TestUsage_Locker(t *testing.T) {
 
 func TestUsage_Redis(t *testing.T) {
 	node := testutil.Redis(t)
-	locker, err := core.New(core.Clients(node.Client()))
+	locker, err := core.New(redisbackend.New(node.Client()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func TestUsage_Redis(t *testing.T) {
 }
 
 func TestUsage_MiniRedis(t *testing.T) {
-	locker, err := core.New(core.Clients(testutil.MiniRedis(t)))
+	locker, err := core.New(redisbackend.New(testutil.MiniRedis(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +76,9 @@ func TestUsage_MiniRedis(t *testing.T) {
 
 func TestUsage_Cluster(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
-	locker, err := core.New(core.Clients(nodes.Clients()...))
+	quorum := redisbackend.New(nodes.Clients()...)
+	quorum.NewInstallation = true // the nodes have just started
+	locker, err := core.New(quorum)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,12 +102,25 @@ func TestUsage_Databases(t *testing.T) {
 }
 
 func TestUsage_TestBackend(t *testing.T) {
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Memory() })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend {
+		return testutil.Open(t, testutil.Memory())
+	})
+}
+
+func TestUsage_Open(t *testing.T) {
+	b := testutil.Open(t, testutil.Memory())
+	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Release(t.Context(), g); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestUsage_RedisCluster(t *testing.T) {
 	cluster := testutil.RedisCluster(t, 3)
-	locker, err := core.New(core.Clients(cluster.Client()))
+	locker, err := core.New(redisbackend.New(cluster.Client()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +138,7 @@ func TestUsage_RedisCluster(t *testing.T) {
 
 func TestUsage_Sentinel(t *testing.T) {
 	redis := testutil.Sentinel(t)
-	locker, err := core.New(core.Clients(redis.Client()))
+	locker, err := core.New(redisbackend.New(redis.Client()))
 	if err != nil {
 		t.Fatal(err)
 	}

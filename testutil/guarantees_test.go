@@ -14,18 +14,6 @@ type guarantee struct {
 
 // guarantees are in the order of the text under "Guarantees".
 var guarantees = map[string][]guarantee{
-	"core": {
-		{"One holder at a time per key", []string{"TestManyGoroutines_OneAtATime", "TestQuorum_ContendedByThreeProcesses", "TestSimulation"}},
-		{"A lock that ends early is never silent", []string{"TestLoss_IsSignalledByTheDeadlineAndFinal", "TestDo_SaysWhenTheLockWasLost"}},
-		{"Fencing tokens of a key strictly increase", []string{"TestQuorum_TokensIncreaseOverChangingMajorities", "TestSimulation_BrokenAssumptionsBreakExclusionAndNotTheFence"}},
-		{"Only the holder releases", []string{"TestBackend_Redis", "TestRelease_DrainsTheRenewal"}},
-		{"When the context of Acquire ends", []string{"TestContextEndsInTheMiddleOfAnAcquire_NothingStaysHeld", "TestAcquire_ADoneContextNeverGetsALock"}},
-		{"Every call returns when its context's deadline passes", []string{"TestStoppedServer_CallsReturnByTheirDeadline", "TestTimeouts_TheCallersEndComesFirst"}},
-		{"What the caller's own context ended is told as that", []string{"TestEnded_IsNeverUnavailable", "TestEnded_InLineIsNeverUnavailable", "TestUnavailable_IsNoContextsError"}},
-		{"Every key written to Redis has an expiry", []string{"TestEveryKeyHasAnExpiry"}},
-		{"A held lock costs no goroutine", []string{"TestCosts_AHeldLockIsAKilobyteAndNoGoroutine", "TestCosts_AMillionKeysLeaveNothingBehind"}},
-		{"A quorum works as long as a majority", []string{"TestQuorum_WorksWithAMinorityDead", "TestFault_StoppedMinority", "TestBreaker_AProbeBringsTheNodeBack", "TestFault_RestartedEmpty"}},
-	},
 	"idempotency": {
 		{"Of all who begin with one key", []string{"TestOneClaim", "TestRetention"}},
 		{"A retry with another fingerprint", []string{"TestBegin", "TestEncryption_MismatchWhileItRuns"}},
@@ -112,25 +100,29 @@ func plain(text []comment.Text) string {
 // Each package says what it guarantees and what not, and each guarantee has its test.
 func TestGuarantees_EachHasItsTest(t *testing.T) {
 	for folder, want := range guarantees {
-		g := readGodoc(t, folder)
-		given := promised(g.Doc, "Guarantees")
-		if len(promised(g.Doc, "Does not guarantee")) < 3 {
-			t.Errorf("%s hardly says what it does not guarantee", folder)
+		t.Run(folder, func(t *testing.T) { checkGuarantees(t, folder, want) })
+	}
+}
+
+func checkGuarantees(t *testing.T, folder string, want []guarantee) {
+	g := readGodoc(t, folder)
+	given := promised(g.Doc, "Guarantees")
+	if len(promised(g.Doc, "Does not guarantee")) < 3 {
+		t.Errorf("%s hardly says what it does not guarantee", folder)
+	}
+	for i, text := range given {
+		if i >= len(want) || !strings.HasPrefix(text, want[i].begins) {
+			t.Errorf("%s guarantees something that no test is named for here: %q", folder, text)
+			break
 		}
-		for i, text := range given {
-			if i >= len(want) || !strings.HasPrefix(text, want[i].begins) {
-				t.Errorf("%s guarantees something that no test is named for here: %q", folder, text)
-				break
-			}
-		}
-		if len(given) < len(want) {
-			t.Errorf("%s gives %d guarantees, and %d are named here", folder, len(given), len(want))
-		}
-		for _, one := range want {
-			for _, test := range one.tests {
-				if !hasTest(t, folder, test) {
-					t.Errorf("%s: %q has no test %s", folder, one.begins, test)
-				}
+	}
+	if len(given) < len(want) {
+		t.Errorf("%s gives %d guarantees, and %d are named here", folder, len(given), len(want))
+	}
+	for _, one := range want {
+		for _, test := range one.tests {
+			if !hasTest(t, folder, test) {
+				t.Errorf("%s: %q has no test %s", folder, one.begins, test)
 			}
 		}
 	}

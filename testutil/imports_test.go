@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,14 +16,20 @@ import (
 
 const module = "github.com/onelane/onelane"
 
-// What each folder may import besides the standard library and itself: a path, and what is below it.
+// mayImport says what the packages of a folder may import besides the standard library and each
+// other: folders of this module that have a rule, and paths with what is below them. The longest
+// folder that holds a package is its rule.
 var mayImport = map[string][]string{
-	"core":        {"github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9", "go.opentelemetry.io/otel"},
-	"idempotency": {module + "/core", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
-	"ginlock":     {module + "/core", module + "/idempotency", "github.com/gin-gonic/gin"},
-	"grpclock": {module + "/core", module + "/idempotency", "google.golang.org/grpc", "google.golang.org/protobuf",
+	"core": {"internal", "go.opentelemetry.io/otel"},
+	"core/redisbackend": {"core", "internal", "github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9",
+		"go.opentelemetry.io/otel/attribute", "go.opentelemetry.io/otel/metric"},
+	"core/onelanectl": {"core", "core/redisbackend", "internal", "github.com/redis/go-redis/v9"},
+	"internal":        {"core"},
+	"idempotency":     {"core", "internal", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
+	"ginlock":         {"core", "idempotency", "internal", "github.com/gin-gonic/gin"},
+	"grpclock": {"core", "idempotency", "internal", "google.golang.org/grpc", "google.golang.org/protobuf",
 		"google.golang.org/genproto/googleapis/rpc"},
-	"gormlock": {module + "/core", module + "/idempotency", "gorm.io/gorm"},
+	"gormlock": {"core", "idempotency", "internal", "gorm.io/gorm"},
 }
 
 // What is below an allowed path and is not meant.
@@ -32,8 +39,8 @@ var neverImport = []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/
 // These are not shipped: they may import anything, and nothing shipped may import them.
 var notShipped = []string{"testutil", "examples"}
 
-var topLevel = []string{"go.mod", "go.sum", "core", "ginlock", "grpclock", "gormlock", "idempotency", "examples", "testutil",
-	"README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+var topLevel = []string{"go.mod", "go.sum", "core", "ginlock", "grpclock", "gormlock", "idempotency", "internal", "examples",
+	"testutil", "docs", "README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
 
 // imports are the imports of each package, by its folder relative to the module, with / in it.
 type imports map[string][]string
@@ -43,23 +50,44 @@ func violations(packages imports) []string {
 	var found []string
 	for folder, paths := range packages {
 		top, _, _ := strings.Cut(folder, "/")
-		allowed, shipped := mayImport[top]
+		rule := ruleOf(folder)
 		for _, path := range paths {
-			first, _, _ := strings.Cut(path, "/")
 			switch {
-			case !strings.Contains(first, "."): // the standard library
-			case within(path, module+"/"+top):
-			case !shipped && slices.Contains(notShipped, top):
-			case !shipped:
+			case isStandard(path), slices.Contains(notShipped, top):
+			case rule == "" && !within(path, module+"/"+top):
 				found = append(found, fmt.Sprintf("%s: no rule says what it may import, and it imports %s", folder, path))
-			case slices.ContainsFunc(neverImport, func(p string) bool { return within(path, p) }),
-				!slices.ContainsFunc(allowed, func(p string) bool { return within(path, p) }):
+			case rule != "" && !allowed(rule, path):
 				found = append(found, fmt.Sprintf("%s imports %s", folder, path))
 			}
 		}
 	}
 	slices.Sort(found)
 	return found
+}
+
+// ruleOf returns the longest folder of mayImport that holds the folder, or "".
+func ruleOf(folder string) (rule string) {
+	for f := range mayImport {
+		if within(folder, f) && len(f) > len(rule) {
+			rule = f
+		}
+	}
+	return rule
+}
+
+// allowed reports whether the packages under a rule may import path.
+func allowed(rule, path string) bool {
+	if own, ok := strings.CutPrefix(path, module+"/"); ok {
+		target := ruleOf(own)
+		return target == rule || target != "" && slices.Contains(mayImport[rule], target)
+	}
+	below := func(p string) bool { return within(path, p) }
+	return slices.ContainsFunc(mayImport[rule], below) && !slices.ContainsFunc(neverImport, below)
+}
+
+func isStandard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".")
 }
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
@@ -110,8 +138,8 @@ func TestDependencyRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, folder := range []string{"core", "ginlock", "grpclock", "gormlock", "idempotency"} {
-		if len(packages[folder]) == 0 {
+	for _, folder := range slices.Sorted(maps.Keys(mayImport)) {
+		if folder != "internal" && len(packages[folder]) == 0 {
 			t.Errorf("the package %s was not found: this test looks at %d packages and misses what it is for", folder, len(packages))
 		}
 	}
@@ -157,12 +185,31 @@ func TestTheRulesFindEachViolation(t *testing.T) {
 		allowed      bool
 	}{
 		{"core", "context", true},
-		{"core", redsync + "/redis", true},
-		{"core", redsync + "/redis/goredis/v9", true},
-		{"core", "github.com/redis/go-redis/v9", true},
 		{"core", "go.opentelemetry.io/otel/metric", true},
 		{"core", module + "/core/internal/x", true},
-		{"core", redsync, false},
+		{"core", module + "/internal/ownertext", true},
+		{"core", redsync + "/redis", false},
+		{"core", "github.com/redis/go-redis/v9", false},
+		{"core", module + "/core/redisbackend", false},
+		{"core/redisbackend", module + "/core", true},
+		{"core/redisbackend", module + "/internal/ownertext", true},
+		{"core/redisbackend", redsync + "/redis", true},
+		{"core/redisbackend", redsync + "/redis/goredis/v9", true},
+		{"core/redisbackend", "github.com/redis/go-redis/v9", true},
+		{"core/redisbackend", "go.opentelemetry.io/otel/metric", true},
+		{"core/redisbackend", redsync, false},
+		{"core/redisbackend", "github.com/redis/rueidis", false},
+		{"core/redisbackend", "go.opentelemetry.io/otel/trace", false},
+		{"core/redisbackend", module + "/core/onelanectl", false},
+		{"core/redisbackend", module + "/idempotency", false},
+		{"core/onelanectl", module + "/core/redisbackend", true},
+		{"core/onelanectl", module + "/gormlock", false},
+		{"core/newbackend", "github.com/redis/go-redis/v9", false},
+		{"internal/keytemplate", module + "/core", true},
+		{"internal/keytemplate", module + "/internal/ownertext", true},
+		{"internal/keytemplate", module + "/idempotency", false},
+		{"internal/keytemplate", module + "/core/redisbackend", false},
+		{"internal/keytemplate", "gorm.io/gorm", false},
 		{"core", "go.opentelemetry.io/otel/sdk/metric", false},
 		{"core", "go.opentelemetry.io/otelfake", false},
 		{"core", "github.com/gin-gonic/gin", false},
@@ -174,6 +221,8 @@ func TestTheRulesFindEachViolation(t *testing.T) {
 		{"idempotency", "github.com/redis/go-redis/v9", false},
 		{"ginlock", "github.com/gin-gonic/gin/render", true},
 		{"ginlock", module + "/idempotency", true},
+		{"ginlock", module + "/internal/keytemplate", true},
+		{"ginlock", module + "/core/redisbackend", false},
 		{"ginlock", module + "/grpclock", false},
 		{"ginlock", module + "/gormlock", false},
 		{"grpclock", "google.golang.org/grpc/codes", true},
@@ -188,6 +237,7 @@ func TestTheRulesFindEachViolation(t *testing.T) {
 		{"gormlock", "gorm.io/driver/mysql", false},
 		{"gormlock", "github.com/glebarez/sqlite", false},
 		{"gormlock", module + "/grpclock", false},
+		{"gormlock", module + "/core/redisbackend", false},
 		{"core", module + "/testutil", false},
 		{"ginlock", module + "/examples/grab", false},
 		{"gormlock", module + "/testutil/internal/server", false},

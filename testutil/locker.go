@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 )
 
 // Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends.
@@ -18,7 +19,7 @@ import (
 //	}
 func Locker(t testing.TB, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(core.Clients(Redis(t).Client()), opts...)
+	l, err := core.New(redisbackend.New(Redis(t).Client()), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

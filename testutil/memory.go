@@ -3,119 +3,117 @@ package testutil
 import (
 	"bytes"
 	"context"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// memoryTokens is how many fencing tokens a lease of Memory reserves.
-const memoryTokens = 64
+// Memory returns a backend inside this process, for unit tests. It is a core.Opener and a
+// core.Backend: Lockers made of one Memory share its keys, and Close keeps them. Its clock is the
+// time package's, so that testing/synctest drives it. It starts no goroutine.
+//
+// A lock has no fencing token until one is asked for, as on Redis.
+func Memory() *MemoryBackend { return &MemoryBackend{keys: make(map[string]*memoryKey)} }
 
-// Memory returns a core.Backend inside this process, for unit tests. Its clock is the time package's, so that
-// testing/synctest drives it. It wakes waiters at once, and starts no goroutine.
-func Memory() core.Backend { return &memory{keys: make(map[string]*memoryKey)} }
-
-type memory struct {
+// MemoryBackend is what [Memory] returns.
+type MemoryBackend struct {
 	mu    sync.Mutex
-	keys  map[string]*memoryKey // those that are held, sealed or watched, or were until lately
-	fence uint64                // no forgotten key had a token above this one
+	keys  map[string]*memoryKey // all that are not free or that somebody watches
+	fence uint64                // at least the largest token of every forgotten key
 }
 
-type memoryKey struct {
-	owner    string // "" unless held
-	sealed   bool
-	value    []byte
-	token    uint64 // of the lease or the seal
-	fence    uint64 // the last token given away
-	until    time.Time
-	watchers map[chan struct{}]bool
+// Open implements core.Opener.
+func (m *MemoryBackend) Open(core.Environment) (core.Backend, error) { return m, nil }
+
+// Ping implements core.Backend. It fails only if ctx is done.
+func (m *MemoryBackend) Ping(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return &core.UnavailableError{Nodes: []error{err}}
+	}
+	return nil
 }
 
-// at returns the key as it is now. m.mu is held.
-func (m *memory) at(key string) *memoryKey {
+// Close implements core.Backend. It does nothing.
+func (m *MemoryBackend) Close() error { return nil }
+
+// enter begins a verb. It returns the key as it is now and a function that ends the verb.
+func (m *MemoryBackend) enter(ctx context.Context, key string) (*memoryKey, func(), error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, &core.UnavailableError{Key: key, Nodes: []error{err}}
+	}
+	m.mu.Lock()
 	k := m.keys[key]
 	if k == nil {
 		k = &memoryKey{fence: m.fence}
 		m.keys[key] = k
 	}
-	if !time.Now().Before(k.until) {
-		k.owner, k.sealed, k.value = "", false, nil
-	}
-	return k
-}
-
-func (k *memoryKey) changed() {
-	for w := range k.watchers {
-		select {
-		case w <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// enter is the start of every verb.
-func (m *memory) enter(ctx context.Context, key string) (*memoryKey, func(), error) {
-	if ctx.Err() != nil {
-		return nil, nil, &core.UnavailableError{Key: key, Nodes: []error{context.Cause(ctx)}}
-	}
-	m.mu.Lock()
-	k := m.at(key)
+	k.expire(time.Now())
 	return k, func() { m.leave(key, k) }, nil
 }
 
-// leave is the end of every verb. It forgets a key that is free and that nobody watches.
-func (m *memory) leave(key string, k *memoryKey) {
-	if k.owner == "" && !k.sealed && len(k.watchers) == 0 {
+// leave ends a verb. It forgets a key that is free and that nobody watches.
+func (m *MemoryBackend) leave(key string, k *memoryKey) {
+	if k.status == core.Free && len(k.watchers) == 0 && m.keys[key] == k {
 		m.fence = max(m.fence, k.fence)
 		delete(m.keys, key)
 	}
 	m.mu.Unlock()
 }
 
-func (m *memory) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
-	k, leave, err := m.enter(ctx, key)
+// Acquire implements core.Backend.
+func (m *MemoryBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	k, leave, err := m.enter(ctx, r.Key)
 	if err != nil {
 		return core.Grant{}, err
 	}
 	defer leave()
 	now := time.Now()
 	switch {
-	case k.sealed:
-		return core.Grant{}, &core.SealedError{Key: key, Value: k.value, Token: k.token, ExpiresIn: k.until.Sub(now)}
-	case k.owner != "" && k.owner != owner:
-		holder, tag, _ := strings.Cut(k.owner, "#")
-		return core.Grant{}, &core.TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: k.until.Sub(now)}
-	case k.owner == "":
-		k.owner, k.token = owner, k.fence+1
-		k.fence += memoryTokens
+	case k.status == core.Sealed:
+		return core.Grant{}, &core.SealedError{Key: r.Key, Value: k.value, Token: k.token}
+	case k.status == core.Held && k.owner != r.Owner:
+		holder, tag := ownertext.Split(k.owner)
+		return core.Grant{}, &core.TakenError{Key: r.Key, Holder: holder, Tag: tag, RetryAfter: k.until.Sub(now)}
+	case k.status == core.Orphaned && k.owner != r.Adopt:
+		return core.Grant{}, &core.OrphanedError{Key: r.Key, Owner: k.owner, Since: k.since}
+	case k.status != core.Held:
+		k.free()
+		k.status, k.owner, k.orphan = core.Held, r.Owner, r.Orphan
 	}
-	k.until = now.Add(ttl)
-	return core.Grant{Key: key, Owner: owner, Token: k.token, Tokens: memoryTokens, Deadline: k.until}, nil
+	k.until = now.Add(r.TTL)
+	if r.Token {
+		k.mint()
+	}
+	return k.grant(core.Grant{Key: r.Key, Owner: r.Owner, Orphan: r.Orphan}), nil
 }
 
-// holds says how the lease is gone, if it is.
-func (k *memoryKey) holds(g core.Grant) error {
-	switch {
-	case k.sealed:
-		return fmt.Errorf("%w: the key is sealed", core.ErrLost)
-	case k.owner == "":
-		return fmt.Errorf("%w: the key expired", core.ErrLost)
-	case k.owner != g.Owner:
-		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, k.owner)
+// Mint implements core.Backend.
+func (m *MemoryBackend) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
+	if g.Token != 0 {
+		return g, nil
 	}
-	return nil
-}
-
-func (m *memory) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	k, leave, err := m.enter(ctx, g.Key)
 	if err != nil {
 		return g, err
 	}
 	defer leave()
-	if err := k.holds(g); err != nil {
+	if err := k.owned(g, core.Held); err != nil {
+		return g, err
+	}
+	k.mint()
+	return k.grant(g), nil
+}
+
+// Extend implements core.Backend.
+func (m *MemoryBackend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	k, leave, err := m.enter(ctx, g.Key)
+	if err != nil {
+		return g, err
+	}
+	defer leave()
+	if err := k.owned(g, core.Held); err != nil {
 		return g, err
 	}
 	if until := time.Now().Add(ttl); until.After(k.until) {
@@ -125,72 +123,75 @@ func (m *memory) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	return g, nil
 }
 
-func (m *memory) Release(ctx context.Context, g core.Grant) error {
+// Release implements core.Backend. It counts all watchers: the holder's own Locker has none, because
+// only a process that does not hold the key watches it.
+func (m *MemoryBackend) Release(ctx context.Context, g core.Grant) (others int, err error) {
+	k, leave, err := m.enter(ctx, g.Key)
+	if err != nil {
+		return -1, err
+	}
+	defer leave()
+	if err := k.owned(g, core.Held, core.Orphaned, core.Sealed); err != nil {
+		return len(k.watchers), err
+	}
+	if k.status != core.Sealed {
+		k.free()
+		k.signal()
+	}
+	return len(k.watchers), nil
+}
+
+// Seal implements core.Backend.
+func (m *MemoryBackend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	k, leave, err := m.enter(ctx, g.Key)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if k.sealed && k.token >= g.Token && k.token < g.Token+g.Tokens {
+	if k.status == core.Sealed && k.owner == g.Owner && bytes.Equal(k.value, value) {
 		return nil
 	}
-	if err := k.holds(g); err != nil {
+	if err := k.owned(g, core.Held, core.Orphaned); err != nil {
 		return err
 	}
-	k.owner = ""
-	k.changed()
+	k.status, k.value, k.token, k.until = core.Sealed, bytes.Clone(value), g.Token, time.Now().Add(retention)
+	k.signal()
 	return nil
 }
 
-func (m *memory) Seal(ctx context.Context, g core.Grant, token uint64, value []byte, retention time.Duration) error {
-	k, leave, err := m.enter(ctx, g.Key)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	if k.sealed && k.token == token && bytes.Equal(k.value, value) {
-		return nil
-	}
-	if err := k.holds(g); err != nil {
-		return err
-	}
-	k.owner, k.sealed, k.token = "", true, token
-	k.value, k.until = bytes.Clone(value), time.Now().Add(retention)
-	k.changed()
-	return nil
-}
-
-func (m *memory) Unseal(ctx context.Context, key string) error {
+// Unseal implements core.Backend.
+func (m *MemoryBackend) Unseal(ctx context.Context, key string) error {
 	k, leave, err := m.enter(ctx, key)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if k.sealed {
-		k.sealed, k.value = false, nil
-		k.changed()
+	if k.status == core.Sealed || k.status == core.Orphaned {
+		k.free()
+		k.signal()
 	}
 	return nil
 }
 
-func (m *memory) Inspect(ctx context.Context, key string) (core.State, error) {
+// Inspect implements core.Backend.
+func (m *MemoryBackend) Inspect(ctx context.Context, key string) (core.State, error) {
 	k, leave, err := m.enter(ctx, key)
 	if err != nil {
 		return core.State{}, err
 	}
 	defer leave()
-	left := time.Until(k.until)
-	switch {
-	case k.sealed:
-		return core.State{Status: core.Sealed, Token: k.token, Value: k.value, ExpiresIn: left}, nil
-	case k.owner != "":
-		return core.State{Status: core.Held, Owner: k.owner, Token: k.token, ExpiresIn: left}, nil
+	st := core.State{Status: k.status, Owner: k.owner, Token: k.token, Value: k.value, Since: k.since}
+	if k.status != core.Free {
+		st.ExpiresIn = time.Until(k.until)
 	}
-	return core.State{}, nil
+	if k.status == core.Sealed {
+		st.Owner = ""
+	}
+	return st, nil
 }
 
-// Watch implements core.Watcher.
-func (m *memory) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+// Watch implements core.Backend.
+func (m *MemoryBackend) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
 	k, leave, err := m.enter(ctx, key)
 	if err != nil {
 		return nil, nil, err

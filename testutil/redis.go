@@ -29,7 +29,7 @@ type Node struct {
 // when CI or ONELANE_REQUIRE_SERVERS is set.
 //
 //	node := testutil.Redis(t)
-//	locker, err := core.New(core.Clients(node.Client()))
+//	locker, err := core.New(redisbackend.New(node.Client()))
 //	if err != nil {
 //		t.Fatal(err)
 //	}
@@ -145,7 +145,7 @@ func (n *Node) real(verb string) *server.Server {
 
 // MiniRedis returns a client of an embedded miniredis, for tests that want one even where Redis is installed. Both end with the test.
 //
-//	locker, err := core.New(core.Clients(testutil.MiniRedis(t)))
+//	locker, err := core.New(redisbackend.New(testutil.MiniRedis(t)))
 //	if err != nil {
 //		t.Fatal(err)
 //	}
@@ -162,7 +162,9 @@ type Nodes []*Node
 // Cluster starts n independent Redis masters at once, as Redis does one; it is no Redis Cluster.
 //
 //	nodes := testutil.Cluster(t, 3)
-//	locker, err := core.New(core.Clients(nodes.Clients()...))
+//	quorum := redisbackend.New(nodes.Clients()...)
+//	quorum.NewInstallation = true // the nodes have just started
+//	locker, err := core.New(quorum)
 //	if err != nil {
 //		t.Fatal(err)
 //	}

@@ -29,7 +29,7 @@ type Sharded struct {
 // The args are added to their command lines. It needs redis-server 7.0; where it is not installed the test fails.
 //
 //	cluster := testutil.RedisCluster(t, 3)
-//	locker, err := core.New(core.Clients(cluster.Client()))
+//	locker, err := core.New(redisbackend.New(cluster.Client()))
 //	if err != nil {
 //		t.Fatal(err)
 //	}

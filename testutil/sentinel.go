@@ -28,7 +28,7 @@ type Replicated struct {
 // where it is not installed the test fails.
 //
 //	redis := testutil.Sentinel(t)
-//	locker, err := core.New(core.Clients(redis.Client()))
+//	locker, err := core.New(redisbackend.New(redis.Client()))
 //	if err != nil {
 //		t.Fatal(err)
 //	}

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 )
 
 // errNothing says that there was nothing to do.
@@ -25,7 +26,9 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	locker, err := core.New(core.Clients(clients...), core.WithPrefix(o.prefix), core.WithNodeTimeout(o.timeout))
+	backend := redisbackend.New(clients...)
+	backend.NodeTimeout = o.timeout
+	locker, err := core.New(backend, core.WithPrefix(o.prefix))
 	if err != nil {
 		return err
 	}
@@ -46,8 +49,8 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 		return out.one(key, before)
 	case "unseal":
 		done = "unsealed"
-		if before.Status != core.Sealed {
-			return fmt.Errorf("key %q is %v, not sealed: %w", key, before.Status, errNothing)
+		if before.Status != core.Sealed && before.Status != core.Orphaned {
+			return fmt.Errorf("key %q is %v, not sealed or orphaned: %w", key, before.Status, errNothing)
 		}
 		if err := locker.Unseal(ctx, key); err != nil {
 			return err
@@ -61,7 +64,7 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 }
 
 func by(st core.State) string {
-	if st.Status != core.Held {
+	if st.Owner == "" {
 		return ""
 	}
 	return fmt.Sprintf(" by %q", st.Owner)
@@ -73,13 +76,14 @@ func (o *options) list(ctx context.Context, locker *core.Locker, clients clients
 	if len(o.args) > 1 {
 		start = o.args[1]
 	}
-	keys, more, err := clients.scan(ctx, o.prefix, start, o.limit)
+	keys, more, err := clients.scan(ctx, o.prefix, start, o.limit, o.held)
 	for _, key := range keys {
 		st, inspected := locker.Inspect(ctx, key)
 		switch {
 		case errors.Is(inspected, core.ErrInvalidKey): // not ours: without a prefix all keys of the database come by
 		case inspected != nil:
 			err = errors.Join(err, inspected)
+		case st.Status == core.Sealed && o.held: // a lease on a minority of a quorum
 		case st.Status != core.Free:
 			err = errors.Join(err, out.row(key, st))
 		}

@@ -25,9 +25,10 @@ import (
 
 const usage = `onelanectl shows and frees the locks of onelane.
 
-  onelanectl [flags] inspect KEY                 what a key is: free, held by whom, or sealed
-  onelanectl [flags] ls [PREFIX]                 the keys that are held or sealed now
-  onelanectl [flags] unseal KEY                  frees a sealed key: a request may run again, a sale goes on
+  onelanectl [flags] inspect KEY                 what a key is: free, held by whom, sealed, or orphaned
+  onelanectl [flags] ls [PREFIX]                 the keys that are held, sealed or orphaned now
+  onelanectl [flags] unseal KEY                  frees a sealed or orphaned key: a request may run again, a sale goes on
+                                                 A key is orphaned if its holder disappeared: check first how far it came.
   onelanectl [flags] release KEY -owner OWNER    frees a held key; OWNER as inspect shows it
                                                  Its holder may still be at work until its next renewal.
 Flags:
@@ -52,6 +53,7 @@ type options struct {
 	prefix, owner string
 	limit         int
 	timeout       time.Duration
+	held          bool
 	json, value   bool
 	args          []string // the command and its arguments
 }
@@ -85,6 +87,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`; its user and password are the master's, and a password of the Sentinels can stand in "+sentinelPasswordEnv)
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
+	f.BoolVar(&o.held, "held", false, "of ls: only keys that are held or orphaned, without the records and seals, of which there may be many")
 	f.IntVar(&o.limit, "limit", 1000, "of ls: how many keys at most")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
 	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")
@@ -128,6 +131,8 @@ func (o *options) valid() error {
 		return errors.New("release: say whose lock it is with -owner; inspect shows it")
 	case command != "release" && o.owner != "":
 		return fmt.Errorf("%s: -owner is for release", command)
+	case command != "ls" && o.held:
+		return fmt.Errorf("%s: -held is for ls", command)
 	case o.limit < 1:
 		return fmt.Errorf("-limit %d: it must be positive", o.limit)
 	case o.timeout <= 0:

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // printer writes states as text or as JSON.
@@ -27,13 +27,15 @@ type state struct {
 	Tag       string `json:"tag,omitempty"`
 	Token     uint64 `json:"token,omitempty"`
 	ExpiresMS int64  `json:"expires_in_ms,omitempty"`
-	Size      *int   `json:"value_bytes,omitempty"`
-	Value     []byte `json:"value,omitempty"`
+	// Since is when the lease of an orphaned key ended, or since when a key is held.
+	Since time.Time `json:"since,omitzero"`
+	Size  *int      `json:"value_bytes,omitempty"`
+	Value []byte    `json:"value,omitempty"`
 }
 
 func (p *printer) state(key string, st core.State) state {
-	s := state{Key: key, Status: st.Status.String(), Owner: st.Owner, Token: st.Token, ExpiresMS: st.ExpiresIn.Milliseconds()}
-	_, s.Tag, _ = strings.Cut(st.Owner, "#")
+	s := state{Key: key, Status: st.Status.String(), Owner: st.Owner, Token: st.Token, ExpiresMS: st.ExpiresIn.Milliseconds(), Since: st.Since}
+	_, s.Tag = ownertext.Split(st.Owner)
 	if st.Status == core.Sealed {
 		size := len(st.Value)
 		s.Size = &size
@@ -54,7 +56,7 @@ func (p *printer) one(key string, st core.State) error {
 	line := func(name, value string) { fmt.Fprintf(t, "%s\t%s\n", name, value) }
 	line("key", text(s.Key))
 	line("status", s.Status)
-	if st.Status == core.Held {
+	if s.Owner != "" {
 		line("owner", text(s.Owner))
 	}
 	if s.Tag != "" {
@@ -62,6 +64,9 @@ func (p *printer) one(key string, st core.State) error {
 	}
 	if s.Token != 0 {
 		line("token", fmt.Sprint(s.Token))
+	}
+	if !s.Since.IsZero() {
+		line(s.Status+" since", s.Since.Format(time.RFC3339))
 	}
 	if st.Status != core.Free {
 		line("expires", expires(st))
@@ -82,10 +87,18 @@ func (p *printer) row(key string, st core.State) error {
 	}
 	if p.table == nil {
 		p.table = tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(p.table, "KEY\tSTATUS\tEXPIRES\tTOKEN\tOWNER")
+		fmt.Fprintln(p.table, "KEY\tSTATUS\tSINCE\tEXPIRES\tTOKEN\tOWNER")
 	}
 	s := p.state(key, st)
-	_, err := fmt.Fprintf(p.table, "%s\t%s\t%s\t%d\t%s\n", text(key), s.Status, expires(st), s.Token, cmp.Or(text(s.Owner), "-"))
+	token := "-"
+	if s.Token != 0 {
+		token = fmt.Sprint(s.Token)
+	}
+	since := "-"
+	if !s.Since.IsZero() {
+		since = s.Since.Format(time.DateTime)
+	}
+	_, err := fmt.Fprintf(p.table, "%s\t%s\t%s\t%s\t%s\t%s\n", text(key), s.Status, since, expires(st), token, cmp.Or(text(s.Owner), "-"))
 	return err
 }
 

@@ -72,17 +72,21 @@ func (s servers) open() (clients, error) {
 	return all, nil
 }
 
-// scan returns up to limit keys that begin with start, of all masters, sorted, and whether there are more. With an
-// error it returns those that were found before.
-func (cs clients) scan(ctx context.Context, prefix, start string, limit int) (keys []string, more bool, err error) {
+// scan returns up to limit keys that begin with start, of all masters, sorted, and whether there are more. It leaves
+// out sealed keys if only held ones are wanted. With an error it returns those that were found before.
+func (cs clients) scan(ctx context.Context, prefix, start string, limit int, held bool) (keys []string, more bool, err error) {
 	var mu sync.Mutex
 	found := make(map[string]bool)
-	pattern := pattern(prefix, start)
-	master := func(ctx context.Context, c *redis.Client) error {
+	scanFor := func(ctx context.Context, c *redis.Client, pattern string) error {
 		for cursor := uint64(0); ; {
 			names, next, err := c.Scan(ctx, cursor, pattern, 500).Result()
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Options().Addr, err)
+			}
+			if held {
+				if names, err = withoutSeals(ctx, c, names); err != nil {
+					return fmt.Errorf("%s: %w", c.Options().Addr, err)
+				}
 			}
 			mu.Lock()
 			for _, name := range names {
@@ -96,6 +100,14 @@ func (cs clients) scan(ctx context.Context, prefix, start string, limit int) (ke
 				return nil
 			}
 		}
+	}
+	master := func(ctx context.Context, c *redis.Client) error {
+		for _, pattern := range patterns(prefix, start, len(cs) > 1) {
+			if err := scanFor(ctx, c, pattern); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	for _, c := range cs {
 		switch c := c.(type) {
@@ -115,23 +127,67 @@ func (cs clients) scan(ctx context.Context, prefix, start string, limit int) (ke
 	return keys, more, err
 }
 
+// withoutSeals returns the names whose values are no seals.
+func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]string, error) {
+	first := make([]*redis.StringCmd, len(names))
+	_, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, name := range names {
+			first[i] = p.GetRange(ctx, name, 0, 31)
+		}
+		return nil
+	})
+	var reply redis.Error
+	if err != nil && !errors.As(err, &reply) { // a key of another type is no error
+		return nil, err
+	}
+	others := names[:0]
+	for i, name := range names {
+		value, err := first[i].Result()
+		isSealed := strings.HasPrefix(value, "\x00")
+		if strings.HasSuffix(name, accepted) { // "ballot step value", and only an orphan's value is of interest
+			fields := strings.SplitN(value, " ", 3)
+			isSealed = len(fields) < 3 || !strings.HasPrefix(fields[2], "B")
+		}
+		if err == nil && !isSealed {
+			others = append(others, name)
+		}
+	}
+	return others, nil
+}
+
 var (
 	escape   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D") // as core writes keys
 	unescape = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}")
 	literal  = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
 )
 
-// pattern matches the names in Redis of the keys that begin with start. A fence counter does not end with a brace.
-func pattern(prefix, start string) string {
+// accepted is the end of the name under which a node of a quorum keeps a key's seal.
+const accepted = ":accepted"
+
+// patterns match the names in Redis of the keys that begin with start. A token counter does not end
+// with a brace.
+func patterns(prefix, start string, quorum bool) (all []string) {
 	if prefix == "" {
-		return literal.Replace(start) + "*"
+		all = append(all, literal.Replace(start)+"*")
+		prefix = "{"
+	} else {
+		prefix += "{"
+		start = escape.Replace(start)
+		all = append(all, literal.Replace(prefix+start)+"*}")
 	}
-	return literal.Replace(prefix+"{"+escape.Replace(start)) + "*}"
+	if quorum {
+		all = append(all, literal.Replace(prefix+start)+"*}"+accepted)
+	}
+	return all
 }
 
-// userKey is the key that a name in Redis stands for.
+// userKey returns the key that a name in Redis stands for.
 func userKey(prefix, name string) (string, bool) {
+	name, seal := strings.CutSuffix(name, accepted)
 	if prefix == "" {
+		if seal {
+			name = strings.TrimSuffix(strings.TrimPrefix(name, "{"), "}")
+		}
 		return name, !strings.ContainsAny(name, "{}") // {key}:fence
 	}
 	name, begins := strings.CutPrefix(name, prefix+"{")

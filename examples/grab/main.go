@@ -24,6 +24,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 )
 
 type options struct {
@@ -75,7 +76,7 @@ func play(ctx context.Context, o options, out io.Writer) (ok bool, err error) {
 	defer server.Close()
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	locker, err := core.New(core.Clients(client))
+	locker, err := core.New(redisbackend.New(client))
 	if err != nil {
 		return false, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 )
 
 func main() {
@@ -93,7 +94,7 @@ func play(ctx context.Context, o options) (r result, err error) {
 	if err := client.Ping(ctx).Err(); err != nil {
 		return r, fmt.Errorf("the Redis at %s does not answer: %w", o.redis, err)
 	}
-	locker, err := core.New(core.Clients(client))
+	locker, err := core.New(redisbackend.New(client))
 	if err != nil {
 		return r, err
 	}

@@ -14,6 +14,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
 )
@@ -40,7 +41,7 @@ const shortTTL = 1500 * time.Millisecond
 
 func newService(redisAddr, dbFile string, opts ...core.Option) (*service, func(), error) {
 	client := redis.NewClient(&redis.Options{Addr: redisAddr})
-	locker, err := core.New(core.Clients(client), opts...)
+	locker, err := core.New(redisbackend.New(client), opts...)
 	if err != nil {
 		return nil, nil, err
 	}

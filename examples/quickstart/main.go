@@ -22,6 +22,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/glebarez/sqlite"
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/redis/go-redis/v9"
@@ -57,7 +58,7 @@ func run(out io.Writer) error {
 // connect is what a service does once, when it starts.
 func connect(addr string) (*core.Locker, error) {
 	redisClient := redis.NewClient(&redis.Options{Addr: addr})
-	locker, err := core.New(core.Clients(redisClient))
+	locker, err := core.New(redisbackend.New(redisClient))
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // options are the command line.
@@ -26,6 +27,10 @@ type options struct {
 	buyers, stock, submits, clients, procs int
 	redis, db, serve                       string
 	json, unguarded                        bool
+
+	// Not on the command line: the page sets them.
+	nodeTimeout time.Duration
+	newQuorum   bool
 }
 
 func main() {

@@ -89,8 +89,13 @@ func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 	}
 	stops = append(stops, func() { _ = os.RemoveAll(dir) })
 
+	// All of it shares one small machine: a node that is merely slow is not down.
+	o.nodeTimeout = 3 * time.Second
 	upstreams := strings.Split(o.redis, ",")
 	if o.redis == "" {
+		// The masters have just been started and never held a lock, so they need not abstain for one
+		// TTL. Never set this for masters that may have restarted.
+		o.newQuorum = true
 		upstreams = nil
 		for range 3 {
 			m := miniredis.NewMiniRedis()
@@ -119,8 +124,8 @@ func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 		name string
 		opts []core.Option
 	}{
-		// All of it shares one small machine: a node that is merely slow is not down. What is refused is on the page.
-		{&s.guarded, "guarded", []core.Option{core.WithMeterProvider(s.metrics.provider), core.WithNodeTimeout(3 * time.Second),
+		// What is refused is on the page, not in the log.
+		{&s.guarded, "guarded", []core.Option{core.WithTelemetry(s.metrics.provider, nil),
 			core.WithLogger(slog.New(slog.DiscardHandler))}},
 		{&s.naive, "naive", nil},
 	} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
 	"gorm.io/gorm"
@@ -121,7 +122,9 @@ func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop
 		if err != nil {
 			return nil, nil, err
 		}
-		locker, err := core.New(core.Clients(clients...), opts...)
+		backend := redisbackend.New(clients...)
+		backend.NodeTimeout, backend.NewInstallation = o.nodeTimeout, o.newQuorum
+		locker, err := core.New(backend, opts...)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -26,6 +26,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -155,8 +156,8 @@ func emitted(t *testing.T) string {
 	}
 	provider := metric.NewMeterProvider(metric.WithReader(exporter))
 	t.Cleanup(func() { _ = provider.Shutdown(context.Background()) })
-	locker := func(b core.Backend, opts ...core.Option) *core.Locker {
-		l, err := core.New(b, append(opts, core.WithMeterProvider(provider))...)
+	locker := func(b core.Opener, opts ...core.Option) *core.Locker {
+		l, err := core.New(b, append(opts, core.WithTelemetry(provider, nil))...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,8 +166,8 @@ func emitted(t *testing.T) string {
 	}
 	locks(t, locker(testutil.Memory(), core.WithTTL(60*time.Millisecond)))
 	requests(t, locker(testutil.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
-	requests(t, locker(core.Clients(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
-	hungNode(t, func(b core.Backend) *core.Locker { return locker(b) })
+	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
+	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) })
 
 	answer := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
@@ -229,10 +230,12 @@ func requests(t *testing.T, l *core.Locker, paths ...string) {
 }
 
 // hungNode lets one Redis of five hang until it is left out.
-func hungNode(t *testing.T, locker func(core.Backend) *core.Locker) {
+func hungNode(t *testing.T, locker func(core.Opener) *core.Locker) {
 	t.Helper()
 	cluster := testutil.Cluster(t, 5)
-	l := locker(core.Clients(cluster.Clients()...))
+	b := redisbackend.New(cluster.Clients()...)
+	b.NewInstallation = true
+	l := locker(b)
 	for i := range 100 {
 		if err := l.Do(t.Context(), "k", func(context.Context) error { return nil }); err != nil {
 			t.Fatal(err)

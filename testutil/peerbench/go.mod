@@ -2,7 +2,10 @@ module github.com/onelane/onelane/testutil/peerbench
 
 go 1.26.0
 
-replace github.com/onelane/onelane => ../..
+replace (
+	github.com/onelane/onelane => ../..
+	github.com/onelane/onelane/core/redisbackend/rueidisdriver => ../../core/redisbackend/rueidisdriver
+)
 
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
@@ -12,6 +15,7 @@ require (
 	github.com/go-sql-driver/mysql v1.8.1
 	github.com/jackc/pgx/v5 v5.10.0
 	github.com/onelane/onelane v0.0.0-00010101000000-000000000000
+	github.com/onelane/onelane/core/redisbackend/rueidisdriver v0.0.0-00010101000000-000000000000
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 	gorm.io/driver/mysql v1.6.0

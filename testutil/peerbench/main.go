@@ -22,10 +22,10 @@ import (
 // all are the scenarios, in the order of the report.
 func all(disk time.Duration) []scenario {
 	return []scenario{
-		ownKeys(1), ownKeys(16), ownKeys(256),
+		ownKeys(1), ownKeys(4), ownKeys(16), ownKeys(64), ownKeys(256), far(time.Millisecond),
 		hotKey(64), hotProcesses(4, 16),
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
-		masters(16), cost(), held(10_000), held(100_000),
+		masters(16), masters(64), cost(), held(10_000), held(100_000),
 		idempotent(64),
 		hotRow(database{kind: server.Postgres}, 256), hotRow(database{kind: server.MySQL}, 256),
 		hotRow(database{kind: server.Postgres, durable: true}, 256), hotRow(database{kind: server.MySQL, durable: true}, 256),

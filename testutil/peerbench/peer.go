@@ -17,6 +17,8 @@ import (
 	"github.com/redis/rueidis/rueidislock"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/redisbackend/rueidisdriver"
 )
 
 const ttl = 10 * time.Second // of every peer's locks
@@ -45,8 +47,8 @@ type peer struct {
 }
 
 var peers = []peer{
-	{"onelane", ours, true, func(addr string) (locker, func(), error) { return openOurs(addr) }},
-	{"onelane, pipelined", ours, true, func(addr string) (locker, func(), error) { return openOurs(addr, core.Pipelined()) }},
+	{"onelane", ours, true, openOurs},
+	{"onelane on rueidis", ours, true, openOursRueidis},
 	{"redsync", theirs, true, openRedsync},
 	{"redislock", theirs, true, openRedislock},
 	{"rueidislock", theirs, true, openRueidislock},
@@ -77,19 +79,35 @@ func waiting() []peer {
 	return ps
 }
 
-func openOurs(addr string, opts ...core.Option) (locker, func(), error) {
+func openOurs(addr string) (locker, func(), error) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
-	l, err := newLocker([]redis.UniversalClient{client}, opts...)
+	l, err := newLocker([]redis.UniversalClient{client})
 	if err != nil {
 		return nil, nil, err
 	}
 	return onelane{l}, func() { _, _ = l.Close(), client.Close() }, nil
 }
 
-// newLocker returns one that does not log: a scenario may take it beyond what the machine can do.
-func newLocker(clients []redis.UniversalClient, opts ...core.Option) (*core.Locker, error) {
-	opts = append([]core.Option{core.WithTTL(ttl), core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)
-	return core.New(core.Clients(clients...), opts...)
+func openOursRueidis(addr string) (locker, func(), error) {
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := newLockerOn(rueidisdriver.New(client))
+	if err != nil {
+		return nil, nil, err
+	}
+	return onelane{l}, func() { _ = l.Close(); client.Close() }, nil
+}
+
+func newLocker(clients []redis.UniversalClient) (*core.Locker, error) {
+	return newLockerOn(redisbackend.New(clients...))
+}
+
+// newLockerOn returns one that does not log: a scenario may take it beyond what the machine can do.
+func newLockerOn(backend redisbackend.Config) (*core.Locker, error) {
+	backend.NewInstallation = true // a scenario starts its masters itself
+	return core.New(backend, core.WithTTL(ttl), core.WithLogger(slog.New(slog.DiscardHandler)))
 }
 
 type onelane struct{ *core.Locker }

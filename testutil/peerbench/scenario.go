@@ -248,11 +248,14 @@ func (r result) of(name, column string) float64 {
 
 func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
 
-// best is the median of the best peer in a column.
-func (r result) best(column string, lower bool) float64 {
-	best := 0.0
+// best is the median of the best peer in a column, of those with such names if there are any.
+func (r result) best(column string, lower bool, names ...string) float64 {
+	best := math.NaN()
 	for _, w := range r.Rows {
-		if f := r.of(w.Name, column); w.Kind == theirs && (best == 0 || f > best != lower) {
+		if w.Kind != theirs || len(names) > 0 && !slices.Contains(names, w.Name) {
+			continue
+		}
+		if f := r.of(w.Name, column); math.IsNaN(best) || f > best != lower {
 			best = f
 		}
 	}
@@ -267,4 +270,9 @@ func times(a, b, column string) func(result) float64 {
 // timesBest is a target's figure: how many times a's column is the best peer's.
 func timesBest(a, column string, lower bool) func(result) float64 {
 	return func(r result) float64 { return r.of(a, column) / r.best(column, lower) }
+}
+
+// timesBestOf is timesBest among the peers with such names.
+func timesBestOf(a string, names []string, column string, lower bool) func(result) float64 {
+	return func(r result) float64 { return r.of(a, column) / r.best(column, lower, names...) }
 }

@@ -1,0 +1,98 @@
+package core
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// contextError returns ctx's error. It also notices a deadline that passed before ctx's timer fired.
+func contextError(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
+// endedError says that the caller's context ended a call. It matches the context's error and never
+// [ErrUnavailable]: the end of a context says nothing about the backend.
+type endedError struct {
+	key    string
+	ended  error  // context.Canceled or context.DeadlineExceeded
+	cause  error  // matched too, unless nil
+	detail string // the cause and the backend's answer
+}
+
+func (e *endedError) Error() string {
+	if e.key == "" {
+		return "core: the caller's context ended: " + e.detail
+	}
+	return fmt.Sprintf("core: key %q: the caller's context ended: %s", e.key, e.detail)
+}
+
+func (e *endedError) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.ended}
+	}
+	return []error{e.ended, e.cause}
+}
+
+// notAsked returns the error of a call whose context was done before the call was made.
+func notAsked(ctx context.Context, key string) error {
+	cause := context.Cause(ctx)
+	e := &endedError{key: key, ended: ctx.Err(), cause: cause, detail: cause.Error()}
+	// The cause may be an answer about another key: an errgroup cancels with the first error.
+	for _, answer := range []error{ErrTaken, ErrSealed, ErrOrphaned, ErrUnavailable, ErrInvalidKey, ErrReleased, ErrClosed} {
+		if errors.Is(cause, answer) {
+			e.cause = nil
+		}
+	}
+	return e
+}
+
+// callerError maps a backend's error to the error that the caller sees. A call that the caller's
+// context ended matches that context's error. A call that a time-out of ours ended matches no
+// context's error.
+func callerError(caller context.Context, key string, err error) error {
+	u, ok := err.(*UnavailableError)
+	if !ok {
+		return err
+	}
+	if ended := contextError(caller); ended != nil {
+		why := ended
+		if cause := context.Cause(caller); cause != nil {
+			why = cause
+		}
+		causes := strings.TrimPrefix(u.causes(), ended.Error()+": ")
+		return &endedError{key: cmp.Or(u.Key, key), ended: ended, detail: fmt.Sprintf("%v: %s", why, causes)}
+	}
+	if !slices.ContainsFunc(u.Nodes, isContextError) {
+		return err
+	}
+	// A copy, because all waiters share the error.
+	hidden := &UnavailableError{Key: u.Key, Nodes: slices.Clone(u.Nodes), Permanent: u.Permanent}
+	for i, n := range hidden.Nodes {
+		if isContextError(n) {
+			hidden.Nodes[i] = internalContextError{n}
+		}
+	}
+	return hidden
+}
+
+func isContextError(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// internalContextError is the error of a context of ours. It does not match a context's error, since
+// callers would take it for the end of their own.
+type internalContextError struct{ error }
+
+func (e internalContextError) Is(target error) bool {
+	return target != context.DeadlineExceeded && target != context.Canceled && errors.Is(e.error, target)
+}
+
+func (e internalContextError) As(target any) bool { return errors.As(e.error, target) }

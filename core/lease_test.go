@@ -1,0 +1,98 @@
+package core_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A renewal without an answer, or two in a row, do not lose a lock, however short its TTL.
+func TestRenewal_LostPacketsLoseNoLock(t *testing.T) {
+	for _, ttl := range []time.Duration{100 * time.Millisecond, time.Second, 1500 * time.Millisecond, 10 * time.Second} {
+		for _, packets := range []int{1, 2} {
+			synctest.Test(t, func(t *testing.T) {
+				s := memorySpy()
+				l := locker(t, s, core.WithTTL(ttl))
+				k := acquire(t, l, "k")
+				lost := 0
+				s.on("extend", func(ctx context.Context) error {
+					if lost++; lost > packets {
+						lost = 0
+						return nil
+					}
+					<-ctx.Done()
+					return unavailable("k")
+				})
+				time.Sleep(50 * ttl)
+				if err := k.Err(); err != nil {
+					t.Errorf("TTL %v, %d lost packets in a row: %v", ttl, packets, err)
+				}
+				_ = k.Release(t.Context())
+			})
+		}
+	}
+}
+
+// On a suspended machine the monotonic clock stops. The lease ended meanwhile. A corrected clock
+// loses no lock.
+func TestLease_SuspendedMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ahead atomic.Int64 // the wall clock, by
+		l := locker(t, testutil.Memory(), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+			return now.Sub(began) + time.Duration(ahead.Load()), now.Sub(began)
+		}))
+		k := acquire(t, l, "k")
+		for _, step := range []time.Duration{0, time.Second, -time.Hour} {
+			ahead.Store(int64(step))
+			ok(t, "Err after a step of the clock by "+step.String(), k.Err())
+		}
+		ahead.Store(int64(time.Minute))
+		want(t, "Err", k.Err(), core.ErrLost)
+		want(t, "Release", k.Release(t.Context()), core.ErrLost)
+	})
+}
+
+// cpuTime returns the CPU time that this process has used.
+func cpuTime(t *testing.T) time.Duration {
+	var u syscall.Rusage
+	ok(t, "getrusage", syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Each waiter leaves a queue in constant time: many that end together do not hold up other keys. CPU
+// time per waiter is compared, because a busy machine does not change it much.
+func TestWait_ManyWaitersEndTogether(t *testing.T) { // not parallel: it measures CPU time
+	leave := func(waiters int) (each time.Duration) {
+		l := locker(t, testutil.Memory())
+		k := acquire(t, l, "hot")
+		ctx, cancel := context.WithCancel(t.Context())
+		var all, queued sync.WaitGroup
+		queued.Add(waiters)
+		for range waiters {
+			all.Go(func() {
+				if _, err := l.Acquire(entering{ctx, new(sync.Once), queued.Done}, "hot"); err == nil {
+					t.Error("a waiter got a key that is held")
+				}
+			})
+		}
+		queued.Wait()
+		before := cpuTime(t)
+		cancel()
+		all.Wait()
+		each = (cpuTime(t) - before) / time.Duration(waiters)
+		ok(t, "Release", k.Release(t.Context()))
+		return each
+	}
+	few, many := leave(5_000), leave(100_000)
+	t.Logf("CPU time for each waiter that leaves: %v of 5,000, %v of 100,000", few, many)
+	if many > 5*few {
+		t.Errorf("a waiter that leaves takes %v of CPU time among 100,000, and %v among 5,000", many, few)
+	}
+}

@@ -1,0 +1,113 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// Locks are locks on several keys, from [Locker.AcquireAll].
+type Locks []*Lock
+
+// AcquireAll holds all keys or none. It removes duplicates and acquires in sorted order, so that two
+// calls cannot wait for each other. Under a lock that its context carries, it can still deadlock with
+// another process unless that lock's key sorts before all of keys. [WithWait] bounds the whole call.
+// If one of the locks was lost while another was waited for, the error matches [ErrLost]. With no
+// keys, AcquireAll returns no locks and no error.
+func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (_ Locks, err error) {
+	if len(keys) == 1 {
+		k, err := l.Acquire(ctx, keys[0], opts...)
+		if err != nil {
+			return nil, err
+		}
+		return Locks{k}, nil
+	}
+	s, err := l.settings.with(opts)
+	if err != nil {
+		return nil, err
+	}
+	sorted := slices.Compact(slices.Sorted(slices.Values(keys)))
+	for _, key := range sorted {
+		if _, err := backendKey(l.prefix, key); err != nil {
+			return nil, err
+		}
+	}
+	waiting, cancel := s.limit(ctx, time.Now())
+	defer cancel()
+	locks, complete := make(Locks, 0, len(sorted)), false
+	defer func() {
+		if !complete { // also after a panic of the backend
+			l.giveBack(ctx, waiting, locks, err)
+		}
+	}()
+	if err = l.acquireEach(ctx, waiting, sorted, opts, s.wait == 0, &locks); err == nil {
+		complete = true
+		return locks, nil
+	}
+	var taken *TakenError
+	if errors.As(err, &taken) && taken.Cause != nil {
+		taken.Cause = contextError(ctx) // nil if the wait was over, not the caller's context
+	}
+	return nil, err
+}
+
+// acquireEach appends the locks it got to locks, with an error, too.
+func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts []AcquireOption, try bool, locks *Locks) error {
+	for _, key := range keys {
+		k, err := l.acquire(ctx, waiting, key, opts, try)
+		if err != nil {
+			return err
+		}
+		k.parent = ctx // the context of the wait ends with this call
+		*locks = append(*locks, k)
+	}
+	for _, k := range *locks {
+		if err := k.Err(); err != nil { // lost while a later key was waited for
+			return err
+		}
+	}
+	return nil
+}
+
+// giveBack releases the locks of a call that failed with err. The release has a time of its own: the
+// call may have used up the caller's.
+func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) {
+	releasing, stop := detach(waiting)
+	defer stop()
+	if end, ok := waiting.Deadline(); ok {
+		releasing, stop = context.WithDeadline(releasing, end.Add(releaseGrace))
+		defer stop()
+	}
+	var errs []error
+	for _, k := range slices.Backward(locks) {
+		errs = append(errs, k.drop(ctx, releasing))
+	}
+	if failed := errors.Join(errs...); failed != nil && !errors.Is(err, ErrLost) {
+		l.releaseFailed(locks[0].Key(), failed)
+	}
+}
+
+// Release releases all the locks, the last acquired first, and returns their errors joined. If ctx is
+// done, Release works for up to 100 ms altogether. What it could not free is cleaned up in the
+// background, or ends with its lease.
+func (ks Locks) Release(ctx context.Context) error {
+	if len(ks) == 0 {
+		return nil
+	}
+	releasing, cancel := detach(ctx)
+	defer cancel()
+	return ks.release(ctx, releasing)
+}
+
+func (ks Locks) release(caller, ctx context.Context) error {
+	errs := make([]error, 0, len(ks))
+	for _, k := range slices.Backward(ks) {
+		last, lost, err := k.giveUp()
+		if last {
+			err = k.hold.lease.end(caller, ctx, lost)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

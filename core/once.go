@@ -1,0 +1,87 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// DoOnce runs fn under the lock on key, as [Locker.Do] does, and seals the key for the retention if fn
+// returns nil. Until then, or until [Locker.Unseal], later calls on the key do nothing. ran reports
+// whether this call ran fn. If another call did, that is no error. A call that comes while fn runs
+// elsewhere waits for it; with [WithWait] of 0 it returns [*TakenError].
+//
+// It is for jobs that run once per time slot on many instances. Put the slot into the key, for example
+// core.Join("report", "2026-11-22"), and give such keys to nothing else. The retention must be longer
+// than the slot plus the largest difference of the instances' clocks. The seal's value is the instance
+// that ran fn ([WithInstance]).
+//
+//   - If fn returns an error or panics, the key is released and another call may run fn. The error is
+//     that of Do.
+//   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed: fn may
+//     run again, or run elsewhere now. A lock with [WithOrphan] that nobody adopted is still sealed,
+//     and that is no error.
+//   - If the key cannot be sealed after fn ran, DoOnce tries again for as long as [WithOutageWait]
+//     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's error.
+//     Nobody gets the key before its lease ends; with WithOrphan it is then orphaned.
+//   - If the last holder died and had asked for an orphan, DoOnce returns [*OrphanedError].
+//
+// If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would end that
+// lock.
+func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration, fn func(ctx context.Context) error, opts ...AcquireOption) (ran bool, err error) {
+	if err := validRetention(key, retention); err != nil {
+		return false, err
+	}
+	s, err := l.settings.with(opts)
+	if err != nil {
+		return false, err
+	}
+	if l.Carries(ctx, key) {
+		return false, fmt.Errorf("core: do once key %q: the context carries a lock on the key, which the seal would end; call DoOnce outside of it", key)
+	}
+	k, err := l.Acquire(ctx, key, opts...)
+	if errors.Is(err, ErrSealed) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	succeeded := false
+	defer func() {
+		if !succeeded { // also after a panic
+			err = l.releaseAfter(ctx, k, err)
+		}
+	}()
+	if err := fn(WithLock(k.Context(), k)); err != nil {
+		return true, err
+	}
+	succeeded = true
+	if err := l.sealSurely(ctx, k, retention, s.outage); err != nil {
+		k.Lapse() // not Release: the seal may have succeeded, and an orphan must stay one
+		return true, fmt.Errorf("core: do once key %q: fn ran, but the key is not sealed for certain, so that fn may run again: %w", key, err)
+	}
+	return true, nil
+}
+
+// sealSurely seals a key over an outage of the backend, also if the lease ends meanwhile: the key may
+// be sealed or our orphan by then. If ctx is done it tries once.
+func (l *Locker) sealSurely(ctx context.Context, k *Lock, retention, outage time.Duration) error {
+	pauses, end := backoff{jitter: l.chance.jitter}, time.Now().Add(outage)
+	for {
+		sealing, cancel := detach(ctx)
+		err := k.seal(ctx, sealing, []byte(l.instance), retention)
+		cancel()
+		u, ok := err.(*UnavailableError)
+		if !ok || u.Permanent || !time.Now().Before(end) {
+			return err
+		}
+		timer := time.NewTimer(pauses.unavailable())
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return callerError(ctx, k.Key(), err)
+		}
+	}
+}

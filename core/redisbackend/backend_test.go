@@ -1,0 +1,33 @@
+package redisbackend_test
+
+import (
+	"testing"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestBackend_Redis(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
+}
+
+func TestBackend_Pools(t *testing.T) {
+	t.Parallel()
+	pool := testutil.Redis(t).Pool()
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, redisbackend.Pools(pool)) })
+}
+
+func TestBackend_MiniRedis(t *testing.T) {
+	t.Parallel()
+	client := testutil.MiniRedis(t)
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
+}
+
+func TestBackend_RedisCluster(t *testing.T) {
+	t.Parallel()
+	client := testutil.RedisCluster(t, 3).Client()
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
+}

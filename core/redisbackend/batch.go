@@ -1,0 +1,249 @@
+package redisbackend
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+const (
+	// largestBatch bounds a pipeline, so that its answers come while they are waited for.
+	largestBatch = 256
+	// longestShared is the size of a call that still shares a pipeline.
+	longestShared = 16 << 10
+	// mostWaiting bounds the calls that wait for a connection to one Redis.
+	mostWaiting = 1 << 14
+)
+
+var errBusy = errors.New("redisbackend: too many calls wait for this Redis")
+
+// call is what one caller sends: one command, or two that belong together.
+type call struct {
+	commands []*command
+	size     int
+	caller   time.Time // the deadline of the caller's context, or zero
+	until    time.Time // how long it waits for a connection
+
+	done chan struct{} // closed when it was answered, or will not be sent
+	err  error         // why it was not sent, or the first command's error
+
+	// guarded by connections.mu
+	taken bool // it is being sent, or will not be
+}
+
+func (w *call) finish(err error) {
+	w.err = err
+	close(w.done)
+}
+
+// do sends commands and returns the first one's error. If a connection is idle, the caller uses it;
+// else the call waits for one. If ctx ends while the call is under way, late is closed when it ended.
+func (c *connections) do(ctx context.Context, commands ...*command) (late <-chan struct{}, err error) {
+	now := time.Now()
+	if err := contextError(ctx); err != nil {
+		return nil, notSent(err)
+	}
+	caller, _ := ctx.Deadline()
+	c.mu.Lock()
+	if cn := c.take(now); cn != nil {
+		c.mu.Unlock()
+		c.put(cn, c.exec(cn, commands, sizeOf(commands), caller, now))
+		return nil, commands[0].Err
+	}
+	w := &call{commands: commands, size: sizeOf(commands), caller: caller, done: make(chan struct{})}
+	err = c.enqueue(w, now)
+	c.mu.Unlock()
+	if err != nil {
+		return nil, notSent(err)
+	}
+	select {
+	case <-w.done:
+		return nil, w.err
+	case <-ctx.Done():
+	}
+	if c.withdraw(w) {
+		return nil, notSent(ctx.Err())
+	}
+	select {
+	case <-w.done: // just now
+		return nil, w.err
+	default:
+		return w.done, ctx.Err()
+	}
+}
+
+// enqueue makes a call wait for a connection. c.mu is held.
+func (c *connections) enqueue(w *call, now time.Time) error {
+	if len(c.waiting) >= mostWaiting {
+		return errBusy
+	}
+	c.grow(now)
+	if err := c.hopeless(now); err != nil {
+		return err
+	}
+	w.until = now.Add(c.latency.timeout() + c.replicas.patience(time.Time{}, now))
+	if c.open == 0 {
+		w.until = c.since.Add(connectWait)
+	}
+	c.waiting = append(c.waiting, w)
+	if !c.armed {
+		c.arm(w.until.Sub(now))
+	}
+	return nil
+}
+
+// withdraw takes back a call that was not sent yet. It reports whether it did.
+func (c *connections) withdraw(w *call) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.taken {
+		return false
+	}
+	w.taken = true
+	return true
+}
+
+// arm sets the timer that ends calls which waited too long. c.mu is held.
+func (c *connections) arm(d time.Duration) {
+	c.armed = true
+	if c.expiry == nil {
+		c.expiry = time.AfterFunc(d, c.expire)
+		return
+	}
+	c.expiry.Reset(d)
+}
+
+// expire gives up the calls that waited too long.
+func (c *connections) expire() {
+	c.mu.Lock()
+	now := time.Now()
+	var over []*call
+	var next time.Time
+	left := c.waiting[:0]
+	for _, w := range c.waiting {
+		switch {
+		case w.taken:
+		case !now.Before(w.until):
+			w.taken = true
+			over = append(over, w)
+		default:
+			left = append(left, w)
+			if next.IsZero() || w.until.Before(next) {
+				next = w.until
+			}
+		}
+	}
+	clear(c.waiting[len(left):])
+	c.waiting, c.armed = left, false
+	if len(left) > 0 {
+		c.arm(next.Sub(now))
+	}
+	why := errConnecting
+	if c.open > 0 {
+		why = errBusy
+	}
+	c.mu.Unlock()
+	for _, w := range over {
+		w.finish(notSent(why))
+	}
+}
+
+// nextBatch takes the calls that go together next, or nil. A large call goes alone: it would hold up
+// the others. c.mu is held.
+func (c *connections) nextBatch() []*call {
+	var batch []*call
+	i := 0
+	for ; i < len(c.waiting) && len(batch) < largestBatch; i++ {
+		w := c.waiting[i]
+		if w.taken {
+			continue
+		}
+		if w.size > longestShared {
+			if len(batch) == 0 {
+				w.taken = true
+				batch = []*call{w}
+				i++
+			}
+			break
+		}
+		w.taken = true
+		batch = append(batch, w)
+	}
+	clear(c.waiting[:i])
+	if c.waiting = c.waiting[i:]; len(c.waiting) == 0 {
+		c.waiting = nil
+	}
+	return batch
+}
+
+// run sends a batch, and then what gathered meanwhile.
+func (c *connections) run(cn *connection, batch []*call) {
+	err := c.sendBatch(cn, batch)
+	c.put(cn, err)
+	for _, w := range batch {
+		if w.err == nil {
+			w.err = w.commands[0].Err
+		}
+		close(w.done)
+	}
+}
+
+// sendBatch sends the calls whose callers still wait. The error is the connection's.
+func (c *connections) sendBatch(cn *connection, batch []*call) error {
+	now := time.Now()
+	var commands []*command
+	var caller time.Time
+	size, bounded := 0, true
+	for _, w := range batch {
+		if !w.caller.IsZero() && !now.Before(w.caller) {
+			w.err = notSent(context.DeadlineExceeded)
+			continue
+		}
+		commands = append(commands, w.commands...)
+		size += w.size
+		bounded = bounded && !w.caller.IsZero()
+		if w.caller.After(caller) {
+			caller = w.caller
+		}
+	}
+	if len(commands) == 0 {
+		return nil
+	}
+	if !bounded {
+		caller = time.Time{}
+	}
+	return c.exec(cn, commands, size, caller, now)
+}
+
+// exec sends commands on a connection, waits for their replies and notes how long that took. The
+// error is the connection's.
+func (c *connections) exec(cn *connection, commands []*command, size int, caller, now time.Time) error {
+	patience := c.replicas.patience(caller, now)
+	limit := c.latency.timeout() + patience
+	commands = c.replicas.withWait(commands, patience)
+	cn.used = now
+	err := cn.exec(commands, size, now.Add(limit), caller)
+	switch {
+	case err == nil:
+		if c.replicas == nil && size <= longestShared && cn.received <= longestShared {
+			c.latency.answered(time.Since(now))
+		}
+	case isTimeout(err) && (caller.IsZero() || now.Add(limit).Before(caller)):
+		c.latency.exceeded(limit)
+		err = noAnswer(limit, err)
+		for _, c := range commands {
+			if isTimeout(c.Err) {
+				c.Err = err
+			}
+		}
+	}
+	c.replicas.confirm(commands)
+	return err
+}
+
+func sizeOf(commands []*command) (size int) {
+	for _, c := range commands {
+		size += c.Size()
+	}
+	return size
+}

@@ -1,0 +1,258 @@
+package redisbackend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// statistic returns a number of INFO stats.
+func statistic(t testing.TB, c *redis.Client, name string) int {
+	t.Helper()
+	info, err := c.InfoMap(t.Context(), "stats").Result()
+	ok(t, "INFO", err)
+	n, err := strconv.Atoi(info["Stats"][name])
+	ok(t, name, err)
+	return n
+}
+
+func TestBatch_ManyCallersShareRoundTrips(t *testing.T) {
+	t.Parallel()
+	const callers, each = 200, 20
+	node := testutil.Redis(t)
+	admin := node.Client()
+	l := locker(t, one(node.Client()))
+	var all sync.WaitGroup
+	inside := make([]int, callers) // without a lock of its own
+	reads := statistic(t, admin, "total_reads_processed")
+	for i := range 2 * callers {
+		all.Go(func() {
+			for range each {
+				k, err := l.Acquire(t.Context(), fmt.Sprint("k", i%callers))
+				if err != nil {
+					t.Errorf("Acquire: %v", err)
+					return
+				}
+				inside[i%callers]++
+				if err := k.Release(t.Context()); err != nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for i, n := range inside {
+		if n != 2*each {
+			t.Errorf("k%d was held %d times, want %d", i, n, 2*each)
+		}
+	}
+	// One by one, it is at least one read for each local hand-over's end, and 4,000 in most runs.
+	if reads = statistic(t, admin, "total_reads_processed") - reads; reads > callers*each/2 {
+		t.Errorf("%d locks took %d reads: they did not share round trips", 2*callers*each, reads)
+	}
+	if n := statistic(t, admin, "total_connections_received"); n > 30 {
+		t.Errorf("%d connections were made", n)
+	}
+}
+
+// A lone caller's lock is two reads, and one connection.
+func TestBatch_LoneCaller(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	admin := node.Client()
+	l := locker(t, one(node.Client()))
+	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+	reads, connections := statistic(t, admin, "total_reads_processed"), statistic(t, admin, "total_connections_received")
+	for range 10 {
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+	}
+	// INFO is read, too.
+	if n := statistic(t, admin, "total_reads_processed") - reads; n > 22+1 {
+		t.Errorf("10 locks took %d reads", n)
+	}
+	if n := statistic(t, admin, "total_connections_received") - connections; n != 0 {
+		t.Errorf("10 locks made %d connections", n)
+	}
+}
+
+// A call that is given up before it was sent is not sent, and what was sent is cleaned up.
+func TestBatch_DeadlinesOnAHungNode(t *testing.T) {
+	t.Parallel()
+	for name, stop := range map[string]time.Duration{"a moment": 0, "longer than the node time-out": 1500 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const callers = 100
+			node := testutil.Redis(t)
+			admin := node.Client()
+			ok(t, "PING", admin.Ping(t.Context()).Err())
+			l := locker(t, one(node.Client()), core.WithTTL(time.Minute))
+			held := make([]*core.Lock, callers)
+			for i := range held {
+				held[i] = acquire(t, l, fmt.Sprint("held:", i))
+			}
+			node.Stop()
+			var all, canceled sync.WaitGroup
+			within := func(what string, call func(ctx context.Context) error) {
+				all.Go(func() {
+					ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+					defer cancel()
+					start := time.Now()
+					err := call(ctx)
+					if took := time.Since(start); took > 100*time.Millisecond+2*hung {
+						t.Errorf("%s took %v", what, took)
+					}
+					want(t, what, err, context.DeadlineExceeded)
+				})
+			}
+			for i := range callers {
+				within("Acquire", func(ctx context.Context) error { _, err := l.Acquire(ctx, fmt.Sprint("new:", i)); return err })
+				within("Release", held[i].Release)
+				canceled.Go(func() { // a call on the wire notices its deadline, and one that waits also that it was canceled
+					ctx, cancel := context.WithCancel(context.Background())
+					time.AfterFunc(50*time.Millisecond, cancel)
+					_, err := l.Acquire(ctx, fmt.Sprint("canceled:", i))
+					want(t, "an Acquire that is canceled", err, context.Canceled)
+				})
+			}
+			all.Wait()
+			time.Sleep(stop)
+			node.Cont()
+			canceled.Wait()
+			eventually(t, "nothing is locked", func() bool { return admin.DBSize(t.Context()).Val() == 0 })
+			sets := admin.Info(t.Context(), "commandstats").Val()
+			_, sets, _ = strings.Cut(sets, "cmdstat_set:calls=")
+			sets, _, _ = strings.Cut(sets, ",")
+			n, err := strconv.Atoi(sets)
+			ok(t, "the calls of SET", err)
+			if n > callers+callers/2 {
+				t.Errorf("%d calls of SET: what was given up was sent", n)
+			}
+			ok(t, "Release", acquire(t, l, "new:0").Release(t.Context()))
+		})
+	}
+}
+
+// The application has used up its pool. Locks and renewals do not wait for it.
+func TestRenewal_DoesNotShareTheApplicationsPool(t *testing.T) {
+	t.Parallel()
+	for name, client := range map[string]func(t *testing.T) redis.UniversalClient{
+		"cluster": func(t *testing.T) redis.UniversalClient {
+			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{testutil.RedisCluster(t, 1).Nodes[0].Addr()}, PoolSize: 1})
+			t.Cleanup(func() { _ = client.Close() })
+			return client
+		},
+		"one Redis": func(t *testing.T) redis.UniversalClient {
+			return newClient(t, &redis.Options{Addr: testutil.Redis(t).Addr(), PoolSize: 1})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := client(t)
+			b := one(client)
+			// Another Locker on the same Config is closed: the connections are not shared.
+			ok(t, "Close", locker(t, b).Close())
+			l := locker(t, b, core.WithTTL(time.Second))
+			k := acquire(t, l, "k")
+			busy := block(t, client)
+			time.Sleep(2500 * time.Millisecond)
+			ok(t, "Err after two TTLs", k.Err())
+			ok(t, "Release", k.Release(t.Context()))
+			ok(t, "Release", acquire(t, l, "another").Release(t.Context()))
+			select {
+			case <-busy:
+				t.Error("the application's pool was free: this test tests nothing")
+			default:
+			}
+		})
+	}
+}
+
+// block blocks the client's only connection for four seconds.
+func block(t *testing.T, client redis.UniversalClient) <-chan struct{} {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		client.BLPop(context.Background(), 4*time.Second, "nothing")
+	}()
+	t.Cleanup(func() { <-done })
+	return done
+}
+
+// Leases that are due at the same time are renewed together.
+func TestRenewals_ShareRoundTrips(t *testing.T) {
+	t.Parallel()
+	const n = 1000
+	node := testutil.Redis(t)
+	admin := node.Client()
+	b := open(t, one(node.Client()))
+	grants := make([]core.Grant, n)
+	each := func(do func(i int) error) {
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() {
+				if err := do(i); err != nil {
+					t.Errorf("%d: %v", i, err)
+				}
+			})
+		}
+		all.Wait()
+	}
+	each(func(i int) (err error) {
+		grants[i], err = b.Acquire(t.Context(), core.Request{Key: fmt.Sprintf("{%d}", i), Owner: fmt.Sprint("me/", i), TTL: time.Minute})
+		return err
+	})
+	reads := statistic(t, admin, "total_reads_processed")
+	each(func(i int) error {
+		_, err := b.Extend(t.Context(), grants[i], 2*time.Minute)
+		return err
+	})
+	if reads = statistic(t, admin, "total_reads_processed") - reads; reads > n/2 {
+		t.Errorf("%d renewals took %d reads: they did not share round trips", n, reads)
+	}
+}
+
+// The largest value takes longer over a slow link than a call may take, and so does its replay.
+func TestSeal_LargestValue(t *testing.T) {
+	t.Parallel()
+	value := make([]byte, 16<<20)
+	p := newProxy(t, testutil.Redis(t).Addr())
+	const limit = 400 * time.Millisecond
+	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: limit})
+	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), value, time.Minute))
+	p.late.Store(int64(5 * time.Millisecond)) // for each 64 KiB
+	start := time.Now()
+	_, err := l.TryAcquire(t.Context(), "k")
+	var sealed *core.SealedError
+	if !errors.As(err, &sealed) || len(sealed.Value) != len(value) {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	if took := time.Since(start); took < limit {
+		t.Errorf("the replay took %v: this test tests nothing", took)
+	}
+}
+
+// A slow handshake delays the first lock only, and a call that gives up does not end it.
+func TestConnect_SlowHandshake(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, testutil.Redis(t).Addr())
+	p.late.Store(int64(100 * time.Millisecond))
+	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: 500 * time.Millisecond},
+		core.WithOutageWait(0))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := l.Acquire(ctx, "k")
+	want(t, "Acquire before there is a connection", err, context.DeadlineExceeded)
+	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+}

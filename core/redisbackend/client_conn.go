@@ -1,0 +1,169 @@
+package redisbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+)
+
+const (
+	// callConnections is how many connections to one Redis a backend has at most for its calls, and
+	// renewalConnections those for renewals, which never wait behind other calls. A quorum has one to each
+	// master: each call goes to all of them, and sharing a pipeline saves a third of the CPU time there.
+	callConnections    = 4
+	quorumConnections  = 1
+	renewalConnections = 2
+
+	// followTime is how long a connection that Sentinel chose is used before the next one asks
+	// Sentinel again: a master that was replaced may go on to answer us.
+	followTime = 3 * time.Second
+
+	// sentinelAddr is the address that go-redis gives to all Sentinel clients.
+	sentinelAddr = "FailoverClient"
+)
+
+// clientConn reaches one Redis over connections of its own, with the options of a go-redis client. It
+// does not use the client's connection pool: the application may exhaust that.
+type clientConn struct {
+	options  redis.Options
+	calls    *connections
+	renewals *connections
+	remote   atomic.Pointer[string] // where the last connection went
+}
+
+func newClientConn(client *redis.Client, l *latency, most int) *clientConn {
+	c := &clientConn{options: ownOptions(client.Options())}
+	c.calls = newConnections(c.open, l, most)
+	c.renewals = newConnections(c.open, l, renewalConnections)
+	return c
+}
+
+// ownOptions returns a client's options, less what is the application's.
+func ownOptions(o *redis.Options) redis.Options {
+	own := *o
+	// One connection for each client, so that its Dialer is called for that connection only.
+	own.PoolSize, own.MinIdleConns, own.MaxIdleConns, own.MaxActiveConns, own.PipelinePoolSize = 1, 0, 0, 0, -1
+	own.DialerRetries, own.MaxRetries = 1, -1 // tries are counted by node
+	// The context alone bounds a call.
+	own.ContextTimeoutEnabled, own.ReadTimeout, own.WriteTimeout = true, -1, -1
+	own.Protocol, own.PushNotificationProcessor, own.ClientSideCacheConfig, own.ClientSideCache = 2, nil, nil, nil
+	own.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	own.AutoPipelineOptions, own.Limiter = nil, nil
+	own.DisableIdentity = true // it would be one more round trip
+	return own
+}
+
+// open makes a connection.
+func (c *clientConn) open(ctx context.Context) (*connection, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.options.DialTimeout)
+	defer cancel()
+	cn, err := newConnection(ctx, c.options)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect: %w", err)
+	}
+	remote := cn.wire.RemoteAddr().String()
+	c.remote.Store(&remote)
+	if life := c.life(); life > 0 {
+		cn.end = time.Now().Add(life)
+	}
+	return cn, nil
+}
+
+// life returns how long a connection is used, or 0 for ever.
+func (c *clientConn) life() time.Duration {
+	life := c.options.ConnMaxLifetime
+	if c.options.Addr == sentinelAddr && (life <= 0 || life > followTime) {
+		return followTime
+	}
+	return max(life, 0)
+}
+
+func (c *clientConn) Address() string {
+	if remote := c.remote.Load(); remote != nil && c.options.Addr == sentinelAddr {
+		return *remote
+	}
+	return c.options.Addr
+}
+
+func (c *clientConn) Do(ctx context.Context, commands ...*command) (<-chan struct{}, error) {
+	if commands[0].Renewal {
+		return c.renewals.do(ctx, commands...)
+	}
+	return c.calls.do(ctx, commands...)
+}
+
+func (c *clientConn) Close() error {
+	return errors.Join(c.calls.close(), c.renewals.close())
+}
+
+// listen opens a pub/sub connection.
+func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driver.PubSub, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.options.DialTimeout)
+	defer cancel()
+	client, wire, err := dial(ctx, c.options)
+	if err != nil {
+		return nil, err
+	}
+	sub := &clientPubSub{PubSub: client.Subscribe(context.Background()), client: client, wire: wire}
+	if err := sub.Ping(ctx); err != nil && !isServerReply(err) {
+		sub.Close()
+		return nil, err
+	}
+	go sub.receive(heard)
+	return sub, nil
+}
+
+// clientPubSub is a pub/sub connection of its own.
+type clientPubSub struct {
+	*redis.PubSub
+	client *redis.Client
+	wire   net.Conn // its only connection
+}
+
+// receive passes on what the server sends.
+func (s *clientPubSub) receive(heard func(driver.Event)) {
+	for {
+		msg, err := s.Receive(context.Background())
+		switch m := msg.(type) {
+		case *redis.Message:
+			heard(driver.Event{Kind: "message", Channel: m.Channel, Payload: m.Payload})
+		case *redis.Subscription:
+			heard(driver.Event{Kind: m.Kind, Channel: m.Channel})
+		default:
+			heard(driver.Event{Err: err})
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *clientPubSub) Subscribe(ctx context.Context, sharded bool, channels ...string) error {
+	if sharded {
+		return s.PubSub.SSubscribe(ctx, channels...)
+	}
+	return s.PubSub.Subscribe(ctx, channels...)
+}
+
+func (s *clientPubSub) Unsubscribe(ctx context.Context, sharded bool, channels ...string) error {
+	if sharded {
+		return s.PubSub.SUnsubscribe(ctx, channels...)
+	}
+	return s.PubSub.Unsubscribe(ctx, channels...)
+}
+
+func (s *clientPubSub) Ping(ctx context.Context) error { return s.PubSub.Ping(ctx) }
+
+func (s *clientPubSub) Close() {
+	_ = s.wire.Close()
+	_ = s.PubSub.Close()
+	_ = s.client.Close()
+}

@@ -1,0 +1,228 @@
+package redisbackend
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/internal/loglimit"
+)
+
+// Config describes a Redis backend. [New] and [Pools] return one with the defaults; change a field
+// and pass it to [core.New]. It implements [core.Opener].
+type Config struct {
+	// Clients are the go-redis clients: one *redis.Client (one Redis, or Sentinel), one
+	// *redis.ClusterClient, or a *redis.Client for each of 3, 5 or 7 independent masters (a quorum).
+	Clients []redis.UniversalClient
+	// Pools are redsync pools. Set either Clients or Pools.
+	Pools []redsyncredis.Pool
+	// NodeTimeout bounds each call to one Redis. With 0, the default is 1 s on one Redis; on a
+	// quorum it follows the latency that is observed.
+	NodeTimeout time.Duration
+	// NewInstallation says that the masters of this quorum never held a lock before, so that they
+	// need not abstain for one TTL after their start. Set it for tests, and for the first start of a
+	// new quorum only.
+	NewInstallation bool
+	// Replicas is how many replicas of the one Redis must confirm a lock, each renewal and each seal,
+	// by WAIT, within ReplicaTimeout. With 0 none is asked. Too few is [core.ErrUnavailable], which
+	// names how many confirmed: a lock is given back at once, and a renewal or Extend leaves the
+	// lock's deadline as it is. A Seal is not taken back: it may be tried again, and others may see
+	// it already. WAIT makes it unlikely that a fail-over loses a lock, and not impossible; see
+	// docs/guarantees.md. On a Redis Cluster, the replicas of the key's shard count.
+	Replicas int
+	// ReplicaTimeout is set together with Replicas. It is at most an eighth of the Locker's TTL, and
+	// is cut to three quarters of the time that a caller leaves. While replicas hang, each attempt
+	// takes that long, also on a held key, and twice as long if it comes behind another. Calls that
+	// need no replicas (Release, Inspect) have connections of their own and do not wait.
+	ReplicaTimeout time.Duration
+
+	driver driver.Driver // of another client library, instead of Clients and Pools
+}
+
+// New is the backend on go-redis clients: one Redis, Sentinel or Redis Cluster, or a quorum of three
+// or more independent masters. The clients stay the caller's to close, after the Locker.
+func New(clients ...redis.UniversalClient) Config { return Config{Clients: clients} }
+
+// Pools is the backend on redsync pools: go-redis, redigo, rueidis or valkey. Three or more are a
+// quorum. Waiters poll. Switch off the retries of the pool's own client (go-redis: MaxRetries -1).
+func Pools(pools ...redsyncredis.Pool) Config { return Config{Pools: pools} }
+
+// Drive is the backend on another client library. It is for the drivers of this project, as
+// rueidisdriver.
+func Drive(d driver.Driver) Config { return Config{driver: d} }
+
+// Open implements [core.Opener]. [core.New] calls it. It does not talk to Redis.
+func (c Config) Open(env core.Environment) (core.Backend, error) {
+	if err := errors.Join(c.valid(), c.validReplicas(env.TTL)); err != nil {
+		return nil, fmt.Errorf("redisbackend: %w", err)
+	}
+	env.Logger = loglimit.New(env.Logger)
+	id := newID()
+	if all := c.cluster(env, id); all != nil {
+		s := &server{id: id, router: all, sharded: true, shut: all.close, ping: all.ping}
+		return s.observed(env, all.nodes)
+	}
+	nodes := c.nodes(env, id)
+	if len(nodes) == 1 {
+		n := nodes[0]
+		s := &server{id: id, router: n, shut: n.close, ping: n.ping}
+		return s.observed(env, func() []*node { return nodes })
+	}
+	q := newQuorum(nodes, env, c.NewInstallation)
+	end, err := observe(env.Meter, func() []*node { return nodes })
+	if err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	q.end = end
+	return q, nil
+}
+
+// observed makes the backend's instruments.
+func (s *server) observed(env core.Environment, nodes func() []*node) (core.Backend, error) {
+	end, err := observe(env.Meter, nodes)
+	if err != nil {
+		return nil, errors.Join(err, s.shut())
+	}
+	s.end = end
+	return s, nil
+}
+
+// cluster returns the Redis Cluster of the configuration, or nil.
+func (c Config) cluster(env core.Environment, id string) *cluster {
+	if c.driver.Cluster != nil {
+		return newCluster(c.driver.Cluster, func(d driver.Node) *node { return c.driverNode(d, env, id, true) })
+	}
+	if len(c.Clients) == 1 {
+		if client, ok := c.Clients[0].(*redis.ClusterClient); ok {
+			return newClientCluster(client, func(master *redis.Client) *node { return c.clientNode(master, env, id, true) })
+		}
+	}
+	return nil
+}
+
+// nodes makes the nodes of the configuration.
+func (c Config) nodes(env core.Environment, id string) (nodes []*node) {
+	for _, client := range c.Clients {
+		nodes = append(nodes, c.clientNode(client.(*redis.Client), env, id, false))
+	}
+	for i, pool := range c.Pools {
+		// The latency of a pool is not known: calls may have to connect.
+		conn := &poolConn{pool: pool, name: fmt.Sprintf("pool %d", i+1)}
+		n := newNode(conn, newLatency(cmp.Or(c.timeout(), longestTimeout)), env)
+		n.id, n.features.none, n.stuck = id, true, &conn.stuck
+		nodes = append(nodes, n)
+	}
+	for _, made := range c.driver.Nodes {
+		nodes = append(nodes, c.driverNode(made(), env, id, false))
+	}
+	return nodes
+}
+
+// clientNode makes the node of a go-redis client.
+func (c Config) clientNode(client *redis.Client, env core.Environment, id string, sharded bool) *node {
+	l, most := newLatency(c.timeout()), callConnections
+	if c.count() > 1 {
+		most = quorumConnections
+	}
+	conn := newClientConn(client, l, most)
+	n := newNode(conn, l, env)
+	n.selfTimed = true
+	if c.Replicas > 0 {
+		n.confirming = newConfirming(conn, l, replicas{c.Replicas, c.ReplicaTimeout})
+	}
+	n.listen(conn.listen, id, sharded)
+	return n
+}
+
+// driverNode makes the node of another client library.
+func (c Config) driverNode(d driver.Node, env core.Environment, id string, sharded bool) *node {
+	n := newNode(d.Conn, newLatency(c.timeout()), env)
+	n.limits = new(limits)
+	n.listen(d.Listen, id, sharded)
+	return n
+}
+
+// timeout returns the limit of a call, or 0 if it follows the latency.
+func (c Config) timeout() time.Duration {
+	if c.NodeTimeout == 0 && c.count() == 1 {
+		return defaultNodeTimeout
+	}
+	return c.NodeTimeout
+}
+
+// count returns how many Redis masters, or clusters, the configuration has.
+func (c Config) count() int {
+	n := len(c.Clients) + len(c.Pools) + len(c.driver.Nodes)
+	if c.driver.Cluster != nil {
+		n++
+	}
+	return n
+}
+
+// newID returns a text that no other backend has.
+func newID() string { return rand.Text() }
+
+func (c Config) valid() error {
+	n := c.count()
+	switch {
+	case c.driver.Err != nil:
+		return c.driver.Err
+	case n == 0:
+		return errors.New("a backend needs at least one Redis client or pool")
+	case len(c.Clients) > 0 && len(c.Pools) > 0:
+		return errors.New("set Clients or Pools, not both")
+	case n > len(c.Clients)+len(c.Pools) && len(c.Clients)+len(c.Pools) > 0:
+		return errors.New("set no Clients or Pools beside those of a driver")
+	case n == 2:
+		return errors.New("two Redis masters cannot outvote each other; use one, or an odd number from three on")
+	case c.NodeTimeout < 0:
+		return fmt.Errorf("node time-out %v must not be negative", c.NodeTimeout)
+	}
+	for i, p := range c.Pools {
+		if p == nil {
+			return fmt.Errorf("pool %d is nil", i+1)
+		}
+	}
+	seen := make(map[string]int)
+	for i, made := range c.driver.Nodes {
+		if err := once(seen, i, made().Conn.Address()); err != nil {
+			return err
+		}
+	}
+	for i, client := range c.Clients {
+		if v := reflect.ValueOf(client); client == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+			return fmt.Errorf("client %d is nil", i+1)
+		}
+		if _, ring := client.(*redis.Ring); ring {
+			return errors.New("a redis.Ring moves a key to another master if the key's own does not answer, so that two could hold it; use one Redis, a Redis Cluster or Sentinel")
+		}
+		one, ok := client.(*redis.Client)
+		if _, cluster := client.(*redis.ClusterClient); !ok && (!cluster || n > 1) {
+			return fmt.Errorf("client %d is a %T; pass a *redis.Client for each Redis, or one *redis.ClusterClient", i+1, client)
+		}
+		if !ok || n < 3 || one.Options().Addr == sentinelAddr {
+			continue
+		}
+		if err := once(seen, i, one.Options().Addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// once returns an error if a node of a quorum has the address of an earlier one.
+func once(seen map[string]int, i int, addr string) error {
+	if j, again := seen[addr]; again {
+		return fmt.Errorf("nodes %d and %d of the quorum are one Redis, at %s; pass each master once", j+1, i+1, addr)
+	}
+	seen[addr] = i
+	return nil
+}

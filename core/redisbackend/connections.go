@@ -1,0 +1,258 @@
+package redisbackend
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+)
+
+const (
+	// connectWait is how long a call waits for the first connection. Dialing goes on without it.
+	connectWait = time.Second
+
+	// A dial that failed is not repeated before firstDialPause, then longer, up to longestDialPause.
+	firstDialPause   = 5 * time.Millisecond
+	longestDialPause = 250 * time.Millisecond
+
+	// Over a slow link there may be farFactor times as many connections: on a near Redis, callers that
+	// share a pipeline are quicker than callers that have a connection each.
+	farFactor = 4
+
+	// A connection that nobody used for idleTime is closed.
+	idleTime = time.Minute
+)
+
+var (
+	errConnecting = errors.New("redisbackend: still connecting")
+	errNotSent    = driver.ErrNotSent
+)
+
+// notSent says that a call had no effect, because it was not sent.
+func notSent(cause error) error { return driver.NotSent(cause) }
+
+// connections are up to max connections to one Redis, or more over a slow link. They are made in the
+// background: a call that is given up does not end a dial. Calls that find all of them busy wait, and
+// share a pipeline.
+type connections struct {
+	dial    func(ctx context.Context) (*connection, error)
+	latency *latency
+	// replicas makes each pipeline end with WAIT, or is nil.
+	replicas *replicas
+	max      int
+	done     context.Context
+	stop     context.CancelFunc
+
+	mu      sync.Mutex
+	idle    []*connection // the last used one at the end
+	open    int           // idle or in use
+	dialing int
+	waiting []*call
+	expiry  *time.Timer // of calls that wait
+	armed   bool
+	janitor *time.Timer // of idle connections
+	closed  bool
+
+	failed error     // of the last dial, nil after a success
+	slow   bool      // the last dial failed only after connectWait
+	fresh  time.Time // when a dial last succeeded
+	since  time.Time // when the first dial began since there was a connection
+	retry  time.Time // no dial before it
+	pause  time.Duration
+}
+
+func newConnections(dial func(context.Context) (*connection, error), l *latency, most int) *connections {
+	c := &connections{dial: dial, latency: l, max: most}
+	c.done, c.stop = context.WithCancel(context.Background())
+	return c
+}
+
+// take returns an idle connection, or nil. c.mu is held.
+func (c *connections) take(now time.Time) *connection {
+	for len(c.idle) > 0 {
+		last := len(c.idle) - 1
+		cn := c.idle[last]
+		c.idle[last] = nil
+		c.idle = c.idle[:last]
+		if cn.old(c.fresh) {
+			c.open--
+			go cn.close()
+			continue
+		}
+		if cn.old(now) && c.dialing == 0 && !now.Before(c.retry) {
+			// It is used until the next one is there.
+			c.dialing++
+			go c.connect()
+		}
+		return cn
+	}
+	return nil
+}
+
+// put gives a connection back after a call that ended with err. If calls wait, it sends them.
+func (c *connections) put(cn *connection, err error) {
+	c.mu.Lock()
+	if !isIntact(err) {
+		c.discard(cn, err)
+		c.mu.Unlock()
+		cn.close()
+		return
+	}
+	if batch := c.nextBatch(); batch != nil {
+		c.mu.Unlock()
+		go c.run(cn, batch)
+		return
+	}
+	keep := c.keep(cn)
+	c.mu.Unlock()
+	if !keep {
+		cn.close()
+	}
+}
+
+// keep makes cn idle. It reports whether it did. c.mu is held.
+func (c *connections) keep(cn *connection) bool {
+	if c.closed || cn.old(c.fresh) {
+		c.open--
+		return false
+	}
+	c.idle = append(c.idle, cn)
+	if c.janitor == nil {
+		c.janitor = time.AfterFunc(idleTime, c.sweep)
+	}
+	return true
+}
+
+// discard forgets a broken connection. If the server closed it, the idle ones are likely closed, too.
+// c.mu is held.
+func (c *connections) discard(cn *connection, err error) {
+	c.open--
+	if isBroken(err) {
+		for _, other := range c.idle {
+			go other.close()
+		}
+		c.open -= len(c.idle)
+		c.idle = nil
+	}
+	if len(c.waiting) == 0 {
+		return
+	}
+	c.grow(time.Now())
+}
+
+// fail ends all calls that wait. c.mu is held.
+func (c *connections) fail(err error) {
+	for _, w := range c.waiting {
+		if !w.taken {
+			w.taken = true
+			w.finish(notSent(err))
+		}
+	}
+	c.waiting = nil
+}
+
+// sweep closes the connections that were idle for long, except one.
+func (c *connections) sweep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	now := time.Now()
+	for len(c.idle) > 1 && now.Sub(c.idle[0].used) > idleTime {
+		go c.idle[0].close()
+		c.idle = c.idle[1:]
+		c.open--
+	}
+	if cn := c.take(now); cn != nil {
+		go c.test(cn)
+	}
+	c.janitor.Reset(idleTime)
+}
+
+// test finds out whether an idle connection still works, and keeps it from being forgotten on the way.
+func (c *connections) test(cn *connection) {
+	c.put(cn, c.exec(cn, []*command{driver.Plain("ping")}, 0, time.Time{}, time.Now()))
+}
+
+// grow dials one more connection if that is allowed now. c.mu is held.
+func (c *connections) grow(now time.Time) {
+	most := c.max
+	if c.latency.far() {
+		most *= farFactor
+	}
+	if c.open+c.dialing >= most {
+		return
+	}
+	first := c.open+c.dialing == 0
+	if first {
+		c.since = now
+	}
+	switch wait := c.retry.Sub(now); {
+	case wait <= 0:
+		c.dialing++
+		go c.connect()
+	case first:
+		c.dialing++
+		time.AfterFunc(wait, c.connect)
+	}
+}
+
+// connect dials and puts the new connection to use.
+func (c *connections) connect() {
+	ctx := c.done
+	if ctx.Err() != nil {
+		ctx = context.Background() // a late release
+	}
+	began := time.Now()
+	cn, err := c.dial(ctx)
+	c.mu.Lock()
+	c.dialing--
+	if err != nil {
+		now := time.Now()
+		c.failed, c.slow = err, now.Sub(began) >= connectWait
+		c.pause = min(max(2*c.pause, firstDialPause), longestDialPause)
+		c.retry = now.Add(c.pause)
+		if c.open == 0 && c.dialing == 0 {
+			c.fail(err)
+		}
+		c.mu.Unlock()
+		return
+	}
+	c.open++
+	cn.used = time.Now()
+	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, time.Now()
+	c.mu.Unlock()
+	c.put(cn, nil)
+}
+
+// hopeless returns why a call should not wait for a connection, or nil. c.mu is held.
+func (c *connections) hopeless(now time.Time) error {
+	switch {
+	case c.open > 0:
+		return nil
+	case c.failed != nil && c.slow:
+		return c.failed
+	case now.Sub(c.since) >= connectWait:
+		return errConnecting
+	}
+	return nil
+}
+
+func (c *connections) close() error {
+	c.stop()
+	c.mu.Lock()
+	idle := c.idle
+	c.closed, c.idle = true, nil
+	c.open -= len(idle)
+	if c.janitor != nil {
+		c.janitor.Stop()
+	}
+	c.mu.Unlock()
+	for _, cn := range idle {
+		cn.close()
+	}
+	return nil
+}

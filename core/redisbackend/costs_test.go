@@ -1,0 +1,144 @@
+package redisbackend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// The tests in this file are not parallel: they measure the whole process.
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what the first one has finalized
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func TestCosts_KeysLeaveNothingBehind(t *testing.T) {
+	keys := 10_000
+	if race {
+		keys /= 10
+	}
+	ctx, l := context.Background(), locker(t, one(testutil.Redis(t).Client()))
+	use := func(from, to int) {
+		for i := from; i < to; i++ {
+			k, err := l.Acquire(ctx, "order:"+strconv.Itoa(i))
+			ok(t, "Acquire", err)
+			waited := make(chan error, 1)
+			if i%1000 == 0 { // somebody gives up, and somebody waits
+				_, err := l.TryAcquire(ctx, k.Key())
+				want(t, "TryAcquire", err, core.ErrTaken)
+				go func() { waited <- l.Do(ctx, k.Key(), func(context.Context) error { return nil }) }()
+			} else {
+				waited <- nil
+			}
+			ok(t, "Release", errors.Join(k.Release(ctx), <-waited))
+		}
+	}
+	use(0, keys/10)
+	before, goroutines := heap(), runtime.NumGoroutine()
+	use(keys/10, keys)
+	if grown := heap() - before; grown > 1<<20 {
+		t.Errorf("the heap has grown by %d bytes with %d keys", grown, keys)
+	}
+	eventually(t, "no goroutine stays", func() bool { return runtime.NumGoroutine() <= goroutines })
+}
+
+// cpu returns what this process has used.
+func cpu(t testing.TB) time.Duration {
+	var u syscall.Rusage
+	ok(t, "getrusage", syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// renewing holds n locks and measures what renewing them costs, in a third of the TTL. late locks were
+// not renewed in time, and lost ones not at all.
+func renewing(t testing.TB, n int, ttl time.Duration) (share float64, late, lost int64) {
+	l := locker(t, one(testutil.Redis(t).Client()), core.WithTTL(ttl))
+	held := make([]*core.Lock, n)
+	each := func(do func(i int) error) {
+		var all sync.WaitGroup
+		var next atomic.Int64
+		for range 64 {
+			all.Go(func() {
+				for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+					if err := do(i); err != nil {
+						t.Errorf("order:%d: %v", i, err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	each(func(i int) (err error) {
+		held[i], err = l.Acquire(t.Context(), "order:"+strconv.Itoa(i))
+		return err
+	})
+	used, start := cpu(t), time.Now()
+	time.Sleep(ttl / 3)
+	share = float64(cpu(t)-used) / float64(time.Since(start))
+	var missed, over atomic.Int64
+	each(func(i int) error {
+		if time.Until(held[i].Deadline()) < ttl/5 {
+			missed.Add(1)
+		}
+		err := held[i].Release(context.Background())
+		switch {
+		case errors.Is(err, core.ErrLost):
+			over.Add(1)
+		case !errors.Is(err, core.ErrUnavailable): // a machine that is too small for so many locks
+			return err
+		}
+		return nil
+	})
+	return share, missed.Load(), over.Load()
+}
+
+func TestCosts_TenThousandLocksRenew(t *testing.T) {
+	locks := 10_000
+	if race {
+		locks = 1000
+	}
+	share, late, _ := renewing(t, locks, 10*time.Second)
+	t.Logf("%d held locks: %.1f %% of a core to renew them", locks, 100*share)
+	if share > 0.3 && !race {
+		t.Errorf("renewing %d locks takes %.0f %% of a core, want less than 30 %%", locks, 100*share)
+	}
+	if late > 0 {
+		t.Errorf("%d of %d locks were not renewed in time", late, locks)
+	}
+}
+
+func BenchmarkRenewing(b *testing.B) {
+	for _, c := range []struct {
+		locks int
+		ttl   time.Duration
+	}{
+		{10_000, 10 * time.Second}, {25_000, 10 * time.Second}, {50_000, 10 * time.Second}, {100_000, 30 * time.Second},
+	} {
+		b.Run(fmt.Sprint(c.locks, "-", c.ttl), func(b *testing.B) {
+			for b.Loop() {
+				share, late, lost := renewing(b, c.locks, c.ttl)
+				b.ReportMetric(100*share, "%core")
+				b.ReportMetric(float64(late), "late")
+				b.ReportMetric(float64(lost), "lost")
+			}
+		})
+	}
+}

@@ -1,0 +1,104 @@
+package redisbackend_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A fail-over by Sentinel is a slow call, and tokens strictly increase.
+func TestSentinel_FailOver(t *testing.T) {
+	t.Parallel()
+	s := testutil.Sentinel(t)
+	l := locker(t, one(s.Client()), core.WithToken(), core.WithOutageWait(30*time.Second))
+	var last uint64
+	use := func() {
+		t.Helper()
+		k := acquire(t, l, "k")
+		if token(t, k) <= last {
+			t.Errorf("token %d after %d", token(t, k), last)
+		}
+		last = token(t, k)
+		if err := k.Release(t.Context()); err != nil && !errors.Is(err, core.ErrUnavailable) {
+			t.Errorf("Release: %v", err)
+		}
+	}
+	for range 10 {
+		use()
+	}
+	held := acquire(t, l, "held", core.WithTTL(2*time.Second))
+	s.Master.Kill()
+	for range 10 {
+		use()
+	}
+	// It outlived the fail-over, or its holder learns that it is lost.
+	if err := held.Release(t.Context()); err != nil {
+		want(t, "Release of a lock from before", err, core.ErrLost)
+	}
+}
+
+// The replica is promoted before the lock was replicated to it. The lock is lost, as the docs say, and
+// its token tells.
+func TestSentinel_LockNotReplicated(t *testing.T) {
+	t.Parallel()
+	s := testutil.Sentinel(t)
+	first, second := locker(t, one(s.Client()), core.WithToken()), locker(t, one(s.Client()), core.WithToken())
+	ok(t, "Release", acquire(t, first, "k").Release(t.Context()))
+	eventually(t, "the Release is replicated", func() bool {
+		return s.Master.Client().Exists(t.Context(), "onelane:{k}").Val()+s.Replica.Client().Exists(t.Context(), "onelane:{k}").Val() == 0
+	})
+	s.Lag()
+	k := acquire(t, first, "k", core.WithTTL(time.Minute), core.WithoutRenewal())
+	s.Master.Kill()
+	s.Promoted()
+	if n := s.Replica.Client().Exists(t.Context(), "onelane:{k}").Val(); n != 0 {
+		t.Fatal("the lock was replicated: this test tests nothing")
+	}
+	next := acquire(t, second, "k", core.WithOutageWait(30*time.Second))
+	if token(t, next) <= token(t, k) {
+		t.Errorf("token %d after %d: a resource could not tell the two apart", token(t, next), token(t, k))
+	}
+	eventually(t, "the first holder learns of the loss", func() bool {
+		return errors.Is(k.Extend(t.Context(), time.Minute), core.ErrLost)
+	})
+}
+
+// Sentinel names another master, and the old one goes on to answer this process alone.
+func TestSentinel_OldMasterStillAnswers(t *testing.T) {
+	t.Parallel()
+	old, promoted := testutil.Redis(t), testutil.Redis(t)
+	var failedOver atomic.Bool
+	client := newClient(t, &redis.Options{
+		Addr: "FailoverClient", // what go-redis calls a client of Sentinel
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			addr := old.Addr()
+			if failedOver.Load() {
+				addr = promoted.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
+	l := locker(t, one(client), core.WithTTL(6*time.Second))
+	k := acquire(t, l, "k")
+	failedOver.Store(true)
+	// Renewals and new locks come to the promoted master, which does not know the lock.
+	select {
+	case <-k.Context().Done():
+		want(t, "cause", context.Cause(k.Context()), core.ErrLost)
+	case <-time.After(20 * time.Second):
+		t.Error("the lock is renewed on the old master")
+	}
+	eventually(t, "new locks are on the promoted master", func() bool {
+		k := acquire(t, l, "new")
+		defer func() { _ = k.Release(t.Context()) }()
+		return promoted.Client().Exists(t.Context(), "onelane:{new}").Val() == 1
+	})
+}

@@ -1,0 +1,98 @@
+package redisbackend_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/redigo"
+	redigoredis "github.com/gomodule/redigo/redis"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// redigoPool is a redsync pool on redigo.
+func redigoPool(t testing.TB, n *testutil.Node) redsyncredis.Pool {
+	p := &redigoredis.Pool{MaxIdle: 8, DialContext: func(ctx context.Context) (redigoredis.Conn, error) {
+		return redigoredis.DialContext(ctx, "tcp", n.Addr())
+	}}
+	t.Cleanup(func() { _ = p.Close() })
+	return redigo.NewPool(p)
+}
+
+func TestBackend_Redigo(t *testing.T) {
+	t.Parallel()
+	b := open(t, redisbackend.Pools(redigoPool(t, testutil.Redis(t))))
+	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+}
+
+// askedPool counts how often a connection is asked for with a context that is done.
+type askedPool struct {
+	redsyncredis.Pool
+	gets atomic.Int64
+}
+
+func (p *askedPool) Get(ctx context.Context) (redsyncredis.Conn, error) {
+	if ctx.Err() != nil {
+		p.gets.Add(1)
+	}
+	return p.Pool.Get(ctx)
+}
+
+// redigo's Eval ignores contexts: a quick answer could be taken for a lock of a caller that has gone.
+func TestPools_DoneContextIsNotAsked(t *testing.T) {
+	t.Parallel()
+	p := &askedPool{Pool: redigoPool(t, testutil.Redis(t))}
+	b := open(t, redisbackend.Pools(p))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Acquire(ctx, core.Request{Key: "k", Owner: "owner", TTL: time.Minute})
+	want(t, "Acquire", err, context.Canceled)
+	if n := p.gets.Load(); n != 0 {
+		t.Errorf("%d connections were asked for", n)
+	}
+}
+
+// A key locked here is taken for a redsync.Mutex of the same name, and the other way round.
+func TestInterop_WithRedsync(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	for name, b := range map[string]core.Opener{
+		"client": one(node.Client()), "go-redis": redisbackend.Pools(node.Pool()), "redigo": redisbackend.Pools(redigoPool(t, node)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := locker(t, b, core.WithPrefix(""))
+			mutex := redsync.New(node.Pool()).NewMutex("stock:"+name, redsync.WithTries(1), redsync.WithTimeoutFactor(0.5))
+
+			ok(t, "redsync's Lock", mutex.Lock())
+			_, err := l.TryAcquire(t.Context(), mutex.Name())
+			want(t, "TryAcquire", err, core.ErrTaken)
+			var taken *core.TakenError
+			if errors.As(err, &taken); taken.Holder != mutex.Value() || taken.RetryAfter <= 0 {
+				t.Errorf("the holder is %q for %v, want redsync's value %q", taken.Holder, taken.RetryAfter, mutex.Value())
+			}
+			got := acquiring(t, l, mutex.Name()) // redsync's release tells nobody
+			time.Sleep(50 * time.Millisecond)
+			if done, err := mutex.Extend(); !done || err != nil {
+				t.Errorf("redsync's Extend while somebody waits here: %v, %v", done, err)
+			}
+			_, err = mutex.Unlock()
+			ok(t, "redsync's Unlock", err)
+
+			k := <-got
+			if err := mutex.Lock(); err == nil {
+				t.Error("redsync took a key that is held here")
+			}
+			ok(t, "Extend", k.Extend(t.Context(), time.Minute))
+			ok(t, "Release", k.Release(t.Context()))
+			ok(t, "redsync's Lock", mutex.Lock())
+		})
+	}
+}

@@ -1,0 +1,36 @@
+-- KEYS: key, token counter. ARGV: owner, its PX in ms, "1" to mint a token, life of the counter in
+-- ms, the owner of an orphan to adopt or "", its retention in ms.
+-- Answers {1, last token or ""} granted, {2, owner, PTTL} held or orphaned, {3, seal, PTTL} sealed.
+local orphan, rest -- what an adoption replaced, and its PTTL
+local set = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
+if not set or set.err then
+  local value = redis.call('GET', KEYS[1])
+  if not value then
+    return set -- out of memory, for example
+  end
+  local left = redis.call('PTTL', KEYS[1])
+  if string.byte(value, 1) == 0 then
+    return {3, value, left}
+  end
+  if value == ARGV[1] then
+    -- A try whose reply was lost.
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  elseif value == ARGV[5] and left >= 0 and left <= tonumber(ARGV[6]) then
+    orphan, rest = value, left
+    redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  else
+    return {2, value, left}
+  end
+end
+if ARGV[3] ~= '1' then
+  return {1, ''}
+end
+local last, refused = mint(KEYS[2], tonumber(ARGV[4]))
+if not last then
+  redis.call('DEL', KEYS[1])
+  if orphan then
+    redis.call('SET', KEYS[1], orphan, 'PX', math.max(rest, 1))
+  end
+  return refused
+end
+return {1, last}

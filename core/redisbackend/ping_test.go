@@ -1,0 +1,195 @@
+package redisbackend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/testutil"
+)
+
+// kinds are the kinds of backends, each with its nodes.
+var kinds = map[string]func(t *testing.T) (core.Opener, testutil.Nodes){
+	"client": func(t *testing.T) (core.Opener, testutil.Nodes) {
+		n := testutil.Redis(t)
+		return one(n.Client()), testutil.Nodes{n}
+	},
+	"pool": func(t *testing.T) (core.Opener, testutil.Nodes) {
+		n := testutil.Redis(t)
+		return redisbackend.Pools(n.Pool()), testutil.Nodes{n}
+	},
+	"client with replicas": func(t *testing.T) (core.Opener, testutil.Nodes) {
+		master, _ := replicated(t, 1)
+		return confirmed(master.Client(), 1, replicaTimeout), testutil.Nodes{master}
+	},
+	"Redis Cluster": func(t *testing.T) (core.Opener, testutil.Nodes) {
+		c := testutil.RedisCluster(t, 3)
+		return one(c.Client()), c.Nodes
+	},
+	"quorum": func(t *testing.T) (core.Opener, testutil.Nodes) {
+		nodes := testutil.Cluster(t, 3)
+		return quorumOf(nodes), nodes
+	},
+	"quorum of pools": func(t *testing.T) (core.Opener, testutil.Nodes) {
+		nodes := testutil.Cluster(t, 3)
+		c := redisbackend.Pools(nodes.Pools()...)
+		c.NewInstallation = true
+		return c, nodes
+	},
+}
+
+// After Ping, the first Acquire makes no connection.
+func TestPing_WarmsConnections(t *testing.T) {
+	t.Parallel()
+	for name, kind := range kinds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, nodes := kind(t)
+			var admins []*redis.Client
+			for _, n := range nodes {
+				admins = append(admins, n.Client())
+			}
+			// made counts the connections that the nodes have accepted so far.
+			made := func() (all int) {
+				for _, admin := range admins {
+					all += statistic(t, admin, "total_connections_received")
+				}
+				return all
+			}
+			made()
+			// A check of the backend's own, a second after its start, may need a connection, too.
+			extra := 0
+			for range 3 {
+				l, before := locker(t, o), made()
+				ok(t, "Ping", l.Ping(t.Context()))
+				eventually(t, "the other nodes of a quorum are connected", func() bool {
+					return strings.Contains(name, "pool") || made()-before >= len(nodes)
+				})
+				before = made()
+				k := acquire(t, l, "k")
+				if extra = made() - before; extra == 0 {
+					return
+				}
+				ok(t, "Release", k.Release(t.Context()))
+			}
+			t.Errorf("Acquire made %d connections after Ping", extra)
+		})
+	}
+}
+
+// Ping names the nodes that do not answer if no majority is left, and the shards of a Redis Cluster.
+func TestPing_NamesNodesThatAreDown(t *testing.T) {
+	t.Parallel()
+	for name, kind := range kinds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, nodes := kind(t)
+			l := locker(t, o)
+			ok(t, "Ping", l.Ping(t.Context()))
+			down := nodes[len(nodes)-1:]
+			if strings.HasPrefix(name, "quorum") {
+				nodes[2].Kill()
+				ok(t, "Ping of a quorum with one node down", l.Ping(t.Context()))
+				nodes[1].Kill()
+				down = nodes[1:]
+			} else {
+				down[0].Kill()
+			}
+			err := l.Ping(t.Context())
+			want(t, "Ping", err, core.ErrUnavailable)
+			for i, n := range nodes {
+				is, says := n == down[0] || n == down[len(down)-1], strings.Contains(err.Error(), n.Addr())
+				if strings.Contains(name, "pool") {
+					says = strings.Contains(err.Error(), fmt.Sprint("redis pool ", i+1, ":"))
+				}
+				if is != says {
+					t.Errorf("node %s is down: %v; the error: %v", n.Addr(), is, err)
+				}
+			}
+			if u, found := errors.AsType[*core.UnavailableError](err); !found || u.Key != "" || len(u.Nodes) != len(down) {
+				t.Errorf("Ping: %#v", err)
+			}
+			for _, n := range down {
+				n.Restart()
+			}
+			eventually(t, "they answer again", func() bool { return l.Ping(t.Context()) == nil })
+		})
+	}
+}
+
+// A Redis that hangs does not hold Ping up for longer than its context, or the time-outs.
+func TestPing_HungNode(t *testing.T) {
+	t.Parallel()
+	for name, kind := range kinds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, nodes := kind(t)
+			if c := o.(redisbackend.Config); c.NodeTimeout > 0 {
+				c.NodeTimeout = time.Second
+				o = c
+			}
+			l := locker(t, o)
+			ok(t, "Ping", l.Ping(t.Context()))
+			stopAll(t, nodes)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			wantEnded(t, "Ping with a context that ends", l.Ping(ctx), context.DeadlineExceeded)
+			began := time.Now()
+			want(t, "Ping", l.Ping(t.Context()), core.ErrUnavailable)
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("Ping took %v", took)
+			}
+		})
+	}
+}
+
+// A user that may not even ask for the time cannot have locks; one that may not PING can.
+func TestPing_Forbidden(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	ok(t, "Ping without PING", locker(t, one(restricted(t, n, neededCommands))).Ping(t.Context()))
+	err := locker(t, one(restricted(t, n, []string{"hello"}))).Ping(t.Context())
+	want(t, "Ping without a permission", err, core.ErrUnavailable)
+	if !strings.Contains(err.Error(), "NOPERM") || !strings.Contains(err.Error(), n.Addr()) {
+		t.Errorf("Ping: %v", err)
+	}
+}
+
+// lateConn answers after its caller has gone.
+type lateConn struct{ written chan struct{} }
+
+func (c *lateConn) Do(ctx context.Context, commands ...*driver.Command) (<-chan struct{}, error) {
+	late := make(chan struct{})
+	go func() {
+		<-ctx.Done()
+		for _, cmd := range commands {
+			cmd.Value, cmd.Err = nil, errors.New("late")
+		}
+		close(late)
+		c.written <- struct{}{}
+	}()
+	<-ctx.Done()
+	return late, ctx.Err()
+}
+
+func (c *lateConn) Address() string { return "late" }
+func (c *lateConn) Close() error    { return nil }
+
+// A call that was given up may still write its replies. The race detector tells if Ping reads them.
+func TestPing_GivenUp(t *testing.T) {
+	t.Parallel()
+	conn := &lateConn{written: make(chan struct{}, 1)}
+	b := open(t, redisbackend.Drive(driver.Driver{Nodes: []func() driver.Node{func() driver.Node { return driver.Node{Conn: conn} }}}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	want(t, "Ping", b.Ping(ctx), context.DeadlineExceeded)
+	<-conn.written
+}

@@ -1,0 +1,165 @@
+package redisbackend
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/loglimit"
+)
+
+const (
+	// A node that failed excludeAfter times in a row is not asked for coolDown. Then one call probes it.
+	excludeAfter = 3
+	coolDown     = time.Second
+)
+
+var errExcluded = errors.New("redisbackend: it is not asked, because it kept not answering")
+
+// The reasons for which a node has no vote. They are attributes of onelane.nodes.excluded.
+const (
+	reasonTimeouts  = "timeouts"
+	reasonRestarted = "restarted"
+	reasonClock     = "clock"
+)
+
+// health is what a quorum knows of a node, so that one that hangs costs nothing.
+type health struct {
+	node *node
+	out  *atomic.Int32 // how many nodes are not asked
+
+	mu       sync.Mutex
+	failures int
+	probeAt  time.Time
+	reason   string // why it has no vote, or empty
+}
+
+// admits reports whether the node is asked. needed says that too few others are left.
+func (h *health) admits(now time.Time, needed bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.reason != reasonTimeouts || needed {
+		return true
+	}
+	if now.Before(h.probeAt) {
+		return false
+	}
+	h.probeAt = now.Add(coolDown)
+	return true
+}
+
+// answered notes the outcome of a call. If the caller's context ended it, the node is not to blame.
+func (h *health) answered(err, caller error) {
+	ok := isIntact(err)
+	if !ok && caller != nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ok {
+		h.failures = 0
+		if h.reason == reasonTimeouts {
+			h.change("", nil)
+		}
+		return
+	}
+	if h.failures++; h.failures == excludeAfter {
+		h.probeAt = time.Now().Add(coolDown)
+		h.change(reasonTimeouts, err)
+	}
+}
+
+// saw notes an answer to Acquire.
+func (h *health) saw(v vote) {
+	reason := ""
+	switch {
+	case v.err != nil || v.status != voteYes && v.status != voteAbstains && v.status != voteClock:
+		return
+	case v.status == voteAbstains:
+		reason = reasonRestarted
+	case v.status == voteClock:
+		reason = reasonClock
+		h.node.skew.note(v.ahead())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.reason != reason && h.reason != reasonTimeouts {
+		h.change(reason, v.failure(h.node))
+	}
+}
+
+// change notes why the node has no vote. h.mu is held.
+func (h *health) change(reason string, why error) {
+	was := h.reason
+	h.reason = reason
+	if was == reasonTimeouts {
+		h.out.Add(-1)
+	}
+	if reason == reasonTimeouts {
+		h.out.Add(1)
+	}
+	if reason == "" {
+		loglimit.Later(h.node.logger, slog.LevelInfo, "redisbackend: a node of the quorum has a vote again",
+			"redis", h.node.conn.Address(), "reason", was)
+		return
+	}
+	loglimit.Later(h.node.logger, slog.LevelWarn,
+		"redisbackend: a node of the quorum has no vote; the others decide as long as they are a majority; look at this Redis",
+		"redis", h.node.conn.Address(), "reason", reason, "error", why)
+}
+
+// excluded returns why the node has no vote, or "".
+func (h *health) excluded() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.reason
+}
+
+// identity finds two nodes that are one Redis: what that Redis forgets, a majority may have forgotten.
+type identity struct {
+	mu      sync.Mutex
+	runs    []string
+	known   atomic.Bool
+	refused atomic.Pointer[core.UnavailableError]
+}
+
+// wanted is "1" as long as nodes have to say who they are.
+func (d *identity) wanted() string {
+	if d.known.Load() {
+		return ""
+	}
+	return "1"
+}
+
+func (d *identity) saw(v vote, nodes []*node) {
+	if d.known.Load() || v.err != nil || v.status != voteYes && v.status != voteHeld && v.status != voteSealed {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	run := v.extra
+	if run == "" {
+		run = fmt.Sprint("unknown ", v.node) // by the ACL
+	}
+	if j := slices.Index(d.runs, run); j >= 0 && j != v.node {
+		d.refused.Store(&core.UnavailableError{Permanent: true, Nodes: []error{fmt.Errorf(
+			"redisbackend: nodes %d and %d of the quorum are one Redis, at %s and %s; pass each master once",
+			min(j, v.node)+1, max(j, v.node)+1, nodes[min(j, v.node)].conn.Address(), nodes[max(j, v.node)].conn.Address())}})
+	}
+	d.runs[v.node] = run
+	d.known.Store(d.refused.Load() == nil && !slices.Contains(d.runs, ""))
+}
+
+// refusal is the error of a quorum in which one Redis has two votes.
+func (d *identity) refusal(key string) error {
+	e := d.refused.Load()
+	if e == nil {
+		return nil
+	}
+	return &core.UnavailableError{Key: key, Nodes: e.Nodes, Permanent: true}
+}

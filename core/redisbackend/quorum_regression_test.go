@@ -1,0 +1,362 @@
+package redisbackend_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A failed Acquire returns at its deadline, also if a node that granted hangs afterwards.
+func TestRegression_QuorumAcquireDeadline(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	f := newFilter(t, nodes[0].Addr())
+	c := redisbackend.New(proxied(t, f.Addr().String()), nodes[1].Client(), nodes[2].Client())
+	c.NewInstallation, c.NodeTimeout = true, 3*time.Second
+	b := openQuorum(t, c, time.Minute)
+	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
+	ok(t, "Acquire", err)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(100 * time.Millisecond)
+	n := 0
+	f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
+		if bytes.Contains(b, []byte("{hot}")) {
+			n++
+		}
+		return n > 1, false, 0
+	})
+	nodes[1].Stop()
+	nodes[2].Stop()
+	began := time.Now()
+	_, err = b.Acquire(within(t, 300*time.Millisecond), attempt("hot", time.Minute, 0))
+	took := time.Since(began)
+	nodes[1].Cont()
+	nodes[2].Cont()
+	if err == nil {
+		t.Fatal("granted")
+	}
+	if took > 600*time.Millisecond { // 200 ms of slack for a busy machine
+		t.Errorf("Acquire with a deadline of 300 ms took %v: %v", took, err)
+	}
+}
+
+// The clean-up of a try must not take the lease of the next try, which has the same owner.
+func TestRegression_QuorumCleanUpOfEarlierTry(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	fb, pc := newFilter(t, nodes[1].Addr()), newProxy(t, nodes[2].Addr())
+	c := redisbackend.New(nodes[0].Client(), proxied(t, fb.Addr().String()), proxied(t, pc.Addr().String()))
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
+	b, rival := openQuorum(t, c, time.Minute), openQuorum(t, quorumOf(nodes), time.Minute)
+	prepare := func(key string) {
+		// A decided VOID on the first and third node; the second was down and has the seal that it voids.
+		ok(t, "SET", nodes[0].Client().Set(t.Context(), "{"+key+"}:accepted", "5 1 V", time.Hour).Err())
+		ok(t, "SET", nodes[1].Client().Set(t.Context(), "{"+key+"}:accepted", "3 1 \x00768:v", time.Hour).Err())
+		ok(t, "SET", nodes[2].Client().Set(t.Context(), "{"+key+"}:accepted", "5 1 V", time.Hour).Err())
+	}
+	for _, key := range []string{"warm1", "warm2"} { // the scripts are known, and the connections there
+		prepare(key)
+		g, err := b.Acquire(t.Context(), attempt(key, time.Minute, 0))
+		ok(t, "Acquire", err)
+		_, err = b.Release(t.Context(), g)
+		ok(t, "Release", err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	prepare("k")
+	n := 0
+	fb.set(func(b []byte) (lose, cut bool, delay time.Duration) {
+		if bytes.Contains(b, []byte("{k}")) {
+			n++
+		}
+		return n > 3, false, 0 // acquire, prepare, accept
+	})
+	pc.cut.Store(3)
+	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	if err != nil {
+		return // no second try in the name of an owner that is being cleaned up
+	}
+	at := time.Now()
+	for end := at.Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if nodes[2].Client().Exists(t.Context(), "k").Val() == 0 {
+			t.Errorf("after %v the third node lost the lease, whose deadline is in %v", time.Since(at), time.Until(g.Deadline))
+			break
+		}
+	}
+	second, err := rival.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	if err == nil && time.Now().Before(g.Deadline) {
+		t.Errorf("two holders: %s until %v, and %s", g.Owner, time.Until(g.Deadline), second.Owner)
+	}
+}
+
+// A node that did not get the release in time is cleaned up, also if the others were quicker.
+func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	f := newFilter(t, nodes[2].Addr())
+	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
+	c.NewInstallation, c.NodeTimeout = true, 300*time.Millisecond
+	b := openQuorum(t, c, time.Minute)
+	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	ok(t, "Acquire", err)
+	third := nodes[2].Client()
+	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
+	time.Sleep(100 * time.Millisecond)
+	f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(500 * time.Millisecond)
+	f.set(nil)
+	eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
+}
+
+// Extend must not take the key again after Release.
+func TestRegression_QuorumTakeAgainAfterRelease(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	p := newProxy(t, nodes[2].Addr())
+	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
+	b := openQuorum(t, c, time.Minute)
+	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	ok(t, "Acquire", err)
+	third := nodes[2].Client()
+	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
+	time.Sleep(100 * time.Millisecond)
+	ok(t, "DEL", third.Del(t.Context(), "k").Err()) // it lost its data
+	p.late.Store(int64(200 * time.Millisecond))
+	g, err = b.Extend(t.Context(), g, time.Minute)
+	ok(t, "Extend", err)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(4 * time.Second)
+	if third.Exists(t.Context(), "k").Val() != 0 {
+		t.Errorf("4 s after Release the third node has the lease again, for %v", third.PTTL(t.Context(), "k").Val())
+	}
+}
+
+// A request that was retried on a new connection may still be under way on the old one.
+func TestRegression_QuorumGhostOfRetriedAcquire(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	f := newFilter(t, nodes[2].Addr())
+	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
+	b := openQuorum(t, c, time.Minute)
+	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
+	ok(t, "Acquire", err)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(200 * time.Millisecond)
+	var once sync.Once
+	f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
+		if bytes.Contains(b, []byte("{k}")) {
+			once.Do(func() { cut, delay = true, 600*time.Millisecond })
+		}
+		return
+	})
+	g, err = b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	ok(t, "Acquire", err)
+	third := nodes[2].Client()
+	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
+	time.Sleep(100 * time.Millisecond)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(4 * time.Second)
+	if third.Exists(t.Context(), "k").Val() != 0 {
+		t.Errorf("4 s after Release the third node has the lease, for %v", third.PTTL(t.Context(), "k").Val())
+	}
+}
+
+// The record of an orphan is withdrawn within the caller's deadline, or later in the background.
+func TestRegression_QuorumWithdrawDeadline(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	var filters []*filter
+	var clients []redis.UniversalClient
+	for _, n := range nodes {
+		f := newFilter(t, n.Addr())
+		filters, clients = append(filters, f), append(clients, proxied(t, f.Addr().String()))
+	}
+	c := redisbackend.New(clients...)
+	c.NewInstallation, c.NodeTimeout = true, 2*time.Second
+	b := openQuorum(t, c, time.Minute)
+	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, time.Hour))
+	ok(t, "Acquire", err)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(100 * time.Millisecond)
+	for _, f := range filters {
+		n := 0
+		f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
+			if bytes.Contains(b, []byte("{hot}")) {
+				n++
+			}
+			return n > 1, false, 0
+		})
+	}
+	began := time.Now()
+	_, err = b.Acquire(within(t, 300*time.Millisecond), attempt("hot", time.Minute, time.Hour))
+	took := time.Since(began)
+	for _, f := range filters {
+		f.set(nil)
+	}
+	if err == nil {
+		t.Fatal("granted")
+	}
+	if took > 600*time.Millisecond {
+		t.Errorf("Acquire with a deadline of 300 ms took %v: %v", took, err)
+	}
+}
+
+// A quorum restores an orphan that a failed adoption replaced.
+func TestRegression_QuorumFailedAdoption(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	b := openQuorum(t, quorumOf(nodes), time.Minute)
+	for i := range 6 {
+		key := fmt.Sprint("k", i)
+		g := orphanOf(t, b, key)
+		r := attempt(key, time.Minute, time.Duration(i%2)*time.Hour)
+		r.Adopt = g.Owner
+		nodes[1].Stop()
+		nodes[2].Stop()
+		_, err := b.Acquire(within(t, 200*time.Millisecond), r)
+		nodes[1].Cont()
+		nodes[2].Cont()
+		if err == nil {
+			t.Fatal("adopted")
+		}
+		time.Sleep(3 * time.Second)
+		if st, err := b.Inspect(t.Context(), key); err == nil && st.Status == core.Free {
+			t.Errorf("%s: the orphan is free by itself", key)
+		}
+	}
+}
+
+// A Seal, or the Release of a lock with an orphan, that one node did not get must not leave a lease there
+// which hides what was decided while another node is down.
+func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"Seal", "Release of a lock with an orphan"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			var nodes testutil.Nodes
+			for range 3 {
+				nodes = append(nodes, testutil.Redis(t, "--appendonly", "yes"))
+			}
+			f := newFilter(t, nodes[2].Addr())
+			c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
+			c.NewInstallation, c.NodeTimeout = true, 300*time.Millisecond
+			b := openQuorum(t, c, time.Minute)
+			orphan := time.Duration(0)
+			if end != "Seal" {
+				orphan = time.Hour
+			}
+			w, err := b.Acquire(t.Context(), attempt("warm", time.Minute, orphan)) // the connections are there
+			ok(t, "Acquire", err)
+			_, err = b.Release(t.Context(), w)
+			ok(t, "Release", err)
+			time.Sleep(500 * time.Millisecond)
+			g, err := b.Acquire(t.Context(), attempt("k", time.Minute, orphan))
+			ok(t, "Acquire", err)
+			third := nodes[2].Client()
+			eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
+			time.Sleep(100 * time.Millisecond)
+			f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
+			if end == "Seal" {
+				ok(t, end, b.Seal(t.Context(), g, []byte("v"), time.Hour))
+			} else {
+				_, err = b.Release(t.Context(), g)
+				ok(t, end, err)
+			}
+			time.Sleep(500 * time.Millisecond)
+			f.set(nil)
+			time.Sleep(5 * time.Second) // for the clean-up
+			nodes[0].Kill()
+			// The first call may find out that the key is free, and leave it to the next.
+			for range 3 {
+				if _, err = b.Acquire(within(t, 2*time.Second), attempt("k", time.Minute, 0)); err == nil {
+					break
+				}
+			}
+			if end == "Seal" && !errors.Is(err, core.ErrSealed) || end != "Seal" && err != nil {
+				t.Errorf("5 s after it, with another node down, Acquire answers: %v", err)
+			}
+		})
+	}
+}
+
+// A Release that no majority answers goes on in the background, also if the lock would leave an orphan.
+func TestRegression_QuorumReleaseOfOrphan(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	p1, p2 := newProxy(t, nodes[1].Addr()), newProxy(t, nodes[2].Addr())
+	c := redisbackend.New(nodes[0].Client(), proxied(t, p1.Addr().String()), proxied(t, p2.Addr().String()))
+	c.NewInstallation, c.NodeTimeout = true, 300*time.Millisecond
+	b := openQuorum(t, c, time.Minute)
+	ok(t, "Ping", b.Ping(t.Context()))
+	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, time.Hour))
+	ok(t, "Acquire", err)
+	p1.lose.Store(true)
+	p2.lose.Store(true)
+	_, err = b.Release(t.Context(), g)
+	want(t, "Release", err, core.ErrUnavailable)
+	p1.lose.Store(false)
+	p2.lose.Store(false)
+	eventually(t, "no node has the lease", func() bool { return leases(t, nodes, "k") == 0 })
+	st, err := b.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if st.Status != core.Free {
+		t.Errorf("the key is %v", st.Status)
+	}
+}
+
+// leases counts the nodes that have a lease of the key.
+func leases(t testing.TB, nodes testutil.Nodes, key string) (n int) {
+	for _, node := range nodes {
+		n += int(node.Client().Exists(t.Context(), key).Val())
+	}
+	return n
+}
+
+// A late answer to Acquire says nothing of the lease that Extend took since then on its node.
+func TestRegression_QuorumLateAnswer(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	p := newProxy(t, nodes[2].Addr())
+	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
+	c.NewInstallation, c.NodeTimeout = true, 2*time.Second
+	b := openQuorum(t, c, time.Minute)
+	_, err := b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
+	ok(t, "Acquire", err)
+	eventually(t, "the last node is connected", func() bool { return leases(t, nodes[2:], "warm") == 1 })
+	ok(t, "SET", nodes[2].Client().Set(t.Context(), "k", "another/1", 100*time.Millisecond).Err())
+	const late = 800 * time.Millisecond
+	p.late.Store(int64(late))
+	asked := time.Now()
+	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	ok(t, "Acquire", err)
+	eventually(t, "the key is free on the last node", func() bool { return leases(t, nodes[2:], "k") == 0 })
+	p.late.Store(0)
+	eventually(t, "Extend takes the key on the last node", func() bool {
+		g, err = b.Extend(t.Context(), g, time.Minute)
+		return err == nil && leases(t, nodes[2:], "k") == 1
+	})
+	time.Sleep(time.Until(asked.Add(late + 100*time.Millisecond))) // until the answer has come
+	p.lose.Store(true)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	time.Sleep(100 * time.Millisecond) // the request to the last node is lost
+	p.lose.Store(false)
+	eventually(t, "no node has the lease", func() bool { return leases(t, nodes, "k") == 0 })
+}

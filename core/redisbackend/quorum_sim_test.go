@@ -1,0 +1,23 @@
+package redisbackend_test
+
+import (
+	"testing"
+
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// The simulation is worth as much as its nodes are like Redis: the same random calls get the same
+// answers and leave the same state.
+func TestSimNode_AnswersAsRedis(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	if diff := redisbackend.CompareSimNode(t, client, redisbackend.SimRules{}); diff != "" {
+		t.Fatal(diff)
+	}
+	for name, off := range redisbackend.BrokenSimRules() {
+		if redisbackend.CompareSimNode(t, client, off) == "" {
+			t.Errorf("the broken rule %s was not noticed", name)
+		}
+	}
+}

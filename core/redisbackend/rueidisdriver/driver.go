@@ -1,0 +1,54 @@
+// Package rueidisdriver is the Redis backend on the client library rueidis.
+//
+//	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{"localhost:6379"}})
+//	…
+//	locker, err := core.New(rueidisdriver.New(client))
+//
+// Use it in a service that uses rueidis. Everything is as in package redisbackend, whose Config New
+// returns: change a field of it, such as NodeTimeout. Services on rueidis and on go-redis can share
+// keys, and wake each other's waiters.
+//
+// For each Redis, the backend has up to four connections of its own from the client's pool for blocking
+// commands: two for calls, one for renewals and one for wake-ups. ClientOption.BlockingPoolSize must
+// leave room for them beside the application's blocking commands, or else locks are lost. They are made
+// in the background, with the client's options. The application's other commands do not hold them up,
+// DisableAutoPipelining does not matter, and rueidis sends nothing twice. Concurrent calls share a
+// pipeline.
+//
+// Locks do not need client-side caching. DisableCache spares its memory, and its command in the ACL. A
+// Redis Cluster needs "+cluster|slots" there. With RingScaleEachConn below 8, a call to a Redis that
+// hangs can take longer than NodeTimeout. A seal of megabytes needs a longer NodeTimeout over a slow link.
+package rueidisdriver
+
+import (
+	"fmt"
+	"reflect"
+
+	"github.com/redis/rueidis"
+
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+)
+
+// New is the backend on rueidis clients: one of a single Redis, Sentinel or Redis Cluster, or a quorum
+// of three or more independent masters. The clients stay the caller's to close, after the Locker.
+func New(clients ...rueidis.Client) redisbackend.Config {
+	return redisbackend.Drive(newDriver(clients))
+}
+
+func newDriver(clients []rueidis.Client) (d driver.Driver) {
+	for i, client := range clients {
+		if v := reflect.ValueOf(client); client == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+			return driver.Driver{Err: fmt.Errorf("client %d is nil", i+1)}
+		}
+		switch {
+		case client.Mode() != rueidis.ClientModeCluster:
+			d.Nodes = append(d.Nodes, func() driver.Node { return newConn(client).node() })
+		case len(clients) == 1:
+			d.Cluster = newCluster(client)
+		default:
+			return driver.Driver{Err: fmt.Errorf("client %d is of a Redis Cluster; pass a client of one Redis for each master of a quorum, or one of a Redis Cluster alone", i+1)}
+		}
+	}
+	return d
+}

@@ -1,0 +1,90 @@
+package rueidisdriver
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/testutil"
+)
+
+func connect(t *testing.T, n *testutil.Node) rueidis.Client {
+	t.Helper()
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{n.Addr()}, DisableCache: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return client
+}
+
+// A call on a connection that another call's time-out ended has no time-out itself: it is sent again.
+func TestLine_EndedByAnother(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	l := &newConn(connect(t, node)).lone
+	t.Cleanup(l.close)
+	ping := []*driver.Command{driver.Plain("PING")}
+	long, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := l.do(long, ping); err != nil {
+		t.Fatal(err)
+	}
+	node.Stop()
+	t.Cleanup(node.Cont)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := l.current.Load().do(ctx, ping); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("got %v, want a time-out", err)
+	}
+	if _, err := l.do(long, ping); !errors.Is(err, net.ErrClosed) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want an error that matches net.ErrClosed alone", err)
+	}
+	if l.current.Load() != nil {
+		t.Error("later calls use the connection, too")
+	}
+}
+
+// Sentinel names another master, and the old one goes on to answer.
+func TestConn_OldMasterStillAnswers(t *testing.T) {
+	t.Parallel()
+	old, promoted := testutil.Redis(t), testutil.Redis(t)
+	var master atomic.Pointer[testutil.Node]
+	master.Store(old)
+	clients := map[*testutil.Node]rueidis.Client{old: connect(t, old), promoted: connect(t, promoted)}
+	c := openConn(true, func() string { return master.Load().Addr() }, func() (rueidis.DedicatedClient, func(), error) {
+		one, release := clients[master.Load()].Dedicate()
+		return one, release, nil
+	})
+	l, err := core.New(redisbackend.Drive(driver.Driver{Nodes: []func() driver.Node{c.node}}), core.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	admin := promoted.Client()
+	for end := time.Now().Add(10 * time.Second); admin.Exists(t.Context(), "onelane:{k}").Val() == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("locks are still on the old master after 10 s")
+		}
+		k, err := l.Acquire(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		master.Store(promoted)
+		if admin.Exists(t.Context(), "onelane:{k}").Val() == 1 {
+			break
+		}
+		if err := k.Release(t.Context()); err != nil && !errors.Is(err, core.ErrLost) {
+			t.Fatal(err)
+		}
+	}
+}

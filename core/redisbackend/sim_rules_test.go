@@ -1,0 +1,28 @@
+package redisbackend
+
+import (
+	"testing"
+	"time"
+)
+
+// A random simulation that finds nothing proves something only if it finds broken rules. Rules that it
+// finds too seldom have schedules.
+func TestSimulation_FindsBrokenRules(t *testing.T) {
+	t.Parallel()
+	const most = 400
+	for name, off := range map[string]simRules{
+		"trust": {trust: true}, "noVoid": {noVoid: true}, "noAbstain": {noAbstain: true},
+		"noPrepare": {noPrepare: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			for seed := range most {
+				if _, _, bad := simulate(t, simPlanOf(seed), off); len(bad) > 0 {
+					t.Logf("seed %d, after %v: %s", seed, time.Since(start), bad[0])
+					return
+				}
+			}
+			t.Errorf("not found in %d seeds", most)
+		})
+	}
+}

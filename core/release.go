@@ -1,0 +1,203 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/onelane/onelane/internal/loglimit"
+)
+
+// releaseGrace is how long a release works if its context is done or ends sooner.
+const releaseGrace = 100 * time.Millisecond
+
+// Release frees the key, or hands it to the next waiter of this process. If ctx is done, Release
+// works for up to 100 ms. What it could not free is cleaned up in the background, or ends with its
+// lease. Only the last of several handles on one lock frees the key. After a Seal, Release does
+// nothing.
+//
+// If the lock was lost before, the error matches [ErrLost]: what it protected may not have run alone.
+// If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if ctx ended
+// first. The second call returns [ErrReleased].
+func (k *Lock) Release(ctx context.Context) error {
+	last, lost, err := k.giveUp()
+	if !last {
+		return err
+	}
+	releasing, cancel := detach(ctx)
+	defer cancel()
+	return k.hold.lease.end(ctx, releasing, lost)
+}
+
+// end is release for a lock that a caller had: a loss that nobody noticed before is reported.
+func (s *lease) end(caller, ctx context.Context, lost error) error {
+	err := s.release(caller, ctx, lost)
+	if errors.Is(err, ErrLost) && !errors.Is(lost, ErrLost) {
+		s.foundLost(err)
+	}
+	return err
+}
+
+// foundLost reports that the backend says, when the lock is released, that it was lost before.
+func (s *lease) foundLost(err error) {
+	s.locker.telemetry.lostLock(s.class, reasonGone)
+	s.reportLoss(reasonGone, err)
+}
+
+// releaseFailed reports a release without an answer to a caller that gets no error.
+func (l *Locker) releaseFailed(key string, err error) {
+	loglimit.Later(l.logger, slog.LevelWarn, "core: release failed; the key may stay held until its lease ends; look at the nodes in the error",
+		"key", key, "error", err)
+}
+
+// release asks the backend with ctx, which outlives the caller's context. lost is how the lock had
+// ended before, or nil.
+func (s *lease) release(caller, ctx context.Context, lost error) error {
+	others := 0
+	defer func() { s.locker.leaseOver(s, others) }() // also after a panic of the backend
+	others, err := s.free(ctx)
+	if contextError(ctx) == nil { // the caller's context did not end the call
+		caller = ctx
+	}
+	if lost != nil && !errors.Is(lost, ErrClosed) {
+		return lost
+	}
+	return callerError(caller, s.key, err)
+}
+
+// giveUp gives up the handle. last reports whether the lease must be released in the backend; lost
+// is how the hold had ended before, or nil.
+func (k *Lock) giveUp() (last bool, lost, err error) {
+	s, h := k.hold.lease, k.hold
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.sealed {
+		k.released = true
+		return false, nil, nil
+	}
+	if k.released {
+		return false, nil, k.errReleased()
+	}
+	s.expire(h)
+	k.released = true
+	if k.cancel != nil && h.ended == nil {
+		k.cancel(nil)
+	}
+	if h.handles--; h.handles > 0 {
+		h.watched = slices.DeleteFunc(h.watched, func(w *Lock) bool { return w == k })
+		return false, nil, h.ended
+	}
+	if s.handOver(h) {
+		return false, nil, nil
+	}
+	if lost = h.ended; lost == nil {
+		s.finish(h, "", ErrReleased)
+	}
+	return true, lost, nil
+}
+
+// free releases the lease in the backend, after the verb that is under way.
+func (s *lease) free(ctx context.Context) (others int, err error) {
+	asked := false
+	err = s.exclusive(ctx, func() (err error) {
+		asked = true
+		s.mu.Lock()
+		g := s.grant
+		s.mu.Unlock()
+		others, err = s.locker.backend.Release(ctx, g)
+		return withKey(err, s.key)
+	})
+	if !asked {
+		go s.freeLater()
+	}
+	return others, err
+}
+
+// drop releases a lock that no caller got. If that fails, it is tried again in the background as long as
+// the key would be orphaned; another lease ends by itself.
+func (k *Lock) drop(caller, ctx context.Context) error {
+	last, lost, err := k.giveUp()
+	if !last {
+		return err
+	}
+	s := k.hold.lease
+	err = s.release(caller, ctx, lost)
+	if err != nil && s.orphan > 0 && !errors.Is(err, ErrLost) {
+		go s.freeSurely()
+	}
+	return err
+}
+
+// freeSurely releases the lease until that is definite.
+func (s *lease) freeSurely() {
+	pauses := backoff{jitter: s.locker.chance.jitter}
+	for end := s.grant.Deadline.Add(s.orphan); time.Now().Before(end); {
+		timer := time.NewTimer(pauses.unavailable())
+		select {
+		case <-timer.C:
+		case <-s.locker.done:
+			timer.Stop()
+			return
+		}
+		if _, err := s.free(context.Background()); err == nil || errors.Is(err, ErrLost) {
+			return
+		}
+	}
+}
+
+// freeLater releases the lease once the verb under way has returned, within the backend's time-out.
+func (s *lease) freeLater() {
+	switch _, err := s.free(context.Background()); {
+	case errors.Is(err, ErrLost):
+		s.mu.Lock()
+		expired := errors.Is(s.hold.ended, ErrLost) || !time.Now().Before(s.grant.Deadline)
+		s.mu.Unlock()
+		if !expired { // before Release was called, and so known, or after
+			s.foundLost(err)
+		}
+	case err != nil:
+		s.locker.releaseFailed(s.key, err)
+	}
+}
+
+// detach returns a context for clean-up. It does not end with ctx, but keeps ctx's deadline if that
+// is at least releaseGrace away.
+func detach(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	switch {
+	case ctx.Done() == nil:
+		return ctx, func() {}
+	case ctx.Err() == nil && !ok:
+		return context.WithoutCancel(ctx), func() {}
+	}
+	if soonest := time.Now().Add(releaseGrace); ctx.Err() != nil || deadline.Before(soonest) {
+		deadline = soonest
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), deadline)
+}
+
+// Lapse gives the lock up without freeing the key. Nothing renews it any more, and nobody gets the
+// key before its lease ends; then the lock is lost, as its context says, or orphaned. It is for a
+// holder that cannot know whether its work is over, such as a COMMIT without an answer. Release
+// returns [ErrReleased] after it.
+//
+// Other handles on the same lock end with it: their Release does not free the key. After Close, and
+// after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal it
+// does nothing. It does not block and does not talk to the backend.
+func (k *Lock) Lapse() {
+	s := k.hold.lease
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := k.hold
+	if s.expire(h); k.released || h.sealed {
+		return
+	}
+	// The handle is not given back, so that no other one is the last.
+	k.released, h.lapsed = true, true
+	if h.ended == nil {
+		s.noRenew = true
+		s.timer.Reset(time.Until(s.next()))
+	}
+}

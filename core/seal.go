@@ -1,0 +1,111 @@
+package core
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// maxValue is the largest value of a seal, in bytes.
+const maxValue = 16 << 20
+
+// Seal ends the lock by leaving value under its key for the retention, instead of freeing it. Until
+// then, or until [Locker.Unseal], Acquire on the key returns [*SealedError] with the value. Seal is
+// one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can still be sealed
+// after its lease ended, unless somebody adopted the orphan.
+//
+// If the lock is lost, the error matches [ErrLost] and nothing was sealed. After [*UnavailableError]
+// and ctx's error the outcome is unknown: Seal may be tried again with the same value, and nobody
+// gets the key before its lease ends. Value must not be modified later; it has at most 16 MiB.
+func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
+	return k.seal(ctx, ctx, value, retention)
+}
+
+// validRetention keeps the limits of a seal's retention.
+func validRetention(key string, retention time.Duration) error {
+	if retention < minTTL || retention > maxDuration {
+		return fmt.Errorf("core: seal key %q for %v: the retention must be between %v and %v", key, retention, minTTL, maxDuration)
+	}
+	return nil
+}
+
+// seal asks the backend with ctx, which may outlive the caller's context.
+func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Duration) error {
+	if len(value) > maxValue {
+		return fmt.Errorf("core: seal key %q: the value has %d bytes; at most %d are allowed", k.Key(), len(value), maxValue)
+	}
+	if err := validRetention(k.Key(), retention); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return notAsked(ctx, k.Key())
+	}
+	s := k.hold.lease
+	err := s.exclusive(ctx, func() error {
+		g, done, err := k.beginSeal(value)
+		if done || err != nil {
+			return err
+		}
+		began := time.Now()
+		traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
+		err = callerError(caller, s.key, withKey(s.locker.backend.Seal(traced, g, value, retention), s.key))
+		s.locker.telemetry.sealedKey(ctx, span, began, g.Token, err)
+		k.endSeal(err)
+		return err
+	})
+	if err == nil {
+		s.locker.leaseOver(s, 0)
+	}
+	return callerError(caller, s.key, err)
+}
+
+// beginSeal returns the grant to seal with, or done if the same value is sealed already.
+func (k *Lock) beginSeal(value []byte) (g Grant, done bool, err error) {
+	s, h := k.hold.lease, k.hold
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if (h.sealed || h.sealing) && !bytes.Equal(h.seal, value) {
+		return g, false, fmt.Errorf("core: seal key %q: another value was sealed already: %w", k.Key(), ErrReleased)
+	}
+	if h.sealed {
+		return g, true, nil
+	}
+	if err := k.over(); err != nil && !k.sealable(err) {
+		return g, false, err
+	}
+	h.seal, h.sealing = value, true
+	g = s.grant
+	g.Token = h.token
+	return g, false, nil
+}
+
+// sealable reports whether a lock that ended with err may still be sealed: after Close, over its own
+// orphan, and after a Seal of unknown outcome, which may have succeeded. lease.mu is held.
+func (k *Lock) sealable(err error) bool {
+	if k.released {
+		return false
+	}
+	again := k.hold.sealing || k.hold.lease.orphan > 0
+	return errors.Is(err, ErrClosed) || again && errors.Is(err, ErrLost)
+}
+
+// endSeal notes the outcome of a Seal.
+func (k *Lock) endSeal(err error) {
+	s, h := k.hold.lease, k.hold
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		h.sealed, h.sealing = true, false
+		if h.ended == nil {
+			s.finish(h, "", ErrReleased)
+		}
+	case errors.Is(err, ErrLost):
+		h.sealing = false
+		s.lose(h, reasonGone, err)
+	case !errors.Is(err, ErrUnavailable) && !isContextError(err):
+		h.sealing = false // the backend refused it
+	}
+}

@@ -1,0 +1,387 @@
+package core
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+// contestedTries is how often TryAcquire tries if several callers split the votes of a quorum.
+const contestedTries = 6
+
+var errWaitOver = errors.New("core: the wait is over")
+
+// waitOver is the context of a wait that is over.
+var waitOver = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errWaitOver)
+	return ctx
+}()
+
+// waiter is one call of Acquire.
+type waiter struct {
+	locker *Locker
+	ctx    context.Context
+	// traced is ctx, or its child with the span. Calls of the backend use it.
+	traced    context.Context
+	key, name string // as the caller and the backend write it
+	class     *class
+	counted   bool // as a waiter
+	settings
+
+	// Made when the waiter joins a queue behind others. Guarded by Locker.mu, except ready.
+	ready  chan delivery // has room for the one delivery
+	place  *list.Element // nil if not waiting
+	number uint64        // among the waiters of the queue
+	tries  bool          // the head, and does not wait. Guarded by Locker.mu
+
+	scout *scout // nil, except for a waiter that an anyQueue made
+}
+
+// limit bounds ctx by WithWait, for a wait that began then. A call that tries once has no wait.
+func (s *settings) limit(ctx context.Context, began time.Time) (context.Context, context.CancelFunc) {
+	if s.wait <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, began.Add(s.wait), errWaitOver)
+}
+
+// acquireNow answers at once: as the head, or from what is known of the holder.
+func (w *waiter) acquireNow() (k *Lock, err error) {
+	q, head, err := w.locker.join(w, false)
+	if err != nil {
+		return nil, err
+	}
+	if !head {
+		return nil, w.takenHere(q)
+	}
+	defer w.locker.leave(q, w)
+	pauses := backoff{jitter: w.locker.chance.jitter}
+	for try := 1; ; try++ {
+		k, err = w.ask(w.traced, q)
+		taken, ok := err.(*TakenError)
+		if !ok || !taken.Contested || try == contestedTries {
+			return k, err
+		}
+		w.sleep(w.traced, pauses.taken(taken, false), nil)
+		if w.ctx.Err() != nil || w.locker.isClosed() {
+			return nil, w.gaveUp(w.ctx, err)
+		}
+	}
+}
+
+// takenHere is the answer to a caller that does not wait while another caller of this process holds
+// or awaits the key.
+func (w *waiter) takenHere(q *queue) error {
+	l := w.locker
+	l.mu.Lock()
+	holder, head := q.lease, q.head
+	l.mu.Unlock()
+	if taken := holder.takenBy(w.key); taken != nil {
+		return taken
+	}
+	// A waiter of this process is about to get the key. Inspect does not get in between.
+	st, err := l.backend.Inspect(w.traced, w.name)
+	if err != nil {
+		return withKey(err, w.key)
+	}
+	switch st.Status {
+	case Sealed:
+		return &SealedError{Key: w.key, Value: st.Value, Token: st.Token}
+	case Orphaned:
+		if st.Owner == w.adopt { // another caller of this process adopts it now
+			return &TakenError{Key: w.key, Holder: l.instance}
+		}
+		return &OrphanedError{Key: w.key, Owner: st.Owner, Since: st.Since}
+	case Held:
+		holder, tag := ownertext.Split(st.Owner)
+		return &TakenError{Key: w.key, Holder: holder, Tag: tag, RetryAfter: st.ExpiresIn}
+	default:
+		taken := &TakenError{Key: w.key, Holder: l.instance}
+		if head != nil {
+			taken.Tag = head.tag
+		}
+		return taken
+	}
+}
+
+// acquire waits for its turn in the queue and then for the key.
+func (w *waiter) acquire() (*Lock, error) {
+	var began time.Time
+	if w.wait > 0 {
+		began = time.Now()
+	}
+	q, head, err := w.locker.join(w, true)
+	if err != nil {
+		return nil, err
+	}
+	defer w.stopWaiting()
+	if !head {
+		w.startWaiting()
+		k, err := w.awaitTurn(q)
+		if k != nil || err != nil {
+			return k, err
+		}
+	}
+	ctx, cancel := w.limit(w.traced, began)
+	defer cancel()
+	return w.acquireAsHead(ctx, q)
+}
+
+// startWaiting counts w as a waiter, once. A call that gets its lock at once is none, nor is a scout.
+func (w *waiter) startWaiting() {
+	if !w.counted && w.scout == nil {
+		w.counted = true
+		w.locker.telemetry.waiting(w.class, 1)
+	}
+}
+
+func (w *waiter) stopWaiting() {
+	if w.counted {
+		w.locker.telemetry.waiting(w.class, -1)
+	}
+}
+
+// awaitTurn waits behind others. It returns a lock or an error, or neither if w is the head now.
+func (w *waiter) awaitTurn(q *queue) (*Lock, error) {
+	// A timer, not a context: most waiters are answered by the one before them.
+	var over <-chan time.Time
+	if w.wait >= 0 {
+		timer := time.NewTimer(w.wait)
+		defer timer.Stop()
+		over = timer.C
+	}
+	ctx := w.ctx
+	select {
+	case d := <-w.ready:
+		if d.lock != nil && w.ctx.Err() != nil { // a context that is done never gets a lock
+			w.drop(d.lock)
+			return nil, w.gaveUp(w.ctx, nil)
+		}
+		return d.lock, d.err
+	case <-ctx.Done():
+	case <-over:
+		ctx = waitOver
+	case <-w.locker.done:
+	}
+	waiting, holder := w.locker.quit(q, w)
+	if !waiting {
+		switch d := <-w.ready; {
+		case d.lock != nil:
+			w.drop(d.lock) // hands it to the next waiter, if there is one
+		case d.err == nil:
+			w.locker.leave(q, w)
+		}
+	}
+	if taken := holder.takenBy(w.key); taken != nil {
+		return nil, w.gaveUp(ctx, taken)
+	}
+	if q.any != nil {
+		return nil, w.gaveUp(ctx, q.any.lastAnswer())
+	}
+	return nil, w.gaveUp(ctx, nil)
+}
+
+// acquireAsHead asks the backend until the key is w's, the answer is final, or the wait ends.
+func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
+	defer w.locker.leave(q, w) // also after a panic of the backend; no effect once w has the lease
+	var (
+		pauses = backoff{jitter: w.locker.chance.jitter}
+		watch  = watch{backend: w.locker.backend, name: w.name}
+		last   error
+		pause  = w.standBack(q)
+	)
+	if w.scout != nil {
+		pauses.spread = w.scout.of.spread()
+	}
+	defer watch.stop()
+	if pause > 0 {
+		watch.begin(ctx)
+		if end, ok := ctx.Deadline(); ok { // a short wait has time for one question
+			pause = min(pause, time.Until(end)/2)
+		}
+	}
+	for {
+		for signaled := pause > 0; signaled; signaled = signaled && w.owes(q) {
+			w.startWaiting()
+			signaled = w.sleep(ctx, pause, &watch)
+			pause = standBackTime
+		}
+		if ctx.Err() != nil || w.locker.isClosed() {
+			return nil, w.gaveUp(ctx, last)
+		}
+		k, err := w.askOnTurn(ctx, q)
+		switch e := err.(type) {
+		case *TakenError:
+			// After subscribing, try once more: the key may have become free in between.
+			if pause = 0; !watch.begin(ctx) {
+				pause = pauses.taken(e, watch.active())
+			}
+		case *UnavailableError:
+			if taken, ok := last.(*TakenError); ok && contextError(ctx) != nil {
+				return nil, w.gaveUp(ctx, taken) // the wait ended in the middle of a try
+			}
+			if contextError(ctx) != nil || w.outageOver(q, e) {
+				return nil, err
+			}
+			pause = pauses.unavailable()
+		default:
+			return k, err
+		}
+		last = err
+	}
+}
+
+// standBack returns how long w leaves the key to other processes.
+func (w *waiter) standBack(q *queue) time.Duration {
+	w.locker.mu.Lock()
+	defer w.locker.mu.Unlock()
+	return q.leaveAlone()
+}
+
+// owes notes that another process had the key, and reports whether w leaves it to others once more.
+func (w *waiter) owes(q *queue) bool {
+	w.locker.mu.Lock()
+	defer w.locker.mu.Unlock()
+	if q.owed--; q.owed <= 0 {
+		q.owed = 0
+		return false
+	}
+	q.standBack = time.Now().Add(standBackTime)
+	return true
+}
+
+// sleep waits for the pause to pass, for a signal, or for the end of the wait. It reports whether
+// there was a signal.
+func (w *waiter) sleep(ctx context.Context, pause time.Duration, watch *watch) (signaled bool) {
+	var changed <-chan struct{}
+	if watch != nil {
+		changed = watch.changed
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false
+	case <-ctx.Done():
+		return false
+	case <-w.locker.done:
+		return false
+	case _, open := <-changed:
+		if !open {
+			watch.ended()
+			return false
+		}
+	}
+	if polite := watch.heard(); polite > 0 {
+		w.sleep(ctx, polite, nil)
+	}
+	return true
+}
+
+// askOnTurn is ask, for a scout when it has the slot.
+func (w *waiter) askOnTurn(ctx context.Context, q *queue) (*Lock, error) {
+	if w.scout != nil {
+		return w.askInSlot(ctx, q)
+	}
+	return w.ask(ctx, q)
+}
+
+// ask makes one attempt at the backend. On success w has the lease and is no longer the head.
+func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
+	l := w.locker
+	l.mu.Lock()
+	arrived := q.arrived
+	l.mu.Unlock()
+	g, err := l.backend.Acquire(ctx, Request{
+		Key: w.name, Owner: l.chance.owner(l.instance, w.tag, w.orphan), TTL: w.ttl,
+		Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
+	})
+	if err == nil {
+		return w.granted(q, g)
+	}
+	err = withKey(err, w.key)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !errors.Is(err, ErrUnavailable) {
+		q.outage = time.Time{}
+	}
+	if errors.Is(err, ErrTaken) {
+		q.turn = time.Time{} // another process has its turn
+	}
+	if errors.Is(err, ErrSealed) || errors.Is(err, ErrOrphaned) {
+		// Callers that came after the question get no old answer: the key may be unsealed by now.
+		q.answer(err, func(o *waiter) bool { return o.number <= arrived && o.adopt == "" })
+	}
+	return nil, err
+}
+
+// outageOver reports whether w gives up on a backend that is unavailable. The waiters behind it that
+// give up, too, get the same error.
+func (w *waiter) outageOver(q *queue, err *UnavailableError) bool {
+	w.locker.mu.Lock()
+	defer w.locker.mu.Unlock()
+	now := time.Now()
+	if q.outage.IsZero() {
+		q.outage = now
+	}
+	over := func(o *waiter) bool {
+		return err.Permanent || now.Sub(q.outage) >= o.outage && o.ttl <= w.ttl
+	}
+	q.answer(err, over)
+	return over(w)
+}
+
+// drop releases a lock that w got but does not want any more. An orphan that it adopted becomes an
+// orphan again: nobody has looked after it.
+func (w *waiter) drop(k *Lock) {
+	if w.adopt != "" && w.orphan > 0 {
+		k.Lapse()
+		return
+	}
+	ctx, cancel := detach(w.ctx)
+	defer cancel()
+	_ = k.drop(w.ctx, ctx) // a lease that stays ends at its TTL
+}
+
+// granted makes a lock of what the backend granted.
+func (w *waiter) granted(q *queue, g Grant) (*Lock, error) {
+	l := w.locker
+	s := newLease(w, g)
+	k := s.first(w)
+	closed := l.acquired(q, s)
+	if k.Err() != nil { // lost before it was in the queue
+		l.leaseOver(s, 0)
+	}
+	switch {
+	case closed:
+		w.drop(k)
+		return nil, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+	case w.ctx.Err() != nil: // a context that is done never gets a lock
+		w.drop(k)
+		return nil, w.gaveUp(w.ctx, nil)
+	}
+	return k, nil
+}
+
+// gaveUp returns the error of a wait that ctx ended. last is the last answer, or nil.
+func (w *waiter) gaveUp(ctx context.Context, last error) error {
+	if w.locker.isClosed() {
+		return fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+	}
+	if u, ok := last.(*UnavailableError); ok {
+		return u
+	}
+	e := &TakenError{Key: w.key}
+	if taken, ok := last.(*TakenError); ok {
+		*e = *taken
+	}
+	if !errors.Is(context.Cause(ctx), errWaitOver) {
+		e.Cause = contextError(w.ctx)
+	}
+	return e
+}

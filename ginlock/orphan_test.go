@@ -1,0 +1,51 @@
+package ginlock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// orphan leaves an orphan under the key.
+func orphan(t *testing.T, l *core.Locker, key string) {
+	t.Helper()
+	k, err := l.Acquire(t.Context(), key, core.WithTTL(20*time.Millisecond), core.WithoutRenewal(), core.WithOrphan(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-k.Context().Done()
+	for st := (core.State{}); st.Status != core.Orphaned; time.Sleep(time.Millisecond) {
+		if st, err = l.Inspect(context.Background(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestLockOnly_OrphanedKey(t *testing.T) {
+	t.Parallel()
+	l, err := core.New(testutil.Memory())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	s := serve(t, func(r *gin.Engine) {
+		opts := []ginlock.Option{ginlock.WithLocker(l), ginlock.LockOnly(), ginlock.FailOpen()}
+		r.POST("/orders/:id", ginlock.ByParam("id", opts...), func(c *gin.Context) { c.String(200, "ran") })
+	})
+	orphan(t, l, "/orders/1")
+	a := s.do("POST", "/orders/1", "")
+	a.wantProblem(t, 409, ginlock.CodeLockUnavailable)
+	if p := a.problem(t); p.Retryable || p.Correction == "" || a.header.Get("Retry-After") != "" {
+		t.Errorf("problem %+v, Retry-After %q; want one that is not retryable", p, a.header.Get("Retry-After"))
+	}
+	if err := l.Unseal(t.Context(), "/orders/1"); err != nil {
+		t.Fatal(err)
+	}
+	s.do("POST", "/orders/1", "").want(t, 200, "ran", false)
+}

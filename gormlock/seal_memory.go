@@ -1,0 +1,104 @@
+package gormlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	maxRememberedSeals = 1024
+	maxRememberedBytes = 16 << 20 // of their values
+)
+
+// RememberSeals lets guards answer from memory, for d after they met a sealed key, that it is sealed:
+// without a round trip and before anything is prepared for a transaction. It is for keys that many
+// ask for again and again, such as what is sold out; see [SealWhenOut]. An Unseal, and the end of a
+// seal, is noticed up to d later, also in the process that unseals. The default is 0: every guard
+// asks. At most 1024 keys and 16 MiB of values are remembered.
+func RememberSeals(d time.Duration) Option {
+	return pluginOption(func(p *plugin) { p.seals.memory = d })
+}
+
+// sealMemory holds the seals that guards met lately.
+type sealMemory struct {
+	memory time.Duration // 0: nothing is remembered
+
+	mu    sync.Mutex
+	seals map[sealedKey]rememberedSeal
+	bytes int // of the values in seals, and of those that were replaced or forgotten
+}
+
+type sealedKey struct {
+	locker *core.Locker
+	key    string
+}
+
+type rememberedSeal struct {
+	sealed *core.SealedError
+	since  time.Time
+}
+
+func (m *sealMemory) valid() error {
+	if m.memory < 0 {
+		return fmt.Errorf("gormlock: RememberSeals(%v): the time must not be negative", m.memory)
+	}
+	return nil
+}
+
+// remember keeps the seal that an attempt of l met, if err is one.
+func (m *sealMemory) remember(l *core.Locker, err error) {
+	if m.memory == 0 {
+		return
+	}
+	sealed, ok := errors.AsType[*core.SealedError](err)
+	if !ok {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.seals == nil || len(m.seals) >= maxRememberedSeals || m.bytes+len(sealed.Value) > maxRememberedBytes {
+		m.seals, m.bytes = make(map[sealedKey]rememberedSeal), 0 // the others are asked for once more
+	}
+	m.bytes += len(sealed.Value)
+	m.seals[sealedKey{l, sealed.Key}] = rememberedSeal{sealed, time.Now()}
+}
+
+// forget makes the next guard ask for key.
+func (m *sealMemory) forget(l *core.Locker, key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.seals, sealedKey{l, key})
+}
+
+// recall returns the first of keys that is known to be sealed, or nil.
+func (m *sealMemory) recall(ctx context.Context, l *core.Locker, keys []string) *core.SealedError {
+	if m.memory == 0 || ctx.Err() != nil {
+		return nil
+	}
+	for _, key := range keys {
+		m.mu.Lock()
+		seen, found := m.seals[sealedKey{l, key}]
+		m.mu.Unlock()
+		if found && time.Since(seen.since) < m.memory && !l.Carries(ctx, key) {
+			return seen.sealed
+		}
+	}
+	return nil
+}
+
+// remembered returns the error of a guard on keys one of which is known to be sealed, or nil.
+func (p *plugin) remembered(ctx context.Context, keys []string) error {
+	l, err := p.lockerInUse()
+	if err != nil {
+		return nil // whoever acquires the lock reports it
+	}
+	if sealed := p.seals.recall(ctx, l, keys); sealed != nil {
+		return guardError(keys, insufficient(sealed))
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+package gormlock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing here.
+func (b *table) Acquire(ctx context.Context, q core.Request) (core.Grant, error) {
+	if len(q.Key) > maxTableKey || len(q.Owner) > maxOwner {
+		return core.Grant{}, fmt.Errorf("gormlock: key %q… has %d bytes and its owner %d; at most %d and %d fit into onelane_locks: %w",
+			q.Key[:min(len(q.Key), 32)], len(q.Key), len(q.Owner), maxTableKey, maxOwner, core.ErrInvalidKey)
+	}
+	return call(ctx, b, q.Key, func(ctx context.Context) (core.Grant, error) {
+		g, wrote, err := b.acquire(ctx, q)
+		if wrote && errors.Is(err, core.ErrUnavailable) {
+			b.cleanUp(q)
+		}
+		return g, err
+	}, func() { b.cleanUp(q) })
+}
+
+// acquire reads the row and writes it until the row says who has the key. wrote reports whether
+// something may be held if there is an error.
+func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrote bool, err error) {
+	var sent time.Time
+	var r row
+	query := readRow
+	for try := 0; ; try++ {
+		if r, err = b.row(ctx, q.Key, query); err != nil {
+			return g, wrote, err
+		}
+		mine := r.ownedBy(q.Owner, core.Held)
+		switch {
+		case mine && wrote:
+			g, err = r.granted(q, sent)
+			return g, true, err
+		case r.status == core.Sealed:
+			return g, false, &core.SealedError{Key: q.Key, Value: r.value, Token: uint64(r.token)}
+		case r.ownedBy(q.Owner, core.Orphaned):
+			return g, true, unavailable(q.Key, errors.New("the answer came when the lease had ended"))
+		case r.status == core.Orphaned && r.owner != q.Adopt:
+			return g, false, &core.OrphanedError{Key: q.Key, Owner: r.owner, Since: r.since}
+		case r.status == core.Held && !mine, try == takeTries: // others are always faster
+			return g, false, r.taken(q.Key)
+		}
+		// From now on, only the primary knows. A replica may lag behind what was written.
+		sent, wrote, query = time.Now(), true, readPrimary
+		switch {
+		case mine:
+			_, err = b.exec(ctx, extendRow, micros(q.TTL), []byte(q.Key), []byte(q.Owner))
+		case r.missing:
+			_, err = b.exec(ctx, insertRow, []byte(q.Key), []byte(q.Owner), micros(q.TTL), micros(q.Orphan))
+		default:
+			_, err = b.exec(ctx, takeRow, []byte(q.Owner), micros(q.TTL), micros(q.Orphan), []byte(q.Key), []byte(q.Adopt))
+		}
+		if err != nil {
+			return g, true, unavailable(q.Key, err)
+		}
+	}
+}
+
+// granted returns the grant of a statement that was sent at a time.
+func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
+	g := core.Grant{Key: q.Key, Owner: q.Owner, Token: uint64(r.token), Tokens: tableTokens,
+		Deadline: deadline(sent, q.TTL), Orphan: q.Orphan}
+	if !time.Now().Before(g.Deadline) {
+		return core.Grant{}, unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
+	}
+	return g, nil
+}
+
+const (
+	firstCleanUpPause   = 50 * time.Millisecond
+	longestCleanUpPause = 5 * time.Second
+	// cleanUpTime bounds the clean-up of an attempt, in addition to its TTL: a lease without an
+	// orphan ends by itself.
+	cleanUpTime = time.Minute
+)
+
+// cleanUp frees, in the background, what an attempt may hold that failed: otherwise the key stays
+// held for the TTL and orphaned for its retention.
+func (b *table) cleanUp(q core.Request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return
+	}
+	b.cleanUps.Go(func() {
+		ctx, cancel := context.WithTimeout(b.open, q.TTL+min(q.Orphan, cleanUpTime))
+		defer cancel()
+		if err := b.free(ctx, q); err != nil && b.open.Err() == nil {
+			b.logger.Warn("gormlock: clean-up of a failed attempt failed; the key is free when its lease and its orphan end",
+				"key", q.Key, "owner", q.Owner, "error", err)
+		}
+	})
+}
+
+// free releases a failed attempt until the database has answered, and then once more: a statement
+// whose connection broke may have its effect after that of the next one.
+func (b *table) free(ctx context.Context, q core.Request) (err error) {
+	pause := firstCleanUpPause
+	for answers := 0; answers < 2; pause = min(2*pause, longestCleanUpPause) {
+		own, cancel := context.WithTimeout(ctx, b.timeout)
+		_, err = b.exec(own, releaseRow, []byte(q.Key), []byte(q.Owner))
+		cancel()
+		if err == nil {
+			answers++
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+	return nil
+}
+
+// Mint implements core.Backend.
+func (b *table) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
+	if g.Token != 0 {
+		return g, nil
+	}
+	r, err := call(ctx, b, g.Key, func(ctx context.Context) (row, error) { return b.row(ctx, g.Key, readPrimary) }, nil)
+	if err != nil {
+		return g, err
+	}
+	if !r.ownedBy(g.Owner, core.Held) {
+		return g, r.lost()
+	}
+	g.Token, g.Tokens = uint64(r.token), tableTokens
+	return g, nil
+}
+
+// Extend implements core.Backend.
+func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	sent := time.Now()
+	err := b.change(ctx, g.Key, func(r row) bool {
+		return r.ownedBy(g.Owner, core.Held) // it lasts longer already
+	}, extendRow, micros(ttl), []byte(g.Key), []byte(g.Owner))
+	if d := deadline(sent, ttl); err == nil && d.After(g.Deadline) {
+		g.Deadline = d
+	}
+	return g, err
+}
+
+// Release implements core.Backend.
+func (b *table) Release(ctx context.Context, g core.Grant) (others int, err error) {
+	return -1, b.change(ctx, g.Key, func(r row) bool {
+		return r.ownedBy(g.Owner, core.Sealed)
+	}, releaseRow, []byte(g.Key), []byte(g.Owner))
+}
+
+// Seal implements core.Backend.
+func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+	if g.Token > math.MaxInt64 {
+		return fmt.Errorf("gormlock: seal key %q: token %d is larger than a database's numbers", g.Key, g.Token)
+	}
+	if value == nil {
+		value = []byte{}
+	}
+	return b.change(ctx, g.Key, func(r row) bool {
+		return r.ownedBy(g.Owner, core.Sealed) && bytes.Equal(r.value, value)
+	}, sealRow, int64(g.Token), value, micros(retention), []byte(g.Key), []byte(g.Owner))
+}
+
+// Unseal implements core.Backend.
+func (b *table) Unseal(ctx context.Context, key string) error {
+	return b.change(ctx, key, func(row) bool { return true }, unsealRow, []byte(key))
+}
+
+// Inspect implements core.Backend.
+func (b *table) Inspect(ctx context.Context, key string) (core.State, error) {
+	r, err := call(ctx, b, key, func(ctx context.Context) (row, error) { return b.row(ctx, key, readRow) }, nil)
+	if err != nil || r.status == core.Free {
+		return core.State{}, err
+	}
+	st := core.State{Status: r.status, Owner: r.owner, Token: uint64(r.token), Value: r.value, ExpiresIn: r.left, Since: r.since}
+	if r.status == core.Sealed {
+		st.Owner = ""
+	}
+	return st, nil
+}
+
+// Ping implements core.Backend. It also finds out whether onelane_locks is there.
+func (b *table) Ping(ctx context.Context) error {
+	_, err := call(ctx, b, "", func(ctx context.Context) (row, error) { return b.row(ctx, "", readRow) }, nil)
+	return err
+}
+
+// Watch implements core.Backend. Waiters poll.
+func (b *table) Watch(context.Context, string) (changed <-chan struct{}, stop func(), err error) {
+	return nil, func() {}, nil
+}
+
+// change runs a statement that changes the key's row. If the row was not as the statement wants it,
+// done reports whether that is a success, else change returns ErrLost.
+func (b *table) change(ctx context.Context, key string, done func(row) bool, statement string, args ...any) error {
+	_, err := call(ctx, b, key, func(ctx context.Context) (struct{}, error) {
+		n, err := b.exec(ctx, statement, args...)
+		if err != nil {
+			return struct{}{}, unavailable(key, err)
+		}
+		if n > 0 {
+			return struct{}{}, nil
+		}
+		r, err := b.row(ctx, key, readPrimary)
+		if err == nil && !done(r) {
+			err = r.lost()
+		}
+		return struct{}{}, err
+	}, nil)
+	return err
+}

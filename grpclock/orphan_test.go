@@ -1,0 +1,51 @@
+package grpclock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// orphan leaves an orphan under the key.
+func orphan(t *testing.T, l *core.Locker, key string) {
+	t.Helper()
+	k, err := l.Acquire(t.Context(), key, core.WithTTL(20*time.Millisecond), core.WithoutRenewal(), core.WithOrphan(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-k.Context().Done()
+	for st := (core.State{}); st.Status != core.Orphaned; time.Sleep(time.Millisecond) {
+		if st, err = l.Inspect(context.Background(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestLockOnly_OrphanedKey(t *testing.T) {
+	t.Parallel()
+	l, err := core.New(testutil.Memory())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) { return &order{Run: 1}, nil }},
+		grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.FailOpen(), grpclock.WithLocker(l))))
+	create := func() answer { return ask(t.Context(), s.Create, &request{OrderId: "1"}) }
+	orphan(t, l, "order:1")
+	a := create()
+	a.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonLockUnavailable)
+	if pushback := a.trailer.Get("grpc-retry-pushback-ms"); len(pushback) > 0 {
+		t.Errorf("grpc-retry-pushback-ms is %q; want a refusal that is not retryable", pushback)
+	}
+	if err := l.Unseal(t.Context(), "order:1"); err != nil {
+		t.Fatal(err)
+	}
+	create().want(t, 1, false)
+}

@@ -1,0 +1,104 @@
+// Package ownertext writes and reads the text that names one lease in a backend:
+// "<instance>/<random>[;<orphan retention in ms>][#<tag>]".
+package ownertext
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// New returns a text that no other lease has. Its random part begins with the time, in ms; the other
+// ten bytes come from crypto/rand: a machine cloned from a running image must not draw the same
+// numbers. The instance must not contain "/" or "#".
+func New(instance, tag string, orphan time.Duration) string {
+	var random [16]byte
+	binary.BigEndian.PutUint64(random[:], uint64(time.Now().UnixMilli())<<16)
+	_, _ = rand.Read(random[timeBytes:]) // never fails: the process ends instead
+	b := make([]byte, 0, len(instance)+len(tag)+56)
+	b = append(b, instance...)
+	b = append(b, '/')
+	b = hex.AppendEncode(b, random[:])
+	return string(finish(b, tag, orphan))
+}
+
+func finish(b []byte, tag string, orphan time.Duration) []byte {
+	if orphan > 0 {
+		b = append(b, ';')
+		b = strconv.AppendInt(b, Millis(orphan), 10)
+	}
+	if tag != "" {
+		b = append(b, '#')
+		b = append(b, tag...)
+	}
+	return b
+}
+
+// Split returns the holder, "<instance>/<random>", and the tag. The owner text of another library
+// is a holder without a tag.
+func Split(owner string) (holder, tag string) {
+	head, tag, _ := strings.Cut(owner, "#")
+	if i := mark(head); i >= 0 {
+		head = head[:i]
+	}
+	return head, tag
+}
+
+// Orphan returns the retention of the orphan that the lease leaves behind, or 0 if it leaves none.
+func Orphan(owner string) time.Duration {
+	head, _, _ := strings.Cut(owner, "#")
+	i := mark(head)
+	if i < 0 {
+		return 0
+	}
+	ms, err := strconv.ParseInt(head[i+1:], 10, 64)
+	if err != nil || ms < 0 || ms > int64(maxOrphan/time.Millisecond) {
+		return 0
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
+const maxOrphan = 100 * 365 * 24 * time.Hour
+
+// mark returns the index of the ";" after the "/", or -1.
+func mark(head string) int {
+	slash := strings.IndexByte(head, '/')
+	if slash < 0 {
+		return -1
+	}
+	i := strings.IndexByte(head[slash:], ';')
+	if i < 0 {
+		return -1
+	}
+	return slash + i
+}
+
+// Asked returns when the holder asked for the lease, by its own clock, or the zero time if the text
+// does not say so. Another library's text may only look as if it did.
+func Asked(owner string) time.Time {
+	holder, _ := Split(owner)
+	_, random, _ := strings.Cut(holder, "/")
+	b, err := hex.DecodeString(random)
+	if err != nil || len(b) != 16 {
+		return time.Time{}
+	}
+	t := time.UnixMilli(int64(binary.BigEndian.Uint64(b) >> 16))
+	if t.Before(earliest) || time.Until(t) > time.Hour {
+		return time.Time{}
+	}
+	return t
+}
+
+// timeBytes is how many bytes of the random part are the time.
+const timeBytes = 6
+
+// earliest is older than every text that New made.
+var earliest = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Millis returns d in milliseconds, rounded up.
+func Millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}

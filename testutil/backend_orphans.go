@@ -1,0 +1,202 @@
+package testutil
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+var orphanCases = []suiteCase{
+	{"Orphan_AfterTheLease", (*suite).orphanAfterTheLease},
+	{"Orphan_ExtendedLeaseStaysHeld", (*suite).orphanExtended},
+	{"Orphan_ReleaseLeavesNothing", (*suite).orphanReleased},
+	{"Orphan_RefusedAttemptLeavesNothing", (*suite).orphanRefused},
+	{"Orphan_CanceledAttemptLeavesNothing", (*suite).orphanCanceled},
+	{"Orphan_EndsWithItsRetention", (*suite).orphanEnds},
+	{"Orphan_NoExtendNoMint", (*suite).orphanNoExtend},
+	{"Orphan_OwnerReleases", (*suite).orphanOwnerReleases},
+	{"Orphan_OwnerSeals", (*suite).orphanOwnerSeals},
+	{"Unseal_FreesAnOrphan", (*suite).orphanUnsealed},
+}
+
+// orphan returns an orphan on a new key.
+func (s *suite) orphan() lease {
+	s.Helper()
+	g := s.acquire(s.orphanRequest(s.key(), short, long))
+	s.expired(g)
+	return g
+}
+
+// since checks when an orphan's lease ended, as an answer says that was asked for at a time.
+func (s *suite) since(since time.Time, g lease, asked time.Time) {
+	s.Helper()
+	// The backend says how much time has passed, and the answer takes a while.
+	late := time.Since(asked) + slack
+	if first, last := g.asked.Add(g.ttl), g.answered.Add(g.ttl+late); since.Before(first.Add(-slack)) || since.After(last) {
+		s.Fatalf("orphaned since %v, want a time from %v to %v", since, first, last)
+	}
+}
+
+func (s *suite) orphanAfterTheLease() {
+	s.patient(func(ttl time.Duration) bool {
+		g := s.acquire(s.orphanRequest(s.key(), ttl, long))
+		ttl = g.ttl
+		_, err := s.b.Acquire(s.ctx, s.request(g.Key, long))
+		st, inspected := s.b.Inspect(s.ctx, g.Key)
+		if !time.Now().Before(g.Deadline) {
+			return false
+		}
+		s.want("Acquire before the deadline", err, core.ErrTaken)
+		var taken *core.TakenError
+		if errors.As(err, &taken) && (taken.RetryAfter <= 0 || taken.RetryAfter > ttl) {
+			s.Fatalf("RetryAfter = %v, want what is left of the lease of %v", taken.RetryAfter, ttl)
+		}
+		if s.ok("Inspect", inspected); st.Status != core.Held || st.Owner != g.Owner || !st.Since.IsZero() || st.ExpiresIn > ttl {
+			s.Fatalf("Inspect before the deadline = %+v", st)
+		}
+		time.Sleep(time.Until(g.answered.Add(ttl + 2*slack))) // nobody looks before
+		s.expired(g)
+		asked, err := s.refused("Acquire after the lease", s.orphanRequest(g.Key, long, long), core.ErrOrphaned)
+		var orphaned *core.OrphanedError
+		if !errors.As(err, &orphaned) || orphaned.Owner != g.Owner {
+			s.Fatalf("got %+v, want the owner %q", orphaned, g.Owner)
+		}
+		s.since(orphaned.Since, g, asked)
+		asked = time.Now()
+		st = s.inspect(g.Key)
+		if st.Status != core.Orphaned || st.Owner != g.Owner || st.ExpiresIn > long || st.ExpiresIn < long/2 {
+			s.Fatalf("Inspect after the lease = %+v", st)
+		}
+		s.since(st.Since, g, asked)
+		return true
+	})
+}
+
+func (s *suite) orphanExtended() {
+	s.patient(func(ttl time.Duration) bool {
+		g := s.acquire(s.orphanRequest(s.key(), ttl, long))
+		ttl = g.ttl
+		longer, err := s.extend(g.Grant, 4*ttl)
+		if errors.Is(err, core.ErrLost) && time.Now().After(g.Deadline) {
+			return false
+		}
+		s.ok("Extend", err)
+		time.Sleep(time.Until(g.answered.Add(ttl + slack)))
+		st, inspected := s.b.Inspect(s.ctx, g.Key)
+		if !time.Now().Before(longer.Deadline) {
+			return false
+		}
+		if s.ok("Inspect", inspected); st.Status != core.Held || st.Owner != g.Owner || st.ExpiresIn > 4*ttl {
+			s.Fatalf("Inspect of an extended lease = %+v", st)
+		}
+		s.awaitStatus(g.Key, core.Orphaned) // Extend keeps the retention
+		return true
+	})
+}
+
+func (s *suite) orphanReleased() {
+	s.patient(func(ttl time.Duration) bool {
+		g := s.acquire(s.orphanRequest(s.key(), ttl, long))
+		ttl = g.ttl
+		err := s.release(g.Grant)
+		if !time.Now().Before(g.Deadline) {
+			return false
+		}
+		s.ok("Release", err)
+		s.free(g.Key)
+		time.Sleep(time.Until(g.answered.Add(ttl + slack)))
+		s.free(g.Key)
+		s.acquire(s.request(g.Key, long))
+		return true
+	})
+}
+
+func (s *suite) orphanRefused() {
+	g := s.acquire(s.request(s.key(), long))
+	s.refused("Acquire of a held key", s.orphanRequest(g.Key, short, long), core.ErrTaken)
+	s.held(g.Key, g.Owner)
+	s.ok("Release", s.release(g.Grant))
+	s.free(g.Key)
+	time.Sleep(short + slack)
+	s.free(g.Key)
+
+	key := s.key()
+	g = s.acquire(s.orphanRequest(key, long, long))
+	s.ok("Seal", s.seal(g.Grant, nil, long))
+	s.refused("Acquire of a sealed key", s.orphanRequest(key, short, long), core.ErrSealed)
+	s.unseal(key)
+	time.Sleep(short + slack)
+	s.free(key)
+}
+
+func (s *suite) orphanCanceled() {
+	key := s.key()
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	for range 20 {
+		_, err := s.b.Acquire(ctx, s.orphanRequest(key, long, long))
+		s.want("Acquire with a canceled context", err, core.ErrUnavailable)
+	}
+	s.endedInTheMiddle(func() core.Request { return s.orphanRequest(key, long, long) })
+}
+
+func (s *suite) orphanEnds() {
+	g := s.acquire(s.orphanRequest(s.key(), short, 2*short))
+	end := g.asked.Add(g.ttl + 2*short)
+	time.Sleep(time.Until(end.Add(-slack)))
+	st, err := s.b.Inspect(s.ctx, g.Key)
+	if before := time.Now().Before(end.Add(-slack / 5)); before && err == nil && st.Status != core.Orphaned {
+		s.Fatalf("before its end the orphan is %v", st.Status)
+	}
+	s.awaitStatus(g.Key, core.Free)
+	s.want("Release after the orphan", s.release(g.Grant), core.ErrLost)
+	s.want("Seal after the orphan", s.seal(g.Grant, nil, long), core.ErrLost)
+	s.acquire(s.request(g.Key, long))
+}
+
+func (s *suite) orphanNoExtend() {
+	g := s.orphan()
+	_, err := s.extend(g.Grant, long)
+	s.want("Extend of an orphan", err, core.ErrLost)
+	if g.Token == 0 {
+		_, err = s.mint(g.Grant)
+		s.want("Mint for an orphan", err, core.ErrLost)
+	}
+	s.orphaned(g.Key, g.Owner)
+}
+
+func (s *suite) orphanOwnerReleases() {
+	g := s.orphan()
+	other := g.Grant
+	other.Owner = s.owner(long)
+	s.want("Release of an orphan by another", s.release(other), core.ErrLost)
+	s.orphaned(g.Key, g.Owner)
+	s.ok("Release of the own orphan", s.release(g.Grant))
+	s.free(g.Key)
+	s.acquire(s.request(g.Key, long))
+}
+
+func (s *suite) orphanOwnerSeals() {
+	g := s.orphan()
+	other := g.Grant
+	other.Owner = s.owner(long)
+	s.want("Seal of an orphan by another", s.seal(other, []byte("v"), long), core.ErrLost)
+	s.orphaned(g.Key, g.Owner)
+	s.ok("Seal of the own orphan", s.seal(g.Grant, []byte("v"), long))
+	s.sealed(g.Key, []byte("v"), g.Token)
+	s.ok("Seal again", s.seal(g.Grant, []byte("v"), long))
+	s.ok("Release by the sealer", s.release(g.Grant))
+	s.sealed(g.Key, []byte("v"), g.Token)
+}
+
+func (s *suite) orphanUnsealed() {
+	g := s.orphan()
+	s.unseal(g.Key)
+	s.free(g.Key)
+	s.want("Release after Unseal", s.release(g.Grant), core.ErrLost)
+	next := s.acquire(s.orphanRequest(g.Key, long, long))
+	s.unseal(g.Key)
+	s.held(g.Key, next.Owner)
+}
