@@ -198,10 +198,10 @@ func TestAcquire_AgainWithADoneContextIsAnError(t *testing.T) {
 }
 
 // The next holder chose a lease that lasts its TTL and is not renewed: what is left of another's is less.
-func TestWithoutRenewal_TheNextInLineHasItsWholeTTL(t *testing.T) {
+func TestWithMaxHold_ZeroTheNextInLineHasItsWholeTTL(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithoutRenewal(), core.WithTTL(90*time.Millisecond))
+		l := locker(t, testutil.Memory(), core.WithMaxHold(0), core.WithTTL(90*time.Millisecond))
 		k := acquire(t, l, "k")
 		got := make(chan *core.Lock, 1)
 		go func() {

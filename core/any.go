@@ -34,9 +34,9 @@ const (
 // and one could not be asked, the error matches [ErrUnavailable]; if all were taken, [ErrTaken]. While
 // one key may still become free, AcquireAny waits for it.
 //
-// There must be 1 to 1,000 keys; duplicates are removed. [WithAdopt] is refused, because an orphan is
-// on one key. If ctx carries a lock on one of keys ([WithLock]), AcquireAny returns another handle on
-// it at once: a caller that has a slot does not wait for a second one.
+// There must be 1 to 1,000 keys; duplicates are removed. If ctx carries a lock on one of keys
+// ([WithLock]), AcquireAny returns another handle on it at once: a caller that has a slot does not wait
+// for a second one.
 func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireOption) (*Lock, error) {
 	if len(keys) == 0 || len(keys) > maxAny {
 		return nil, fmt.Errorf("core: acquire any of %d keys: pass 1 to %d keys", len(keys), maxAny)
@@ -65,9 +65,6 @@ func (l *Locker) acquireAny(ctx, traced context.Context, keys []string, opts []A
 	s, err := l.settings.with(opts)
 	if err != nil {
 		return nil, err
-	}
-	if s.adopt != "" {
-		return nil, errors.New("an orphan is on one key: adopt it with Acquire (WithAdopt)")
 	}
 	names := make([]string, len(keys))
 	for i, key := range keys {

@@ -120,7 +120,6 @@ func TestAcquireAny_BadCalls(t *testing.T) {
 		"no keys":     {nil, nil, "of 0 keys: pass 1 to 1000"},
 		"too many":    {slots(1001), nil, "of 1001 keys: pass 1 to 1000"},
 		"invalid key": {[]string{"a", "b\n"}, nil, "control character"},
-		"adopt":       {slots(2), []core.AcquireOption{core.WithAdopt(&core.OrphanedError{Owner: "x"})}, "adopt it with Acquire"},
 		"bad option":  {slots(2), []core.AcquireOption{core.WithTTL(-1)}, "TTL"},
 	} {
 		k, err := l.AcquireAny(t.Context(), c.keys, c.opts...)

@@ -42,7 +42,7 @@ func TestClass_LabelsTheMetrics(t *testing.T) {
 		m := newMeters()
 		l := locker(t, testutil.Memory(), core.WithClass(firstPart), core.WithTelemetry(m, nil))
 		ok(t, "Release", acquire(t, l, "order:7").Release(t.Context()))
-		acquire(t, l, "stock:42", core.WithoutRenewal(), core.WithTTL(time.Second))
+		acquire(t, l, "stock:42", core.WithMaxHold(0), core.WithTTL(time.Second))
 		time.Sleep(2 * time.Second)
 		k := acquire(t, l, "stock:43")
 		ctx, cancel := context.WithCancel(t.Context())

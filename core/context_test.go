@@ -89,7 +89,7 @@ func TestCarries_UntilItIsGivenUp(t *testing.T) {
 func TestReentrance_OfALostLockIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locker(t, testutil.Memory())
-		k := acquire(t, l, "k", core.WithoutRenewal())
+		k := acquire(t, l, "k", core.WithMaxHold(0))
 		time.Sleep(time.Minute)
 		_, err := l.Acquire(core.WithLock(t.Context(), k), "k")
 		want(t, "Acquire", err, core.ErrLost)
@@ -127,10 +127,10 @@ func TestDo_SaysWhenTheLockWasLost(t *testing.T) {
 			<-ctx.Done()
 			want(t, "cause", context.Cause(ctx), core.ErrLost)
 			return nil
-		}, core.WithoutRenewal())
+		}, core.WithMaxHold(0))
 		want(t, "Do", err, core.ErrLost)
 		failed := errors.New("failed")
-		err = l.Do(t.Context(), "k", func(ctx context.Context) error { <-ctx.Done(); return failed }, core.WithoutRenewal())
+		err = l.Do(t.Context(), "k", func(ctx context.Context) error { <-ctx.Done(); return failed }, core.WithMaxHold(0))
 		want(t, "Do", err, core.ErrLost)
 		want(t, "Do", err, failed)
 	})

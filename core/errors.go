@@ -110,7 +110,7 @@ type OrphanedError struct {
 // Error names the key, the holder that disappeared and what to do.
 func (e *OrphanedError) Error() string {
 	holder, _ := ownertext.Split(e.Owner)
-	return fmt.Sprintf("core: key %q is orphaned: the lease of %s ended at %s without Release or Seal; adopt it (WithAdopt) or Unseal the key",
+	return fmt.Sprintf("core: key %q is orphaned: the lease of %s ended at %s without Release or Seal; adopt it (Locker.Adopt) or free it (Locker.Unseal)",
 		e.Key, holder, e.Since.Format(time.RFC3339))
 }
 

@@ -86,7 +86,7 @@ func ExampleLock_Extend() {
 	locker := exampleLocker()
 	defer locker.Close()
 	ctx := context.Background()
-	lock, err := locker.Acquire(ctx, "import", core.WithTTL(5*time.Second), core.WithoutRenewal())
+	lock, err := locker.Acquire(ctx, "import", core.WithTTL(5*time.Second), core.WithMaxHold(0))
 	if err != nil {
 		panic(err)
 	}
@@ -106,7 +106,7 @@ func ExampleLock_Context() {
 	locker := exampleLocker()
 	defer locker.Close()
 	ctx := context.Background()
-	lock, err := locker.Acquire(ctx, "stock:42", core.WithTTL(20*time.Millisecond), core.WithoutRenewal())
+	lock, err := locker.Acquire(ctx, "stock:42", core.WithTTL(20*time.Millisecond), core.WithMaxHold(0))
 	if err != nil {
 		panic(err)
 	}
@@ -204,7 +204,7 @@ func ExampleWithOrphan() {
 	locker := exampleLocker(core.WithTTL(20 * time.Millisecond))
 	defer locker.Close()
 	ctx := context.Background()
-	holder, err := locker.Acquire(ctx, "payment:9", core.WithOrphan(24*time.Hour), core.WithoutRenewal())
+	holder, err := locker.Acquire(ctx, "payment:9", core.WithOrphan(24*time.Hour), core.WithMaxHold(0))
 	if err != nil {
 		panic(err)
 	}
@@ -214,7 +214,7 @@ func ExampleWithOrphan() {
 	var orphan *core.OrphanedError
 	fmt.Println(errors.As(err, &orphan), orphan.Owner == holder.Owner())
 
-	lock, err := locker.Acquire(ctx, "payment:9", core.WithAdopt(orphan))
+	lock, err := locker.Adopt(ctx, orphan)
 	fmt.Println(lock.Key(), err)
 	// Output:
 	// true true

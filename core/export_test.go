@@ -16,3 +16,21 @@ func (l *Locker) Keys() int {
 	defer l.mu.Unlock()
 	return len(l.queues) + len(l.anys)
 }
+
+// JoinAndQuit returns two functions: n callers join the queue of a key; they quit it again, the last
+// one first.
+func (l *Locker) JoinAndQuit(n int) (join, quit func()) {
+	var q *queue
+	waiters := make([]*waiter, n)
+	return func() {
+			for i := range waiters {
+				waiters[i] = &waiter{locker: l, name: "hot"}
+				q, _, _ = l.join(waiters[i], true)
+			}
+		}, func() {
+			for i := range waiters {
+				l.quit(q, waiters[n-1-i])
+			}
+			l.leave(q, waiters[0])
+		}
+}

@@ -52,7 +52,7 @@ func (b slowExtend) Extend(ctx context.Context, g core.Grant, ttl time.Duration)
 func TestExtend_OfALockThatWasLostMeanwhileIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locker(t, slowExtend{testutil.Memory()})
-		k := acquire(t, l, "k", core.WithoutRenewal(), core.WithTTL(time.Second))
+		k := acquire(t, l, "k", core.WithMaxHold(0), core.WithTTL(time.Second))
 		ctx := k.Context()
 		err := k.Extend(t.Context(), time.Minute)
 		want(t, "cause", context.Cause(ctx), core.ErrLost)

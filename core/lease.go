@@ -64,7 +64,7 @@ func (h *hold) until() time.Time { return h.began.Add(h.maxHold) }
 
 func newLease(w *waiter, g Grant) *lease {
 	s := &lease{
-		locker: w.locker, key: w.key, ttl: w.ttl, orphan: w.orphan, tag: w.tag, class: w.class, noRenew: w.noRenew,
+		locker: w.locker, key: w.key, ttl: w.ttl, orphan: w.orphan, tag: w.tag, class: w.class, noRenew: w.maxHold == 0,
 		asOf: time.Now(), grant: g, slot: make(chan struct{}, 1),
 	}
 	s.renewAt = s.renewal()
@@ -98,7 +98,7 @@ func (s *lease) token() uint64 {
 
 // fits reports whether w can be the next holder of the lease. s.mu is held.
 func (s *lease) fits(w *waiter) bool {
-	if s.ttl != w.ttl || s.tag != w.tag || s.noRenew != w.noRenew || s.orphan != w.orphan || w.adopt != "" {
+	if s.ttl != w.ttl || s.tag != w.tag || s.noRenew != (w.maxHold == 0) || s.orphan != w.orphan || w.adopt != "" {
 		return false
 	}
 	if s.grant.Token == 0 {

@@ -80,11 +80,11 @@ func TestRenewal_EndsAtMaxHold(t *testing.T) {
 	})
 }
 
-func TestWithoutRenewal_EndsAtTheTTL(t *testing.T) {
+func TestWithMaxHold_ZeroEndsAtTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
 		l := locker(t, s)
-		k := acquire(t, l, "k", core.WithoutRenewal(), core.WithTTL(time.Second))
+		k := acquire(t, l, "k", core.WithMaxHold(0), core.WithTTL(time.Second))
 		deadline := k.Deadline()
 		<-k.Context().Done()
 		if !time.Now().Equal(deadline) || s.count("extend") != 0 {
@@ -217,7 +217,7 @@ func TestRelease_WorksWithADoneContext(t *testing.T) {
 func TestExtend_KeepsTheLockWithoutRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locker(t, testutil.Memory())
-		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithoutRenewal())
+		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithMaxHold(0))
 		ok(t, "Extend", k.Extend(t.Context(), time.Minute))
 		time.Sleep(59 * time.Second)
 		ok(t, "Err", k.Err())

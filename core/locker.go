@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -77,6 +78,18 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 // tries a few times.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	return l.acquire(ctx, ctx, key, opts, true)
+}
+
+// Adopt acquires the key of an orphan that a call before was told of, and takes the orphan over. If
+// the key holds another orphan by now, Adopt returns that one's error. Combine it with [WithOrphan]:
+// an adopter that dies, or whose call fails in the middle, then leaves an orphan again and not a free
+// key. Otherwise it is [Locker.Acquire].
+func (l *Locker) Adopt(ctx context.Context, orphan *OrphanedError, opts ...AcquireOption) (*Lock, error) {
+	if orphan == nil || orphan.Owner == "" {
+		return nil, errors.New("core: adopt: pass the *OrphanedError that a call returned")
+	}
+	adopt := acquireOption(func(s *settings) { s.adopt = orphan.Owner })
+	return l.acquire(ctx, ctx, orphan.Key, append(slices.Clip(opts), adopt), false)
 }
 
 // acquire waits until ctx ends, which is the caller's context or one that ends sooner.

@@ -93,7 +93,7 @@ func TestLogs_BlockedLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log := &busyHandler{Handler: slog.DiscardHandler}
-		l := locker(t, granting{}, core.WithLogger(slog.New(log)), core.WithTTL(time.Second), core.WithoutRenewal())
+		l := locker(t, granting{}, core.WithLogger(slog.New(log)), core.WithTTL(time.Second), core.WithMaxHold(0))
 		for i := range 1000 {
 			acquire(t, l, "stock:"+strconv.Itoa(i))
 			time.Sleep(100 * time.Millisecond)
@@ -200,7 +200,7 @@ func TestClose_FlushesTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log := &records{}
-		l := locker(t, testutil.Memory(), core.WithLogger(slog.New(log)), core.WithTTL(time.Second), core.WithoutRenewal())
+		l := locker(t, testutil.Memory(), core.WithLogger(slog.New(log)), core.WithTTL(time.Second), core.WithMaxHold(0))
 		for i := range 10 {
 			acquire(t, l, strconv.Itoa(i))
 		}

@@ -41,6 +41,15 @@ func locker(t testing.TB, b any, opts ...core.Option) *core.Locker {
 	return l
 }
 
+func adopt(t testing.TB, l *core.Locker, orphan *core.OrphanedError, opts ...core.AcquireOption) *core.Lock {
+	t.Helper()
+	k, err := l.Adopt(t.Context(), orphan, opts...)
+	if err != nil {
+		t.Fatalf("Adopt(%q): %v", orphan.Key, err)
+	}
+	return k
+}
+
 func acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lock {
 	t.Helper()
 	k, err := l.Acquire(t.Context(), key, opts...)

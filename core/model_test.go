@@ -162,7 +162,7 @@ func model(t *testing.T) {
 				}
 				add(tokenRate, core.WithToken())
 				add(.3, core.WithTTL(200*time.Millisecond), core.WithTTL(2*time.Second))
-				add(.1, core.WithoutRenewal())
+				add(.1, core.WithMaxHold(0))
 				add(.3, core.WithWait(0), core.WithWait(50*time.Millisecond), core.WithWait(time.Second))
 				add(.1, core.WithMaxHold(500*time.Millisecond))
 				add(.1, core.WithOrphan(300*time.Millisecond))

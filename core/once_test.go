@@ -181,7 +181,7 @@ func TestDoOnce_Orphan(t *testing.T) {
 					t.Fatalf("DoOnce on an orphan: %v, %v", ran, err)
 				}
 				if adopted {
-					acquire(t, other, "job", core.WithAdopt(orphan), core.WithOrphan(time.Hour))
+					adopt(t, other, orphan, core.WithOrphan(time.Hour))
 				}
 				return nil
 			}, core.WithOrphan(24*time.Hour))

@@ -51,7 +51,6 @@ type settings struct {
 	orphan  time.Duration
 	adopt   string // an orphan's owner
 	tag     string
-	noRenew bool
 	token   bool
 }
 
@@ -117,13 +116,11 @@ func WithOutageWait(d time.Duration) AcquireOption {
 
 // WithMaxHold sets for how long a lock is renewed, counted from when it was acquired. After that the
 // lease ends and the lock is lost, so that a holder that hangs does not block the others for ever.
-// The default is 15 min.
+// The default is 15 min. With 0 nothing is renewed: the lease ends at its TTL unless the holder calls
+// [Lock.Extend].
 func WithMaxHold(d time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.maxHold = d })
 }
-
-// WithoutRenewal lets the lease end at its TTL unless the holder calls [Lock.Extend].
-func WithoutRenewal() AcquireOption { return acquireOption(func(s *settings) { s.noRenew = true }) }
 
 // WithTag sets a text of up to 256 bytes that travels with the lock. Others see it in [TakenError].
 func WithTag(tag string) AcquireOption { return acquireOption(func(s *settings) { s.tag = tag }) }
@@ -135,20 +132,9 @@ func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.toke
 // WithOrphan keeps the key from becoming free if the lease ends without Release or Seal: the holder
 // died, hung or lost its connection, and nobody knows how far it came. The key is then orphaned
 // for the retention, and Acquire returns [*OrphanedError] until somebody adopts the orphan
-// ([WithAdopt]), [Locker.Unseal] frees it, or the retention ends.
+// ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends.
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })
-}
-
-// WithAdopt lets Acquire take over the orphan that a call before was told of. If the key holds
-// another orphan by now, Acquire returns that one's error. Combine it with [WithOrphan]: an adopter
-// that dies, or whose call fails in the middle, then leaves an orphan again and not a free key.
-func WithAdopt(orphan *OrphanedError) AcquireOption {
-	return acquireOption(func(s *settings) {
-		if orphan != nil {
-			s.adopt = orphan.Owner
-		}
-	})
 }
 
 // WithPrefix sets the text before every key in the backend. With the default, "onelane:", the key
@@ -268,8 +254,8 @@ func (s *settings) valid() error {
 		return fmt.Errorf("core: the wait must not be negative; omit WithWait to wait until the context ends")
 	case s.outage < 0:
 		return fmt.Errorf("core: outage wait %v must not be negative", s.outage)
-	case s.maxHold <= 0:
-		return fmt.Errorf("core: maximum hold %v must be positive", s.maxHold)
+	case s.maxHold < 0:
+		return fmt.Errorf("core: maximum hold %v must not be negative", s.maxHold)
 	case s.orphan < 0 || s.orphan > maxDuration:
 		return fmt.Errorf("core: orphan retention %v must be between 0 and %v", s.orphan, maxDuration)
 	case len(s.tag) > maxTag || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:

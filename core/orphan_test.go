@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,7 @@ import (
 // orphanOf leaves an orphan under key, as a holder that died does, and returns it.
 func orphanOf(t *testing.T, l *core.Locker, key string) *core.OrphanedError {
 	t.Helper()
-	k := acquire(t, l, key, core.WithOrphan(time.Hour), core.WithoutRenewal(), core.WithTTL(time.Second))
+	k := acquire(t, l, key, core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(time.Second))
 	time.Sleep(2 * time.Second)
 	_, err := l.TryAcquire(t.Context(), key)
 	var orphan *core.OrphanedError
@@ -45,20 +46,30 @@ func TestOrphan_Adopt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locker(t, testutil.Memory())
 		orphan := orphanOf(t, l, "k")
-		k := acquire(t, l, "k", core.WithAdopt(orphan), core.WithOrphan(time.Hour))
+		k := adopt(t, l, orphan, core.WithOrphan(time.Hour))
 		want(t, "TryAcquire", tryError(l, "k"), core.ErrTaken)
 		ok(t, "Release", k.Release(t.Context()))
 		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
 
 		first := orphanOf(t, l, "again")
-		k = acquire(t, l, "again", core.WithAdopt(first), core.WithOrphan(time.Hour), core.WithoutRenewal())
+		k = adopt(t, l, first, core.WithOrphan(time.Hour), core.WithMaxHold(0))
 		time.Sleep(time.Minute)
-		_, err := l.TryAcquire(t.Context(), "again", core.WithAdopt(first))
+		_, err := l.Adopt(t.Context(), first, core.WithWait(0))
 		var second *core.OrphanedError
 		if !errors.As(err, &second) || second.Owner != k.Owner() {
 			t.Errorf("adopting an orphan that was adopted already: %v", err)
 		}
 	})
+}
+
+func TestOrphan_AdoptNothing(t *testing.T) {
+	t.Parallel()
+	l := locker(t, testutil.Memory())
+	for _, orphan := range []*core.OrphanedError{nil, {Key: "k"}} {
+		if k, err := l.Adopt(t.Context(), orphan); k != nil || err == nil || !strings.Contains(err.Error(), "pass the *OrphanedError") {
+			t.Errorf("Adopt(%v): %v", orphan, err)
+		}
+	}
 }
 
 func TestOrphan_UnsealFrees(t *testing.T) {
@@ -73,7 +84,7 @@ func TestOrphan_UnsealFrees(t *testing.T) {
 func TestOrphan_OwnerSealsAfterItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locker(t, testutil.Memory())
-		opts := []core.AcquireOption{core.WithOrphan(time.Hour), core.WithoutRenewal(), core.WithTTL(time.Second)}
+		opts := []core.AcquireOption{core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(time.Second)}
 		k := acquire(t, l, "k", opts...)
 		time.Sleep(2 * time.Second)
 		want(t, "Err", k.Err(), core.ErrLost)
@@ -82,7 +93,7 @@ func TestOrphan_OwnerSealsAfterItsLease(t *testing.T) {
 
 		k = acquire(t, l, "adopted", opts...)
 		time.Sleep(2 * time.Second)
-		acquire(t, l, "adopted", core.WithAdopt(&core.OrphanedError{Owner: k.Owner()}))
+		adopt(t, l, &core.OrphanedError{Key: "adopted", Owner: k.Owner()})
 		want(t, "Seal of an adopted orphan", k.Seal(t.Context(), []byte("v"), time.Minute), core.ErrLost)
 		want(t, "TryAcquire", tryError(l, "adopted"), core.ErrTaken)
 	})
@@ -99,7 +110,7 @@ func TestOrphan_WhatLeavesOne(t *testing.T) {
 		"maximum hold":    {[]core.AcquireOption{core.WithMaxHold(10 * time.Second)}, func(*testing.T, *core.Lock) {}, core.Orphaned},
 		"Lapse":           {nil, func(_ *testing.T, k *core.Lock) { k.Lapse() }, core.Orphaned},
 		"Release":         {nil, func(t *testing.T, k *core.Lock) { ok(t, "Release", k.Release(t.Context())) }, core.Free},
-		"Release of lost": {[]core.AcquireOption{core.WithoutRenewal()}, func(t *testing.T, k *core.Lock) { time.Sleep(time.Minute); _ = k.Release(t.Context()) }, core.Free},
+		"Release of lost": {[]core.AcquireOption{core.WithMaxHold(0)}, func(t *testing.T, k *core.Lock) { time.Sleep(time.Minute); _ = k.Release(t.Context()) }, core.Free},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -144,7 +155,7 @@ func TestOrphan_AdopterIsGone(t *testing.T) {
 		orphan := orphanOf(t, l, "k")
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := locker(t, afterAcquire{b, cancel})
-		_, err := gone.Acquire(ctx, "k", core.WithAdopt(orphan), core.WithOrphan(time.Hour))
+		_, err := gone.Adopt(ctx, orphan, core.WithOrphan(time.Hour))
 		want(t, "Acquire", err, context.Canceled)
 		time.Sleep(time.Minute)
 		if got := status(t, l, "k"); got != core.Orphaned {

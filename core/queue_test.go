@@ -115,10 +115,10 @@ func TestHandOver_NeverPassesOnALostLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
 		l := locker(t, s)
-		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithoutRenewal(), core.WithToken())
+		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithMaxHold(0), core.WithToken())
 		got := make(chan *core.Lock)
 		go func() {
-			k, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Second), core.WithoutRenewal(), core.WithToken())
+			k, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Second), core.WithMaxHold(0), core.WithToken())
 			if err != nil {
 				t.Error(err)
 			}

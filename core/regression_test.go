@@ -28,7 +28,7 @@ func TestSeal_RetriedAfterLoss(t *testing.T) {
 		wait time.Duration
 	}{
 		"renewal":  {nil, 4 * time.Second},
-		"deadline": {[]core.AcquireOption{core.WithoutRenewal()}, 11 * time.Second},
+		"deadline": {[]core.AcquireOption{core.WithMaxHold(0)}, 11 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestLoss_SlowLogger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := testutil.Memory()
 		l := locker(t, b, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, 5 * time.Second})))
-		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithoutRenewal())
+		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithMaxHold(0))
 		ctx, deadline := k.Context(), k.Deadline()
 		next := acquire(t, locker(t, b), "k")
 		if ctx.Err() == nil && time.Since(deadline) > time.Millisecond {
@@ -305,7 +305,7 @@ func TestLapse_AfterClose(t *testing.T) {
 // With Lapse and WithOrphan the key is orphaned when the lease ends; it is never free by itself.
 func TestLapse_OfALostLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithoutRenewal(), core.WithTTL(time.Second))
+		l := locker(t, testutil.Memory(), core.WithMaxHold(0), core.WithTTL(time.Second))
 		var k *core.Lock
 		for name, late := range map[string]time.Duration{"in time": 0, "late": 2 * time.Second} {
 			k = acquire(t, l, name, core.WithOrphan(time.Hour))
@@ -415,7 +415,7 @@ func TestErrors_SharedByTheBackend(t *testing.T) {
 // The second Release returns ErrReleased; Release returns ErrReleased after Lapse.
 func TestRelease_SecondCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithoutRenewal())
+		l := locker(t, testutil.Memory(), core.WithMaxHold(0))
 		k, lapsed := acquire(t, l, "k"), acquire(t, l, "lapsed")
 		lapsed.Lapse()
 		time.Sleep(time.Minute)
@@ -536,7 +536,7 @@ func TestGrant_NotesArePassedBack(t *testing.T) {
 	})
 }
 
-// WithAdopt takes over the orphan; "if the key holds another orphan by now", the error is that one's.
+// Adopt takes over the orphan; "if the key holds another orphan by now", the error is that one's.
 func TestOrphan_AdoptedByAnotherCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
@@ -544,9 +544,9 @@ func TestOrphan_AdoptedByAnotherCaller(t *testing.T) {
 		orphan := orphanOf(t, l, "k")
 		s.on("acquire", func(context.Context) error { time.Sleep(time.Second); return nil })
 		answer := make(chan error, 1)
-		go func() { _, err := l.Acquire(context.Background(), "k", core.WithAdopt(orphan)); answer <- err }()
+		go func() { _, err := l.Adopt(context.Background(), orphan); answer <- err }()
 		synctest.Wait()
-		_, err := l.TryAcquire(t.Context(), "k", core.WithAdopt(orphan))
+		_, err := l.Adopt(t.Context(), orphan, core.WithWait(0))
 		if !errors.Is(err, core.ErrTaken) {
 			t.Errorf("TryAcquire: %v", err)
 		}

@@ -38,7 +38,7 @@ const (
 
 	reasonExpired = "expired"  // no renewal reached the backend in time
 	reasonMaxHold = "max_hold" // WithMaxHold
-	reasonTTL     = "ttl"      // WithoutRenewal
+	reasonTTL     = "ttl"      // WithMaxHold(0)
 	reasonLapsed  = "lapsed"   // Lock.Lapse
 	reasonGone    = "gone"     // the backend says that the key is not ours
 )

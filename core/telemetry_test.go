@@ -153,7 +153,7 @@ func everything(t *testing.T, b *spy, l *core.Locker, name string) {
 	_, err = l.Acquire(ctx, "")
 	want(t, "Acquire", err, core.ErrInvalidKey)
 
-	for _, opts := range [][]core.AcquireOption{{core.WithMaxHold(time.Second)}, {core.WithoutRenewal()}, {}} { // the last renews
+	for _, opts := range [][]core.AcquireOption{{core.WithMaxHold(time.Second)}, {core.WithMaxHold(0)}, {}} { // the last renews
 		k = acquire(t, l, name, append(opts, core.WithTTL(3*time.Second))...)
 		time.Sleep(4 * time.Second)
 		_ = k.Release(ctx)

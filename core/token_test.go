@@ -43,7 +43,7 @@ func TestToken_OfALockThatIsOver(t *testing.T) {
 		ok(t, "Release", k.Release(t.Context()))
 		_, err := k.Token(t.Context())
 		want(t, "Token after Release", err, core.ErrReleased)
-		k = acquire(t, l, "lost", core.WithoutRenewal())
+		k = acquire(t, l, "lost", core.WithMaxHold(0))
 		time.Sleep(time.Minute)
 		_, err = k.Token(t.Context())
 		want(t, "Token after the lease ended", err, core.ErrLost)

@@ -15,7 +15,7 @@ import (
 // orphan leaves an orphan under the key.
 func orphan(t *testing.T, l *core.Locker, key string) {
 	t.Helper()
-	k, err := l.Acquire(t.Context(), key, core.WithTTL(20*time.Millisecond), core.WithoutRenewal(), core.WithOrphan(time.Hour))
+	k, err := l.Acquire(t.Context(), key, core.WithTTL(20*time.Millisecond), core.WithMaxHold(0), core.WithOrphan(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}

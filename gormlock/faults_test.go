@@ -174,7 +174,7 @@ func TestLost_CheckedAtCommit(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
-		l := locker(t, testutil.Memory(), core.WithTTL(100*time.Millisecond), core.WithoutRenewal())
+		l := locker(t, testutil.Memory(), core.WithTTL(100*time.Millisecond), core.WithMaxHold(0))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		var lost atomic.Bool
 		err := db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {

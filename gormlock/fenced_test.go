@@ -254,7 +254,7 @@ func TestFenced_WaitForTheFenceEnds(t *testing.T) {
 		defer cancel()
 		want(t, "the context ends", take(holder(t, db, 2).WithContext(ctx).Scopes(fenced), 42), context.DeadlineExceeded)
 		short := reopen(t, db)
-		ok(t, "Use", short.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(300*time.Millisecond), core.WithoutRenewal()))))
+		ok(t, "Use", short.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(300*time.Millisecond), core.WithMaxHold(0)))))
 		want(t, "the lock is lost", take(short.Scopes(fenced), 42), core.ErrLost)
 		if took := time.Since(start); took > 30*time.Second {
 			t.Errorf("it took %v", took)

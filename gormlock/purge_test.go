@@ -62,7 +62,7 @@ func TestPurge(t *testing.T) {
 		earlier, err := free.Token(t.Context())
 		ok(t, "Token", err)
 		ok(t, "Release", free.Release(t.Context()))
-		kept, err := l.Acquire(t.Context(), "held", core.WithTTL(100*time.Hour), core.WithoutRenewal())
+		kept, err := l.Acquire(t.Context(), "held", core.WithTTL(100*time.Hour), core.WithMaxHold(0))
 		ok(t, "Acquire", err)
 		sealed, err := l.Acquire(t.Context(), "sealed")
 		ok(t, "Acquire", err)
@@ -108,7 +108,7 @@ func TestPurge_KeepsOrphans(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
 		l := locker(t, gormlock.Table(db))
-		k, err := l.Acquire(t.Context(), "k", core.WithOrphan(100*time.Hour), core.WithoutRenewal(), core.WithTTL(time.Minute))
+		k, err := l.Acquire(t.Context(), "k", core.WithOrphan(100*time.Hour), core.WithMaxHold(0), core.WithTTL(time.Minute))
 		ok(t, "Acquire", err)
 		purged := func(want int64) {
 			t.Helper()

@@ -155,7 +155,7 @@ func TestBegin_OrphanedKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := memoryLocker(t)
-		_, err := l.Acquire(t.Context(), "claim:k", core.WithoutRenewal(), core.WithOrphan(time.Hour))
+		_, err := l.Acquire(t.Context(), "claim:k", core.WithMaxHold(0), core.WithOrphan(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}

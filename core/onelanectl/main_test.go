@@ -141,7 +141,7 @@ func TestOrphan_ShownAndUnsealed(t *testing.T) {
 	node := testutil.Redis(t)
 	locker := must[*core.Locker](t)(core.New(redisbackend.New(node.Client()), core.WithInstance("shop-1")))
 	defer locker.Close()
-	must[*core.Lock](t)(locker.Acquire(t.Context(), "pay:1", core.WithTag("till 3"), core.WithoutRenewal(),
+	must[*core.Lock](t)(locker.Acquire(t.Context(), "pay:1", core.WithTag("till 3"), core.WithMaxHold(0),
 		core.WithTTL(50*time.Millisecond), core.WithOrphan(time.Hour)))
 	for must[core.State](t)(locker.Inspect(t.Context(), "pay:1")).Status == core.Held {
 		time.Sleep(10 * time.Millisecond)

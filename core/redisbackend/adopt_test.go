@@ -20,7 +20,7 @@ func TestOrphan_AdoptionWithoutAnswer(t *testing.T) {
 	far := locker(t, one(newClient(t, &redis.Options{Addr: p.Addr().String()})), core.WithTTL(time.Second))
 	near := locker(t, one(node.Client()))
 	ok(t, "Release", acquire(t, far, "warm").Release(t.Context()))
-	k := acquire(t, far, "k", core.WithOrphan(time.Hour), core.WithoutRenewal())
+	k := acquire(t, far, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0))
 	var orphan *core.OrphanedError
 	eventually(t, "the key is orphaned", func() bool {
 		_, err := near.TryAcquire(t.Context(), "k")
@@ -32,7 +32,7 @@ func TestOrphan_AdoptionWithoutAnswer(t *testing.T) {
 	p.late.Store(int64(time.Second)) // the adoption has its effect, and its caller is gone before the answer
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := far.TryAcquire(ctx, "k", core.WithAdopt(orphan), core.WithOrphan(time.Hour)); err == nil {
+	if _, err := far.Adopt(ctx, orphan, core.WithWait(0), core.WithOrphan(time.Hour)); err == nil {
 		t.Fatal("the adoption was answered")
 	}
 	p.late.Store(0)

@@ -73,7 +73,7 @@ func TestContext_EndIsNeverUnavailable(t *testing.T) {
 			t.Parallel()
 			b, hang := open(t)
 			b.NodeTimeout, b.NewInstallation = time.Second, true
-			l := locker(t, b, core.WithTTL(time.Minute), core.WithoutRenewal())
+			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {
 				locks <- acquire(t, l, fmt.Sprint("k", i))
@@ -105,7 +105,7 @@ func TestContext_TimeoutIsUnavailable(t *testing.T) {
 			t.Parallel()
 			b, hang := open(t)
 			b.NodeTimeout, b.NewInstallation = 200*time.Millisecond, true
-			l := locker(t, b, core.WithTTL(time.Minute), core.WithoutRenewal(), core.WithOutageWait(0))
+			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0), core.WithOutageWait(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {
 				locks <- acquire(t, l, fmt.Sprint("k", i))

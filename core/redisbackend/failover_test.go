@@ -56,7 +56,7 @@ func TestSentinel_LockNotReplicated(t *testing.T) {
 		return s.Master.Client().Exists(t.Context(), "onelane:{k}").Val()+s.Replica.Client().Exists(t.Context(), "onelane:{k}").Val() == 0
 	})
 	s.Lag()
-	k := acquire(t, first, "k", core.WithTTL(time.Minute), core.WithoutRenewal())
+	k := acquire(t, first, "k", core.WithTTL(time.Minute), core.WithMaxHold(0))
 	s.Master.Kill()
 	s.Promoted()
 	if n := s.Replica.Client().Exists(t.Context(), "onelane:{k}").Val(); n != 0 {

@@ -23,28 +23,16 @@ func (l *limits) bound(ctx context.Context, now time.Time, timeout time.Duration
 	}
 	shared := l.last.Load()
 	if shared == nil || shared.end.Before(end) || shared.end.After(latest) {
-		shared = &limit{end: latest, done: make(chan struct{})}
-		time.AfterFunc(latest.Sub(now), func() { close(shared.done) })
+		shared = &limit{end: latest}
+		shared.Context, shared.cancel = context.WithDeadline(context.Background(), latest)
 		l.last.Store(shared)
 	}
-	return shared
+	return shared.Context
 }
 
-// limit is a context with a deadline.
+// limit is a context of the calls of a moment.
 type limit struct {
-	end  time.Time
-	done chan struct{}
-}
-
-func (l *limit) Deadline() (time.Time, bool) { return l.end, true }
-func (l *limit) Done() <-chan struct{}       { return l.done }
-func (l *limit) Value(any) any               { return nil }
-
-func (l *limit) Err() error {
-	select {
-	case <-l.done:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
+	context.Context
+	end    time.Time
+	cancel context.CancelFunc // never called: the calls that have it may run until its end
 }

@@ -184,7 +184,7 @@ func TestQuorum_LargeSeal(t *testing.T) {
 func TestQuorum_SlowNodeKeepsUp(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	l := locker(t, quorumOf(nodes), core.WithTTL(time.Minute), core.WithoutRenewal())
+	l := locker(t, quorumOf(nodes), core.WithTTL(time.Minute), core.WithMaxHold(0))
 	there := nodes[2].Client()
 	k := acquire(t, l, "k")
 	name := "onelane:{k}"

@@ -333,7 +333,7 @@ func TestRegression_CoreAdoptionTimesOut(t *testing.T) {
 	node := testutil.Redis(t)
 	l := locker(t, one(node.Client()))
 	ok(t, "Release", acquire(t, l, "warm", core.WithToken()).Release(t.Context()))
-	k := acquire(t, l, "k", core.WithOrphan(time.Hour), core.WithoutRenewal(), core.WithTTL(200*time.Millisecond))
+	k := acquire(t, l, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(200*time.Millisecond))
 	_ = k
 	time.Sleep(400 * time.Millisecond)
 	_, err := l.TryAcquire(t.Context(), "k")
@@ -342,7 +342,7 @@ func TestRegression_CoreAdoptionTimesOut(t *testing.T) {
 		t.Fatalf("TryAcquire: %v", err)
 	}
 	node.Stop()
-	_, err = l.Acquire(within(t, 300*time.Millisecond), "k", core.WithAdopt(orphan), core.WithOrphan(time.Hour))
+	_, err = l.Adopt(within(t, 300*time.Millisecond), orphan, core.WithOrphan(time.Hour))
 	node.Cont()
 	want(t, "adoption", err, context.DeadlineExceeded)
 	time.Sleep(4 * time.Second)

@@ -267,12 +267,12 @@ func TestReplicas_FailOver(t *testing.T) {
 	l := locker(t, confirmed(s.Client(), 1, time.Second), core.WithOutageWait(0))
 	others, third := locker(t, one(s.Client()), core.WithOutageWait(30*time.Second)), locker(t, one(s.Client()), core.WithOutageWait(30*time.Second))
 	patient := core.WithOutageWait(30 * time.Second) // on a busy machine
-	k := acquire(t, l, "k", core.WithTTL(5*time.Minute), core.WithoutRenewal(), patient)
+	k := acquire(t, l, "k", core.WithTTL(5*time.Minute), core.WithMaxHold(0), patient)
 	sealed := acquire(t, l, "sealed", patient)
 	eventually(t, "Seal", func() bool { return sealed.Seal(t.Context(), []byte("v"), time.Hour) == nil })
 
 	s.Lag()
-	plain := acquire(t, others, "plain", core.WithTTL(5*time.Minute), core.WithoutRenewal())
+	plain := acquire(t, others, "plain", core.WithTTL(5*time.Minute), core.WithMaxHold(0))
 	_, err := l.Acquire(t.Context(), "refused")
 	want(t, "Acquire while nothing is replicated", err, core.ErrUnavailable)
 

@@ -202,7 +202,7 @@ func locks(t *testing.T, l *core.Locker) {
 	if _, err := l.Acquire(ctx, "a"); err == nil {
 		t.Error("a sealed key was acquired")
 	}
-	<-acquire("b", core.WithoutRenewal()).Context().Done()
+	<-acquire("b", core.WithMaxHold(0)).Context().Done()
 }
 
 // requests are sent to a service that answers with the length of the path; their keys are their paths. Eight bytes are

@@ -258,7 +258,7 @@ func TestFault_Errors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, nodes := open(t)
-			l := locker(t, quick(b), core.WithTTL(time.Minute), core.WithoutRenewal(), core.WithOutageWait(0))
+			l := locker(t, quick(b), core.WithTTL(time.Minute), core.WithMaxHold(0), core.WithOutageWait(0))
 			locks := make(chan *core.Lock, 4)
 			for i := range cap(locks) {
 				locks <- acquire(t, l, fmt.Sprint("k", i))

@@ -37,7 +37,7 @@ func TestInterop(t *testing.T) {
 			a, b := locker(t, ours), locker(t, other)
 			for range 2 { // both ways
 				// Only a message wakes b in time: its next look would be at the end of the lease.
-				k := acquire(t, a, "k", core.WithTTL(time.Minute), core.WithoutRenewal())
+				k := acquire(t, a, "k", core.WithTTL(time.Minute), core.WithMaxHold(0))
 				_, err := b.TryAcquire(t.Context(), "k")
 				want(t, "TryAcquire", err, core.ErrTaken)
 				next := make(chan error, 1)
