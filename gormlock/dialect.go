@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -113,31 +112,9 @@ func isConflict(err error) bool {
 		return state.SQLState() == "40001" || state.SQLState() == "40P01"
 	}
 	if number, ok := mysqlNumber(err); ok {
-		return number == deadlock || number == 1020 // changed since the snapshot, of MariaDB
+		return number == mysqlDeadlock || number == mysqlChangedRow
 	}
 	return sqliteBusy(err)
-}
-
-// sqliteBusy recognizes SQLITE_BUSY and SQLITE_LOCKED, with what they are extended by, of the drivers there are.
-func sqliteBusy(err error) bool {
-	return inTree(err, func(err error) bool {
-		t := reflect.TypeOf(err)
-		for t.Kind() == reflect.Pointer {
-			t = t.Elem()
-		}
-		if t.Name() != "Error" || !strings.Contains(t.PkgPath(), "sqlite") {
-			return false
-		}
-		code := 0
-		if c, ok := err.(interface{ Code() int }); ok {
-			code = c.Code()
-		} else if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
-			if f := v.FieldByName("Code"); f.IsValid() && f.CanInt() {
-				code = int(f.Int())
-			}
-		}
-		return code&0xff == 5 || code&0xff == 6
-	})
 }
 
 // querier is what the statements of this package run on: a *sql.DB, a *sql.Tx, a connection.

@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"database/sql"
 	"errors"
 	"reflect"
 	"slices"
@@ -10,49 +9,64 @@ import (
 	"gorm.io/gorm"
 )
 
-// rejected says whether a COMMIT that returned err has certainly not happened: the server said no, in an error of its
-// own, or the driver found the transaction rolled back. Everything else, a lost connection above all, is unknown.
-// Drivers are told by what their errors look like, as this package imports none.
+// rejected reports whether the transaction is certainly rolled back although COMMIT returned err. The
+// list is short on purpose: a proxy may forward COMMIT, lose the answer and return an error of its
+// own, so every other error leaves the outcome unknown. Drivers are recognized by the shape of their
+// errors, because this package imports none.
 func rejected(tx gorm.Tx, err error) bool {
 	if p, ok := tx.(*pinnedTx); ok && p.rolledBack {
 		return true
 	}
 	var state interface{ SQLState() string } // pgx and lib/pq
 	if errors.As(err, &state) {
-		return definiteState(state.SQLState())
+		return postgresRejects(state.SQLState())
 	}
 	if number, ok := mysqlNumber(err); ok {
-		return !slices.Contains(mysqlUnknown, number)
+		return slices.Contains(mysqlRejects, number)
 	}
-	return errors.Is(err, sql.ErrTxDone) || slices.Contains(rolledBack, err.Error())
+	return slices.Contains(commitRolledBack, err.Error())
 }
 
-// rolledBack are the errors of drivers whose COMMIT was answered with ROLLBACK: pgx's and lib/pq's.
-var rolledBack = []string{
+// commitRolledBack are the errors of pgx and lib/pq for a COMMIT that the server answered with
+// ROLLBACK.
+var commitRolledBack = []string{
 	"commit unexpectedly resulted in rollback",
 	"pq: Could not complete operation in a failed transaction",
 }
 
-// definiteState leaves out the classes in which PostgreSQL may have committed before it gave up: connection exceptions,
-// shutdown and crash, statement completion unknown, system and internal errors.
-func definiteState(code string) bool {
-	if len(code) != 5 || code == "40003" {
+// postgresRejects reports whether PostgreSQL itself rolls a transaction back at COMMIT with this
+// SQLSTATE: a violated constraint, a conflict with another transaction, an exception of a deferred
+// trigger. 40003 says that the completion is unknown.
+func postgresRejects(state string) bool {
+	const classConstraint, classRollback, completionUnknown, raised = "23", "40", "40003", "P0001"
+	if len(state) != len(raised) || state == completionUnknown {
 		return false
 	}
-	return !slices.ContainsFunc([]string{"08", "57P", "58", "F0", "XX"}, func(class string) bool { return strings.HasPrefix(code, class) })
+	return state[:2] == classConstraint || state[:2] == classRollback || state == raised
 }
 
-// mysqlUnknown are the errors with which MySQL and MariaDB end a connection, or a COMMIT on its way: server shutdown,
-// aborted connection, network errors, error during COMMIT, query interrupted, connection killed.
-var mysqlUnknown = []uint64{1053, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927}
+// The errors of MySQL, MariaDB and TiDB that have a meaning here.
+const (
+	mysqlDuplicate       = 1062
+	mysqlQueryKilled     = 1317
+	mysqlChangedRow      = 1020 // since the snapshot, on MariaDB
+	mysqlLockWaitTimeout = 1205
+	mysqlLockTableFull   = 1206
+	mysqlDeadlock        = 1213
+	mysqlNoSavepoint     = 1305
+	mysqlStatementTime   = 1969
+	mysqlPluginRollback  = 3101 // by Group Replication
+	tidbWriteConflict    = 9007
+)
 
-// mysqlInterrupted are the errors of a statement that was ended by KILL QUERY, or by MariaDB's max_statement_time.
-var mysqlInterrupted = []uint64{1317, 1969}
+// mysqlRejects are the errors with which a server rolls back a transaction at COMMIT. Galera reports
+// a conflict between nodes as a deadlock.
+var mysqlRejects = []uint64{mysqlDuplicate, mysqlDeadlock, mysqlPluginRollback, tidbWriteConflict}
 
-// deadlock is MySQL's number of one, which ends the whole transaction.
-const deadlock = 1213
+// mysqlInterrupted are the errors of a statement that KILL QUERY or MariaDB's max_statement_time ended.
+var mysqlInterrupted = []uint64{mysqlQueryKilled, mysqlStatementTime}
 
-// mysqlNumber finds the error number of a server's answer.
+// mysqlNumber returns the number of a server's error.
 func mysqlNumber(err error) (uint64, bool) {
 	number := mysqlField(err, "Number")
 	if !number.IsValid() || !number.CanUint() {
@@ -61,7 +75,7 @@ func mysqlNumber(err error) (uint64, bool) {
 	return number.Uint(), true
 }
 
-// mysqlState finds the SQLSTATE of a server's answer; "" where there is none.
+// mysqlState returns the SQLSTATE of a server's error, or "" if there is none.
 func mysqlState(err error) string {
 	state := mysqlField(err, "SQLState")
 	if !state.IsValid() || state.Kind() != reflect.Array || state.Type().Elem().Kind() != reflect.Uint8 {
@@ -76,16 +90,52 @@ func mysqlState(err error) string {
 func mysqlField(err error, name string) (field reflect.Value) {
 	inTree(err, func(err error) bool {
 		v := reflect.ValueOf(err)
-		found := v.Kind() == reflect.Pointer && !v.IsNil() && v.Elem().Kind() == reflect.Struct && v.Elem().Type().Name() == "MySQLError"
+		if v.Kind() != reflect.Pointer || v.IsNil() {
+			return false
+		}
+		v = v.Elem()
+		found := v.Kind() == reflect.Struct && v.Type().Name() == "MySQLError"
 		if found {
-			field = v.Elem().FieldByName(name)
+			field = v.FieldByName(name)
 		}
 		return found
 	})
 	return field
 }
 
-// inTree says whether is holds for an error or one that it wraps, joined ones too.
+// The primary result codes of SQLite. The higher bits of a code say more.
+const (
+	sqliteError      = 1
+	sqliteIsBusy     = 5
+	sqliteLocked     = 6
+	sqliteConstraint = 19
+)
+
+// sqliteCode finds the result code in the error of an SQLite driver: a method Code, as modernc.org's
+// has one, or a field, as mattn's has.
+func sqliteCode(err error) (code int, ok bool) {
+	inTree(err, func(err error) bool {
+		v := reflect.Indirect(reflect.ValueOf(err))
+		if v.Kind() != reflect.Struct || v.Type().Name() != "Error" || !strings.Contains(v.Type().PkgPath(), "sqlite") {
+			return false
+		}
+		if c, has := err.(interface{ Code() int }); has {
+			code, ok = c.Code(), true
+		} else if f := v.FieldByName("Code"); f.IsValid() && f.CanInt() {
+			code, ok = int(f.Int()), true
+		}
+		return ok
+	})
+	return code, ok
+}
+
+// sqliteBusy reports whether SQLite refused a statement because of another connection.
+func sqliteBusy(err error) bool {
+	code, ok := sqliteCode(err)
+	return ok && (code&0xff == sqliteIsBusy || code&0xff == sqliteLocked)
+}
+
+// inTree reports whether is holds for err or for an error that it wraps.
 func inTree(err error, is func(error) bool) bool {
 	if err == nil || is(err) {
 		return err != nil
@@ -99,8 +149,9 @@ func inTree(err error, is func(error) bool) bool {
 	return false
 }
 
-// harmless says whether the transaction is certainly as it was before the statement that returned err, or the database
-// lets nothing more happen in it: PostgreSQL after any error; the others where they say that the statement was wrong.
+// harmless reports whether the transaction is certainly as it was before the statement that returned
+// err, or the database lets nothing more happen in it: PostgreSQL after any error, the others if they
+// say that the statement was wrong.
 func harmless(err error) bool {
 	var state interface{ SQLState() string }
 	if errors.As(err, &state) {
@@ -108,30 +159,28 @@ func harmless(err error) bool {
 	}
 	if number, ok := mysqlNumber(err); ok {
 		state := mysqlState(err)
-		return number != 1305 && (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "42"))
+		return number != mysqlNoSavepoint &&
+			(strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "42"))
 	}
-	var coded interface{ Code() int } // SQLite
-	if errors.As(err, &coded) {
-		const sqlError, constraint = 1, 19
-		return coded.Code()&0xff == constraint || coded.Code() == sqlError
-	}
-	return false
+	code, ok := sqliteCode(err)
+	return ok && (code&0xff == sqliteConstraint || code == sqliteError)
 }
 
-// gone says whether err means that MySQL or MariaDB has rolled the whole transaction back: the next statement would
-// commit by itself. 1020 is a row that changed since the snapshot, 1206 a lock table that is full, 1213 a deadlock.
+// gone reports whether err means that MySQL or MariaDB rolled the whole transaction back, so that the
+// next statement would commit by itself. A lock wait that timed out is not here: see [transaction.ended].
 func gone(err error) bool {
 	number, ok := mysqlNumber(err)
-	return ok && (slices.Contains([]uint64{1020, 1206, deadlock}, number) || strings.HasPrefix(mysqlState(err), "40"))
+	return ok && (slices.Contains([]uint64{mysqlChangedRow, mysqlLockTableFull, mysqlDeadlock}, number) ||
+		strings.HasPrefix(mysqlState(err), "40"))
 }
 
-// aborted says whether PostgreSQL refused a statement because one before it failed.
+// aborted reports whether PostgreSQL refused a statement because an earlier one failed.
 func aborted(err error) bool {
 	var state interface{ SQLState() string }
 	return errors.As(err, &state) && state.SQLState() == "25P02"
 }
 
-// noSavepoint says whether err means that there is no transaction with our savepoint any more.
+// noSavepoint reports whether err means that no transaction with our savepoint is open any more.
 func noSavepoint(err error) bool {
 	if err == nil {
 		return false
@@ -141,7 +190,7 @@ func noSavepoint(err error) bool {
 		return state.SQLState() == "25P01" || state.SQLState() == "3B001"
 	}
 	if number, ok := mysqlNumber(err); ok {
-		return number == 1305
+		return number == mysqlNoSavepoint
 	}
 	return strings.Contains(err.Error(), "no such savepoint")
 }

@@ -23,9 +23,11 @@ import (
 // What a proxy does with a COMMIT.
 const (
 	pass      = iota
-	cutBefore // close the connection instead of passing it on
-	cutAfter  // pass it on, and close the connection when the answer comes
-	swallow   // pass it on, and keep the answer
+	cutBefore // close the connection instead of forwarding it
+	cutAfter  // forward it, and close the connection when the answer comes
+	swallow   // forward it, and keep the answer
+	replace   // forward it, and send an error of the proxy's own instead of the answer
+	refuse    // send an error of the proxy's own instead of forwarding it, and close the connections
 )
 
 // proxy stands between a driver and its server.
@@ -33,11 +35,13 @@ type proxy struct {
 	listener net.Listener
 	upstream string
 	do       atomic.Int32
-	chance   atomic.Int32 // of a thousand chunks to a server, so many are cut before or after, whatever they are
+	chance   atomic.Int32 // of 1000 chunks to a server, so many are cut before or after, whatever they are
+	failure  atomic.Value // []byte, the error of replace and refuse as the driver reads it
 	all      sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn
+	edit  [2]string // a text in what clients send, and what to forward instead, of the same length
 }
 
 func startProxy(t *testing.T, upstream string) *proxy {
@@ -79,37 +83,69 @@ func (p *proxy) relay(client, server net.Conn) {
 	closeBoth := func() { _, _ = client.Close(), server.Close() }
 	p.all.Go(func() {
 		defer closeBoth()
-		copyChunks(client, server, func(chunk []byte) bool {
+		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
 			if bytes.Contains(bytes.ToUpper(chunk), []byte("COMMIT")) {
 				committing.Store(p.do.Load())
 			}
 			if rand.Int32N(1000) < p.chance.Load() {
 				committing.Store(cutBefore + rand.Int32N(2))
 			}
-			return committing.Load() != cutBefore
+			if committing.Load() == refuse {
+				_, _ = client.Write(p.failure.Load().([]byte))
+			}
+			return p.edited(chunk), committing.Load() != cutBefore && committing.Load() != refuse
 		})
 	})
 	p.all.Go(func() {
 		defer closeBoth()
-		copyChunks(server, client, func([]byte) bool {
-			if committing.Load() == swallow {
+		copyChunks(server, client, func(chunk []byte) ([]byte, bool) {
+			switch committing.Load() {
+			case swallow:
 				var one [1]byte
 				_, _ = client.Read(one[:]) // until the driver closes the connection
+			case replace:
+				committing.Store(pass)
+				return p.failure.Load().([]byte), true
 			}
-			return committing.Load() == pass
+			return chunk, committing.Load() == pass
 		})
 	})
 }
 
-// copyChunks copies while look agrees.
-func copyChunks(from, to net.Conn, look func(chunk []byte) bool) {
+func (p *proxy) edited(chunk []byte) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.edit[0] == "" {
+		return chunk
+	}
+	return bytes.ReplaceAll(chunk, []byte(p.edit[0]), []byte(p.edit[1]))
+}
+
+// mysqlFailure is an error packet of a proxy, the answer to one statement.
+func mysqlFailure(number uint16) []byte {
+	body := append([]byte{0xff, byte(number), byte(number >> 8)}, "#HY000target: shop.0.primary: tablet is unavailable"...)
+	return append([]byte{byte(len(body)), 0, 0, 1}, body...)
+}
+
+// postgresFailure is an error of a proxy, after which it is ready for the next statement.
+func postgresFailure(state string) []byte {
+	fields := "SERROR\x00VERROR\x00C" + state + "\x00Mserver connection is gone\x00\x00"
+	return append([]byte{'E', 0, 0, 0, byte(len(fields) + 4)}, fields+"Z\x00\x00\x00\x05I"...)
+}
+
+// copyChunks copies what look returns, until look or a connection ends it.
+func copyChunks(from, to net.Conn, look func(chunk []byte) ([]byte, bool)) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
-		if err != nil || !look(buf[:n]) {
+		if err != nil {
 			return
 		}
-		if _, err := to.Write(buf[:n]); err != nil {
+		chunk, more := look(buf[:n])
+		if !more {
+			return
+		}
+		if _, err := to.Write(chunk); err != nil {
 			return
 		}
 	}

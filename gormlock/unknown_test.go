@@ -82,6 +82,53 @@ func TestCommitUnknown(t *testing.T) {
 	})
 }
 
+// TestCommitUnknown_ErrorOfAProxy: a proxy answers COMMIT with an error of its own, whether or not it
+// forwarded it. The driver sees the same error, so the outcome is unknown and the key stays locked.
+func TestCommitUnknown_ErrorOfAProxy(t *testing.T) {
+	t.Parallel()
+	failures := map[string]map[string][]byte{
+		"mysql": {"1105": mysqlFailure(1105), "2013": mysqlFailure(2013), "9001": mysqlFailure(9001)},
+		"postgres": {
+			"58000": postgresFailure("58000"), "08P01": postgresFailure("08P01"), "53300": postgresFailure("53300"),
+		},
+	}
+	each(t, func(t *testing.T, db *gorm.DB) {
+		proxied, p := behindProxy(t, db)
+		if p == nil {
+			return
+		}
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
+		put(t, db, 42, 10)
+		n := int64(10)
+		for code, failure := range failures[db.Name()] {
+			for _, do := range []int32{replace, refuse} {
+				key := fmt.Sprint(code, ":", do)
+				err := gormlock.Transaction(proxied, key, func(tx *gorm.DB) error {
+					ok(t, "take", take(tx, 42))
+					p.failure.Store(failure)
+					p.do.Store(do)
+					return nil
+				})
+				p.do.Store(pass)
+				want(t, key, says(err, code, err), gormlock.ErrCommitUnknown)
+				if !held(t, l, key) {
+					t.Errorf("%s: the key is free although the outcome is unknown", key)
+				}
+				if do == replace {
+					n--
+				}
+				eventually(t, "the server ends the transaction", func() bool { return left(t, db, 42) == n })
+				eventually(t, "the next one gets another connection", func() bool {
+					return gormlock.Transaction(proxied, "next", func(tx *gorm.DB) error { return take(tx, 42) }) == nil
+				})
+				n--
+				wantLeft(t, db, 42, n)
+			}
+		}
+	})
+}
+
 // TestCommitUnknown_ContextEndsInside: with pgx, a context that ends while COMMIT is under way gives it up.
 func TestCommitUnknown_ContextEndsInside(t *testing.T) {
 	t.Parallel()
@@ -182,13 +229,15 @@ func TestCommit_Outcomes(t *testing.T) {
 	pg := func(code string) error { return &pgconn.PgError{Code: code} }
 	my := func(number uint16) error { return &gomysql.MySQLError{Number: number} }
 	definite := []error{
-		pg("23505"), pg("40001"), pg("40P01"), pg("25P02"), pg("57014"), pgx.ErrTxCommitRollback,
-		my(1213), my(1205), my(1290), fmt.Errorf("wrapped: %w", my(1213)), sql.ErrTxDone,
+		pg("23505"), pg("23503"), pg("40001"), pg("40P01"), pg("P0001"), pgx.ErrTxCommitRollback,
+		my(1062), my(1213), my(3101), my(9007), fmt.Errorf("wrapped: %w", my(1213)),
 	}
 	unknown := []error{
-		pg("08006"), pg("57P01"), pg("57P02"), pg("40003"), pg("XX000"), pg("58030"), pg(""),
-		my(1053), my(1180), my(1317), my(1927),
-		io.ErrUnexpectedEOF, driver.ErrBadConn, gomysql.ErrInvalidConn, context.DeadlineExceeded, errors.New("something else"),
+		pg("08006"), pg("08P01"), pg("25P02"), pg("40003"), pg("53300"), pg("57014"), pg("57P01"), pg("58000"), pg("58030"),
+		pg("XX000"), pg(""), pg("23"),
+		my(1053), my(1105), my(1180), my(1205), my(1290), my(1317), my(1927), my(2013), my(9001),
+		io.ErrUnexpectedEOF, driver.ErrBadConn, gomysql.ErrInvalidConn, context.DeadlineExceeded, sql.ErrTxDone,
+		errors.New("something else"),
 	}
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		l := locker(t, testutil.Memory())
