@@ -20,7 +20,9 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	wanted := t.whileWanted(statement, cancel)
 	t.real, err = t.pool.begin(ctx, t.opts, true)
 	if err = wanted(err); err == nil && t.fenced {
-		err = t.beginFenced(ctx)
+		if err = t.beginFenced(ctx); errors.Is(err, ErrFenced) {
+			t.pool.plugin.telemetry.fenceRefused(ctx)
+		}
 	}
 	stop()
 	switch {

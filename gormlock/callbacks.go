@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/callbacks"
@@ -74,6 +75,11 @@ func register(db *gorm.DB, op operation, before, after func(*gorm.DB)) error {
 			}
 		}
 	}
+	if fn := processor.Get("gorm:row"); fn != nil {
+		if err := processor.Replace("gorm:row", rowAtOnce(fn)); err != nil {
+			return err
+		}
+	}
 	if fn := processor.Get("gorm:begin_transaction"); fn != nil {
 		if err := processor.Replace("gorm:begin_transaction", thenBegun(fn)); err != nil {
 			return err
@@ -94,7 +100,9 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	var err error
 	set := !unset(db.Statement)
 	if set || len(demandOf(db.Statement.Context).keys) > 0 {
+		start := time.Now()
 		err = p.enter(db, op)
+		notSQLTime(db, start)
 	}
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if err == nil && op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() {
@@ -156,6 +164,9 @@ func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || db.DryRun {
 		return nil
+	}
+	if err := t.staysOpen(db.Statement); err != nil {
+		return err
 	}
 	_, err := t.conn(db.Statement.Context)
 	return err

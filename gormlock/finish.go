@@ -16,6 +16,7 @@ func (t *transaction) Commit() error {
 	if len(t.locks) == 0 && t.failed == nil {
 		return t.commitUnguarded()
 	}
+	t.closeRows()
 	if err := t.stands(); err != nil {
 		if t.failed == nil && !t.over {
 			t.fail(err)
@@ -79,6 +80,7 @@ func (t *transaction) commitUnguarded() error {
 
 // unknown is the error of a COMMIT without an answer.
 func (t *transaction) unknown(err error) error {
+	t.pool.plugin.telemetry.unknownCommit(t.ctx)
 	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
@@ -101,56 +103,8 @@ func (t *transaction) Rollback() error {
 	return t.undo()
 }
 
-// explain adds to the error of a statement that the lock was lost, or the context ended, if that is not in it.
-func (t *transaction) explain(err error) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.keys) == 0 {
-		return err
-	}
-	if t.failed == nil && !t.over && t.ended(err) {
-		t.fail(guardError(t.keys, fmt.Errorf("the database has rolled the transaction back: %w", err)))
-	}
-	why := t.usable()
-	for _, cause := range []error{errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded} {
-		if errors.Is(why, cause) && !errors.Is(err, cause) {
-			return fmt.Errorf("%w: %w", why, err)
-		}
-	}
-	return err
-}
-
-// ended says whether the database ended the whole transaction with the statement that returned err: it would commit each
-// later one by itself. SQLite does so when a write is interrupted, as by its context, when the disk is full and where a
-// constraint or a trigger says ROLLBACK; only BEGIN shows it. t.mu is held.
-func (t *transaction) ended(err error) bool {
-	if t.turn != nil {
-		return false // the turn has judged it, for the whole group
-	}
-	if t.real == nil || t.pool.dialect.name != "sqlite" {
-		return gone(err)
-	}
-	_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
-	return begin == nil
-}
-
-// hasRows says that a Row or Rows was handed out.
-func (t *transaction) hasRows() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.rows = true
-}
-
-// stands is usable where rows were handed out too: SQLite's driver runs the statement when they are read, so that what it ends
-// the transaction with is in no callback. t.mu is held.
-func (t *transaction) stands() error {
-	err := t.usable()
-	if err == nil && t.rows && len(t.locks) > 0 && t.pool.dialect.name == "sqlite" && t.ended(nil) {
-		err = guardError(t.keys, errors.New("the database has rolled the transaction back: see the error of the rows that were read"))
-		t.fail(err)
-	}
-	return err
-}
+// explanations are the causes that [transaction.explain] adds.
+var explanations = []error{errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded}
 
 // abort rolls back when the context has ended or a lock is lost.
 func (t *transaction) abort() {

@@ -200,6 +200,7 @@ func (g *group) failed() error {
 func (g *group) finish() {
 	err := g.failed()
 	if err == nil && g.kept > 0 {
+		g.t.pool.plugin.telemetry.groupSize(g.base, g.kept)
 		err = g.t.Commit()
 	} else {
 		_ = g.t.Rollback()

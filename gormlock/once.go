@@ -151,8 +151,12 @@ func (o *once) error(err error) error { return fmt.Errorf("gormlock: Once %q: %w
 // run returns what is stored under the key when it returns.
 func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byte, error)) (stored []byte, err error) {
 	var entered bool
+	runs := 0
 	asGuarded := sharedOption(func(g *guard) { *g = o.guard })
 	err = retry(ctx, func() error {
+		if runs++; runs > 1 {
+			telemetryOf(db).retried(ctx)
+		}
 		entered = false
 		return Transaction(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
 			entered = true

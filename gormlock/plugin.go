@@ -22,6 +22,8 @@ type plugin struct {
 	fenced  bool
 	lines   lines
 	seals   sealMemory
+
+	telemetry telemetry
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -34,6 +36,7 @@ type plugin struct {
 // first or a model of [Protect] cannot be read.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
+	p.telemetry.locker = p.lockerInUse
 	for _, o := range opts {
 		if o != nil {
 			o.applyPlugin(p)

@@ -98,6 +98,7 @@ func (p *plugin) remembered(ctx context.Context, keys []string) error {
 		return nil // whoever acquires the lock reports it
 	}
 	if sealed := p.seals.recall(ctx, l, keys); sealed != nil {
+		p.telemetry.sealMet(ctx)
 		return guardError(keys, insufficient(sealed))
 	}
 	return nil

@@ -111,9 +111,8 @@ func (p *plugin) afterRead(db *gorm.DB) {
 	}
 	switch rows := db.Statement.Dest.(type) {
 	case *sql.Rows:
-		t.hasRows()
+		t.handedOut(rows)
 	case *sql.Row:
-		t.hasRows()
 		if rows != nil && rows.Err() != nil { // which GORM does not look at
 			_ = t.explain(rows.Err())
 		}

@@ -35,7 +35,7 @@ type transaction struct {
 	reentered bool                      // locks are the context's
 	sellOut   *sellOut                  // found too little
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has
-	rows      bool                      // a Row or Rows was handed out, whose error only who reads it sees
+	rows      []*sql.Rows               // handed out, whose errors only their reader sees
 }
 
 var (
@@ -144,7 +144,7 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if t.fenced {
 		opts = append(opts, core.WithToken())
 	}
-	t.locks, err = locker.AcquireAll(ctx, d.keys, opts...)
+	t.locks, err = t.pool.plugin.telemetry.acquireAll(ctx, locker, d.keys, opts)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}

@@ -191,6 +191,7 @@ func (v *versions) check(db *gorm.DB) {
 	}
 	stale := db.Error == nil && db.RowsAffected < v.want
 	if stale {
+		telemetryOf(db).staleWrite(db.Statement.Context)
 		_ = db.AddError(fmt.Errorf("gormlock: table %q: %d of %d rows in the version they were read in: %w", db.Statement.Table, db.RowsAffected, v.want, ErrStale))
 	}
 	for _, r := range v.rows {

@@ -1,0 +1,64 @@
+package gormlock_test
+
+import (
+	"errors"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// TestTransaction_DDL: on MySQL it would commit in the middle, so it is not sent. Elsewhere, and as a
+// guarded single statement, it is.
+func TestTransaction_DDL(t *testing.T) {
+	t.Parallel()
+	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		statements := []string{
+			"CREATE TABLE extra (id INT)", " create or replace table extra (id INT)", "DROP TABLE items",
+			"ALTER TABLE items ADD extra INT", "TRUNCATE TABLE items", "RENAME TABLE items TO extra",
+			"LOCK TABLES items READ", "START TRANSACTION",
+		}
+		forms := map[string]func(fn func(tx *gorm.DB) error) error{
+			"block": func(fn func(tx *gorm.DB) error) error {
+				return db.Scopes(gormlock.Guard("k")).Transaction(fn)
+			},
+			"fenced": func(fn func(tx *gorm.DB) error) error {
+				return gormlock.Transaction(db, "k", fn, gormlock.Fenced())
+			},
+			"nested": func(fn func(tx *gorm.DB) error) error {
+				return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return tx.Transaction(fn) })
+			},
+			"Once": func(fn func(tx *gorm.DB) error) error {
+				_, err := gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (int, error) { return 0, fn(tx) })
+				return err
+			},
+		}
+		boom := errors.New("boom")
+		for name, form := range forms {
+			if db.Name() != "mysql" {
+				want(t, name, form(func(tx *gorm.DB) error {
+					ok(t, name, tx.Exec("CREATE TABLE extra (id INT)").Error)
+					return boom
+				}), boom)
+				continue
+			}
+			want(t, name, form(func(tx *gorm.DB) error {
+				ok(t, "take", take(tx, 42))
+				for _, statement := range statements {
+					ok(t, name, says(tx.Exec(statement).Error, "run it outside", nil))
+				}
+				ok(t, "Migrator", says(tx.Migrator().CreateTable(&struct{ ID uint }{}), "", nil))
+				ok(t, "temporary", tx.Exec("CREATE OR REPLACE TEMPORARY TABLE extra (id INT)").Error)
+				ok(t, "temporary", tx.Exec("DROP TEMPORARY TABLE extra").Error)
+				ok(t, "it goes on", take(tx, 42))
+				return boom
+			}), boom)
+			wantLeft(t, db, 42, 10)
+			wantIdle(t, db, l, "k")
+		}
+		ok(t, "single", db.Scopes(gormlock.Guard("k")).Exec("CREATE TABLE extra (id INT)").Error)
+		ok(t, "unguarded", db.Transaction(func(tx *gorm.DB) error { return tx.Exec("DROP TABLE extra").Error }))
+	})
+}

@@ -1,0 +1,126 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"gorm.io/gorm"
+)
+
+// A database may end the whole transaction while rows are read: MySQL is a deadlock's victim, SQLite
+// runs the statement only then. Later statements would commit by themselves. No callback sees that
+// error, so the transaction keeps the rows and looks at them before its next statement and COMMIT.
+
+// handedOut keeps the rows of a statement under a guard.
+func (t *transaction) handedOut(rows *sql.Rows) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if rows != nil && len(t.locks) > 0 && t.turn == nil { // a turn keeps its own
+		t.rows = append(t.rows, rows)
+	}
+}
+
+// stands returns why no statement may run any more, after a look at the rows that were handed out.
+// t.mu is held.
+func (t *transaction) stands() error {
+	if err := t.usable(); err != nil {
+		return err
+	}
+	open := t.rows[:0]
+	for _, r := range t.rows {
+		_, err := r.Columns() // not Err, which only the goroutine that calls Next may call
+		if err == nil {
+			open = append(open, r)
+		} else if t.failed == nil && t.ended(err) {
+			t.fail(guardError(t.keys, fmt.Errorf("the database rolled the transaction back while rows were read: %w", err)))
+		}
+	}
+	t.rows = open
+	return t.failed
+}
+
+// closeRows closes the rows that are still open, so that an error among those that nobody read is
+// seen before COMMIT, which would close them too. t.mu is held.
+func (t *transaction) closeRows() {
+	for _, r := range t.rows {
+		_ = r.Close()
+	}
+}
+
+// explain adds the loss of the lock, or the end of the context, to the error of a statement.
+func (t *transaction) explain(err error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.keys) == 0 {
+		return err
+	}
+	if t.failed == nil && !t.over && t.ended(err) {
+		t.fail(guardError(t.keys, fmt.Errorf("the database has rolled the transaction back: %w", err)))
+	}
+	why := t.usable()
+	for _, cause := range explanations {
+		if errors.Is(why, cause) && !errors.Is(err, cause) {
+			return fmt.Errorf("%w: %w", why, err)
+		}
+	}
+	return err
+}
+
+// ended reports whether the database ended the whole transaction with the statement that returned
+// err. SQLite does so if a write is interrupted, the disk is full, or a constraint or a trigger says
+// ROLLBACK; only BEGIN shows it. t.mu is held.
+func (t *transaction) ended(err error) bool {
+	switch {
+	case t.turn != nil:
+		return false // the turn has judged it, for the whole group
+	case t.real == nil:
+		return gone(err)
+	case t.pool.dialect.name == "sqlite":
+		_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
+		return begin == nil
+	}
+	return gone(err) || t.timedOut(err)
+}
+
+// timedOut reports whether err is a lock wait that timed out on a MySQL or MariaDB that rolls the
+// whole transaction back then, or does not say what it does. t.mu is held.
+func (t *transaction) timedOut(err error) bool {
+	if number, ok := mysqlNumber(err); !ok || number != mysqlLockWaitTimeout {
+		return false
+	}
+	var all bool
+	row := t.real.QueryRowContext(context.WithoutCancel(t.ctx), "SELECT @@innodb_rollback_on_timeout")
+	return row.Scan(&all) != nil || all
+}
+
+// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard: a
+// *sql.Row keeps the error with which the database ended the transaction to itself.
+func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		t, _ := transactionOf(db.Statement.ConnPool)
+		wanted, _ := db.Get("rows")
+		if db.Error != nil || db.DryRun || wanted == true || !t.guarded() || t.turn != nil {
+			query(db)
+			return
+		}
+		db.Statement.Settings.Store("rows", true)
+		query(db)
+		db.Statement.Settings.Delete("rows")
+		rows, _ := db.Statement.Dest.(*sql.Rows)
+		err := db.Error
+		db.Error = nil // the error of a Row is told by its Scan
+		switch {
+		case err != nil:
+			db.Statement.Dest = failedRow(err)
+		case rows != nil:
+			row := firstRow(rows)
+			if err := rows.Close(); err != nil {
+				row = failedRow(err)
+			}
+			t.handedOut(rows)
+			db.Statement.Dest = row
+		}
+	}
+}

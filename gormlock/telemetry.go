@@ -1,0 +1,160 @@
+package gormlock
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/version"
+)
+
+const scope = "github.com/onelane/onelane/gormlock"
+
+// The values of the attribute onelane.outcome of a guard's wait.
+const (
+	outcomeGranted     = "granted"
+	outcomeTaken       = "taken"
+	outcomeSealed      = "sealed"
+	outcomeUnavailable = "unavailable"
+	outcomeFailed      = "failed"
+)
+
+// telemetry reports what guards do, to where their Locker reports. Its instruments are made when a
+// Locker is there, because core.SetDefault may be called after New.
+type telemetry struct {
+	locker func() (*core.Locker, error)
+	made   atomic.Pointer[instruments]
+}
+
+type instruments struct {
+	tracer trace.Tracer
+
+	unknown, refusals, stale, retries, seals metric.Int64Counter
+
+	wait  metric.Float64Histogram
+	group metric.Int64Histogram
+	waits map[string][]metric.RecordOption // by outcome, made once: a guard allocates nothing for them
+}
+
+var noInstruments = newInstruments(metricnoop.NewMeterProvider(), tracenoop.NewTracerProvider())
+
+func newInstruments(meters metric.MeterProvider, tracers trace.TracerProvider) *instruments {
+	m := meters.Meter(scope, metric.WithInstrumentationVersion(version.Of()))
+	i := &instruments{
+		tracer: tracers.Tracer(scope, trace.WithInstrumentationVersion(version.Of())),
+		waits:  make(map[string][]metric.RecordOption),
+	}
+	// The errors are about names and units, which a test covers; the instruments work nevertheless.
+	i.unknown, _ = m.Int64Counter("onelane.gormlock.unknown_commits", metric.WithUnit("{commit}"),
+		metric.WithDescription("Guarded transactions whose COMMIT has no known outcome."))
+	i.refusals, _ = m.Int64Counter("onelane.gormlock.fence_refusals", metric.WithUnit("{transaction}"),
+		metric.WithDescription("Transactions that the fence refused, because a later holder has registered."))
+	i.stale, _ = m.Int64Counter("onelane.gormlock.stale_writes", metric.WithUnit("{statement}"),
+		metric.WithDescription("Writes refused because their row has another version."))
+	i.retries, _ = m.Int64Counter("onelane.gormlock.retries", metric.WithUnit("{transaction}"),
+		metric.WithDescription("Transactions that were run again after a conflict."))
+	i.seals, _ = m.Int64Counter("onelane.gormlock.seals_met", metric.WithUnit("{guard}"),
+		metric.WithDescription("Guards that met a sealed key, also in memory."))
+	i.wait, _ = m.Float64Histogram("onelane.gormlock.wait.duration", metric.WithUnit("s"),
+		metric.WithDescription("How long a guard waited for its locks."), metric.WithExplicitBucketBoundaries(
+			.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
+	i.group, _ = m.Int64Histogram("onelane.gormlock.group.size", metric.WithUnit("{caller}"),
+		metric.WithDescription("Callers that one COMMIT of a group was for."),
+		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64))
+	for _, outcome := range []string{outcomeGranted, outcomeTaken, outcomeSealed, outcomeUnavailable, outcomeFailed} {
+		set := attribute.NewSet(attribute.String("onelane.outcome", outcome))
+		i.waits[outcome] = []metric.RecordOption{metric.WithAttributeSet(set)}
+	}
+	return i
+}
+
+// instruments returns what to report with; nothing is recorded as long as there is no Locker.
+func (t *telemetry) instruments() *instruments {
+	if i := t.made.Load(); i != nil {
+		return i
+	}
+	l, err := t.locker()
+	if err != nil {
+		return noInstruments
+	}
+	t.made.CompareAndSwap(nil, newInstruments(l.MeterProvider(), l.TracerProvider()))
+	return t.made.Load()
+}
+
+// telemetryOf returns the telemetry of the plugin of db, which may have none: [Version] works without.
+func telemetryOf(db *gorm.DB) *telemetry {
+	p, err := registered(db)
+	if err != nil {
+		return &telemetry{locker: func() (*core.Locker, error) { return nil, err }}
+	}
+	return &p.telemetry
+}
+
+// unknownCommit counts a COMMIT whose outcome is unknown.
+func (t *telemetry) unknownCommit(ctx context.Context) { t.instruments().unknown.Add(ctx, 1) }
+
+// fenceRefused counts a transaction that the fence refused.
+func (t *telemetry) fenceRefused(ctx context.Context) { t.instruments().refusals.Add(ctx, 1) }
+
+// staleWrite counts a write of a row that has another version.
+func (t *telemetry) staleWrite(ctx context.Context) { t.instruments().stale.Add(ctx, 1) }
+
+// retried counts a transaction that is run again.
+func (t *telemetry) retried(ctx context.Context) { t.instruments().retries.Add(ctx, 1) }
+
+// sealMet counts a guard whose key is sealed.
+func (t *telemetry) sealMet(ctx context.Context) { t.instruments().seals.Add(ctx, 1) }
+
+// groupSize records how many callers a COMMIT is for.
+func (t *telemetry) groupSize(ctx context.Context, n int) {
+	t.instruments().group.Record(ctx, int64(n))
+}
+
+// acquireAll is core's, measured. Outside of a trace there is no span.
+func (t *telemetry) acquireAll(ctx context.Context, l *core.Locker, keys []string, opts []core.AcquireOption) (core.Locks, error) {
+	i, began := t.instruments(), time.Now()
+	var span trace.Span
+	traced := ctx
+	if trace.SpanContextFromContext(ctx).IsValid() {
+		traced, span = i.tracer.Start(ctx, "gormlock.guard", trace.WithAttributes(attribute.StringSlice("onelane.keys", keys)))
+	}
+	locks, err := l.AcquireAll(traced, keys, opts...)
+	outcome := waitOutcome(err)
+	i.wait.Record(ctx, time.Since(began).Seconds(), i.waits[outcome]...)
+	if outcome == outcomeSealed {
+		t.sealMet(ctx)
+	}
+	if span != nil {
+		span.SetAttributes(attribute.String("onelane.outcome", outcome))
+		if outcome == outcomeUnavailable || outcome == outcomeFailed {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}
+	return locks, err
+}
+
+func waitOutcome(err error) string {
+	switch {
+	case err == nil:
+		return outcomeGranted
+	case errors.Is(err, core.ErrTaken):
+		return outcomeTaken
+	case errors.Is(err, core.ErrSealed):
+		return outcomeSealed
+	case errors.Is(err, core.ErrUnavailable):
+		return outcomeUnavailable
+	}
+	return outcomeFailed
+}
