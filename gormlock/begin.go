@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// begin sends BEGIN. Under a guard database/sql is not told of the end of t.ctx: it would roll back on its own, and
-// nobody could wait for that before the locks are released; abort does it. t.mu is held.
+// begin sends BEGIN. Under a guard database/sql does not see the end of t.ctx: it would roll back by
+// itself, and the locks could be released before that is done. abort rolls back instead. t.mu is held.
 func (t *transaction) begin(statement context.Context) (err error) {
 	if len(t.locks) == 0 {
 		t.real, err = t.pool.begin(t.ctx, t.opts, false)
@@ -28,16 +28,16 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	switch {
 	case t.ctx.Err() == nil:
 	case errors.Is(context.Cause(t.ctx), errGroupTime):
-		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", context.Cause(t.ctx), err))
+		err = guardError(t.keys, fmt.Errorf("%w: no connection was free, or no fence: %v", context.Cause(t.ctx), err))
 	default:
 		err = errors.Join(t.ctx.Err(), err)
 	}
 	return err
 }
 
-// whileWanted gives up BEGIN, which may wait for a connection and keeps abort waiting, when a lock or the statement that it
-// is for ends. What it returns stops that, and makes of BEGIN's error why it was given up; the end of t.ctx, which may be
-// the end of these too, is left to begin. t.mu is held.
+// whileWanted gives up BEGIN when a lock or the context of its statement ends: BEGIN may wait for a
+// connection, and abort waits for BEGIN. The returned function stops that and adds the reason to
+// BEGIN's error. The end of t.ctx, which may end the others too, is left to begin. t.mu is held.
 func (t *transaction) whileWanted(statement context.Context, giveUp func()) func(error) error {
 	ends := make([]context.Context, 0, 2)
 	for _, k := range t.locks {
@@ -53,7 +53,7 @@ func (t *transaction) whileWanted(statement context.Context, giveUp func()) func
 		for i, stop := range stops {
 			if !stop() && ended == nil && t.ctx.Err() == nil {
 				ended = fmt.Errorf("%w: while BEGIN waited for a connection", context.Cause(ends[i]))
-				if err != nil { // it may have had one at that moment
+				if err != nil { // BEGIN may have succeeded at that moment
 					ended = fmt.Errorf("%w: %v", ended, err)
 				}
 				ended = guardError(t.keys, ended)

@@ -7,8 +7,9 @@ import (
 	"gorm.io/gorm"
 )
 
-var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statement, so the rest of the transaction would not be guarded: " +
-	"run it outside, under core.Locker's Do, or as a single statement with a guard of its own")
+var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statement, " +
+	"so the rest of the transaction would not be guarded: run it outside, under core.Locker's Do, " +
+	"or as a single statement with a guard of its own")
 
 // staysOpen returns an error for a statement with which MySQL or MariaDB would end a guarded
 // transaction in its middle. A guarded single statement may be one: nothing follows it.

@@ -6,53 +6,59 @@ import (
 	"strings"
 )
 
-// The errors of this package. Match them with [errors.Is]; what they are wrapped in names the key and says what to do.
-// A guard whose key cannot be had returns core's errors: core.ErrTaken, core.ErrSealed, core.ErrUnavailable; one whose
-// lock ends too early core.ErrLost.
+// The errors of this package. Match them with [errors.Is]; the error that wraps them names the key and
+// says what to do. A guard that does not get its lock returns core's errors: core.ErrTaken,
+// core.ErrSealed, core.ErrUnavailable. If its lock ends too early, the error matches core.ErrLost.
 var (
-	// ErrNotRegistered says that a guard was used on a database without the plugin of [New].
-	ErrNotRegistered = errors.New("the plugin is not registered: call db.Use(gormlock.New(locker)) when the database is opened")
-	// ErrNoTransaction says that a guarded read runs outside a transaction: the lock would end before what was read
-	// is used.
+	// ErrNotRegistered reports a guard on a database without the plugin of [New].
+	ErrNotRegistered = errors.New("the plugin is not registered: " +
+		"call db.Use(gormlock.New(locker)) when the database is opened")
+	// ErrNoTransaction reports a guarded read outside a transaction: the lock would end before the
+	// caller uses what was read.
 	ErrNoTransaction = errors.New("not in a transaction")
-	// ErrUnmanagedTransaction says that a guard was used in a transaction that did not begin through the plugin, so
-	// that nothing would hold the lock until its COMMIT.
-	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: begin it with gorm, on a *gorm.DB that was made after db.Use, and in db.Connection, with gormlock.Transaction")
-	// ErrGuardTooLate says that a guard came after the BEGIN, when the snapshot and other locks had been taken.
+	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
+	// so that nothing would hold the lock until its COMMIT.
+	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
+		"begin it with gorm, on a *gorm.DB that was made after db.Use, " +
+		"and in db.Connection, with gormlock.Transaction")
+	// ErrGuardTooLate reports a guard after BEGIN, when the snapshot and other locks were taken.
 	ErrGuardTooLate = errors.New("the guard comes too late")
-	// ErrTemplate says that the key of a [Guard] is a template that has no value here.
+	// ErrTemplate reports that the key of a [Guard] is a template that has no value here.
 	ErrTemplate = errors.New("the key's template has no value")
-	// ErrUnguarded says that a table of [Protect] was written without a guard.
-	ErrUnguarded = errors.New("the table is protected and no guard is held: put db.Scopes(gormlock.Guard(key)) before the statement or its transaction")
-	// ErrCommitUnknown says that COMMIT was sent and no answer came: what was written is there, or it is not. The key
-	// stays locked until its lease runs out.
+	// ErrUnguarded reports a write to a table of [Protect] without a guard.
+	ErrUnguarded = errors.New("the table is protected and no guard is held: " +
+		"put db.Scopes(gormlock.Guard(key)) before the statement or its transaction")
+	// ErrCommitUnknown reports that COMMIT was sent and that its answer, if one came, is not one with
+	// which the database itself rolls back. The writes are there, or they are not. The key stays
+	// locked until its lease runs out.
 	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
-	// ErrInsufficient says that [Decrement] found less than it should take. See [InsufficientError].
+	// ErrInsufficient reports that [Decrement] found less than it should take. See [InsufficientError].
 	ErrInsufficient = errors.New("not enough left")
 )
 
-// InsufficientError says what [Decrement] could not take. It matches [ErrInsufficient].
+// InsufficientError reports what [Decrement] could not take. It matches [ErrInsufficient].
 type InsufficientError struct {
 	// Table is the table, or its alias.
 	Table string
 	// Column is the column that Decrement was called with.
 	Column string
-	// N is how much it should have taken.
+	// N is the quantity that Decrement should take.
 	N int64
 }
 
-// Error names the table, the column and how much was wanted.
+// Error names the table, the column and the quantity.
 func (e *InsufficientError) Error() string {
-	return fmt.Sprintf("gormlock: no such row of table %q with %d or more left in column %q", e.Table, e.N, e.Column)
+	return fmt.Sprintf("gormlock: no such row of table %q with %d or more left in column %q",
+		e.Table, e.N, e.Column)
 }
 
 // Is makes the error match [ErrInsufficient].
 func (e *InsufficientError) Is(target error) bool { return target == ErrInsufficient }
 
-// guardError says what is wrong with the guard on keys.
+// guardError returns why the guard on keys failed.
 func guardError(keys []string, why error) error { return &guardFailure{keys, why} }
 
-// guardFailure is written out when somebody reads it: what is sold out makes many that nobody does.
+// guardFailure builds its text when somebody reads it: a sold-out key makes many that nobody reads.
 type guardFailure struct {
 	keys []string
 	why  error

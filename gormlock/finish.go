@@ -9,7 +9,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Commit implements gorm.TxCommitter: the locks end when the outcome is known, or with their leases.
+// Commit implements gorm.TxCommitter. The locks are released when the outcome is known, otherwise
+// they end with their leases.
 func (t *transaction) Commit() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -30,7 +31,7 @@ func (t *transaction) Commit() error {
 	if t.turn != nil {
 		return t.commitInGroup()
 	}
-	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give COMMIT up when the context ends
+	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
 	err := t.real.Commit()
 	stop()
 	switch {
@@ -51,8 +52,8 @@ func (t *transaction) Commit() error {
 	return t.failed
 }
 
-// commitInGroup ends the caller's turn and waits for the outcome of its group, without t.mu: what the function left
-// behind must not wait for it. t.mu is held.
+// commitInGroup ends the caller's turn and waits for the outcome of its group. It waits without t.mu,
+// so that goroutines which the function left behind do not wait for it. t.mu is held.
 func (t *transaction) commitInGroup() error {
 	err := t.real.Commit()
 	t.release()
@@ -78,17 +79,18 @@ func (t *transaction) commitUnguarded() error {
 	return nil
 }
 
-// unknown is the error of a COMMIT without an answer.
+// unknown returns the error of a COMMIT whose outcome is unknown, and counts it.
 func (t *transaction) unknown(err error) error {
 	t.pool.plugin.telemetry.unknownCommit(t.ctx)
 	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
-	return guardError(t.keys, fmt.Errorf("%w, the key stays locked until its lease runs out; read the data under a new guard to know: %w", ErrCommitUnknown, err))
+	return guardError(t.keys, fmt.Errorf("%w, the key stays locked until its lease runs out; "+
+		"read the data under a new guard to know: %w", ErrCommitUnknown, err))
 }
 
-// Rollback implements gorm.TxCommitter. After a transaction that was given up, or a Commit that failed, it does nothing
-// and returns nil: GORM always calls it then, and a second error would hide the first from errors.Is.
+// Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was given
+// up or Commit failed: GORM always calls it then, and a second error would hide the first one.
 func (t *transaction) Rollback() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,9 +106,11 @@ func (t *transaction) Rollback() error {
 }
 
 // explanations are the causes that [transaction.explain] adds.
-var explanations = []error{errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded}
+var explanations = []error{
+	errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded,
+}
 
-// abort rolls back when the context has ended or a lock is lost.
+// abort rolls back if the context ended or a lock is lost.
 func (t *transaction) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,7 +122,7 @@ func (t *transaction) abort() {
 	}
 }
 
-// fail gives the transaction up: it is rolled back and the locks are released. t.mu is held.
+// fail gives the transaction up: it rolls back and releases the locks. t.mu is held.
 func (t *transaction) fail(err error) {
 	t.failed = err
 	if rollback := t.undo(); rollback != nil {
@@ -144,8 +148,10 @@ func (t *transaction) release() {
 	if t.turn == nil {
 		t.seal()
 		err := t.locks.Release(t.ctx)
-		if err != nil && !errors.Is(err, core.ErrLost) { // a loss was told before COMMIT, or came after it
-			t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v", quoted(t.keys), err)
+		// A loss was reported before COMMIT, or came after it.
+		if err != nil && !errors.Is(err, core.ErrLost) {
+			t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v",
+				quoted(t.keys), err)
 		}
 	}
 	for _, cancel := range t.cancel {

@@ -116,7 +116,8 @@ const (
 func sqliteCode(err error) (code int, ok bool) {
 	inTree(err, func(err error) bool {
 		v := reflect.Indirect(reflect.ValueOf(err))
-		if v.Kind() != reflect.Struct || v.Type().Name() != "Error" || !strings.Contains(v.Type().PkgPath(), "sqlite") {
+		if v.Kind() != reflect.Struct || v.Type().Name() != "Error" ||
+			!strings.Contains(v.Type().PkgPath(), "sqlite") {
 			return false
 		}
 		if c, has := err.(interface{ Code() int }); has {

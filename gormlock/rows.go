@@ -34,7 +34,8 @@ func (t *transaction) stands() error {
 		if err == nil {
 			open = append(open, r)
 		} else if t.failed == nil && t.ended(err) {
-			t.fail(guardError(t.keys, fmt.Errorf("the database rolled the transaction back while rows were read: %w", err)))
+			err = fmt.Errorf("the database rolled the transaction back while rows were read: %w", err)
+			t.fail(guardError(t.keys, err))
 		}
 	}
 	t.rows = open

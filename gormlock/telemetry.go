@@ -30,6 +30,8 @@ const (
 	outcomeFailed      = "failed"
 )
 
+var outcomes = []string{outcomeGranted, outcomeTaken, outcomeSealed, outcomeUnavailable, outcomeFailed}
+
 // telemetry reports what guards do, to where their Locker reports. Its instruments are made when a
 // Locker is there, because core.SetDefault may be called after New.
 type telemetry struct {
@@ -72,7 +74,7 @@ func newInstruments(meters metric.MeterProvider, tracers trace.TracerProvider) *
 	i.group, _ = m.Int64Histogram("onelane.gormlock.group.size", metric.WithUnit("{caller}"),
 		metric.WithDescription("Callers that one COMMIT of a group was for."),
 		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64))
-	for _, outcome := range []string{outcomeGranted, outcomeTaken, outcomeSealed, outcomeUnavailable, outcomeFailed} {
+	for _, outcome := range outcomes {
 		set := attribute.NewSet(attribute.String("onelane.outcome", outcome))
 		i.waits[outcome] = []metric.RecordOption{metric.WithAttributeSet(set)}
 	}
@@ -122,12 +124,15 @@ func (t *telemetry) groupSize(ctx context.Context, n int) {
 }
 
 // acquireAll is core's, measured. Outside of a trace there is no span.
-func (t *telemetry) acquireAll(ctx context.Context, l *core.Locker, keys []string, opts []core.AcquireOption) (core.Locks, error) {
+func (t *telemetry) acquireAll(
+	ctx context.Context, l *core.Locker, keys []string, opts []core.AcquireOption,
+) (core.Locks, error) {
 	i, began := t.instruments(), time.Now()
 	var span trace.Span
 	traced := ctx
 	if trace.SpanContextFromContext(ctx).IsValid() {
-		traced, span = i.tracer.Start(ctx, "gormlock.guard", trace.WithAttributes(attribute.StringSlice("onelane.keys", keys)))
+		traced, span = i.tracer.Start(ctx, "gormlock.guard",
+			trace.WithAttributes(attribute.StringSlice("onelane.keys", keys)))
 	}
 	locks, err := l.AcquireAll(traced, keys, opts...)
 	outcome := waitOutcome(err)
