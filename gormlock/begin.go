@@ -28,7 +28,7 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	switch {
 	case t.ctx.Err() == nil:
 	case errors.Is(context.Cause(t.ctx), errGroupTime):
-		err = guardError(t.keys, fmt.Errorf("%w: no connection was free, or no fence: %v", context.Cause(t.ctx), err))
+		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", context.Cause(t.ctx), err))
 	default:
 		err = errors.Join(t.ctx.Err(), err)
 	}

@@ -142,7 +142,7 @@ func TestTelemetry_Span(t *testing.T) {
 		}
 		attributes := make(map[string]string)
 		for _, a := range all[0].Attributes {
-			attributes[string(a.Key)] = a.Value.Emit()
+			attributes[string(a.Key)] = a.Value.String()
 		}
 		if attributes["onelane.outcome"] != "granted" || attributes["onelane.keys"] != `["k"]` {
 			t.Errorf("attributes %v", attributes)
