@@ -16,13 +16,13 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// withoutAutocommit opens the database of db, a MariaDB, again, with sessions that commit nothing by themselves.
+// withoutAutocommit opens the MariaDB database of db again, with autocommit off in each session.
 func withoutAutocommit(t *testing.T, db *gorm.DB) *gorm.DB {
 	t.Helper()
 	return withSetting(t, db, "autocommit", "0")
 }
 
-// withSetting opens the database of db, a MariaDB, again, with a variable set in each session.
+// withSetting opens the MariaDB database of db again, with a variable set in each session.
 func withSetting(t *testing.T, db *gorm.DB, variable, value string) *gorm.DB {
 	t.Helper()
 	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
@@ -58,7 +58,7 @@ func TestTable_WithoutAutocommit(t *testing.T) {
 	})
 }
 
-// TestAutocommitOff_GuardsAndPurge: what has a transaction of its own does not need it.
+// TestAutocommitOff_GuardsAndPurge: a transaction does not need autocommit.
 func TestAutocommitOff_GuardsAndPurge(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

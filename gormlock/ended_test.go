@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// endings are statements with which a database ends the whole transaction: what comes after them would be committed
-// statement by statement.
+// endings are statements with which a database ends the whole transaction. Later statements would
+// commit by themselves.
 var endings = map[string]map[string]func(tx *gorm.DB) error{
 	"sqlite": {
 		interrupted: func(tx *gorm.DB) error {
@@ -43,7 +43,8 @@ var endings = map[string]map[string]func(tx *gorm.DB) error{
 
 const interrupted = "a write that its context interrupts"
 
-// TestTransaction_EndedByTheDatabase: a careless function goes on after that, and nothing of it may be written.
+// TestTransaction_EndedByTheDatabase: a careless function goes on after that, and
+// nothing that it writes stays.
 func TestTransaction_EndedByTheDatabase(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
@@ -88,7 +89,8 @@ func TestTransaction_EndedByTheDatabase(t *testing.T) {
 	})
 }
 
-// TestTransaction_GoesOnAfterAnError: an error that ends only its statement ends only that.
+// TestTransaction_GoesOnAfterAnError: an error of one statement leaves the
+// transaction open.
 func TestTransaction_GoesOnAfterAnError(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -16,7 +16,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// steal frees a key under its holder, as a Redis does that loses its data, and waits until the holder has noticed.
+// steal frees a key under its holder, as a Redis that loses its data does.
 func steal(t testing.TB, h *hooked, l *core.Locker, key string) {
 	t.Helper()
 	h.mu.Lock()
@@ -68,8 +68,8 @@ func TestLost_BeforeCommit(t *testing.T) {
 	})
 }
 
-// TestLost_InterruptsTheStatement: a Transaction, or a single statement, does not wait for the database when its lock is
-// lost.
+// TestLost_InterruptsTheStatement: if its lock is lost, a Transaction or a single statement does not
+// wait for the database.
 func TestLost_InterruptsTheStatement(t *testing.T) {
 	t.Parallel()
 	long := map[string]string{"mysql": "SELECT SLEEP(30)", "postgres": "SELECT pg_sleep(30)"}
@@ -103,7 +103,8 @@ func TestLost_InterruptsTheStatement(t *testing.T) {
 	})
 }
 
-// TestBegin_WaitsNoLongerThanItIsWanted: all connections are in use, and the statement's context ends, or the lock is lost.
+// TestBegin_WaitsNoLongerThanItIsWanted: all connections are in use, and the
+// statement's context ends or the lock is lost.
 func TestBegin_WaitsNoLongerThanItIsWanted(t *testing.T) {
 	t.Parallel()
 	loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
@@ -141,7 +142,8 @@ func TestBegin_WaitsNoLongerThanItIsWanted(t *testing.T) {
 	})
 }
 
-// TestBegin_SaysWhyItWasGivenUp: the ends of a context's children are seen in any order, and the error is the same in each.
+// TestBegin_SaysWhyItWasGivenUp: the ends of a context's children are seen in any
+// order, and the error is always the same.
 func TestBegin_SaysWhyItWasGivenUp(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -169,7 +171,7 @@ func TestBegin_SaysWhyItWasGivenUp(t *testing.T) {
 	})
 }
 
-// TestLost_CheckedAtCommit: the check at COMMIT asks the lock itself, and does not rely on having been told.
+// TestLost_CheckedAtCommit: COMMIT asks the lock itself and does not rely on a notice.
 func TestLost_CheckedAtCommit(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -188,7 +190,8 @@ func TestLost_CheckedAtCommit(t *testing.T) {
 	})
 }
 
-// TestContext_EndsInManualTransaction: rolled back, then released, without anybody calling Rollback.
+// TestContext_EndsInManualTransaction: the transaction is rolled back and then
+// released although nobody calls Rollback.
 func TestContext_EndsInManualTransaction(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -220,7 +223,8 @@ func TestContext_EndsInManualTransaction(t *testing.T) {
 	})
 }
 
-// TestContext_OfStatementBoundsTheWait: a statement's own context, shorter than the transaction's, ends its waiting.
+// TestContext_OfStatementBoundsTheWait: a statement's own context may end sooner than
+// the transaction's, and ends the wait.
 func TestContext_OfStatementBoundsTheWait(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -274,7 +278,7 @@ func (p *Part) AfterCreate(*gorm.DB) error    { return act(p.Name, "Part.AfterCr
 
 var errHook = errors.New("the hook says no")
 
-// act panics or fails in a hook if what it is for is called so.
+// act panics or fails in a hook if the name of the row asks for it.
 func act(name, hook string) error {
 	switch name {
 	case "panic in " + hook:
@@ -285,7 +289,8 @@ func act(name, hook string) error {
 	return nil
 }
 
-// TestHooks_PanicOrFail: a guarded statement whose hook panics, or fails, is rolled back and its key is free.
+// TestHooks_PanicOrFail: a guarded statement whose hook panics or fails is rolled back, and
+// its key is free.
 func TestHooks_PanicOrFail(t *testing.T) {
 	t.Parallel()
 	guard := gormlock.Guard("k")

@@ -151,7 +151,8 @@ func copyChunks(from, to net.Conn, look func(chunk []byte) ([]byte, bool)) {
 	}
 }
 
-// behindProxy opens the database of db again, through a proxy; nil on SQLite, which has no server.
+// behindProxy opens the database of db again, through a proxy. It returns nil on SQLite, which has no
+// server.
 func behindProxy(t *testing.T, db *gorm.DB) (*gorm.DB, *proxy) {
 	t.Helper()
 	name := db.Migrator().CurrentDatabase()

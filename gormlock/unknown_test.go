@@ -24,8 +24,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestCommitUnknown cuts the connection before and after COMMIT is done, which look the same to the driver: the answer
-// is ErrCommitUnknown, and the key stays locked until its lease has run out.
+// TestCommitUnknown cuts the connection before and after COMMIT is done. Both look the same to the
+// driver, so the error is ErrCommitUnknown and the key stays locked until its lease ends.
 func TestCommitUnknown(t *testing.T) {
 	t.Parallel()
 	const ttl = 300 * time.Millisecond
@@ -129,7 +129,8 @@ func TestCommitUnknown_ErrorOfAProxy(t *testing.T) {
 	})
 }
 
-// TestCommitUnknown_ContextEndsInside: with pgx, a context that ends while COMMIT is under way gives it up.
+// TestCommitUnknown_ContextEndsInside: with pgx, a context that ends during COMMIT
+// interrupts it.
 func TestCommitUnknown_ContextEndsInside(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -156,7 +157,8 @@ func TestCommitUnknown_ContextEndsInside(t *testing.T) {
 	})
 }
 
-// TestCommitRejected_DeferredConstraint: the server says no to COMMIT: rolled back, and released.
+// TestCommitRejected_DeferredConstraint: the server rejects COMMIT, so the transaction is
+// rolled back and the key is free.
 func TestCommitRejected_DeferredConstraint(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -202,7 +204,7 @@ func TestCommitRejected_DeferredConstraint(t *testing.T) {
 	})
 }
 
-// faulty is a pool whose transactions do what a COMMIT is answered with.
+// faulty is a pool whose transactions answer COMMIT with an error.
 type faulty struct {
 	*sql.DB
 	answer error
@@ -223,7 +225,7 @@ func (f *faultyTx) Commit() error {
 	return f.answer
 }
 
-// TestCommit_Outcomes is the table of what is a definite no, and what is unknown.
+// TestCommit_Outcomes is the table of definite and unknown errors of COMMIT.
 func TestCommit_Outcomes(t *testing.T) {
 	t.Parallel()
 	pg := func(code string) error { return &pgconn.PgError{Code: code} }
@@ -265,7 +267,8 @@ func TestCommit_Outcomes(t *testing.T) {
 	})
 }
 
-// TestCommitUnknown_StuckTransaction: where SQLite refuses COMMIT and ROLLBACK too, nobody gets the connection any more.
+// TestCommitUnknown_StuckTransaction: if SQLite refuses COMMIT and ROLLBACK, the
+// connection is closed.
 func TestCommitUnknown_StuckTransaction(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
