@@ -11,6 +11,12 @@ import (
 
 // Commit implements gorm.TxCommitter: the locks end when the outcome is known, or with their leases.
 func (t *transaction) Commit() error {
+	err := t.commit()
+	t.versions.ended(err)
+	return err
+}
+
+func (t *transaction) commit() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.locks) == 0 && t.failed == nil {
@@ -88,6 +94,7 @@ func (t *transaction) unknown(err error) error {
 // Rollback implements gorm.TxCommitter. After a transaction that was given up, or a Commit that failed, it does nothing
 // and returns nil: GORM always calls it then, and a second error would hide the first from errors.Is.
 func (t *transaction) Rollback() error {
+	t.versions.rolledBack("")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {

@@ -35,7 +35,8 @@ type transaction struct {
 	reentered bool                      // locks are the context's
 	sellOut   *sellOut                  // found too little
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has
-	rows      bool                      // a Row or Rows was handed out, whose error only who reads it sees
+	versions  versionLog
+	rows      bool // a Row or Rows was handed out, whose error only who reads it sees
 }
 
 var (
