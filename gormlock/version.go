@@ -129,7 +129,11 @@ func writing(fn func(*gorm.DB), write func(*gorm.DB, *schema.Field, func(*gorm.D
 	}
 }
 
+// refuse fails a statement that has not failed.
 func refuse(db *gorm.DB, err error, format string, args ...any) {
+	if db.Error != nil {
+		return
+	}
 	_ = db.AddError(fmt.Errorf("gormlock: table %q: %s: %w", db.Statement.Table, fmt.Sprintf(format, args...), err))
 }
 

@@ -321,6 +321,48 @@ func TestVersion_Batches(t *testing.T) {
 	})
 }
 
+// TestVersion_BatchInBlock: a stale batch writes nothing, and the block can go on.
+func TestVersion_BatchInBlock(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Create", db.Create(&[]Account{{Name: "a", Balance: 10}, {Name: "b", Balance: 10}}).Error)
+		var mine []Account
+		ok(t, "Find", db.Order("id").Find(&mine).Error)
+		ok(t, "others", db.Model(&Account{}).Where("name = ?", "b").Update("name", "c").Error)
+		err := db.Transaction(func(tx *gorm.DB) error {
+			take := func() error {
+				return tx.Model(&mine).Update("balance", gorm.Expr("balance - 1")).Error
+			}
+			want(t, "stale Update", take(), gormlock.ErrStale)
+			want(t, "stale Delete", tx.Delete(&mine).Error, gormlock.ErrStale)
+			wantVersion(t, "stale", mine[0].Version, 1)
+			if err := tx.Order("id").Find(&mine).Error; err != nil {
+				return err
+			}
+			return take()
+		})
+		ok(t, "Transaction", err)
+		wantRow(t, "first", db, mine[0].ID, 9, 2)
+		wantRow(t, "second", db, mine[1].ID, 9, 3)
+		twins := []Account{mine[0], mine[0]}
+		twins[1].Version = 7
+		want(t, "a row in two versions", db.Model(&twins).Update("balance", 1).Error, gormlock.ErrStale)
+	})
+}
+
+// TestVersion_TableWithoutModel shows the limit: the column cannot be known.
+func TestVersion_TableWithoutModel(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine, _ := twice(t, db)
+		ok(t, "Table", db.Table("accounts").Where("id = ?", mine.ID).Update("balance", 5).Error)
+		wantRow(t, "Table", db, mine.ID, 5, 1)
+		ok(t, "Table and Model", db.Table("accounts").Model(&Account{}).Where("id = ?", mine.ID).Update("balance", 6).Error)
+		wantRow(t, "Table and Model", db, mine.ID, 6, 2)
+		want(t, "stale", db.Table("accounts").Model(&mine).Update("balance", 7).Error, gormlock.ErrStale)
+	})
+}
+
 // TestVersion_ByConditions: no version is asked for, and what others have read is stale.
 func TestVersion_ByConditions(t *testing.T) {
 	t.Parallel()
@@ -406,28 +448,6 @@ func TestVersion_NoLostUpdates(t *testing.T) {
 		if ok(t, "Take", db.Take(&mine, mine.ID).Error); mine.Balance != 50 || mine.Version != 41 {
 			t.Errorf("balance %d in version %d, want 50 in 41", mine.Balance, mine.Version)
 		}
-	})
-}
-
-func TestVersion_Associations(t *testing.T) {
-	t.Parallel()
-	versionedDB(t, func(t *testing.T, db *gorm.DB) {
-		a := Account{Name: "a", Notes: []Note{{}, {}}}
-		ok(t, "Create", db.Create(&a).Error)
-		if a.Notes[1].Version == nil || *a.Notes[1].Version != 1 {
-			t.Fatalf("a new note has version %v", a.Notes[1].Version)
-		}
-		ok(t, "Append", db.Model(&a).Association("Notes").Append(&Note{}))
-		var notes []Note
-		ok(t, "Find", db.Find(&notes).Error)
-		if len(notes) != 3 || *notes[2].Version != 1 {
-			t.Fatalf("notes %+v", notes)
-		}
-		stale := notes[2]
-		ok(t, "Update", db.Model(&notes[2]).Update("account_id", a.ID).Error)
-		v := *stale.Version - 1
-		stale.Version = &v
-		want(t, "Update", db.Model(&stale).Update("account_id", a.ID).Error, gormlock.ErrStale)
 	})
 }
 
