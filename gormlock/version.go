@@ -18,29 +18,24 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // Version is the type of a column that counts the changes of its row, for optimistic locking: nobody waits, and a write
 // based on an old read fails.
 //
-//	type Stock struct {
-//		ID      uint
-//		Left    int64
-//		Version gormlock.Version
-//	}
+//	db.Take(&s, 1)                                     // a Stock, with a field "Version gormlock.Version"
+//	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3; else ErrStale
 //
-//	db.Take(&s, 1)
-//	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3; or ErrStale
+// A model's version is the one that was read or written with it. A write of a model needs its row in that version, adds 1
+// to both, and else is [ErrStale]: then nothing of the statement is written, of a slice or of associations, also in your
+// own transaction. What is rolled back is taken out of the models too; read again what was read inside.
 //
-// A create writes 1; every update and soft delete adds 1. A model's version is the one that was read or written with it.
-// A write of a model with its primary key needs the row in the model's version, else it is [ErrStale], and nothing of the
-// statement is written: neither a slice nor associations, in a transaction of yours either.
+// A create writes 1. A model without a version (0) was not read, and is stale unless its row has 0 or NULL, as rows have
+// that are older than the column. Models are written by their pointers, and versions are not assigned: a copy, as of
+// gorm.G[T].Updates, and another version in a map or struct are errors.
 //
-// A model of which no version was read (it is 0) is stale, unless the row's version is 0 or NULL, as in rows older than
-// the column. A model is written by its pointer; a version is not assigned. After a rollback models have their old versions.
+// Saving a slice or associations inserts the rows that are missing and updates those that change; GORM's foreign keys do
+// not change a row that has them. Save does not create a row that has a primary key. An upsert by OnConflict does not
+// tell which rows it inserted: its models have no version until they are read.
 //
-// Writes by conditions, [Decrement], and an upsert with OnConflict ask for no version, but make stale what others have
-// read. No upsert tells which rows it inserted, so that its models are to be read again. Save of a slice and associations
-// insert what is missing, update what must change under its version, and leave other rows alone; a foreign key that
-// GORM saves with a parent is a change only if it differs. Save does not create a row that has a primary key.
-//
-// The plugin of [New] is needed, its Locker is not; without it writes are [ErrNotRegistered]. Raw SQL, db.Table without
-// a model, and other models of the table leave the version as it is: write by db.Model.
+// Writes by conditions, DoUpdates and [Decrement] ask for no version, but raise it: models read before are stale. Raw
+// SQL, db.Table without a model, and models of the table without the column leave it as it is: use db.Model. The plugin
+// of [New] is needed, its Locker is not; without it writes are [ErrNotRegistered].
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.

@@ -37,7 +37,7 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 		return 0
 	}
 	f, err := versionOf(s.Schema)
-	rows, find := existing(db, keys)
+	rows, find := existing(db, upsert, keys)
 	if db.AddError(err) != nil || db.AddError(find) != nil {
 		return 0
 	}
@@ -72,11 +72,12 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 	return updated
 }
 
-// existing reads the rows that have one of the primary keys.
-func existing(db *gorm.DB, keys [][]any) (map[string][]reflect.Value, error) {
+// existing reads what an upsert compares of the rows that have one of the primary keys.
+func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (map[string][]reflect.Value, error) {
 	s := db.Statement
 	column, values := schema.ToQueryValues(s.Table, s.Schema.PrimaryFieldDBNames, keys)
 	query := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table).
+		Select(append(assigned(upsert), s.Schema.PrimaryFieldDBNames...)).
 		Where(clause.IN{Column: column, Values: values})
 	query.Statement.Clauses[resolverName+":write"] = clause.Clause{} // a replica may be behind
 	found := reflect.New(reflect.SliceOf(s.Schema.ModelType))
@@ -104,10 +105,7 @@ func differs(s *gorm.Statement, upsert clause.OnConflict, model, row reflect.Val
 // updateExisting writes what an upsert of a model would. The hooks are those of the create, which have run.
 func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int64 {
 	s := db.Statement
-	columns, omits := []string{}, []string{clause.Associations}
-	for _, a := range upsert.DoUpdates {
-		columns = append(columns, a.Column.Name)
-	}
+	columns, omits := assigned(upsert), []string{clause.Associations}
 	if upsert.UpdateAll {
 		columns, omits = s.Selects, append(omits, s.Omits...)
 		if len(columns) == 0 {
@@ -123,4 +121,11 @@ func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int6
 		Select(columns).Omit(omits...).Updates(m.Addr().Interface())
 	_ = db.AddError(tx.Error)
 	return tx.RowsAffected
+}
+
+func assigned(upsert clause.OnConflict) (columns []string) {
+	for _, a := range upsert.DoUpdates {
+		columns = append(columns, a.Column.Name)
+	}
+	return columns
 }

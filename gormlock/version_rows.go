@@ -83,21 +83,24 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	s := db.Statement
 	v := versionsRead(db, f, s.ReflectValue) // before GORM writes into the models what is assigned
 	given, ok := s.Clauses["SET"]
-	set, _ := given.Expression.(clause.Set)
-	if !ok && db.Error == nil {
+	set, known := given.Expression.(clause.Set)
+	if ok && !known {
+		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: use a clause.Set", given.Expression)
+	} else if !ok && db.Error == nil {
 		set = callbacks.ConvertToAssignments(s)
-		defer delete(s.Clauses, "SET")
 	}
 	if !v.mayAssign(s, set) {
 		refuse(db, gorm.ErrInvalidData, "column %q is compared and raised, not assigned: leave it out, "+
 			"and put the version that was read into the model: db.Model(&m) with primary key and version", f.DBName)
 	}
 	if len(set) > 0 {
-		given.Name, given.Expression = "SET", append(without(set, f), increment(f))
-		s.Clauses["SET"] = given
+		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: append(without(set, f), increment(f))}
 		v.demand(db)
 	}
 	fn(db)
+	if delete(s.Clauses, "SET"); ok {
+		s.Clauses["SET"] = given
+	}
 	v.check(db, true)
 }
 

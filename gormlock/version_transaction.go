@@ -75,26 +75,20 @@ func (l *versionLog) ended(err error) {
 	l.entries = nil
 }
 
-// noteSavepoint looks at a raw statement, which may be of GORM's or of a user's savepoint.
+// noteSavepoint looks at a raw statement, which may be of GORM's savepoints or of a user's.
 func noteSavepoint(db *gorm.DB) {
-	if db.Error != nil || db.DryRun {
+	verb, rest := firstWord(db.Statement.SQL.String())
+	if verb != "SAVEPOINT" && verb != "ROLLBACK" || db.Error != nil || db.DryRun {
 		return
 	}
-	words := strings.Fields(strings.TrimRight(db.Statement.SQL.String(), "; \t\r\n"))
-	if len(words) < 2 {
-		return
-	}
-	name := words[len(words)-1]
-	switch verb := strings.ToUpper(words[0]); verb {
-	case "SAVEPOINT", "ROLLBACK":
-		t, _ := transactionOf(db.Statement.ConnPool)
-		switch {
-		case t == nil:
-		case verb == "SAVEPOINT":
-			t.versions.add(versionEntry{savepoint: name})
-		default:
-			t.versions.rolledBack(name)
-		}
+	t, _ := transactionOf(db.Statement.ConnPool)
+	words := append([]string{""}, strings.Fields(strings.TrimRight(rest, "; \t\r\n"))...)
+	switch name := words[len(words)-1]; {
+	case t == nil:
+	case verb == "SAVEPOINT":
+		t.versions.add(versionEntry{savepoint: name})
+	default:
+		t.versions.rolledBack(name)
 	}
 }
 
@@ -122,6 +116,9 @@ func allOrNothing(db *gorm.DB) {
 
 // endAllOrNothing ends the savepoint. After errors of the database there may be none.
 func endAllOrNothing(db *gorm.DB) {
+	if !reachesVersion(db) {
+		return
+	}
 	name, ok := db.Statement.Settings.LoadAndDelete(savepointKey{db.Statement})
 	if !ok {
 		return
