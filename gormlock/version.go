@@ -10,32 +10,34 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// ErrStale says that a row is not in the version that its model was read in: others changed or deleted the row, or the
-// version was not read with it. The statement wrote nothing. Read the row again and decide anew.
+// ErrStale means that a row is not in the version that its model was read in: others changed or
+// deleted the row, or the version was not read with it. The statement wrote nothing. Read the row
+// again and decide anew.
 var ErrStale = errors.New("the row was changed or deleted by others since it was read, " +
 	"or its version was not read with it")
 
-// Version is the type of a column that counts the changes of its row, for optimistic locking: nobody waits, and a write
-// based on an old read fails.
+// Version is the type of a column that counts the changes of its row, for optimistic locking:
+// nobody waits, and a write based on an old read fails.
 //
-//	db.Take(&s, 1)                                     // a Stock, with a field "Version gormlock.Version"
-//	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3; else ErrStale
+//	db.Take(&s, 1) // s is a Stock with a field "Version gormlock.Version"
+//	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3
 //
-// A model's version is the one that was read or written with it. A write of a model needs its row in that version, adds 1
-// to both, and else is [ErrStale]: then nothing of the statement is written, of a slice or of associations, also in your
-// own transaction. What is rolled back is taken out of the models too; read again what was read inside.
+// A model has the version that was read or written with it. A write of a model with its primary key
+// needs the row in that version, and adds 1 to both; else the error is [ErrStale]. Then the
+// statement wrote nothing, neither of a slice nor of associations, even in your own transaction. A
+// rollback takes the versions back out of the models too; read again what you read inside.
 //
-// A create writes 1. A model without a version (0) was not read, and is stale unless its row has 0 or NULL, as rows have
-// that are older than the column. Models are written by their pointers, and versions are not assigned: a copy, as of
-// gorm.G[T].Updates, and another version in a map or struct are errors.
+// A create writes 1. Version 0 means "not read": the model is stale unless its row has 0 or NULL,
+// as rows older than the column have. Write models by their pointers, and never assign a version:
+// copies, as in gorm.G[T].Updates, and other versions in a map or struct are errors.
 //
-// Saving a slice or associations inserts the rows that are missing and updates those that change; GORM's foreign keys do
-// not change a row that has them. Save does not create a row that has a primary key. An upsert by OnConflict does not
-// tell which rows it inserted: its models have no version until they are read.
+// Save of a slice, and saved associations, insert missing rows and update rows that change. A
+// foreign key that is right already is no change. Save of one model with a primary key never
+// creates a row. An upsert by OnConflict does not tell what it inserted: read its models again.
 //
-// Writes by conditions, DoUpdates and [Decrement] ask for no version, but raise it: models read before are stale. Raw
-// SQL, db.Table without a model, and models of the table without the column leave it as it is: use db.Model. The plugin
-// of [New] is needed, its Locker is not; without it writes are [ErrNotRegistered].
+// Writes by conditions, DoUpdates and [Decrement] raise the version without asking for one. Raw
+// SQL, db.Table without a model, and models without the column do not raise it: use db.Model.
+// Writes need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil.
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.
@@ -49,8 +51,9 @@ func (Version) DeleteClauses(f *schema.Field) []clause.Interface { return versio
 
 func versioned(f *schema.Field) []clause.Interface { return []clause.Interface{versionClause{f}} }
 
-// versionClause marks a schema as versioned. GORM adds it to each write, but a soft delete may have built its statement
-// before. So versionClause only checks that the plugin has prepared the statement.
+// versionClause marks a schema as versioned. GORM adds it to each write, but a soft delete may have
+// built its statement before. So versionClause only checks that the plugin has prepared the
+// statement.
 type versionClause struct{ field *schema.Field }
 
 func (versionClause) Name() string               { return "" }
@@ -58,13 +61,16 @@ func (versionClause) Build(clause.Builder)       {}
 func (versionClause) MergeClause(*clause.Clause) {}
 func (versionClause) ModifyStatement(s *gorm.Statement) {
 	if _, ok := s.Clauses[versionMark]; !ok {
-		_ = s.AddError(fmt.Errorf("gormlock: table %q has a Version: %w", s.Table, ErrNotRegistered))
+		err := fmt.Errorf("gormlock: table %q has a Version: %w", s.Table, ErrNotRegistered)
+		_ = s.AddError(err)
 	}
 }
 
 const (
-	versionMark   = "gormlock:version"     // in Statement.Clauses: the plugin has prepared the statement
-	unversionedBy = "gormlock:any version" // in Statement.Settings: the statement is right on any version
+	// versionMark is in Statement.Clauses if the plugin has prepared the statement.
+	versionMark = "gormlock:version"
+	// unversionedBy is in Statement.Settings if the statement is right on any version.
+	unversionedBy = "gormlock:any version"
 )
 
 // versionOf returns the version field of a schema, or nil.
@@ -79,8 +85,8 @@ func versionOf(s *schema.Schema) (field *schema.Field, err error) {
 		case field == nil && v.field.Creatable:
 			field = s.FieldsByDBName[v.field.DBName]
 		case field == nil || field.DBName != v.field.DBName:
-			return nil, fmt.Errorf("gormlock: model %s: keep one field of type Version, and no permissions on it: %w",
-				s.Name, gorm.ErrInvalidField)
+			return nil, fmt.Errorf("gormlock: model %s: keep one field of type Version, "+
+				"and no permissions on it: %w", s.Name, gorm.ErrInvalidField)
 		}
 	}
 	return field, nil
@@ -109,8 +115,10 @@ func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
 	return fn
 }
 
-// writing lets write, and fn in it, write a statement whose model has a version.
-func writing(fn func(*gorm.DB), write func(*gorm.DB, *schema.Field, func(*gorm.DB))) func(*gorm.DB) {
+// versionedWrite writes a statement whose model has a version by fn, a callback of GORM.
+type versionedWrite func(db *gorm.DB, f *schema.Field, fn func(*gorm.DB))
+
+func writing(fn func(*gorm.DB), write versionedWrite) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		f, err := versionOf(db.Statement.Schema)
 		_ = db.AddError(err)
@@ -129,7 +137,8 @@ func refuse(db *gorm.DB, err error, format string, args ...any) {
 	if db.Error != nil {
 		return
 	}
-	_ = db.AddError(fmt.Errorf("gormlock: table %q: %s: %w", db.Statement.Table, fmt.Sprintf(format, args...), err))
+	why := fmt.Sprintf(format, args...)
+	_ = db.AddError(fmt.Errorf("gormlock: table %q: %s: %w", db.Statement.Table, why, err))
 }
 
 func column(name string) clause.Column {

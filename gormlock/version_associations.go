@@ -14,7 +14,8 @@ import (
 // savingKey is in the settings of the statements by which GORM saves associations.
 const savingKey = "gormlock:saving associations"
 
-// savingAssociations lets fn save a statement's associations; GORM copies the statement's settings to theirs.
+// savingAssociations lets fn save a statement's associations; GORM copies the statement's settings
+// to theirs.
 func savingAssociations(db *gorm.DB, fn func(*gorm.DB)) {
 	s := db.Statement
 	if !reachesVersion(db) {
@@ -27,12 +28,12 @@ func savingAssociations(db *gorm.DB, fn func(*gorm.DB)) {
 	fn(db)
 }
 
-// settle does the part of an upsert whose rows exist: it updates, under their versions, those in which columns must change.
-// What is left in the statement is to be inserted. A row that was read and is gone is stale. settle returns the number of
-// rows it updated.
+// settle does the part of an upsert whose rows exist: it updates, under their versions, those in
+// which columns must change. What is left in the statement is to be inserted. A row that was read
+// and is gone is stale. settle returns the number of rows it updated.
 func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 	s := db.Statement
-	models, keys := schema.GetIdentityFieldValuesMap(s.Context, s.ReflectValue, s.Schema.PrimaryFields)
+	models, keys := byPrimaryKey(s, s.ReflectValue)
 	if len(keys) == 0 || db.DryRun || db.Error != nil {
 		return 0
 	}
@@ -72,8 +73,11 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 	return updated
 }
 
+// rowsByKey are models by the text of their primary keys.
+type rowsByKey = map[string][]reflect.Value
+
 // existing reads what an upsert compares of the rows that have one of the primary keys.
-func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (map[string][]reflect.Value, error) {
+func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (rowsByKey, error) {
 	s := db.Statement
 	column, values := schema.ToQueryValues(s.Table, s.Schema.PrimaryFieldDBNames, keys)
 	query := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table).
@@ -82,8 +86,12 @@ func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (map[string][
 	query.Statement.Clauses[resolverName+":write"] = clause.Clause{} // a replica may be behind
 	found := reflect.New(reflect.SliceOf(s.Schema.ModelType))
 	err := query.Find(found.Interface()).Error
-	rows, _ := schema.GetIdentityFieldValuesMap(s.Context, found.Elem(), s.Schema.PrimaryFields)
+	rows, _ := byPrimaryKey(s, found.Elem())
 	return rows, err
+}
+
+func byPrimaryKey(s *gorm.Statement, models reflect.Value) (rowsByKey, [][]any) {
+	return schema.GetIdentityFieldValuesMap(s.Context, models, s.Schema.PrimaryFields)
 }
 
 // differs reports whether an upsert changes a row: that of a parent only assigns a foreign key.
@@ -102,7 +110,8 @@ func differs(s *gorm.Statement, upsert clause.OnConflict, model, row reflect.Val
 	return upsert.UpdateAll
 }
 
-// updateExisting writes what an upsert of a model would. The hooks are those of the create, which have run.
+// updateExisting writes what an upsert of a model would. The hooks are those of the create, which
+// have run.
 func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int64 {
 	s := db.Statement
 	columns, omits := assigned(upsert), []string{clause.Associations}

@@ -105,7 +105,8 @@ func writeAll(db *gorm.DB, s *Shop) error {
 	)
 }
 
-// TestVersion_ParentSaved: a write of a parent changes no version of its associations, in the rows or in the models.
+// TestVersion_ParentSaved: a write of a parent changes no version of its associations, in the rows
+// or in the models.
 func TestVersion_ParentSaved(t *testing.T) {
 	t.Parallel()
 	writes := map[string]func(db *gorm.DB, s *Shop) error{

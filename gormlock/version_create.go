@@ -16,7 +16,7 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	_, saving := s.Settings.Load(savingKey)
 	switch {
 	case !conflicts:
-	case saving || upsert.UpdateAll && onPrimaryKey(s, upsert) && len(structsOf(s.ReflectValue)) > 0:
+	case saving || upsert.UpdateAll && onPrimaryKey(s, upsert):
 		all, written := s.ReflectValue, settle(db, upsert)
 		defer func() {
 			s.ReflectValue, s.Clauses["ON CONFLICT"] = all, given
@@ -28,8 +28,8 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 			return
 		}
 	case upsert.UpdateAll:
-		refuse(db, gorm.ErrNotImplemented, "an upsert of all columns does not compare the version: name the columns "+
-			"by DoUpdates, or use Save")
+		refuse(db, gorm.ErrNotImplemented, "an upsert of all columns does not compare "+
+			"the version: name the columns by DoUpdates, or use Save")
 	case !upsert.DoNothing:
 		upsert.DoUpdates = append(without(upsert.DoUpdates, f), increment(f))
 		s.Clauses["ON CONFLICT"] = clause.Clause{Name: given.Name, Expression: upsert}
@@ -38,7 +38,8 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	insertVersioned(db, f, fn, conflicts, upsert.DoNothing)
 }
 
-// insertVersioned writes version 1. The models get it if it is known that they were inserted, which an upsert does not tell.
+// insertVersioned writes version 1. The models get it if it is known that they were inserted, which
+// an upsert does not tell.
 func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, nothing bool) {
 	s := db.Statement
 	var first []reflect.Value
@@ -46,13 +47,14 @@ func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, n
 	for _, m := range models {
 		switch version := versionIn(s, f, m); {
 		case !m.CanAddr():
-			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its version: create the model by its pointer")
+			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its version: "+
+				"create the model by its pointer")
 		case version == 0:
 			first = append(first, m)
 			_ = db.AddError(f.Set(s.Context, m, 1))
 		case upserts && !nothing:
-			refuse(db, gorm.ErrInvalidData, "an upsert does not compare the version that a model was read in: "+
-				"write the model by Updates or Save")
+			refuse(db, gorm.ErrInvalidData, "an upsert does not compare the version that "+
+				"a model was read in: write the model by Updates or Save")
 		}
 	}
 	inserted := false
@@ -76,7 +78,8 @@ func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, n
 	if len(selects) > 0 {
 		s.Selects = append(slices.Clone(selects), f.DBName)
 	}
-	s.Omits = slices.DeleteFunc(slices.Clone(omits), func(name string) bool { return s.Schema.LookUpField(name) == f })
+	isVersion := func(name string) bool { return s.Schema.LookUpField(name) == f }
+	s.Omits = slices.DeleteFunc(slices.Clone(omits), isVersion)
 	fn(db)
 	inserted = !upserts && db.Error == nil && db.RowsAffected == int64(len(models))
 }
@@ -96,9 +99,10 @@ func mapsOf(dest any) []map[string]any {
 	return nil
 }
 
-// onPrimaryKey reports whether an upsert asks for the rows of its primary keys.
+// onPrimaryKey reports whether an upsert is of models, and asks for the rows of their primary keys.
 func onPrimaryKey(s *gorm.Statement, upsert clause.OnConflict) bool {
-	if upsert.OnConstraint != "" || len(upsert.Where.Exprs)+len(upsert.TargetWhere.Exprs) > 0 {
+	conditions := len(upsert.Where.Exprs) + len(upsert.TargetWhere.Exprs)
+	if upsert.OnConstraint != "" || conditions > 0 || len(structsOf(s.ReflectValue)) == 0 {
 		return false
 	}
 	for _, c := range upsert.Columns {

@@ -203,7 +203,8 @@ func TestVersion_Upserts(t *testing.T) {
 	})
 }
 
-// TestVersion_SaveSlice inserts what is new, updates what was read, and writes nothing if a row is stale.
+// TestVersion_SaveSlice inserts what is new, updates what was read, and writes nothing if a row is
+// stale.
 func TestVersion_SaveSlice(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

@@ -23,7 +23,8 @@ type versionedRow struct {
 	version int64
 }
 
-// versionsRead returns the rows of the models that have a primary key, in the versions that they were read in.
+// versionsRead returns the rows of the models that have a primary key, in the versions that they
+// were read in.
 func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 	s, v := db.Statement, &versions{field: f}
 	if on, _ := s.Settings.Load(unversionedBy); on != nil {
@@ -44,8 +45,8 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 		}
 		switch {
 		case keyed && !m.CanAddr():
-			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its new version: write the model by its pointer, "+
-				"db.Updates(&m) or db.Model(&m)")
+			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its new version: "+
+				"write the model by its pointer, db.Updates(&m) or db.Model(&m)")
 		case keyed:
 			v.rows = append(v.rows, row)
 			seen[utils.ToStringKey(id...)] = true
@@ -57,15 +58,15 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 	return v
 }
 
-// mayAssign reports whether what is to be written has no version other than the models': that of the models themselves, or
-// of a struct that has none.
+// mayAssign reports whether what is to be written has no version other than the models': that of
+// the models themselves, or of a struct that has none.
 func (v *versions) mayAssign(s *gorm.Statement, set []clause.Assignment) bool {
 	for _, a := range set {
 		if a.Column.Name != v.field.DBName || writesModel(s) {
 			continue
 		}
 		version, ok := integer(a.Value)
-		missing := version == 0 && reflect.Indirect(reflect.ValueOf(s.Dest)).Kind() == reflect.Struct
+		missing := version == 0 && pointedAt(reflect.ValueOf(s.Dest)).Kind() == reflect.Struct
 		if !missing && (!ok || len(v.rows) != 1 || v.rows[0].version != version) {
 			return false
 		}
@@ -76,7 +77,8 @@ func (v *versions) mayAssign(s *gorm.Statement, set []clause.Assignment) bool {
 // writesModel reports whether a statement writes what is in the model itself.
 func writesModel(s *gorm.Statement) bool {
 	dest, model := reflect.ValueOf(s.Dest), reflect.ValueOf(s.Model)
-	return dest.Kind() == reflect.Pointer && model.Kind() == reflect.Pointer && dest.Pointer() == model.Pointer()
+	pointers := dest.Kind() == reflect.Pointer && model.Kind() == reflect.Pointer
+	return pointers && dest.Pointer() == model.Pointer()
 }
 
 func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
@@ -85,16 +87,19 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	given, ok := s.Clauses["SET"]
 	set, known := given.Expression.(clause.Set)
 	if ok && !known {
-		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: use a clause.Set", given.Expression)
+		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: "+
+			"use a clause.Set", given.Expression)
 	} else if !ok && db.Error == nil {
 		set = callbacks.ConvertToAssignments(s)
 	}
 	if !v.mayAssign(s, set) {
 		refuse(db, gorm.ErrInvalidData, "column %q is compared and raised, not assigned: leave it out, "+
-			"and put the version that was read into the model: db.Model(&m) with primary key and version", f.DBName)
+			"and write by db.Model(&m), where m has its primary key and the version that was read",
+			f.DBName)
 	}
 	if len(set) > 0 {
-		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: append(without(set, f), increment(f))}
+		raised := append(without(set, f), increment(f))
+		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: raised}
 		v.demand(db)
 	}
 	fn(db)
@@ -134,7 +139,8 @@ func (v *versions) demand(db *gorm.DB) {
 	}
 	s := db.Statement
 	if _, open := transactionOf(s.ConnPool); v.want > 1 && !open && !db.DryRun {
-		refuse(db, ErrNoTransaction, "several rows with a Version are written all or none, which needs a transaction")
+		refuse(db, ErrNoTransaction, "several rows with a Version are written all or none, "+
+			"which needs a transaction")
 	}
 	var rows []clause.Expression
 	for _, r := range v.rows {
@@ -142,16 +148,19 @@ func (v *versions) demand(db *gorm.DB) {
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(rows...))}
 	if where, _ := s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {
-		exprs = append(exprs, clause.And(where.Exprs...)) // one And, so that an Or in it does not bypass the versions
+		// One And, so that an Or in it does not bypass the versions.
+		exprs = append(exprs, clause.And(where.Exprs...))
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
 }
 
-// check finds stale rows by the number of those that were written, and gives the models their versions.
+// check finds stale rows by the number of those that were written, and gives the models their
+// versions.
 func (v *versions) check(db *gorm.DB, raised bool) {
 	s := db.Statement
 	if db.Error == nil && !db.DryRun && s.SQL.Len() > 0 && db.RowsAffected < v.want {
-		refuse(db, ErrStale, "%d of %d rows in the version they were read in", db.RowsAffected, v.want)
+		refuse(db, ErrStale, "%d of %d rows are in the version they were read in",
+			db.RowsAffected, v.want)
 	}
 	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	for _, r := range v.rows {

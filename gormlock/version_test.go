@@ -113,7 +113,8 @@ var versionedWrites = map[string]func(db *gorm.DB, a *Account) error{
 	},
 }
 
-// TestVersion_StaleWritesFail: a write based on an old read is ErrStale and changes nothing; one on the newest is done.
+// TestVersion_StaleWritesFail: a write based on an old read is ErrStale and changes nothing; one on
+// the newest is done.
 func TestVersion_StaleWritesFail(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {
@@ -169,7 +170,8 @@ func TestVersion_Delete(t *testing.T) {
 	})
 }
 
-// TestVersion_SoftDelete: a soft delete changes the row, so that others cannot bring it back unawares.
+// TestVersion_SoftDelete: a soft delete changes the row, so that others cannot bring it back
+// unawares.
 func TestVersion_SoftDelete(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

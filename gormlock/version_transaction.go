@@ -12,8 +12,8 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// versionLog are the versions that models got in a transaction, and its savepoints between them. What is rolled back is
-// taken out of the models, as others may raise the row to the same number.
+// versionLog are the versions that models got in a transaction, and its savepoints between them.
+// What is rolled back is taken out of the models, as others may raise the row to the same number.
 type versionLog struct {
 	mu      sync.Mutex
 	entries []versionEntry
@@ -95,8 +95,8 @@ func noteSavepoint(db *gorm.DB) {
 // savepointKey is in the settings of a statement that began a savepoint.
 type savepointKey struct{ *gorm.Statement }
 
-// allOrNothing begins a savepoint for a statement that may write several rows, one of which may be stale, in a
-// transaction that goes on.
+// allOrNothing begins a savepoint for a statement that may write several rows, one of which may be
+// stale, in a transaction that goes on.
 func allOrNothing(db *gorm.DB) {
 	s := db.Statement
 	if db.Error != nil || db.DryRun || !reachesVersion(db) || !writesSeveral(s) {
