@@ -93,9 +93,9 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 		set = callbacks.ConvertToAssignments(s)
 	}
 	if !v.mayAssign(s, set) {
-		refuse(db, gorm.ErrInvalidData, "column %q is compared and raised, not assigned: leave it out, "+
-			"and write by db.Model(&m), where m has its primary key and the version that was read",
-			f.DBName)
+		refuse(db, gorm.ErrInvalidData, "column %q is compared and raised, not assigned: "+
+			"leave it out, and write by db.Model(&m), where m has its primary key and the version "+
+			"that was read", f.DBName)
 	}
 	if len(set) > 0 {
 		raised := append(without(set, f), increment(f))
