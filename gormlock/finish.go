@@ -12,6 +12,12 @@ import (
 // Commit implements gorm.TxCommitter. The locks are released when the outcome is known, otherwise
 // they end with their leases.
 func (t *transaction) Commit() error {
+	err := t.commit()
+	t.versions.ended(err)
+	return err
+}
+
+func (t *transaction) commit() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.locks) == 0 && t.failed == nil {
@@ -92,6 +98,7 @@ func (t *transaction) unknown(err error) error {
 // Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was given
 // up or Commit failed: GORM always calls it then, and a second error would hide the first one.
 func (t *transaction) Rollback() error {
+	t.versions.rolledBack("")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"gorm.io/gorm"
 
@@ -24,6 +25,7 @@ type plugin struct {
 	seals   sealMemory
 
 	telemetry telemetry
+	versioned sync.Map // of *schema.Schema: whether a write of the model may write a version
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before

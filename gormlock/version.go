@@ -6,44 +6,38 @@ import (
 	"reflect"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/callbacks"
 	"gorm.io/gorm/clause"
 	"gorm.io/gorm/schema"
 )
 
-// ErrStale says that a write found its row in another version than it was read in: changed by others, or gone. Nothing
-// was written. Read it again and decide anew.
-var ErrStale = errors.New("the row was changed or deleted by others since it was read, or its version was not read with it")
+// ErrStale means that a row is not in the version that its model was read in: others changed or
+// deleted the row, or the version was not read with it. The statement wrote nothing. Read the row
+// again and decide anew.
+var ErrStale = errors.New("the row was changed or deleted by others since it was read, " +
+	"or its version was not read with it")
 
-// Version is the type of a column that counts the changes of its row, for optimistic locking: nobody waits, and a write
-// that is based on an old read is an error.
+// Version is the type of a column that counts the changes of its row, for optimistic locking:
+// nobody waits, and a write based on an old read fails.
 //
-//	type Stock struct {
-//		ID      uint
-//		Left    int64
-//		Version gormlock.Version
-//	}
+//	db.Take(&s, 1) // s is a Stock with a field "Version gormlock.Version"
+//	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3
 //
-//	db.Take(&s, 1)
-//	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3; errors.Is(err, gormlock.ErrStale)
+// A model has the version that was read or written with it. A write of a model with its primary key
+// needs the row in that version, and adds 1 to both; else the error is [ErrStale]. Then the
+// statement wrote nothing, neither of a slice nor of associations, even in your own transaction. A
+// rollback takes the versions back out of the models too; read again what you read inside.
 //
-// A create sets it to 1. Every update and soft delete by GORM adds 1 to it, whatever is selected or omitted. An update or
-// delete of a model with its primary key, by Save, Update, Updates, UpdateColumn and Delete, with a struct or a map, needs
-// the row to be in the model's version, else it is [ErrStale]; afterwards the model has the new one. A model whose version
-// was not read (it is 0) is stale, unless the row's version is 0 or NULL too, as after the column was added. A version in
-// what is to be written is not written but must be the row's too: of a struct if it is not 0, of a map always, as a number
-// or its text. With a slice all rows must be in their versions, or none is written; this takes a transaction, which is
-// GORM's default.
+// A create writes 1. Version 0 means "not read": the model is stale unless its row has 0 or NULL,
+// as rows older than the column have. Write models by their pointers, and never assign a version:
+// copies, as in gorm.G[T].Updates, and other versions in a map or struct are errors.
 //
-// An update or delete by conditions only, without a primary key in the model, asks for no version (unless one is given),
-// and so does [Decrement]. It makes what others have read stale nevertheless. An upsert with DoUpdates does the same; one
-// with UpdateAll, which would overwrite any version, is gorm.ErrNotImplemented: Save of a slice, and FullSaveAssociations.
-// Save of a row that is not there is ErrStale, and does not create it. If the transaction is rolled back later, the
-// models keep the versions it gave them: read them again.
+// Save of a slice, and saved associations, insert missing rows and update rows that change. A
+// foreign key that is right already is no change. Save of one model with a primary key never
+// creates a row. An upsert by OnConflict does not tell what it inserted: read its models again.
 //
-// It needs the plugin of [New], which may have no Locker, and without it writes are [ErrNotRegistered]. Raw SQL, and
-// models of the same table without the column, are not seen. (H. T. Kung, J. T. Robinson, "On optimistic methods for
-// concurrency control", 1981.)
+// Writes by conditions, DoUpdates and [Decrement] raise the version without asking for one. Raw
+// SQL, db.Table without a model, and models without the column do not raise it: use db.Model.
+// Writes need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil.
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.
@@ -57,8 +51,9 @@ func (Version) DeleteClauses(f *schema.Field) []clause.Interface { return versio
 
 func versioned(f *schema.Field) []clause.Interface { return []clause.Interface{versionClause{f}} }
 
-// versionClause marks a schema as one with a version. GORM adds it to each write, too late to write the statement: a
-// soft delete may have been built before. So it only looks whether the plugin was there.
+// versionClause marks a schema as versioned. GORM adds it to each write, but a soft delete may have
+// built its statement before. So versionClause only checks that the plugin has prepared the
+// statement.
 type versionClause struct{ field *schema.Field }
 
 func (versionClause) Name() string               { return "" }
@@ -66,116 +61,93 @@ func (versionClause) Build(clause.Builder)       {}
 func (versionClause) MergeClause(*clause.Clause) {}
 func (versionClause) ModifyStatement(s *gorm.Statement) {
 	if _, ok := s.Clauses[versionMark]; !ok {
-		_ = s.AddError(fmt.Errorf("gormlock: table %q has a Version: %w", s.Table, ErrNotRegistered))
+		err := fmt.Errorf("gormlock: table %q has a Version: %w", s.Table, ErrNotRegistered)
+		_ = s.AddError(err)
 	}
 }
 
 const (
-	versionMark   = "gormlock:version"     // in Statement.Clauses: the plugin has seen the statement
-	unversionedBy = "gormlock:any version" // in Statement.Settings: the statement is right on any version
+	// versionMark is in Statement.Clauses if the plugin has prepared the statement.
+	versionMark = "gormlock:version"
+	// unversionedBy is in Statement.Settings if the statement is right on any version.
+	unversionedBy = "gormlock:any version"
 )
 
-// versionOf returns the version field of the statement's model, or nil.
-func versionOf(s *gorm.Statement) *schema.Field {
-	if s.Schema == nil {
-		return nil
+// versionOf returns the version field of a schema, or nil.
+func versionOf(s *schema.Schema) (field *schema.Field, err error) {
+	if s == nil {
+		return nil, nil
 	}
-	for _, c := range s.Schema.UpdateClauses {
-		if v, ok := c.(versionClause); ok {
-			return v.field
+	for _, c := range s.UpdateClauses {
+		v, ok := c.(versionClause)
+		switch {
+		case !ok || v.field.DBName == "":
+		case field == nil && v.field.Creatable:
+			field = s.FieldsByDBName[v.field.DBName]
+		case field == nil || field.DBName != v.field.DBName:
+			return nil, fmt.Errorf("gormlock: model %s: keep one field of type Version, "+
+				"and no permissions on it: %w", s.Name, gorm.ErrInvalidField)
 		}
 	}
-	return nil
+	return field, nil
 }
 
-// withVersion wraps those of GORM's callbacks that write.
+// withVersion wraps GORM's callbacks as the models' versions need it.
 func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
-	prepare := map[string]func(*gorm.DB, *schema.Field) *versions{
-		"gorm:create": createVersioned, "gorm:update": updateVersioned, "gorm:delete": deleteVersioned,
-	}[name]
-	if prepare == nil {
-		return fn
+	switch name {
+	case "gorm:create":
+		return writing(fn, createVersioned)
+	case "gorm:update":
+		return writing(fn, updateVersioned)
+	case "gorm:delete":
+		return writing(fn, deleteVersioned)
+	case "gorm:save_before_associations":
+		return func(db *gorm.DB) { allOrNothing(db); savingAssociations(db, fn) }
+	case "gorm:save_after_associations":
+		return func(db *gorm.DB) { savingAssociations(db, fn) }
+	case "gorm:delete_before_associations":
+		return func(db *gorm.DB) { allOrNothing(db); fn(db) }
+	case "gorm:after_create", "gorm:after_update", "gorm:after_delete":
+		return func(db *gorm.DB) { endAllOrNothing(db); fn(db) }
+	case "gorm:raw":
+		return func(db *gorm.DB) { fn(db); noteSavepoint(db) }
 	}
+	return fn
+}
+
+// versionedWrite writes a statement whose model has a version by fn, a callback of GORM.
+type versionedWrite func(db *gorm.DB, f *schema.Field, fn func(*gorm.DB))
+
+func writing(fn func(*gorm.DB), write versionedWrite) func(*gorm.DB) {
 	return func(db *gorm.DB) {
-		f := versionOf(db.Statement)
+		f, err := versionOf(db.Statement.Schema)
+		_ = db.AddError(err)
 		if f == nil || db.Error != nil {
 			fn(db)
 			return
 		}
 		db.Statement.Clauses[versionMark] = clause.Clause{}
 		defer delete(db.Statement.Clauses, versionMark)
-		v := prepare(db, f)
-		fn(db)
-		v.check(db)
+		write(db, f, fn)
 	}
 }
 
-func column(name string) clause.Column { return clause.Column{Table: clause.CurrentTable, Name: name} }
+// refuse fails a statement that has not failed.
+func refuse(db *gorm.DB, err error, format string, args ...any) {
+	if db.Error != nil {
+		return
+	}
+	why := fmt.Sprintf(format, args...)
+	_ = db.AddError(fmt.Errorf("gormlock: table %q: %s: %w", db.Statement.Table, why, err))
+}
+
+func column(name string) clause.Column {
+	return clause.Column{Table: clause.CurrentTable, Name: name}
+}
 
 func increment(f *schema.Field) clause.Assignment {
-	return clause.Assignment{Column: clause.Column{Name: f.DBName}, Value: clause.Expr{SQL: "COALESCE(?, 0) + 1", Vars: []any{column(f.DBName)}}}
-}
-
-func createVersioned(db *gorm.DB, f *schema.Field) *versions {
-	s := db.Statement
-	for _, row := range structsOf(s.ReflectValue) {
-		switch _, zero := f.ValueOf(s.Context, row); {
-		case !zero:
-		case !row.CanAddr():
-			_ = db.AddError(fmt.Errorf("gormlock: table %q: a model with a Version is created by its pointer: %w", s.Table, gorm.ErrInvalidValue))
-		default:
-			_ = db.AddError(f.Set(s.Context, row, 1))
-		}
-	}
-	c, ok := s.Clauses["ON CONFLICT"]
-	upsert, _ := c.Expression.(clause.OnConflict)
-	switch {
-	case !ok || upsert.DoNothing:
-	case upsert.UpdateAll:
-		_ = db.AddError(fmt.Errorf("gormlock: table %q has a Version, which an upsert of all columns would not compare: update the rows, or name what to update by DoUpdates: %w",
-			s.Table, gorm.ErrNotImplemented))
-	case len(upsert.DoUpdates) > 0:
-		upsert.DoUpdates = append(without(upsert.DoUpdates, f), increment(f))
-		c.Expression = upsert
-		s.Clauses["ON CONFLICT"] = c
-	}
-	return nil
-}
-
-func updateVersioned(db *gorm.DB, f *schema.Field) *versions {
-	s := db.Statement
-	if s.SQL.Len() > 0 {
-		return nil
-	}
-	v := expected(db, f, s.ReflectValue) // before GORM writes what is set into the model
-	v.updates = true
-	if given, ok := s.Clauses["SET"]; ok {
-		set, _ := given.Expression.(clause.Set)
-		given.Expression = append(without(set, f), increment(f))
-		s.Clauses["SET"] = given
-	} else {
-		set := callbacks.ConvertToAssignments(s)
-		if len(set) == 0 || db.Error != nil {
-			return nil
-		}
-		s.AddClause(append(without(set, f), increment(f)))
-		v.ownSet = true
-	}
-	v.demand(db)
-	return v
-}
-
-func deleteVersioned(db *gorm.DB, f *schema.Field) *versions {
-	s := db.Statement
-	v := expected(db, f, s.ReflectValue)
-	if len(v.rows) == 0 && s.Model != nil && !sameModel(s) {
-		v = expected(db, f, reflect.ValueOf(s.Model))
-	}
-	v.demand(db)
-	// A soft delete is an UPDATE with a SET of its own, which keeps this; one for good has none.
-	s.Clauses["SET"] = clause.Clause{AfterExpression: clause.Expr{SQL: ", ? = ?", Vars: []any{increment(f).Column, increment(f).Value}}}
-	v.ownSet = true
-	return v
+	next := clause.Expr{SQL: "COALESCE(?, 0) + 1", Vars: []any{column(f.DBName)}}
+	return clause.Assignment{Column: clause.Column{Name: f.DBName}, Value: next}
 }
 
 // without leaves out what is assigned to the version.
@@ -189,18 +161,32 @@ func without(set []clause.Assignment, f *schema.Field) clause.Set {
 	return kept
 }
 
+func versionIn(s *gorm.Statement, f *schema.Field, model reflect.Value) int64 {
+	value, _ := f.ValueOf(s.Context, model)
+	version, _ := integer(value)
+	return version
+}
+
+func integer(value any) (n int64, ok bool) {
+	switch v := pointedAt(reflect.ValueOf(value)); {
+	case v.CanInt():
+		return v.Int(), true
+	case v.CanUint():
+		return int64(v.Uint()), true
+	}
+	return 0, false
+}
+
 // structsOf returns the models in a value: a struct, or a slice of them.
 func structsOf(v reflect.Value) []reflect.Value {
-	for v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
-		v = v.Elem()
-	}
+	v = pointedAt(v)
 	switch v.Kind() {
 	case reflect.Struct:
 		return []reflect.Value{v}
 	case reflect.Slice, reflect.Array:
 		var all []reflect.Value
 		for i := range v.Len() {
-			if e := reflect.Indirect(v.Index(i)); e.Kind() == reflect.Struct {
+			if e := pointedAt(v.Index(i)); e.Kind() == reflect.Struct {
 				all = append(all, e)
 			}
 		}

@@ -1,25 +1,20 @@
 package gormlock
 
 import (
-	"database/sql/driver"
-	"fmt"
-	"math"
 	"reflect"
-	"strconv"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
 	"gorm.io/gorm/clause"
 	"gorm.io/gorm/schema"
+	"gorm.io/gorm/utils"
 )
 
-// versions is what a write asks of the versions of its rows.
+// versions is what an update or delete asks of the versions of its rows.
 type versions struct {
-	field   *schema.Field
-	rows    []versionedRow // those of models with a primary key
-	given   []int64        // versions without a row, or of what is to be written
-	want    int64          // rows
-	updates bool
-	ownSet  bool // the SET clause is not the caller's
+	field *schema.Field
+	rows  []versionedRow
+	want  int64 // rows, of which several models may be the same
 }
 
 type versionedRow struct {
@@ -28,8 +23,9 @@ type versionedRow struct {
 	version int64
 }
 
-// expected reads from the models in a value, and from what is to be written, which versions the rows must be in.
-func expected(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
+// versionsRead returns the rows of the models that have a primary key, in the versions that they
+// were read in.
+func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 	s, v := db.Statement, &versions{field: f}
 	if on, _ := s.Settings.Load(unversionedBy); on != nil {
 		return v
@@ -39,104 +35,93 @@ func expected(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 		if m.Type() != s.Schema.ModelType {
 			continue
 		}
-		row, id, found := versionedRow{model: m, version: versionIn(s, f, m)}, "", false
+		row, keyed := versionedRow{model: m, version: versionIn(s, f, m)}, false
+		id := []any{row.version}
 		for _, pk := range s.Schema.PrimaryFields {
 			value, zero := pk.ValueOf(s.Context, m)
-			found = found || !zero // of a key of several, each part counts then
+			keyed = keyed || !zero // each part of a key of several counts then
 			row.key = append(row.key, clause.Eq{Column: column(pk.DBName), Value: value})
-			id += fmt.Sprintf("%v\x00", pointedAt(reflect.ValueOf(value)))
+			id = append(id, value)
 		}
 		switch {
-		case found:
+		case keyed && !m.CanAddr():
+			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its new version: "+
+				"write the model by its pointer, db.Updates(&m) or db.Model(&m)")
+		case keyed:
 			v.rows = append(v.rows, row)
-			if !seen[id] {
-				v.want++
-			}
-			seen[id] = true
+			seen[utils.ToStringKey(id...)] = true
 		case row.version != 0:
-			v.given = append(v.given, row.version)
+			refuse(db, gorm.ErrPrimaryKeyRequired, "a model with a version needs its primary key")
 		}
 	}
-	switch written, given, err := writtenVersion(s, f); {
-	case err != nil:
-		_ = db.AddError(fmt.Errorf("gormlock: table %q: column %q: %w: %w", s.Table, f.DBName, gorm.ErrInvalidData, err))
-	case given:
-		v.given = append(v.given, written)
-	}
-	if len(v.given) > 0 {
-		v.want = max(v.want, 1)
-	}
+	v.want = int64(len(seen))
 	return v
 }
 
-func versionIn(s *gorm.Statement, f *schema.Field, model reflect.Value) int64 {
-	value, _ := f.ValueOf(s.Context, model)
-	version := reflect.Indirect(reflect.ValueOf(value))
-	switch {
-	case version.CanInt():
-		return version.Int()
-	case version.CanUint():
-		return int64(version.Uint())
+// mayAssign reports whether what is to be written has no version other than the models': that of
+// the models themselves, or of a struct that has none.
+func (v *versions) mayAssign(s *gorm.Statement, set []clause.Assignment) bool {
+	for _, a := range set {
+		if a.Column.Name != v.field.DBName || writesModel(s) {
+			continue
+		}
+		version, ok := integer(a.Value)
+		missing := version == 0 && pointedAt(reflect.ValueOf(s.Dest)).Kind() == reflect.Struct
+		if !missing && (!ok || len(v.rows) != 1 || v.rows[0].version != version) {
+			return false
+		}
 	}
-	return 0
+	return true
 }
 
-// sameModel says whether a statement writes its model itself.
-func sameModel(s *gorm.Statement) bool {
+// writesModel reports whether a statement writes what is in the model itself.
+func writesModel(s *gorm.Statement) bool {
 	dest, model := reflect.ValueOf(s.Dest), reflect.ValueOf(s.Model)
-	return dest.Kind() == reflect.Pointer && model.Kind() == reflect.Pointer && dest.Pointer() == model.Pointer()
+	pointers := dest.Kind() == reflect.Pointer && model.Kind() == reflect.Pointer
+	return pointers && dest.Pointer() == model.Pointer()
 }
 
-// writtenVersion is the version in what an update is to write, where that is not the model, if it has one. That of a
-// struct must not be 0.
-func writtenVersion(s *gorm.Statement, f *schema.Field) (version int64, given bool, err error) {
-	if sameModel(s) {
-		return 0, false, nil
+func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
+	s := db.Statement
+	v := versionsRead(db, f, s.ReflectValue) // before GORM writes into the models what is assigned
+	given, ok := s.Clauses["SET"]
+	set, known := given.Expression.(clause.Set)
+	if ok && !known {
+		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: "+
+			"use a clause.Set", given.Expression)
+	} else if !ok && db.Error == nil {
+		set = callbacks.ConvertToAssignments(s)
 	}
-	switch dest := pointedAt(reflect.ValueOf(s.Dest)); {
-	case dest.Kind() == reflect.Struct:
-		parsed := &gorm.Statement{DB: s.DB}
-		if parsed.Parse(s.Dest) != nil { // GORM has its own error for it
-			return 0, false, nil
-		}
-		if field := parsed.Schema.LookUpField(f.DBName); field != nil {
-			version = versionIn(s, field, dest)
-		}
-		return version, version != 0, nil
-	case dest.Kind() == reflect.Map && dest.Type().Key().Kind() == reflect.String:
-		for _, name := range []string{f.DBName, f.Name} {
-			if value := dest.MapIndex(reflect.ValueOf(name).Convert(dest.Type().Key())); value.IsValid() {
-				return number(value.Interface())
-			}
-		}
+	if !v.mayAssign(s, set) {
+		refuse(db, gorm.ErrInvalidData, "column %q is compared and raised, not assigned: "+
+			"leave it out, and write by db.Model(&m), where m has its primary key and the version "+
+			"that was read", f.DBName)
 	}
-	return 0, false, nil
+	if len(set) > 0 {
+		raised := append(without(set, f), increment(f))
+		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: raised}
+		v.demand(db)
+	}
+	fn(db)
+	if delete(s.Clauses, "SET"); ok {
+		s.Clauses["SET"] = given
+	}
+	v.check(db, true)
 }
 
-// number is a version as it stands in a map, also one that was made of JSON; NULL is 0. An expression is none.
-func number(value any) (n int64, given bool, err error) {
-	v := pointedAt(reflect.ValueOf(value))
-	if !v.IsValid() || v.Kind() == reflect.Pointer {
-		return 0, true, nil
+func deleteVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
+	s := db.Statement
+	v := versionsRead(db, f, s.ReflectValue)
+	if len(v.rows) == 0 && s.Model != nil && !writesModel(s) {
+		v = versionsRead(db, f, reflect.ValueOf(s.Model))
 	}
-	switch value := value.(type) {
-	case clause.Expression:
-		return 0, false, nil
-	case driver.Valuer:
-		plain, err := value.Value()
-		if err != nil {
-			return 0, false, err
-		}
-		return number(plain)
-	}
-	if v.CanFloat() && v.Float() == math.Trunc(v.Float()) {
-		return int64(v.Float()), true, nil
-	}
-	text, err := keyPart(v.Interface())
-	if err == nil {
-		n, err = strconv.ParseInt(text, 10, 64)
-	}
-	return n, err == nil, err
+	v.demand(db)
+	// A soft delete is an UPDATE whose SET keeps this; a DELETE has no SET.
+	raise := clause.Expr{SQL: ", ? = ?", Vars: []any{increment(f).Column, increment(f).Value}}
+	s.Clauses["SET"] = clause.Clause{AfterExpression: raise}
+	defer delete(s.Clauses, "SET")
+	fn(db)
+	v.check(db, s.Clauses["SET"].Expression != nil)
 }
 
 func (v *versions) is(version int64) clause.Expression {
@@ -149,58 +134,44 @@ func (v *versions) is(version int64) clause.Expression {
 
 // demand puts the versions into the statement's condition.
 func (v *versions) demand(db *gorm.DB) {
+	if len(v.rows) == 0 {
+		return
+	}
 	s := db.Statement
-	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
-	var exprs []clause.Expression
+	if _, open := transactionOf(s.ConnPool); v.want > 1 && !open && !db.DryRun {
+		refuse(db, ErrNoTransaction, "several rows with a Version are written all or none, "+
+			"which needs a transaction")
+	}
 	var rows []clause.Expression
 	for _, r := range v.rows {
 		rows = append(rows, clause.And(append(r.key, clause.And(v.is(r.version)))...))
 	}
-	if len(rows) > 0 {
-		exprs = append(exprs, clause.And(clause.Or(rows...)))
-	}
-	if len(rows) > 0 || len(where.Exprs) > 0 { // a version alone selects no row
-		for _, version := range v.given {
-			exprs = append(exprs, v.is(version))
-		}
-	}
-	if len(exprs) == 0 {
-		v.want = 0
-		return
-	}
-	if _, open := transactionOf(s.ConnPool); v.want > 1 && !open && !db.DryRun {
-		_ = db.AddError(fmt.Errorf("gormlock: table %q: several rows with a Version are written all or none, which needs a transaction: %w", s.Table, ErrNoTransaction))
-	}
-	if len(where.Exprs) > 0 { // one And, so that an Or in it does not go around what follows
+	exprs := []clause.Expression{clause.And(clause.Or(rows...))}
+	if where, _ := s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {
+		// One And, so that an Or in it does not bypass the versions.
 		exprs = append(exprs, clause.And(where.Exprs...))
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
 }
 
-// check says whether the rows were in their versions, and gives the models the new ones. v may be nil.
-func (v *versions) check(db *gorm.DB) {
-	if v == nil {
-		return
+// check finds stale rows by the number of those that were written, and gives the models their
+// versions.
+func (v *versions) check(db *gorm.DB, raised bool) {
+	s := db.Statement
+	if db.Error == nil && !db.DryRun && s.SQL.Len() > 0 && db.RowsAffected < v.want {
+		telemetryOf(db).staleWrite(s.Context)
+		refuse(db, ErrStale, "%d of %d rows are in the version they were read in",
+			db.RowsAffected, v.want)
 	}
-	if v.ownSet {
-		v.updates = v.updates || db.Statement.Clauses["SET"].Expression != nil // by a soft delete
-		delete(db.Statement.Clauses, "SET")
-	}
-	if v.want == 0 || db.DryRun {
-		return
-	}
-	stale := db.Error == nil && db.RowsAffected < v.want
-	if stale {
-		telemetryOf(db).staleWrite(db.Statement.Context)
-		_ = db.AddError(fmt.Errorf("gormlock: table %q: %d of %d rows in the version they were read in: %w", db.Statement.Table, db.RowsAffected, v.want, ErrStale))
-	}
+	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	for _, r := range v.rows {
-		version := r.version // which GORM may have overwritten
-		if db.Error == nil && v.updates {
+		if !r.model.CanAddr() {
+			continue
+		}
+		version := r.version // GORM may have written another one into the model
+		if raised {
 			version++
 		}
-		if r.model.CanAddr() {
-			_ = db.AddError(v.field.Set(db.Statement.Context, r.model, version))
-		}
+		setVersion(db, v.field, r.model, r.version, version)
 	}
 }

@@ -1,0 +1,114 @@
+package gormlock
+
+import (
+	"reflect"
+	"slices"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
+	"gorm.io/gorm/schema"
+)
+
+func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
+	s := db.Statement
+	given, conflicts := s.Clauses["ON CONFLICT"]
+	upsert, _ := given.Expression.(clause.OnConflict)
+	_, saving := s.Settings.Load(savingKey)
+	switch {
+	case !conflicts:
+	case saving || upsert.UpdateAll && onPrimaryKey(s, upsert):
+		all, written := s.ReflectValue, settle(db, upsert)
+		defer func() {
+			s.ReflectValue, s.Clauses["ON CONFLICT"] = all, given
+			db.RowsAffected += written
+		}()
+		delete(s.Clauses, "ON CONFLICT")
+		conflicts = false
+		if len(structsOf(s.ReflectValue)) == 0 {
+			return
+		}
+	case upsert.UpdateAll:
+		refuse(db, gorm.ErrNotImplemented, "an upsert of all columns does not compare "+
+			"the version: name the columns by DoUpdates, or use Save")
+	case !upsert.DoNothing:
+		upsert.DoUpdates = append(without(upsert.DoUpdates, f), increment(f))
+		s.Clauses["ON CONFLICT"] = clause.Clause{Name: given.Name, Expression: upsert}
+		defer func() { s.Clauses["ON CONFLICT"] = given }()
+	}
+	insertVersioned(db, f, fn, conflicts, upsert.DoNothing)
+}
+
+// insertVersioned writes version 1. The models get it if it is known that they were inserted, which
+// an upsert does not tell.
+func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, nothing bool) {
+	s := db.Statement
+	var first []reflect.Value
+	models := structsOf(s.ReflectValue)
+	for _, m := range models {
+		switch version := versionIn(s, f, m); {
+		case !m.CanAddr():
+			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its version: "+
+				"create the model by its pointer")
+		case version == 0:
+			first = append(first, m)
+			_ = db.AddError(f.Set(s.Context, m, 1))
+		case upserts && !nothing:
+			refuse(db, gorm.ErrInvalidData, "an upsert does not compare the version that "+
+				"a model was read in: write the model by Updates or Save")
+		}
+	}
+	inserted := false
+	defer func() { // also of a panic
+		for _, m := range first {
+			if inserted {
+				setVersion(db, f, m, 0, 1)
+			} else {
+				_ = f.Set(s.Context, m, 0)
+			}
+		}
+	}()
+	for _, m := range mapsOf(s.Dest) {
+		if _, ok := m[f.DBName]; !ok && m[f.Name] == nil {
+			m[f.DBName] = 1
+			defer delete(m, f.DBName)
+		}
+	}
+	selects, omits := s.Selects, s.Omits
+	defer func() { s.Selects, s.Omits = selects, omits }()
+	if len(selects) > 0 {
+		s.Selects = append(slices.Clone(selects), f.DBName)
+	}
+	isVersion := func(name string) bool { return s.Schema.LookUpField(name) == f }
+	s.Omits = slices.DeleteFunc(slices.Clone(omits), isVersion)
+	fn(db)
+	inserted = !upserts && db.Error == nil && db.RowsAffected == int64(len(models))
+}
+
+// mapsOf returns the maps that a create writes.
+func mapsOf(dest any) []map[string]any {
+	switch dest := dest.(type) {
+	case map[string]any:
+		return []map[string]any{dest}
+	case *map[string]any:
+		return []map[string]any{*dest}
+	case []map[string]any:
+		return dest
+	case *[]map[string]any:
+		return *dest
+	}
+	return nil
+}
+
+// onPrimaryKey reports whether an upsert is of models, and asks for the rows of their primary keys.
+func onPrimaryKey(s *gorm.Statement, upsert clause.OnConflict) bool {
+	conditions := len(upsert.Where.Exprs) + len(upsert.TargetWhere.Exprs)
+	if upsert.OnConstraint != "" || conditions > 0 || len(structsOf(s.ReflectValue)) == 0 {
+		return false
+	}
+	for _, c := range upsert.Columns {
+		if !slices.Contains(s.Schema.PrimaryFieldDBNames, c.Name) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,198 @@
+package gormlock
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/schema"
+)
+
+// versionLog are the versions that models got in a transaction, and its savepoints between them.
+// What is rolled back is taken out of the models, as others may raise the row to the same number.
+type versionLog struct {
+	mu      sync.Mutex
+	entries []versionEntry
+}
+
+type versionEntry struct {
+	savepoint string
+	takeBack  func()
+}
+
+// setVersion gives a model its version, for as long as the transaction stands.
+func setVersion(db *gorm.DB, f *schema.Field, model reflect.Value, was, now int64) {
+	s := db.Statement
+	ctx := s.Context
+	_ = db.AddError(f.Set(ctx, model, now))
+	t, _ := transactionOf(s.ConnPool)
+	if t == nil || was == now {
+		return
+	}
+	t.versions.add(versionEntry{takeBack: func() {
+		value, _ := f.ValueOf(ctx, model)
+		if version, _ := integer(value); version == now {
+			_ = f.Set(ctx, model, was)
+		}
+	}})
+}
+
+func (l *versionLog) add(e versionEntry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.takeBack != nil || len(l.entries) > 0 {
+		l.entries = append(l.entries, e)
+	}
+}
+
+// rolledBack takes back the versions since a savepoint, or all.
+func (l *versionLog) rolledBack(savepoint string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.entries) > 0 {
+		last := l.entries[len(l.entries)-1]
+		if last.takeBack == nil && last.savepoint == savepoint {
+			return
+		}
+		if last.takeBack != nil {
+			last.takeBack()
+		}
+		l.entries = l.entries[:len(l.entries)-1]
+	}
+}
+
+// ended ends the log with the error of COMMIT.
+func (l *versionLog) ended(err error) {
+	if err != nil {
+		l.rolledBack("")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.entries = nil
+}
+
+// noteSavepoint looks at a raw statement, which may be of GORM's savepoints or of a user's.
+func noteSavepoint(db *gorm.DB) {
+	verb, rest := firstWord(db.Statement.SQL.String())
+	if verb != "SAVEPOINT" && verb != "ROLLBACK" || db.Error != nil || db.DryRun {
+		return
+	}
+	t, _ := transactionOf(db.Statement.ConnPool)
+	words := append([]string{""}, strings.Fields(strings.TrimRight(rest, "; \t\r\n"))...)
+	switch name := words[len(words)-1]; {
+	case t == nil:
+	case verb == "SAVEPOINT":
+		t.versions.add(versionEntry{savepoint: name})
+	default:
+		t.versions.rolledBack(name)
+	}
+}
+
+// savepointKey is in the settings of a statement that began a savepoint.
+type savepointKey struct{ *gorm.Statement }
+
+// allOrNothing begins a savepoint for a statement that may write several rows, one of which may be
+// stale, in a transaction that goes on.
+func allOrNothing(db *gorm.DB) {
+	s := db.Statement
+	if db.Error != nil || db.DryRun || !reachesVersion(db) || !writesSeveral(s) {
+		return
+	}
+	_, saving := s.Settings.Load(savingKey) // in the savepoint of the parent
+	_, started := db.InstanceGet("gorm:started_transaction")
+	_, guarded := s.Settings.Load(ownKey{s})
+	if _, open := transactionOf(s.ConnPool); !open || saving || started || guarded {
+		return
+	}
+	name := fmt.Sprintf("gormlock_%p", s)
+	if db.AddError(execUnprepared(db, "SAVEPOINT "+name)) == nil {
+		s.Settings.Store(savepointKey{s}, name)
+	}
+}
+
+// endAllOrNothing ends the savepoint. After errors of the database there may be none.
+func endAllOrNothing(db *gorm.DB) {
+	if !reachesVersion(db) {
+		return
+	}
+	name, ok := db.Statement.Settings.LoadAndDelete(savepointKey{db.Statement})
+	if !ok {
+		return
+	}
+	stale := errors.Is(db.Error, ErrStale)
+	if stale {
+		_ = db.AddError(execUnprepared(db, fmt.Sprintf("ROLLBACK TO SAVEPOINT %s", name)))
+	}
+	if stale || db.Error == nil {
+		_ = db.AddError(execUnprepared(db, fmt.Sprintf("RELEASE SAVEPOINT %s", name)))
+	}
+}
+
+// execUnprepared runs a statement of savepoints, which not every database can prepare.
+func execUnprepared(db *gorm.DB, sql string) error {
+	s := db.Statement
+	if prepared, ok := s.ConnPool.(*gorm.PreparedStmtTX); ok {
+		s.ConnPool = prepared.Tx
+		defer func() { s.ConnPool = prepared }()
+	}
+	tx := db.Session(&gorm.Session{NewDB: true})
+	tx.Error = nil
+	return tx.Exec(sql).Error
+}
+
+// writesSeveral reports whether a statement has several models, or associations.
+func writesSeveral(s *gorm.Statement) bool {
+	models := structsOf(s.ReflectValue)
+	if len(models) == 0 && s.Model != nil {
+		models = structsOf(reflect.ValueOf(s.Model))
+	}
+	if len(models) > 1 || len(s.Selects) > 0 {
+		return true
+	}
+	for _, rel := range relations(s.Schema) {
+		for _, m := range models {
+			if m.Type() != s.Schema.ModelType {
+				continue
+			}
+			if _, zero := rel.Field.ValueOf(s.Context, m); !zero {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reachesVersion reports whether a model, or one that its associations lead to, has a version.
+func reachesVersion(db *gorm.DB) bool {
+	s := db.Statement.Schema
+	p, err := registered(db)
+	if s == nil || err != nil {
+		return false
+	}
+	if known, ok := p.versioned.Load(s); ok {
+		return known.(bool)
+	}
+	seen := map[*schema.Schema]bool{s: true}
+	found := false
+	for next := []*schema.Schema{s}; len(next) > 0 && !found; next = next[1:] {
+		f, err := versionOf(next[0])
+		found = f != nil || err != nil
+		for _, rel := range relations(next[0]) {
+			if !seen[rel.FieldSchema] {
+				seen[rel.FieldSchema] = true
+				next = append(next, rel.FieldSchema)
+			}
+		}
+	}
+	p.versioned.Store(s, found)
+	return found
+}
+
+func relations(s *schema.Schema) []*schema.Relationship {
+	r := &s.Relationships
+	return slices.Concat(r.BelongsTo, r.HasOne, r.HasMany, r.Many2Many)
+}
