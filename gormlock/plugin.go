@@ -53,6 +53,9 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	if err := p.seals.valid(); err != nil {
 		return err
 	}
+	if err := checkCallbacks(db); err != nil {
+		return err
+	}
 	tables, err := tablesOf(db, p.protect)
 	if err != nil {
 		return err
