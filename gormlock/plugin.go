@@ -97,13 +97,16 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
 }
 
-// poolOf returns the pool that wrap put in, nil where another one is around it.
+// poolOf returns the pool in what wrap returned.
 func poolOf(c gorm.ConnPool) *pool {
-	if prepared, ok := c.(*gorm.PreparedStmtDB); ok {
+	for {
+		prepared, ok := c.(*gorm.PreparedStmtDB)
+		if !ok {
+			p, _ := c.(*pool)
+			return p
+		}
 		c = prepared.ConnPool
 	}
-	p, _ := c.(*pool)
-	return p
 }
 
 // registered returns the plugin of a database.

@@ -29,9 +29,6 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	err := ctx.Err()
 	switch {
 	case err != nil:
-	case d.begun != nil:
-		d.begun.opts = opts
-		t = d.begun
 	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
 		t, err = p.join(ctx, d.orDefault())
 	case len(d.keys) > 0:
@@ -41,6 +38,26 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 		return (*transaction)(nil), err // typed, as gorm's Rollback ignores it then, like a *sql.Tx
 	}
 	return t, nil
+}
+
+// opened is a pool whose next transaction is t.
+type opened struct {
+	*pool
+	t *transaction
+}
+
+// BeginTx implements gorm.ConnPoolBeginner.
+func (o opened) BeginTx(_ context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	o.t.opts = opts
+	return o.t, nil
+}
+
+// open returns the pool that wrap returned as one that begins t, which holds its locks already.
+func (t *transaction) open(wrapped gorm.ConnPool) gorm.ConnPool {
+	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
+		return &gorm.PreparedStmtDB{ConnPool: opened{t.pool, t}, Mux: prepared.Mux, Stmts: prepared.Stmts}
+	}
+	return opened{t.pool, t}
 }
 
 // GetDBConn is what gorm's DB() calls.

@@ -10,7 +10,7 @@ import (
 
 // singleTx is the transaction of a guarded single statement.
 type singleTx struct {
-	tx        gorm.TxCommitter
+	tx        *transaction
 	outside   gorm.ConnPool
 	context   context.Context // of the statement, outside
 	guards    []guard
@@ -29,26 +29,16 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	if err != nil {
 		return guardError(d.keys, err)
 	}
-	beginner, ok := wrapped.(gorm.ConnPoolBeginner)
-	if !ok {
-		return guardError(d.keys, gorm.ErrInvalidTransaction)
-	}
-	ctx, cancel := context.WithValue(s.Context, demandKey{}, d), context.CancelFunc(func() {})
+	ctx, cancel := s.Context, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok && db.DefaultTransactionTimeout > 0 {
 		ctx, cancel = context.WithTimeout(ctx, db.DefaultTransactionTimeout)
 	}
-	tx, err := beginner.BeginTx(ctx, nil)
-	if err != nil {
+	t := &transaction{pool: poolOf(wrapped), ctx: ctx}
+	if err := t.guard(ctx, d); err != nil {
 		cancel()
 		return err
 	}
-	committer, ok := tx.(gorm.TxCommitter)
-	t, _ := transactionOf(tx)
-	if t == nil || !ok {
-		cancel()
-		return guardError(d.keys, ErrUnmanagedTransaction)
-	}
-	single := &singleTx{tx: committer, outside: s.ConnPool, context: s.Context, guards: guardsOf(s), cancel: cancel}
+	single := &singleTx{tx: t, outside: s.ConnPool, context: s.Context, guards: guardsOf(s), cancel: cancel}
 	// A panic in a callback of another plugin passes no code of this one. It leaves the statement to the collector.
 	single.abandoned = runtime.AddCleanup(s, func(single *singleTx) { go single.rollback() }, single)
 	s.Settings.Store(singleKey{s}, single)
@@ -56,7 +46,10 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	if len(single.guards) > 0 {    // associations inherit it, and must not fill the template anew
 		s.Settings.Store(guardsKey, d.literal())
 	}
-	s.ConnPool = tx
+	s.ConnPool = t
+	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
+		s.ConnPool = &gorm.PreparedStmtTX{PreparedStmtDB: prepared, Tx: t}
+	}
 	return nil
 }
 
