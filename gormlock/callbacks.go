@@ -37,8 +37,8 @@ var operations = []operation{
 	{name: "raw", steps: []string{"gorm:raw"}},
 }
 
-// wraps returns what replaces each callback of GORM that the plugin relies on. A database without default
-// transactions has neither of the steps that begin and end them.
+// wraps returns what replaces each callback of GORM that the plugin relies on. A database without
+// default transactions has neither of the steps that begin and end them.
 func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*gorm.DB) {
 	all := make(map[string]func(func(*gorm.DB)) func(*gorm.DB))
 	for _, name := range op.steps {
@@ -140,8 +140,8 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-// admit reports why a statement must not run; without an error it runs under what its guards ask for, in a transaction
-// that has begun.
+// admit reports why a statement must not run; without an error it runs under what its guards ask
+// for, in a transaction that has begun.
 func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) error {
 	if err := p.enter(db, op); err != nil {
 		return err
@@ -166,9 +166,10 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 	return nil
 }
 
-// begun sends BEGIN before a statement's transaction gets its first one. PrepareContext would, but GORM prepares each
-// statement once for all callers: those who have the connection, or the fence, that BEGIN waits for would wait for the
-// caller who prepares, and get its error. And GORM makes an empty sql.Row of an error in preparing one.
+// begun sends BEGIN before a statement's transaction gets its first one. PrepareContext would, but
+// GORM prepares each statement once for all callers: those who have the connection, or the fence,
+// that BEGIN waits for would wait for the caller who prepares, and get its error. And GORM makes an
+// empty sql.Row of an error in preparing one.
 func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || db.DryRun {
@@ -178,8 +179,9 @@ func begun(db *gorm.DB) error {
 	return err
 }
 
-// thenBegun wraps GORM's callback that begins a transaction around a single statement. Without a guard BEGIN is sent at
-// once, as nothing can be locked before it any more. Under a guard the transaction is open already, and GORM begins none.
+// thenBegun wraps GORM's callback that begins a transaction around a single statement. Without a
+// guard BEGIN is sent at once, as nothing can be locked before it any more. Under a guard the
+// transaction is open already, and GORM begins none.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		if fn(db); db.Error == nil {
@@ -191,14 +193,19 @@ func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 // enter puts a statement under what its guards ask for.
 func (p *plugin) enter(db *gorm.DB, op operation) error {
 	s := db.Statement
+	guarded := len(guardsOf(s)) > 0 || len(demandOf(s.Context).keys) > 0
+	if guarded {
+		abandonSingle(db)
+	}
 	t, open := transactionOf(s.ConnPool)
-	if len(guardsOf(s)) == 0 && len(demandOf(s.Context).keys) == 0 {
+	if !guarded {
 		if op.name == "create" && !open && !db.DryRun {
 			return hiddenGuard(s)
 		}
 		return nil
 	}
-	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is part of.
+	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is
+	// part of.
 	if db.DryRun && op.reads {
 		return nil
 	}

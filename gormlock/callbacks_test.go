@@ -53,8 +53,8 @@ func TestNew_CallbackMissing(t *testing.T) {
 	}
 }
 
-// TestNew_NoDefaultTransaction opens databases without default transactions, and so without the callbacks that begin
-// and end them.
+// TestNew_NoDefaultTransaction opens databases without default transactions, and so without the
+// callbacks that begin and end them.
 func TestNew_NoDefaultTransaction(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -76,7 +76,8 @@ func wantStocks(t *testing.T, db *gorm.DB, n int64) {
 	}
 }
 
-// TestGuard_CallbackAfterCommit reads from another connection in callbacks that run after GORM's own COMMIT.
+// TestGuard_CallbackAfterCommit reads from another connection in callbacks that run after GORM's
+// own COMMIT.
 func TestGuard_CallbackAfterCommit(t *testing.T) {
 	t.Parallel()
 	forms := map[string]func(db *gorm.DB) error{
@@ -123,7 +124,8 @@ func TestGuard_CallbackAfterCommit(t *testing.T) {
 
 func quote(db *gorm.DB, name string) string { return (&gorm.Statement{DB: db}).Quote(name) }
 
-// TestGuard_ForeignCallbackPanics panics in a callback that another plugin registered, with a context that never ends.
+// TestGuard_ForeignCallbackPanics panics in a callback that another plugin registered, with a
+// context that never ends.
 func TestGuard_ForeignCallbackPanics(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -158,6 +160,16 @@ func TestGuard_ForeignCallbackPanics(t *testing.T) {
 			panics = false
 			ok(t, name, write(db.Scopes(gormlock.Guard("k"))))
 		}
+		wantLeft(t, db, 42, 9)
+
+		used := db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = ?", 42)
+		panics = true
+		func() {
+			defer func() { _ = recover() }()
+			used.Update("left", 0)
+		}()
+		panics = false
+		ok(t, "the same statement again", used.Update("name", "again").Error)
 		wantLeft(t, db, 42, 9)
 		wantIdle(t, db, l, "k")
 	}, config(func(c *gorm.Config) { c.Logger = logger.Discard }))

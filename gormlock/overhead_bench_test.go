@@ -58,8 +58,8 @@ func updateNothing(db *gorm.DB) error {
 	return db.Model(&Stock{}).Where("sku = ?", 42).UpdateColumn("left", gorm.Expr("left - 1")).Error
 }
 
-// TestUnguarded_Allocations allows the plugin one small object for each transaction, and two under the race detector, whose
-// pools drop objects at random.
+// TestUnguarded_Allocations allows the plugin one small object for each transaction, and two under
+// the race detector, whose pools drop objects at random.
 func TestUnguarded_Allocations(t *testing.T) {
 	const more = 2
 	with, without := openNothing(t, true), openNothing(t, false)

@@ -24,14 +24,14 @@ type plugin struct {
 	seals   sealMemory
 }
 
-// New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
-// sessions are made of it and before dbresolver:
+// New returns the plugin that makes guards work on a database. Register it once, when the database
+// is opened, before sessions are made of it and before dbresolver:
 //
 //	err := db.Use(gormlock.New(locker))
 //
-// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that matches
-// [ErrUnmanagedTransaction] when the database was opened on a transaction, and one that says so when dbresolver came
-// first or a model of [Protect] cannot be read.
+// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
+// matches [ErrUnmanagedTransaction] when the database was opened on a transaction, and one that
+// says so when dbresolver came first or a model of [Protect] cannot be read.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
 	for _, o := range opts {
@@ -129,7 +129,8 @@ func (p *plugin) lockerInUse() (*core.Locker, error) {
 	return nil, errNoLocker
 }
 
-// carries says whether a context carries a lock on one of the keys: who has it does not wait for it in a group.
+// carries says whether a context carries a lock on one of the keys: who has it does not wait for it
+// in a group.
 func (p *plugin) carries(ctx context.Context, keys []string) bool {
 	l, err := p.lockerInUse()
 	return err == nil && slices.ContainsFunc(keys, func(key string) bool { return l.Carries(ctx, key) })

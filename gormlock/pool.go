@@ -11,8 +11,9 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// pool is the connection pool of a database with the plugin: the one that was there, but for transactions, which begin
-// in it when their first statement runs. It is a pointer, as dbresolver has a map of pools.
+// pool is the connection pool of a database with the plugin: the one that was there, but for
+// transactions, which begin in it when their first statement runs. It is a pointer, as dbresolver
+// has a map of pools.
 type pool struct {
 	gorm.ConnPool
 	plugin  *plugin
@@ -22,7 +23,8 @@ type pool struct {
 	oneByOne atomic.Bool // groups send savepoint statements one by one
 }
 
-// BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with are locked at once.
+// BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with
+// are locked at once.
 func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
 	t := &transaction{pool: p, ctx: ctx, opts: opts}
 	d := demandOf(ctx)
@@ -100,9 +102,9 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
 }
 
-// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known: SQLite leaves a transaction
-// whose COMMIT it rejects (a deferred constraint, a busy file) open on its connection, and database/sql would give that
-// to the next one.
+// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known: SQLite
+// leaves a transaction whose COMMIT it rejects (a deferred constraint, a busy file) open on its
+// connection, and database/sql would give that to the next one.
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn

@@ -11,8 +11,8 @@ import (
 
 const associationMethod = "(*Association)."
 
-// oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several: each would have a
-// lock and a transaction to itself, and nothing tells which of them is the last.
+// oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several:
+// each would have a lock and a transaction to itself, and nothing tells which of them is the last.
 func oneStatement(s *gorm.Statement, op operation) error {
 	method := calledMethod()
 	if method != "(*DB).FirstOrCreate" && (op.reads || !strings.HasPrefix(method, associationMethod)) {
@@ -26,8 +26,8 @@ func oneStatement(s *gorm.Statement, op operation) error {
 		"call it in gormlock.Transaction", ErrNoTransaction, methodName(method)))
 }
 
-// hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs it without the
-// scopes of its caller, so that the plugin cannot see whether there is a guard.
+// hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs
+// it without the scopes of its caller, so that the plugin cannot see whether there is a guard.
 func hiddenGuard(s *gorm.Statement) error {
 	if pointedAt(reflect.ValueOf(s.Dest)).Kind() != reflect.Map {
 		return nil
@@ -41,8 +41,8 @@ func hiddenGuard(s *gorm.Statement) error {
 		s.Table, ErrNoTransaction, methodName(method))
 }
 
-// calledMethod returns the method of GORM that the application called and that runs the current statement, such as
-// "(*Association).Replace". Nothing but the stack tells.
+// calledMethod returns the method of GORM that the application called and that runs the current
+// statement, such as "(*Association).Replace". Nothing but the stack tells.
 func calledMethod() string {
 	var counters [48]uintptr
 	frames := runtime.CallersFrames(counters[:runtime.Callers(2, counters[:])])

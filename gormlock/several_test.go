@@ -151,7 +151,8 @@ func shopped(t *testing.T, fn func(t *testing.T, db *gorm.DB, j *journal, name s
 	})
 }
 
-// TestAssociation_GuardWithoutTransaction writes nothing, as GORM hides how many statements a method is.
+// TestAssociation_GuardWithoutTransaction writes nothing, as GORM hides how many statements a
+// method is.
 func TestAssociation_GuardWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	forms := map[string]func(db *gorm.DB) *gorm.DB{
@@ -181,7 +182,8 @@ func TestAssociation_GuardWithoutTransaction(t *testing.T) {
 	})
 }
 
-// TestAssociation_InTransaction does under a guard what GORM does without one, under one lock in one transaction.
+// TestAssociation_InTransaction does under a guard what GORM does without one, under one lock in
+// one transaction.
 func TestAssociation_InTransaction(t *testing.T) {
 	t.Parallel()
 	shopped(t, func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite) {
@@ -215,7 +217,8 @@ func TestAssociation_InTransaction(t *testing.T) {
 	})
 }
 
-// TestAssociation_MapWithoutGuard is refused outside a transaction only: a guard would look the same.
+// TestAssociation_MapWithoutGuard is refused outside a transaction only: a guard would look the
+// same.
 func TestAssociation_MapWithoutGuard(t *testing.T) {
 	t.Parallel()
 	shopped(t, func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite) {

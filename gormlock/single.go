@@ -18,11 +18,12 @@ type singleTx struct {
 	abandoned runtime.Cleanup
 }
 
-// singleKey is the key of a statement's singleTx in its settings, which GORM copies to those of associations.
+// singleKey is the key of a statement's singleTx in its settings, which GORM copies to those of
+// associations.
 type singleKey struct{ *gorm.Statement }
 
-// openSingle locks the keys of a single statement and puts it into a transaction of its own: GORM finds an open one then,
-// and begins none.
+// openSingle locks the keys of a single statement and puts it into a transaction of its own: GORM
+// finds an open one then, and begins none.
 func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	s := db.Statement
 	wrapped, err := p.wrap(db, s.ConnPool)
@@ -39,7 +40,8 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 		return err
 	}
 	single := &singleTx{tx: t, outside: s.ConnPool, context: s.Context, guards: guardsOf(s), cancel: cancel}
-	// A panic in a callback of another plugin passes no code of this one. It leaves the statement to the collector.
+	// A panic in a callback of another plugin passes no code of this one. It leaves the statement
+	// to the collector.
 	single.abandoned = runtime.AddCleanup(s, func(single *singleTx) { go single.rollback() }, single)
 	s.Settings.Store(singleKey{s}, single)
 	s.Context = t.carry(s.Context) // interrupts the statement when the lock is lost
@@ -53,8 +55,8 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	return nil
 }
 
-// takeSingle takes the statement's own transaction out of it, and puts back what was there. It returns nil if the
-// statement has none.
+// takeSingle takes the statement's own transaction out of it, and puts back what was there. It
+// returns nil if the statement has none.
 func takeSingle(db *gorm.DB) *singleTx {
 	s := db.Statement
 	v, _ := s.Settings.LoadAndDelete(singleKey{s})
@@ -69,6 +71,13 @@ func takeSingle(db *gorm.DB) *singleTx {
 		s.Settings.Store(guardsKey, single.guards)
 	}
 	return single
+}
+
+// abandonSingle ends the transaction that a panic left in a statement which is used again.
+func abandonSingle(db *gorm.DB) {
+	if single := takeSingle(db); single != nil {
+		single.rollback()
+	}
 }
 
 // rollback drops its error, which would hide the one that led to it.
@@ -91,8 +100,8 @@ func endSingle(db *gorm.DB) {
 	}
 }
 
-// singleEnded wraps GORM's callback that ends a transaction around a single statement: a guarded one ends there too, so
-// that the callbacks after it see what was committed.
+// singleEnded wraps GORM's callback that ends a transaction around a single statement: a guarded
+// one ends there too, so that the callbacks after it see what was committed.
 func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		if _, ok := db.Statement.Settings.Load(singleKey{db.Statement}); ok {
@@ -102,7 +111,8 @@ func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
 	}
 }
 
-// explainWrite adds to the error of a write why its transaction ended, and notes a Decrement that found too little.
+// explainWrite adds to the error of a write why its transaction ended, and notes a Decrement that
+// found too little.
 func explainWrite(db *gorm.DB) {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	switch {
@@ -137,16 +147,14 @@ func afterRead(db *gorm.DB) {
 	}
 }
 
-// rollbackOnPanic rolls a guarded single statement back when fn does not return. It does not recover, so the stack stays.
+// rollbackOnPanic rolls a guarded single statement back when fn does not return. It does not
+// recover, so the stack stays.
 func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		returned := false
 		defer func() {
-			if returned {
-				return
-			}
-			if single := takeSingle(db); single != nil {
-				single.rollback()
+			if !returned {
+				abandonSingle(db)
 			}
 		}()
 		fn(db)

@@ -11,8 +11,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestGuard_InHookOfUnguarded: the transaction that GORM begins around a statement has begun when its hooks run. However
-// they ask for a guard then, it comes too late, and nothing is committed, even if the hook keeps the error to itself.
+// TestGuard_InHookOfUnguarded: the transaction that GORM begins around a statement has begun when
+// its hooks run. However they ask for a guard then, it comes too late, and nothing is committed,
+// even if the hook keeps the error to itself.
 func TestGuard_InHookOfUnguarded(t *testing.T) {
 	t.Parallel()
 	asks := map[string]func(tx *gorm.DB) error{
@@ -54,7 +55,8 @@ func TestGuard_InHookOfUnguarded(t *testing.T) {
 	})
 }
 
-// TestNew_BeginCallbackReplaced: a callback in the place of GORM's that begins a transaction runs as before.
+// TestNew_BeginCallbackReplaced: a callback in the place of GORM's that begins a transaction runs
+// as before.
 func TestNew_BeginCallbackReplaced(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

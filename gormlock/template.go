@@ -31,7 +31,8 @@ func parseKeys(text string) (keys, error) {
 	return keys{text: text, template: t}, err
 }
 
-// of returns the keys for a statement, one for each row of its model; open says that it is in a transaction.
+// of returns the keys for a statement, one for each row of its model; open says that it is in a
+// transaction.
 func (k keys) of(s *gorm.Statement, open bool) ([]string, error) {
 	if k.ready != nil {
 		return k.ready, nil

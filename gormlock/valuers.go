@@ -8,8 +8,9 @@ import (
 
 var valuerType = reflect.TypeFor[driver.Valuer]()
 
-// tryValuers calls what database/sql is about to call. Where it panics there, in a query or a prepared statement, the
-// transaction can never end: its Commit and Rollback wait for the connection for ever.
+// tryValuers calls what database/sql is about to call. Where it panics there, in a query or a
+// prepared statement, the transaction can never end: its Commit and Rollback wait for the
+// connection for ever.
 func tryValuers(args []any) {
 	for _, arg := range args {
 		if named, ok := arg.(sql.NamedArg); ok {
