@@ -30,8 +30,9 @@ type plugin struct {
 //	err := db.Use(gormlock.New(locker))
 //
 // A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
-// matches [ErrUnmanagedTransaction] when the database was opened on a transaction, and one that
-// says so when dbresolver came first or a model of [Protect] cannot be read.
+// matches [ErrUnmanagedTransaction] if the database was opened on a transaction. It also returns an
+// error if dbresolver came first, if a model of [Protect] cannot be read, and if a callback of GORM
+// that guards rely on was removed.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
 	for _, o := range opts {
@@ -48,7 +49,8 @@ func (p *plugin) Name() string { return pluginName }
 // Initialize implements gorm.Plugin.
 func (p *plugin) Initialize(db *gorm.DB) error {
 	if _, ok := db.Plugins[resolverName]; ok {
-		return errors.New("gormlock: dbresolver is registered already and would go around the guards: register gormlock before it")
+		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
+			"register gormlock before it")
 	}
 	if err := p.seals.valid(); err != nil {
 		return err
@@ -129,7 +131,7 @@ func (p *plugin) lockerInUse() (*core.Locker, error) {
 	return nil, errNoLocker
 }
 
-// carries says whether a context carries a lock on one of the keys: who has it does not wait for it
+// carries reports whether a context carries a lock on one of the keys: who has it does not wait for it
 // in a group.
 func (p *plugin) carries(ctx context.Context, keys []string) bool {
 	l, err := p.lockerInUse()

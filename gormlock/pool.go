@@ -11,20 +11,19 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// pool is the connection pool of a database with the plugin: the one that was there, but for
-// transactions, which begin in it when their first statement runs. It is a pointer, as dbresolver
-// has a map of pools.
+// pool is the connection pool of a database with the plugin. Its transactions begin in the inner
+// pool when their first statement runs. It is used by its pointer, as dbresolver has a map of pools.
 type pool struct {
 	gorm.ConnPool
 	plugin  *plugin
 	log     logger.Interface
-	dialect dialect // zero: none that this package knows
+	dialect dialect // zero if the package does not know it
 
 	oneByOne atomic.Bool // groups send savepoint statements one by one
 }
 
-// BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with
-// are locked at once.
+// BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves BEGIN
+// to the first statement.
 func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
 	t := &transaction{pool: p, ctx: ctx, opts: opts}
 	d := demandOf(ctx)
@@ -37,7 +36,8 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 		err = t.guard(ctx, d.orDefault())
 	}
 	if err != nil {
-		return (*transaction)(nil), err // typed, as gorm's Rollback ignores it then, like a *sql.Tx
+		// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
+		return (*transaction)(nil), err
 	}
 	return t, nil
 }
