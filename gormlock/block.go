@@ -60,9 +60,10 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 	}
 	// A key that is sealed, or not had, is not worth what GORM makes for a transaction.
 	if inner := poolOf(wrapped); inner != nil && d.group <= 1 && db.DefaultTransactionTimeout == 0 {
-		d.begun = &transaction{pool: inner, ctx: ctx}
-		err = d.begun.guard(ctx, d)
-		defer func() { _ = d.begun.Rollback() }() // ends it where GORM has not
+		t := &transaction{pool: inner, ctx: ctx}
+		err = t.guard(ctx, d)
+		defer func() { _ = t.Rollback() }() // ends it where GORM has not
+		wrapped = t.open(wrapped)
 	} else {
 		err = p.remembered(ctx, d.keys)
 	}

@@ -2,93 +2,131 @@ package gormlock
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
-	"sync"
 	"time"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/callbacks"
 	"gorm.io/gorm/logger"
 )
 
 // operation is one of GORM's processors.
 type operation struct {
-	name    string
-	reads   bool
-	writes  bool // builds its SQL from a model
-	handled []string
-}
-
-// The callbacks of GORM that run code of users: hooks, and serializers of fields.
-var operations = []operation{
-	{name: "create", writes: true, handled: []string{"gorm:before_create", "gorm:save_before_associations", "gorm:create", "gorm:save_after_associations", "gorm:after_create"}},
-	{name: "update", writes: true, handled: []string{"gorm:setup_reflect_value", "gorm:before_update", "gorm:save_before_associations", "gorm:update", "gorm:save_after_associations", "gorm:after_update"}},
-	{name: "delete", writes: true, handled: []string{"gorm:before_delete", "gorm:delete_before_associations", "gorm:delete", "gorm:after_delete"}},
-	{name: "query", reads: true},
-	{name: "row", reads: true},
-	{name: "raw", handled: []string{"gorm:raw"}},
+	name   string
+	reads  bool
+	writes bool // builds its SQL from a model, in a transaction that GORM begins
+	steps  []string
 }
 
 const (
+	beginStep  = "gorm:begin_transaction"
+	commitStep = "gorm:commit_or_rollback_transaction"
+
 	beforeName = "gormlock:before"
 	afterName  = "gormlock:after"
 )
 
-// registerCallbacks puts ours around all others, and around GORM's what gives a guard up when one panics.
+// The steps are the callbacks of GORM that run code of users: hooks, and serializers of fields.
+var operations = []operation{
+	{name: "create", writes: true, steps: []string{"gorm:before_create",
+		"gorm:save_before_associations", "gorm:create", "gorm:save_after_associations", "gorm:after_create"}},
+	{name: "update", writes: true, steps: []string{"gorm:setup_reflect_value", "gorm:before_update",
+		"gorm:save_before_associations", "gorm:update", "gorm:save_after_associations", "gorm:after_update"}},
+	{name: "delete", writes: true, steps: []string{"gorm:before_delete",
+		"gorm:delete_before_associations", "gorm:delete", "gorm:after_delete"}},
+	{name: "query", reads: true},
+	{name: "row", reads: true},
+	{name: "raw", steps: []string{"gorm:raw"}},
+}
+
+// wraps returns what replaces each callback of GORM that the plugin relies on. A database without
+// default transactions has neither of the steps that begin and end them.
+func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*gorm.DB) {
+	all := make(map[string]func(func(*gorm.DB)) func(*gorm.DB))
+	for _, name := range op.steps {
+		all[name] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(withVersion(name, fn)) }
+	}
+	if op.name == "row" {
+		all["gorm:row"] = rowAtOnce
+	}
+	if op.writes && !db.SkipDefaultTransaction {
+		all[beginStep] = thenBegun
+		all[commitStep] = singleEnded
+	}
+	return all
+}
+
+// processor is one of GORM's, whose type is not exported.
+type processor struct {
+	steps interface {
+		Get(name string) func(*gorm.DB)
+		Replace(name string, fn func(*gorm.DB)) error
+	}
+	first, last interface {
+		Register(name string, fn func(*gorm.DB)) error
+	}
+}
+
+func (op operation) processor(db *gorm.DB) processor {
+	all := db.Callback()
+	p := all.Raw()
+	switch op.name {
+	case "create":
+		p = all.Create()
+	case "update":
+		p = all.Update()
+	case "delete":
+		p = all.Delete()
+	case "query":
+		p = all.Query()
+	case "row":
+		p = all.Row()
+	}
+	return processor{steps: p, first: p.Before("*"), last: p.After("*")}
+}
+
+// checkCallbacks reports the first callback of GORM that the plugin relies on and that is missing.
+func checkCallbacks(db *gorm.DB) error {
+	for _, op := range operations {
+		steps := op.processor(db).steps
+		for name := range op.wraps(db) {
+			if steps.Get(name) == nil {
+				return fmt.Errorf("gormlock: GORM's callback %q of %s is missing, and guards rely on it: "+
+					"remove it after db.Use, or use GORM v1.31", name, op.name)
+			}
+		}
+	}
+	return nil
+}
+
+// registerCallbacks wraps GORM's callbacks, and registers one before and one after all others.
 func (p *plugin) registerCallbacks(db *gorm.DB, protected map[string]bool) error {
 	loud := db.Logger
 	db.Logger = logger.Discard // GORM logs every Replace
 	defer func() { db.Logger = loud }()
 	for _, op := range operations {
-		before := func(db *gorm.DB) { p.before(db, op, protected) }
-		after := p.after
-		if op.reads {
-			after = p.afterRead
-		}
-		if err := register(db, op, before, after); err != nil {
+		if err := p.register(db, op, protected); err != nil {
 			return fmt.Errorf("gormlock: registering callbacks: %w", err)
 		}
 	}
 	return nil
 }
 
-func register(db *gorm.DB, op operation, before, after func(*gorm.DB)) error {
-	all := db.Callback()
-	processor := all.Raw()
-	switch op.name {
-	case "create":
-		processor = all.Create()
-	case "update":
-		processor = all.Update()
-	case "delete":
-		processor = all.Delete()
-	case "query":
-		processor = all.Query()
-	case "row":
-		processor = all.Row()
-	}
-	for _, name := range op.handled {
-		if fn := processor.Get(name); fn != nil {
-			if err := processor.Replace(name, giveUpOnPanic(withVersion(name, fn))); err != nil {
-				return err
-			}
-		}
-	}
-	if fn := processor.Get("gorm:row"); fn != nil {
-		if err := processor.Replace("gorm:row", rowAtOnce(fn)); err != nil {
+func (p *plugin) register(db *gorm.DB, op operation, protected map[string]bool) error {
+	processor := op.processor(db)
+	for name, wrap := range op.wraps(db) {
+		if err := processor.steps.Replace(name, wrap(processor.steps.Get(name))); err != nil {
 			return err
 		}
 	}
-	if fn := processor.Get("gorm:begin_transaction"); fn != nil {
-		if err := processor.Replace("gorm:begin_transaction", thenBegun(fn)); err != nil {
-			return err
-		}
+	after := endSingle
+	if op.reads {
+		after = afterRead
 	}
-	if err := processor.Before("*").Register(beforeName, before); err != nil {
+	err := processor.first.Register(beforeName, func(db *gorm.DB) { p.before(db, op, protected) })
+	if err != nil {
 		return err
 	}
-	return processor.After("*").Register(afterName, after)
+	return processor.last.Register(afterName, after)
 }
 
 // before runs before every statement.
@@ -97,69 +135,45 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 		return
 	}
 	retrack(db)
-	var err error
-	set := !unset(db.Statement)
-	if set || len(demandOf(db.Statement.Context).keys) > 0 {
-		start := time.Now()
-		err = p.enter(db, op)
-		notSQLTime(db, start)
-	}
-	t, _ := transactionOf(db.Statement.ConnPool)
-	if err == nil && op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() {
-		if s := db.Statement; slices.ContainsFunc(tablesIn(s), func(table string) bool { return protected[table] }) {
-			err = fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
+	err := p.admit(db, op, protected)
+	if err != nil && op.name == "row" {
+		if rows, _ := db.Get("rows"); rows != true {
+			db.Statement.Dest = failedRow(err) // what Row returns
 		}
-	}
-	if err == nil && set && sellOutOf(db.Statement) != nil {
-		err = t.sealable()
-	}
-	if err == nil {
-		err = begun(db)
-	}
-	if err == nil && set && op.reads {
-		err = lockRows(db)
-	}
-	if op.name != "row" {
-		_ = db.AddError(err)
-		return
-	}
-	if rows, _ := db.Get("rows"); err != nil && rows != true {
-		db.Statement.Dest = failedRow(err) // what Row returns
 	}
 	_ = db.AddError(err)
 }
 
-// unset says whether a statement has no settings at all, so that none are this package's. It must not make a map of the zero
-// sync.Map, which reading it would.
-func unset(s *gorm.Statement) bool {
-	settings := reflect.ValueOf(&s.Settings).Elem()
-	if everSet != nil {
-		return settings.Field(everSet[0]).Field(everSet[1]).IsZero()
+// admit reports why a statement must not run; without an error it runs under what its guards ask
+// for, in a transaction that has begun.
+func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) error {
+	if err := p.enter(db, op); err != nil {
+		return err
 	}
-	return settings.IsZero()
+	s := db.Statement
+	t, _ := transactionOf(s.ConnPool)
+	if op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() &&
+		slices.ContainsFunc(tablesIn(s), func(table string) bool { return protected[table] }) {
+		return fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
+	}
+	if sellOutOf(s) != nil {
+		if err := t.sealable(); err != nil {
+			return err
+		}
+	}
+	if err := begun(db); err != nil {
+		return err
+	}
+	if op.reads {
+		return lockRows(db)
+	}
+	return nil
 }
 
-// everSet is the field of a sync.Map that is zero until it is used first, which is several times as fast to look at as all of
-// them; nil where there is none that is known.
-var everSet = func() []int {
-	var empty, set sync.Map
-	set.Store(0, 0)
-	inner, ok1 := reflect.TypeFor[sync.Map]().FieldByName("m")
-	if !ok1 || inner.Type.Kind() != reflect.Struct {
-		return nil
-	}
-	inited, ok2 := inner.Type.FieldByName("inited")
-	index := append(inner.Index, inited.Index...)
-	zero := func(m *sync.Map) bool { return reflect.ValueOf(m).Elem().FieldByIndex(index).IsZero() }
-	if !ok2 || len(index) != 2 || !zero(&empty) || zero(&set) {
-		return nil
-	}
-	return index
-}()
-
-// begun begins the transaction of a statement that is about to be sent, if it has not begun. PrepareContext would, but
-// GORM prepares each statement once for all who want it: those who have the connection, or the fence, that BEGIN waits
-// for would wait for it, and its error would be theirs. And GORM makes an empty sql.Row of an error in preparing one.
+// begun sends BEGIN before a statement's transaction gets its first one. PrepareContext would, but
+// GORM prepares each statement once for all callers: those who have the connection, or the fence,
+// that BEGIN waits for would wait for the caller who prepares, and get its error. And GORM makes an
+// empty sql.Row of an error in preparing one.
 func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || db.DryRun {
@@ -172,45 +186,57 @@ func begun(db *gorm.DB) error {
 	return err
 }
 
-// thenBegun is for GORM's own transaction around a single statement, which fn begins.
+// thenBegun wraps GORM's callback that begins a transaction around a single statement. Without a
+// guard BEGIN is sent at once, as nothing can be locked before it any more. Under a guard the
+// transaction is open already, and GORM begins none.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
-	gorms := reflect.ValueOf(fn).Pointer() == reflect.ValueOf(callbacks.BeginTransaction).Pointer()
 	return func(db *gorm.DB) {
-		if p, ok := db.Statement.ConnPool.(*pool); ok && !db.DryRun { // there is no guard, nor are statements prepared
-			beginImplicit(db, p, fn)
-			return
-		}
-		if t, _ := transactionOf(db.Statement.ConnPool); t != nil && gorms { // it would make a session, only to find that it cannot
-			return
-		}
 		if fn(db); db.Error == nil {
 			_ = db.AddError(begun(db))
 		}
 	}
 }
 
-// enter makes sure that a statement runs under what its guards ask for.
+// enter puts a statement under what its guards ask for.
 func (p *plugin) enter(db *gorm.DB, op operation) error {
-	if len(guardsOf(db.Statement)) == 0 && len(demandOf(db.Statement.Context).keys) == 0 {
+	s := db.Statement
+	guarded := len(guardsOf(s)) > 0 || len(demandOf(s.Context).keys) > 0
+	if guarded {
+		defer notSQLTime(db, time.Now())
+		abandonSingle(db)
+	}
+	t, open := transactionOf(s.ConnPool)
+	if !guarded {
+		if op.name == "create" && !open && !db.DryRun {
+			return hiddenGuard(s)
+		}
 		return nil
 	}
-	if db.DryRun && op.reads { // a subquery, above all: GORM would drop the error and leave a hole in the SQL that it is part of
+	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is
+	// part of.
+	if db.DryRun && op.reads {
 		return nil
 	}
-	t, open := transactionOf(db.Statement.ConnPool)
-	d, err := resolve(db.Statement, open)
+	if !open && !db.DryRun {
+		if err := oneStatement(s, op); err != nil {
+			return err
+		}
+	}
+	d, err := resolve(s, open)
 	_, evaluating := db.Get(evaluateKey)
 	switch {
 	case err != nil:
 		return err
 	case db.DryRun && !evaluating:
-		return guardError(d.keys, fmt.Errorf("%w: it sends nothing and locks nothing; leave the guard out", gorm.ErrDryRunModeUnsupported))
+		return guardError(d.keys, fmt.Errorf("%w: it sends nothing and locks nothing; leave the guard out",
+			gorm.ErrDryRunModeUnsupported))
 	case open && t == nil:
 		return guardError(d.keys, ErrUnmanagedTransaction)
 	case open:
-		return t.guard(db.Statement.Context, d)
+		return t.guard(s.Context, d)
 	case op.reads:
-		return guardError(d.keys, fmt.Errorf("%w: the lock would end before what this reads is used; put the guard before .Transaction", ErrNoTransaction))
+		return guardError(d.keys, fmt.Errorf("%w: the lock would end before what this reads is used; "+
+			"put the guard before .Transaction", ErrNoTransaction))
 	}
-	return p.openOwn(db, d)
+	return p.openSingle(db, d)
 }

@@ -88,7 +88,7 @@ func TestConnection(t *testing.T) {
 		put(t, db, 42, 100)
 		pool(t, db).SetMaxOpenConns(1)
 		statements, n := 0, int64(100)
-		ok(t, "Register", db.Callback().Update().After("gorm:update").Register("seen", func(tx *gorm.DB) {
+		ok(t, "Register", db.Callback().Update().Before("gorm:after_update").Register("seen", func(tx *gorm.DB) {
 			if tx.Error != nil {
 				return // it was not sent
 			}

@@ -166,9 +166,9 @@ func TestForms(t *testing.T) {
 			}
 		}
 		ok(t, "Register", errors.Join(
-			db.Callback().Create().After("gorm:create").Register("seen", seen),
-			db.Callback().Update().After("gorm:update").Register("seen", seen),
-			db.Callback().Delete().After("gorm:delete").Register("seen", seen),
+			db.Callback().Create().Before("gorm:after_create").Register("seen", seen),
+			db.Callback().Update().Before("gorm:after_update").Register("seen", seen),
+			db.Callback().Delete().Before("gorm:after_delete").Register("seen", seen),
 			db.Callback().Raw().After("gorm:raw").Register("seen", seen)))
 		modes := map[string]*gorm.DB{"": db}
 		if !db.PrepareStmt {

@@ -17,7 +17,7 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 	if t.pool.dialect.name != "mysql" || t.turn != nil || s.SQL.Len() == 0 || !endsTransaction(s.SQL.String()) {
 		return nil
 	}
-	if _, single := s.Settings.Load(ownKey{s}); single || !t.guarded() {
+	if _, single := s.Settings.Load(singleKey{s}); single || !t.guarded() {
 		return nil
 	}
 	word, _ := firstWord(s.SQL.String())

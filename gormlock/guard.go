@@ -25,8 +25,6 @@ type demand struct {
 	wait   time.Duration
 	fenced bool
 	group  int // callers in one transaction
-
-	begun *transaction // has the locks already
 }
 
 func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {

@@ -28,14 +28,15 @@ type plugin struct {
 	versioned sync.Map // of *schema.Schema: whether a write of the model may write a version
 }
 
-// New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
-// sessions are made of it and before dbresolver:
+// New returns the plugin that makes guards work on a database. Register it once, when the database
+// is opened, before sessions are made of it and before dbresolver:
 //
 //	err := db.Use(gormlock.New(locker))
 //
-// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that matches
-// [ErrUnmanagedTransaction] when the database was opened on a transaction, and one that says so when dbresolver came
-// first or a model of [Protect] cannot be read.
+// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
+// matches [ErrUnmanagedTransaction] if the database was opened on a transaction. It also returns an
+// error if dbresolver came first, if a model of [Protect] cannot be read, and if a callback of GORM
+// that guards rely on was removed.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
 	p.telemetry.locker = p.lockerInUse
@@ -53,9 +54,13 @@ func (p *plugin) Name() string { return pluginName }
 // Initialize implements gorm.Plugin.
 func (p *plugin) Initialize(db *gorm.DB) error {
 	if _, ok := db.Plugins[resolverName]; ok {
-		return errors.New("gormlock: dbresolver is registered already and would go around the guards: register gormlock before it")
+		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
+			"register gormlock before it")
 	}
 	if err := p.seals.valid(); err != nil {
+		return err
+	}
+	if err := checkCallbacks(db); err != nil {
 		return err
 	}
 	tables, err := tablesOf(db, p.protect)
@@ -99,13 +104,16 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
 }
 
-// poolOf returns the pool that wrap put in, nil where another one is around it.
+// poolOf returns the pool in what wrap returned.
 func poolOf(c gorm.ConnPool) *pool {
-	if prepared, ok := c.(*gorm.PreparedStmtDB); ok {
+	for {
+		prepared, ok := c.(*gorm.PreparedStmtDB)
+		if !ok {
+			p, _ := c.(*pool)
+			return p
+		}
 		c = prepared.ConnPool
 	}
-	p, _ := c.(*pool)
-	return p
 }
 
 // registered returns the plugin of a database.
@@ -128,7 +136,8 @@ func (p *plugin) lockerInUse() (*core.Locker, error) {
 	return nil, errNoLocker
 }
 
-// carries says whether a context carries a lock on one of the keys: who has it does not wait for it in a group.
+// carries reports whether a context carries a lock on one of the keys: who has it does not wait for it
+// in a group.
 func (p *plugin) carries(ctx context.Context, keys []string) bool {
 	l, err := p.lockerInUse()
 	return err == nil && slices.ContainsFunc(keys, func(key string) bool { return l.Carries(ctx, key) })

@@ -11,36 +11,55 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// pool is the connection pool of a database with the plugin: the one that was there, but for transactions, which begin
-// in it when their first statement runs. It is a pointer, as dbresolver has a map of pools.
+// pool is the connection pool of a database with the plugin. Its transactions begin in the inner
+// pool when their first statement runs. It is used by its pointer, as dbresolver has a map of pools.
 type pool struct {
 	gorm.ConnPool
 	plugin  *plugin
 	log     logger.Interface
-	dialect dialect // zero: none that this package knows
+	dialect dialect // zero if the package does not know it
 
 	oneByOne atomic.Bool // groups send savepoint statements one by one
 }
 
-// BeginTx returns a transaction that has not begun in the database. The keys that ctx guards with are locked at once.
+// BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves BEGIN
+// to the first statement.
 func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
 	t := &transaction{pool: p, ctx: ctx, opts: opts}
 	d := demandOf(ctx)
 	err := ctx.Err()
 	switch {
 	case err != nil:
-	case d.begun != nil:
-		d.begun.opts = opts
-		t = d.begun
 	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
 		t, err = p.join(ctx, d.orDefault())
 	case len(d.keys) > 0:
 		err = t.guard(ctx, d.orDefault())
 	}
 	if err != nil {
-		return (*transaction)(nil), err // typed, as gorm's Rollback ignores it then, like a *sql.Tx
+		// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
+		return (*transaction)(nil), err
 	}
 	return t, nil
+}
+
+// opened is a pool whose next transaction is t.
+type opened struct {
+	*pool
+	t *transaction
+}
+
+// BeginTx implements gorm.ConnPoolBeginner.
+func (o opened) BeginTx(_ context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	o.t.opts = opts
+	return o.t, nil
+}
+
+// open returns the pool that wrap returned as one that begins t, which holds its locks already.
+func (t *transaction) open(wrapped gorm.ConnPool) gorm.ConnPool {
+	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
+		return &gorm.PreparedStmtDB{ConnPool: opened{t.pool, t}, Mux: prepared.Mux, Stmts: prepared.Stmts}
+	}
+	return opened{t.pool, t}
 }
 
 // GetDBConn is what gorm's DB() calls.
@@ -83,9 +102,9 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
 }
 
-// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known: SQLite leaves a transaction
-// whose COMMIT it rejects (a deferred constraint, a busy file) open on its connection, and database/sql would give that
-// to the next one.
+// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known: SQLite
+// leaves a transaction whose COMMIT it rejects (a deferred constraint, a busy file) open on its
+// connection, and database/sql would give that to the next one.
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn

@@ -233,7 +233,7 @@ func TestSealWhenOut_NotUnderALostLock(t *testing.T) {
 			loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
 				put(t, db, 43, 0)
 				var once atomic.Bool
-				ok(t, "Register", db.Callback().Update().After("gorm:update").Register("lose", func(*gorm.DB) {
+				ok(t, "Register", db.Callback().Update().Before("gorm:after_update").Register("lose", func(*gorm.DB) {
 					if once.CompareAndSwap(false, true) {
 						lose()
 					}

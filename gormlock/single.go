@@ -3,82 +3,119 @@ package gormlock
 import (
 	"context"
 	"database/sql"
+	"runtime"
 
 	"gorm.io/gorm"
 )
 
-// own is the transaction of a guarded single statement.
-type own struct {
-	tx      gorm.TxCommitter
-	outside gorm.ConnPool
-	context context.Context // of the statement, outside
-	guards  []guard
-	timeOut context.CancelFunc
+// singleTx is the transaction of a guarded single statement.
+type singleTx struct {
+	tx        *transaction
+	outside   gorm.ConnPool
+	context   context.Context // of the statement, outside
+	guards    []guard
+	cancel    context.CancelFunc // ends DefaultTransactionTimeout
+	abandoned runtime.Cleanup
 }
 
-// ownKey is where a statement's own transaction is in its settings, which GORM copies to those of associations.
-type ownKey struct{ *gorm.Statement }
+// singleKey is the key of a statement's singleTx in its settings, which GORM copies to those of
+// associations.
+type singleKey struct{ *gorm.Statement }
 
-// openOwn puts a single statement into a transaction of its own: GORM finds one begun then, and begins none.
-func (p *plugin) openOwn(db *gorm.DB, d demand) error {
+// openSingle locks the keys of a single statement and puts it into a transaction of its own: GORM
+// finds an open one then, and begins none.
+func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	s := db.Statement
 	wrapped, err := p.wrap(db, s.ConnPool)
 	if err != nil {
 		return guardError(d.keys, err)
 	}
-	beginner, ok := wrapped.(gorm.ConnPoolBeginner)
-	if !ok {
-		return guardError(d.keys, gorm.ErrInvalidTransaction)
-	}
-	ctx, cancel := context.WithValue(s.Context, demandKey{}, d), context.CancelFunc(func() {})
+	ctx, cancel := s.Context, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok && db.DefaultTransactionTimeout > 0 {
 		ctx, cancel = context.WithTimeout(ctx, db.DefaultTransactionTimeout)
 	}
-	tx, err := beginner.BeginTx(ctx, nil)
-	if err != nil {
+	t := &transaction{pool: poolOf(wrapped), ctx: ctx}
+	if err := t.guard(ctx, d); err != nil {
 		cancel()
 		return err
 	}
-	committer, ok := tx.(gorm.TxCommitter)
-	t, _ := transactionOf(tx)
-	if t == nil || !ok {
-		cancel()
-		return guardError(d.keys, ErrUnmanagedTransaction)
-	}
-	guards := guardsOf(s)
-	s.Settings.Store(ownKey{s}, &own{committer, s.ConnPool, s.Context, guards, cancel})
+	single := &singleTx{tx: t, outside: s.ConnPool, context: s.Context, guards: guardsOf(s), cancel: cancel}
+	// A panic in a callback of another plugin passes no code of this one. It leaves the statement
+	// to the collector.
+	single.abandoned = runtime.AddCleanup(s, func(single *singleTx) { go single.rollback() }, single)
+	s.Settings.Store(singleKey{s}, single)
 	s.Context = t.carry(s.Context) // interrupts the statement when the lock is lost
-	if len(guards) > 0 {           // associations inherit it, and must not fill the template anew
+	if len(single.guards) > 0 {    // associations inherit it, and must not fill the template anew
 		s.Settings.Store(guardsKey, d.literal())
 	}
-	s.ConnPool = tx
+	s.ConnPool = t
+	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
+		s.ConnPool = &gorm.PreparedStmtTX{PreparedStmtDB: prepared, Tx: t}
+	}
 	return nil
 }
 
-// takeOwn takes the statement's own transaction out of it, and puts back what was there; nil if it has none.
-func takeOwn(db *gorm.DB) *own {
-	v, _ := db.Statement.Settings.LoadAndDelete(ownKey{db.Statement})
-	o, _ := v.(*own)
-	if o == nil {
+// takeSingle takes the statement's own transaction out of it, and puts back what was there. It
+// returns nil if the statement has none.
+func takeSingle(db *gorm.DB) *singleTx {
+	s := db.Statement
+	v, _ := s.Settings.LoadAndDelete(singleKey{s})
+	single, _ := v.(*singleTx)
+	if single == nil {
 		return nil
 	}
-	db.Statement.ConnPool, db.Statement.Context = o.outside, o.context
-	if len(o.guards) > 0 {
-		db.Statement.Settings.Store(guardsKey, o.guards)
+	single.abandoned.Stop()
+	runtime.KeepAlive(s) // until then the clean-up may run
+	s.ConnPool, s.Context = single.outside, single.context
+	if len(single.guards) > 0 {
+		s.Settings.Store(guardsKey, single.guards)
 	}
-	return o
+	return single
 }
 
-// after says why a statement under a lost lock failed, and ends the transaction of a guarded single statement.
-func (p *plugin) after(db *gorm.DB) {
-	if _, outside := db.Statement.ConnPool.(*pool); outside { // or in GORM's own transaction, which has ended: there is no guard
-		return
+// abandonSingle ends the transaction that a panic left in a statement which is used again.
+func abandonSingle(db *gorm.DB) {
+	if single := takeSingle(db); single != nil {
+		single.rollback()
 	}
-	if unset(db.Statement) {
-		p.afterRead(db)
-		return
+}
+
+// rollback drops its error, which would hide the one that led to it.
+func (single *singleTx) rollback() {
+	defer single.cancel()
+	_ = single.tx.Rollback()
+}
+
+// endSingle commits a guarded single statement, or rolls it back if it failed.
+func endSingle(db *gorm.DB) {
+	explainWrite(db)
+	single := takeSingle(db)
+	switch {
+	case single == nil:
+	case db.Error != nil:
+		single.rollback()
+	default:
+		defer single.cancel()
+		_ = db.AddError(single.tx.Commit())
 	}
-	switch t, _ := transactionOf(db.Statement.ConnPool); {
+}
+
+// singleEnded wraps GORM's callback that ends a transaction around a single statement: a guarded
+// one ends there too, so that the callbacks after it see what was committed.
+func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		if _, ok := db.Statement.Settings.Load(singleKey{db.Statement}); ok {
+			endSingle(db)
+		}
+		fn(db)
+	}
+}
+
+// explainWrite adds to the error of a write why its transaction ended, and notes a Decrement that
+// found too little.
+func explainWrite(db *gorm.DB) {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	switch {
 	case t == nil:
 	case db.Error != nil:
 		db.Error = t.explain(db.Error)
@@ -87,20 +124,10 @@ func (p *plugin) after(db *gorm.DB) {
 			t.sellsOut(s)
 		}
 	}
-	o := takeOwn(db)
-	if o == nil {
-		return
-	}
-	if db.Error != nil {
-		o.rollback()
-		return
-	}
-	defer o.timeOut()
-	_ = db.AddError(o.tx.Commit())
 }
 
-// afterRead is for statements that have no transaction of their own.
-func (p *plugin) afterRead(db *gorm.DB) {
+// afterRead runs after reads, which have no transaction of their own.
+func afterRead(db *gorm.DB) {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil {
 		return
@@ -113,28 +140,20 @@ func (p *plugin) afterRead(db *gorm.DB) {
 	case *sql.Rows:
 		t.handedOut(rows)
 	case *sql.Row:
-		if rows != nil && rows.Err() != nil { // which GORM does not look at
+		if rows != nil && rows.Err() != nil { // GORM does not look at it
 			_ = t.explain(rows.Err())
 		}
 	}
 }
 
-// rollback does not tell of its error, which would hide the one that led to it.
-func (o *own) rollback() {
-	defer o.timeOut()
-	_ = o.tx.Rollback()
-}
-
-// giveUpOnPanic rolls a guarded single statement back when fn does not return. It does not recover: the stack stays.
-func giveUpOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
+// rollbackOnPanic rolls a guarded single statement back when fn does not return. It does not
+// recover, so the stack stays.
+func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		returned := false
 		defer func() {
-			if returned {
-				return
-			}
-			if o := takeOwn(db); o != nil {
-				o.rollback()
+			if !returned {
+				abandonSingle(db)
 			}
 		}()
 		fn(db)

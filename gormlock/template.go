@@ -13,9 +13,9 @@ import (
 	"github.com/onelane/onelane/internal/keytemplate"
 )
 
-// keys are what a guard locks: as they are, or made of the fields of a statement's model.
+// keys is what a guard locks: literal keys, or a template for the fields of a statement's model.
 type keys struct {
-	text     string // as the user wrote it
+	text     string // that the user wrote
 	ready    []string
 	template keytemplate.Template
 }
@@ -31,7 +31,8 @@ func parseKeys(text string) (keys, error) {
 	return keys{text: text, template: t}, err
 }
 
-// of returns the keys for a statement, one for each row of its model; open says that it is in a transaction.
+// of returns the keys for a statement, one for each row of its model. open reports whether the
+// statement is in a transaction.
 func (k keys) of(s *gorm.Statement, open bool) ([]string, error) {
 	if k.ready != nil {
 		return k.ready, nil
@@ -54,9 +55,10 @@ func (k keys) of(s *gorm.Statement, open bool) ([]string, error) {
 	return all, nil
 }
 
-// modelRows returns the structs that a statement is on: its model, or each of a slice of them.
+// modelRows returns the structs of a statement: its model, or each element if that is a slice.
 func modelRows(s *gorm.Statement) ([]reflect.Value, error) {
-	refused := fmt.Errorf("%w: the statement must have a model, a struct or a slice of them, to take the fields from; use a literal key, or WithGuard with several", ErrTemplate)
+	refused := fmt.Errorf("%w: the statement must have a model, a struct or a slice of them, "+
+		"to take the fields from; use a literal key, or WithGuard with several", ErrTemplate)
 	model := pointedAt(reflect.ValueOf(s.Model))
 	if s.Schema == nil {
 		return nil, refused
@@ -88,7 +90,7 @@ func pointedAt(v reflect.Value) reflect.Value {
 	return v
 }
 
-// fieldPart is the text of a model's field in a key.
+// fieldPart returns the text of a model's field in a key.
 func fieldPart(s *gorm.Statement, row reflect.Value, name string) (string, error) {
 	field := s.Schema.LookUpField(name)
 	if field == nil {
@@ -101,7 +103,7 @@ func fieldPart(s *gorm.Statement, row reflect.Value, name string) (string, error
 	return keyPart(value)
 }
 
-// keyPart is the text of a field in a key.
+// keyPart returns the text of a field in a key.
 func keyPart(value any) (string, error) {
 	if v, ok := value.(driver.Valuer); ok {
 		var err error

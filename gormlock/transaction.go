@@ -52,8 +52,6 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 			return x, x != nil
 		case *tracked:
 			return x.turn.t, true
-		case *implicit:
-			return x.transaction(), true
 		case *gorm.PreparedStmtTX:
 			c = x.Tx
 		case *pool:

@@ -13,7 +13,8 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// TestUnguarded_AsBefore runs what GORM does without guards, with the plugin and without it, and wants the same.
+// TestUnguarded_AsBefore runs what GORM does without guards, with the plugin and without it, and
+// wants the same.
 func TestUnguarded_AsBefore(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
@@ -269,7 +270,8 @@ func expect(err, target error) error {
 	return errors.Join(errors.New("not the error that was expected"), err)
 }
 
-// TestUnguarded_BeginFails: BEGIN is sent with the first statement, and its error comes there; a Row carries it.
+// TestUnguarded_BeginFails: BEGIN is sent with the first statement, and its error comes there; a
+// Row carries it.
 func TestUnguarded_BeginFails(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

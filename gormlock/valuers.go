@@ -8,8 +8,9 @@ import (
 
 var valuerType = reflect.TypeFor[driver.Valuer]()
 
-// tryValuers calls what database/sql is about to call. Where it panics there, in a query or a prepared statement, the
-// transaction can never end: its Commit and Rollback wait for the connection for ever.
+// tryValuers calls the driver.Valuers that database/sql is about to call. If one panics inside
+// database/sql, in a query or a prepared statement, the transaction can never end: Commit and
+// Rollback wait for its connection for ever.
 func tryValuers(args []any) {
 	for _, arg := range args {
 		if named, ok := arg.(sql.NamedArg); ok {
@@ -26,7 +27,7 @@ func tryValuers(args []any) {
 	}
 }
 
-// tryValuers does so under a guard; without one nothing changes.
+// tryValuers calls the driver.Valuers under a guard only, so that nothing changes without one.
 func (t *transaction) tryValuers(args []any) {
 	if t.guarded() {
 		tryValuers(args)

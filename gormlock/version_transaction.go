@@ -104,7 +104,7 @@ func allOrNothing(db *gorm.DB) {
 	}
 	_, saving := s.Settings.Load(savingKey) // in the savepoint of the parent
 	_, started := db.InstanceGet("gorm:started_transaction")
-	_, guarded := s.Settings.Load(ownKey{s})
+	_, guarded := s.Settings.Load(singleKey{s})
 	if _, open := transactionOf(s.ConnPool); !open || saving || started || guarded {
 		return
 	}

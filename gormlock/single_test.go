@@ -11,9 +11,10 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestImplicit_HookAsksForAGuard: the transaction that GORM makes around a statement has begun when its hooks run. Whichever
-// way they ask for a guard then, it comes too late, and nothing is committed, even if the hook keeps the error to itself.
-func TestImplicit_HookAsksForAGuard(t *testing.T) {
+// TestGuard_InHookOfUnguarded: the transaction that GORM begins around a statement has begun when
+// its hooks run. However they ask for a guard then, it comes too late, and nothing is committed,
+// even if the hook keeps the error to itself.
+func TestGuard_InHookOfUnguarded(t *testing.T) {
 	t.Parallel()
 	asks := map[string]func(tx *gorm.DB) error{
 		"Guard": func(tx *gorm.DB) error { return tx.Scopes(gormlock.Guard("k")).Create(&Item{ID: 2}).Error },
@@ -54,9 +55,9 @@ func TestImplicit_HookAsksForAGuard(t *testing.T) {
 	})
 }
 
-// TestImplicit_OthersBegin: a callback that somebody put in the place of GORM's runs as before, in a transaction too, where
-// GORM's would find that there is nothing to do and is left out.
-func TestImplicit_OthersBegin(t *testing.T) {
+// TestNew_BeginCallbackReplaced: a callback in the place of GORM's that begins a transaction runs
+// as before.
+func TestNew_BeginCallbackReplaced(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		n := 0

@@ -1,0 +1,68 @@
+package gormlock
+
+import (
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+
+	"gorm.io/gorm"
+)
+
+const associationMethod = "(*Association)."
+
+// oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several:
+// each would have a lock and a transaction to itself, and nothing tells which of them is the last.
+func oneStatement(s *gorm.Statement, op operation) error {
+	method := calledMethod()
+	if method != "(*DB).FirstOrCreate" && (op.reads || !strings.HasPrefix(method, associationMethod)) {
+		return nil
+	}
+	keys := demandOf(s.Context).keys
+	for _, g := range guardsOf(s) {
+		keys = append(keys[:len(keys):len(keys)], g.keys.text)
+	}
+	return guardError(keys, fmt.Errorf("%w: %s is several statements, which need one lock and one transaction: "+
+		"call it in gormlock.Transaction", ErrNoTransaction, methodName(method)))
+}
+
+// hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs
+// it without the scopes of its caller, so that the plugin cannot see whether there is a guard.
+func hiddenGuard(s *gorm.Statement) error {
+	if pointedAt(reflect.ValueOf(s.Dest)).Kind() != reflect.Map {
+		return nil
+	}
+	method := calledMethod()
+	if !strings.HasPrefix(method, associationMethod) {
+		return nil
+	}
+	return fmt.Errorf("gormlock: table %q: %w: %s creates rows from maps without the scopes of its caller, and a guard "+
+		"among them would be lost: call it in gormlock.Transaction, or in db.Transaction if it needs no guard",
+		s.Table, ErrNoTransaction, methodName(method))
+}
+
+// calledMethod returns the method of GORM that the application called and that runs the current
+// statement, such as "(*Association).Replace". Nothing but the stack tells.
+func calledMethod() string {
+	var counters [48]uintptr
+	frames := runtime.CallersFrames(counters[:runtime.Callers(2, counters[:])])
+	method := ""
+	for {
+		frame, more := frames.Next()
+		name, ok := strings.CutPrefix(frame.Function, "gorm.io/gorm.")
+		switch {
+		case ok:
+			method = name
+		case method != "":
+			return method
+		}
+		if !more {
+			return method
+		}
+	}
+}
+
+// methodName returns a method of calledMethod as users write it.
+func methodName(method string) string {
+	return strings.NewReplacer("(*", "", ")", "").Replace(method)
+}

@@ -1,0 +1,282 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// Shop has an association of each kind.
+type Shop struct {
+	ID      uint
+	Name    string `gorm:"size:64"`
+	OwnerID *uint
+	Owner   *Owner
+	Sign    *Sign
+	Goods   []Good
+	Labels  []Label `gorm:"many2many:shop_labels"`
+	Cover   *Photo  `gorm:"polymorphic:Of;polymorphicValue:cover"`
+	Photos  []Photo `gorm:"polymorphic:Of;polymorphicValue:shop"`
+}
+
+type Owner struct {
+	ID   uint
+	Name string `gorm:"size:64"`
+}
+
+type Sign struct {
+	ID     uint
+	Name   string `gorm:"size:64"`
+	ShopID *uint
+}
+
+type Good struct {
+	ID     uint
+	Name   string `gorm:"size:64"`
+	ShopID *uint
+}
+
+type Label struct {
+	ID   uint
+	Name string `gorm:"size:64"`
+}
+
+type Photo struct {
+	ID     uint
+	Name   string  `gorm:"size:64"`
+	OfID   *uint   `gorm:"index"`
+	OfType *string `gorm:"size:64"`
+}
+
+// shopTables are in the order in which rows can be deleted.
+var shopTables = []string{"shop_labels", "photos", "labels", "goods", "signs", "shops", "owners"}
+
+// associated is one kind of association: the value that a shop has at first, and another one.
+type associated struct {
+	before, other func() any
+	maps          bool // GORM also takes a map for a value
+}
+
+var associations = map[string]associated{
+	"Owner":  {func() any { return &Owner{ID: 1, Name: "a"} }, func() any { return &Owner{ID: 2, Name: "b"} }, false},
+	"Sign":   {func() any { return &Sign{ID: 1, Name: "a"} }, func() any { return &Sign{ID: 2, Name: "b"} }, false},
+	"Goods":  {func() any { return &Good{ID: 1, Name: "a"} }, func() any { return &Good{ID: 2, Name: "b"} }, true},
+	"Labels": {func() any { return &Label{ID: 1, Name: "a"} }, func() any { return &Label{ID: 2, Name: "b"} }, true},
+	"Cover":  {func() any { return &Photo{ID: 1, Name: "a"} }, func() any { return &Photo{ID: 2, Name: "b"} }, false},
+	"Photos": {func() any { return &Photo{ID: 1, Name: "a"} }, func() any { return &Photo{ID: 2, Name: "b"} }, true},
+}
+
+// associationWrite is a call of an association method; ofMap reports whether it gives GORM a map.
+type associationWrite struct {
+	ofMap bool
+	call  func(association *gorm.Association) error
+}
+
+func (a associated) writes() map[string]associationWrite {
+	writes := map[string]associationWrite{
+		"Append":           {false, func(on *gorm.Association) error { return on.Append(a.other()) }},
+		"Replace":          {false, func(on *gorm.Association) error { return on.Replace(a.other()) }},
+		"Delete":           {false, func(on *gorm.Association) error { return on.Delete(a.before()) }},
+		"Clear":            {false, func(on *gorm.Association) error { return on.Clear() }},
+		"Unscoped.Replace": {false, func(on *gorm.Association) error { return on.Unscoped().Replace(a.other()) }},
+		"Unscoped.Delete":  {false, func(on *gorm.Association) error { return on.Unscoped().Delete(a.before()) }},
+		"Unscoped.Clear":   {false, func(on *gorm.Association) error { return on.Unscoped().Clear() }},
+	}
+	if a.maps {
+		row := func() map[string]any { return map[string]any{"id": uint(2), "name": "b"} }
+		writes["Append a map"] = associationWrite{true, func(on *gorm.Association) error { return on.Append(row()) }}
+		writes["Append both"] = associationWrite{true, func(on *gorm.Association) error {
+			return on.Append([]map[string]any{row()}, a.before())
+		}}
+		writes["Replace by a map"] = associationWrite{true, func(on *gorm.Association) error { return on.Replace(row()) }}
+	}
+	return writes
+}
+
+// openShop returns a shop with one association, alone in all tables.
+func openShop(t *testing.T, db *gorm.DB, name string) *Shop {
+	t.Helper()
+	for _, table := range shopTables {
+		ok(t, "DELETE", db.Exec("DELETE FROM "+table).Error)
+	}
+	shop := &Shop{ID: 1, Name: "shop"}
+	ok(t, "Create", db.Create(shop).Error)
+	ok(t, "Append", db.Model(shop).Association(name).Append(associations[name].before()))
+	return shop
+}
+
+// inShop returns the rows of all tables.
+func inShop(t *testing.T, db *gorm.DB) (all []string) {
+	t.Helper()
+	for _, table := range shopTables {
+		var rows []map[string]any
+		ok(t, "Find", db.Table(table).Find(&rows).Error)
+		var texts []string
+		for _, row := range rows {
+			texts = append(texts, fmt.Sprintf("%s: %v", table, slices.Sorted(maps.Values(printed(row)))))
+		}
+		slices.Sort(texts)
+		all = append(all, texts...)
+	}
+	return all
+}
+
+func printed(row map[string]any) map[string]string {
+	texts := make(map[string]string)
+	for column, value := range row {
+		texts[column] = fmt.Sprintf("%s=%v", column, value)
+	}
+	return texts
+}
+
+// shopped runs fn for each write of each kind of association.
+func shopped(t *testing.T, fn func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite)) {
+	t.Helper()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Owner{}, &Shop{}, &Sign{}, &Good{}, &Label{}, &Photo{}))
+		j := record(t, db)
+		for name, a := range associations {
+			for method, write := range a.writes() {
+				t.Run(name+"."+method, func(t *testing.T) { fn(t, db, j, name, write) })
+			}
+		}
+	})
+}
+
+// TestAssociation_GuardWithoutTransaction writes nothing, as GORM hides how many statements a
+// method is.
+func TestAssociation_GuardWithoutTransaction(t *testing.T) {
+	t.Parallel()
+	forms := map[string]func(db *gorm.DB) *gorm.DB{
+		"Guard":    func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("k")) },
+		"template": func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("shop:{ID}")) },
+		"WithGuard": func(db *gorm.DB) *gorm.DB {
+			return db.WithContext(gormlock.WithGuard(context.Background(), "k"))
+		},
+		"no default transaction": func(db *gorm.DB) *gorm.DB {
+			return db.Session(&gorm.Session{SkipDefaultTransaction: true}).Scopes(gormlock.Guard("k"))
+		},
+		"prepared session": func(db *gorm.DB) *gorm.DB {
+			return db.Session(&gorm.Session{PrepareStmt: true}).Scopes(gormlock.Guard("k"))
+		},
+	}
+	shopped(t, func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite) {
+		for form, guard := range forms {
+			shop := openShop(t, db, name)
+			before := inShop(t, db)
+			j.clear()
+			want(t, form, write.call(guard(db).Model(shop).Association(name)), gormlock.ErrNoTransaction)
+			j.want(t, form)
+			if after := inShop(t, db); !slices.Equal(before, after) {
+				t.Errorf("%s: there is %q, and was %q", form, after, before)
+			}
+		}
+	})
+}
+
+// TestAssociation_InTransaction does under a guard what GORM does without one, under one lock in
+// one transaction.
+func TestAssociation_InTransaction(t *testing.T) {
+	t.Parallel()
+	shopped(t, func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite) {
+		shop := openShop(t, db, name)
+		before := inShop(t, db)
+		plain := db.Transaction
+		if !write.ofMap {
+			plain = func(fn func(*gorm.DB) error, _ ...*sql.TxOptions) error { return fn(db) }
+		}
+		failed := plain(func(tx *gorm.DB) error { return write.call(tx.Model(shop).Association(name)) })
+		expected, end := inShop(t, db), "COMMIT"
+		if failed != nil { // GORM cannot delete an owner in each of these ways, and leaves its first statement
+			expected, end = before, "ROLLBACK"
+		}
+		shop = openShop(t, db, name)
+		j.clear()
+		err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			return write.call(tx.Model(shop).Association(name))
+		})
+		if (err != nil) != (failed != nil) {
+			t.Errorf("under a guard %v, and without one %v", err, failed)
+		}
+		for _, event := range []string{"lock k", "BEGIN", end, "unlock k"} {
+			if n := j.count(event); n != 1 {
+				t.Errorf("%s happened %d times", event, n)
+			}
+		}
+		if got := inShop(t, db); !slices.Equal(got, expected) {
+			t.Errorf("there is %q, want %q", got, expected)
+		}
+	})
+}
+
+// TestAssociation_MapWithoutGuard is refused outside a transaction only: a guard would look the
+// same.
+func TestAssociation_MapWithoutGuard(t *testing.T) {
+	t.Parallel()
+	shopped(t, func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite) {
+		if !write.ofMap {
+			return
+		}
+		shop := openShop(t, db, name)
+		before := inShop(t, db)
+		want(t, "outside", write.call(db.Model(shop).Association(name)), gormlock.ErrNoTransaction)
+		if after := inShop(t, db); !slices.Equal(before, after) {
+			t.Errorf("there is %q, and was %q", after, before)
+		}
+		err := db.Transaction(func(tx *gorm.DB) error { // the guard comes too late, but not silently
+			return write.call(tx.Scopes(gormlock.Guard("k")).Model(openShop(t, db, name)).Association(name))
+		})
+		want(t, "guard in a transaction", err, gormlock.ErrGuardTooLate)
+	})
+}
+
+// TestFirstOrCreate_Guard: it is a read and a write, which need one lock.
+func TestFirstOrCreate_Guard(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		one := func(db *gorm.DB) error {
+			return db.Assign(Stock{Name: "new"}).FirstOrCreate(&Stock{}, Stock{SKU: 42}).Error
+		}
+		outside := map[string]*gorm.DB{
+			"Guard":     db.Scopes(gormlock.Guard("k")),
+			"template":  db.Scopes(gormlock.Guard("stock:{SKU}")),
+			"WithGuard": db.WithContext(gormlock.WithGuard(t.Context(), "k")),
+		}
+		for name, session := range outside {
+			want(t, name, one(session), gormlock.ErrNoTransaction)
+		}
+		wantStocks(t, db, 0)
+		wantIdle(t, db, l, "k")
+		for range 2 {
+			ok(t, "Transaction", gormlock.Transaction(db, "k", one))
+			ok(t, "Guard", db.Scopes(gormlock.Guard("k")).Transaction(one))
+		}
+		wantStocks(t, db, 1)
+		wantIdle(t, db, l, "k")
+	})
+}
+
+func (j *journal) clear() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.events = nil
+}
+
+func (j *journal) count(event string) (n int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, e := range j.events {
+		if e == event {
+			n++
+		}
+	}
+	return n
+}
