@@ -70,9 +70,11 @@ func addColumn(db *gorm.DB, table, column, kind string) error {
 	return fmt.Errorf("gormlock: Migrate: adding column %s to table %s: %w", column, table, failed)
 }
 
-// unguarded is a session of db that keeps its context, and nothing else that was asked for, guards neither.
+// unguarded returns a session of db that keeps only its context, without guards. With dbresolver it
+// also reads at the writer.
 func unguarded(db *gorm.DB) *gorm.DB {
-	return db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
+	db = db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
+	return db.Set(writeSetting, struct{}{}).Session(&gorm.Session{})
 }
 
 var comment = regexp.MustCompile(`(?m)^--.*$`)

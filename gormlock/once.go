@@ -19,6 +19,8 @@ import (
 const (
 	maxOnceKey    = 512
 	maxOnceResult = 16 << 20
+
+	readOnce = "SELECT attempt, fingerprint, result FROM onelane_once WHERE name = ?"
 )
 
 var (
@@ -177,16 +179,18 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 
 // withoutLock looks whether the key is done already, when the lock was not had.
 func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte, error) {
-	conn := db.Statement.ConnPool
-	if o.dialect.name == "mysql" { // whose sessions may be set to read what is not committed, or to stay with what they once read
-		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: true})
+	conn, query := db.Statement.ConnPool, o.dialect.atWriter(readOnce, "onelane_once")
+	// A locking read would wait for the run that has the row. A transaction goes to the writer too, if
+	// it is not read-only. Its level does not depend on the session's.
+	if o.dialect.name == "mysql" {
+		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		if tx.Error != nil {
 			return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, tx.Error)
 		}
 		defer tx.Rollback()
-		conn = tx.Statement.ConnPool
+		conn, query = tx.Statement.ConnPool, readOnce
 	}
-	stored, err := o.read(ctx, conn, "")
+	stored, err := o.read(ctx, conn, query)
 	switch {
 	case errors.Is(err, errReplayed):
 		return stored, nil
@@ -214,7 +218,7 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 			return nil, o.explain(tx, fmt.Errorf("writing to onelane_once, which gormlock.Migrate makes: %w", err))
 		}
 		var stored []byte
-		stored, err = o.read(ctx, conn, "{locking}") // not a snapshot's row, and not affected rows, which drivers count differently
+		stored, err = o.read(ctx, conn, readOnce+" {locking}") // not a snapshot's row, and not affected rows, which drivers count differently
 		if err == nil || errors.Is(err, errReplayed) {
 			return stored, err
 		}
@@ -226,7 +230,7 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 }
 
 // read returns nothing if the row is of this run, and what is stored, and errReplayed, if it is of another.
-func (o *once) read(ctx context.Context, conn querier, locking string) ([]byte, error) {
+func (o *once) read(ctx context.Context, conn querier, query string) ([]byte, error) {
 	switch prepared := conn.(type) { // GORM's Row is an empty one where it cannot prepare, and panics
 	case *gorm.PreparedStmtDB:
 		conn = prepared.ConnPool
@@ -234,7 +238,7 @@ func (o *once) read(ctx context.Context, conn querier, locking string) ([]byte, 
 		conn = prepared.Tx
 	}
 	var attempt, mark, result []byte
-	err := conn.QueryRowContext(ctx, o.dialect.sql("SELECT attempt, fingerprint, result FROM onelane_once WHERE name = ? "+locking), []byte(o.name)).
+	err := conn.QueryRowContext(ctx, o.dialect.sql(query), []byte(o.name)).
 		Scan(&attempt, &mark, &result)
 	switch {
 	case err != nil:

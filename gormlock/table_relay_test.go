@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ import (
 // from writes. With exec it is a network that loses or delays answers.
 type relay struct {
 	primary, replica *sql.DB
+	statements       atomic.Int32 // that were sent
 	exec             func(query string, args []any, run func() (driver.Result, error)) (driver.Result, error)
 }
 
@@ -59,9 +61,32 @@ func (r *relay) Connect(ctx context.Context) (driver.Conn, error) {
 type relayConn struct {
 	relay            *relay
 	primary, replica *sql.Conn
+	begun            bool // until the transaction ends, all statements go to the primary
 }
 
-func (c *relayConn) Begin() (driver.Tx, error) { return nil, errors.New("no transactions") }
+func (c *relayConn) Begin() (driver.Tx, error) {
+	return c.BeginTx(context.Background(), driver.TxOptions{})
+}
+
+func (c *relayConn) BeginTx(ctx context.Context, opts driver.TxOptions) (tx driver.Tx, err error) {
+	if opts.ReadOnly && c.replica != nil {
+		return nil, errors.New("a read-only transaction goes to the replica")
+	}
+	err = c.primary.Raw(func(raw any) (err error) {
+		tx, err = raw.(driver.ConnBeginTx).BeginTx(ctx, opts)
+		return err
+	})
+	c.begun = err == nil
+	return &relayTx{tx, c}, err
+}
+
+type relayTx struct {
+	driver.Tx
+	conn *relayConn
+}
+
+func (t *relayTx) Commit() error   { t.conn.begun = false; return t.Tx.Commit() }
+func (t *relayTx) Rollback() error { t.conn.begun = false; return t.Tx.Rollback() }
 
 func (c *relayConn) Close() error {
 	err := c.primary.Close()
@@ -72,8 +97,9 @@ func (c *relayConn) Close() error {
 }
 
 func (c *relayConn) Prepare(query string) (driver.Stmt, error) {
+	c.relay.statements.Add(1)
 	conn := c.primary
-	if c.replica != nil && strings.HasPrefix(query, "SELECT") && !strings.Contains(query, "FOR UPDATE") {
+	if c.replica != nil && !c.begun && strings.HasPrefix(query, "SELECT") && !strings.Contains(query, "FOR UPDATE") {
 		conn = c.replica
 	}
 	var stmt driver.Stmt
