@@ -53,7 +53,7 @@ func (g *group) note(query string) {
 	default: // DDL, or a procedure that does some
 		ends = g.t.pool.dialect.name == "mysql"
 	}
-	if strings.Contains(strings.TrimRight(query, "; \t\r\n"), ";") { // there may be another statement
+	if several(query) {
 		reads, ends = true, true
 	}
 	g.mu.Lock()
@@ -62,6 +62,11 @@ func (g *group) note(query string) {
 	if reads && g.read.IsZero() && g.t.pool.dialect.name != "postgres" {
 		g.read = time.Now()
 	}
+}
+
+// several reports whether a text may hold more than one statement.
+func several(query string) bool {
+	return strings.Contains(strings.TrimRight(query, "; \t\r\n"), ";")
 }
 
 // firstWord returns the first word of a statement in capitals, and what follows.

@@ -29,6 +29,7 @@ import (
 type relay struct {
 	primary, replica *sql.DB
 	statements       atomic.Int32 // that were sent
+	sent             func(ctx context.Context, query string)
 	exec             func(query string, args []any, run func() (driver.Result, error)) (driver.Result, error)
 }
 
@@ -110,6 +111,19 @@ func (c *relayConn) Prepare(query string) (driver.Stmt, error) {
 	return &relayStmt{stmt, query, c.relay}, err
 }
 
+// ExecContext passes several statements on, which cannot be prepared.
+func (c *relayConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (result driver.Result, err error) {
+	if len(args) > 0 {
+		return nil, driver.ErrSkip
+	}
+	c.relay.statements.Add(1)
+	err = c.primary.Raw(func(raw any) (err error) {
+		result, err = raw.(driver.ExecerContext).ExecContext(ctx, query, nil)
+		return err
+	})
+	return result, err
+}
+
 type relayStmt struct {
 	driver.Stmt
 	query string
@@ -117,10 +131,16 @@ type relayStmt struct {
 }
 
 func (s *relayStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if s.relay.sent != nil {
+		s.relay.sent(ctx, s.query)
+	}
 	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 }
 
 func (s *relayStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	if s.relay.sent != nil {
+		s.relay.sent(ctx, s.query)
+	}
 	run := func() (driver.Result, error) { return s.Stmt.(driver.StmtExecContext).ExecContext(ctx, args) }
 	if s.relay.exec == nil {
 		return run()

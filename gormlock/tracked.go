@@ -146,9 +146,10 @@ type prepared struct {
 
 const maxPrepared = 64
 
-// statement returns the prepared statement; nil where it runs unprepared: without arguments, or when there are too many.
+// statement returns the prepared statement; nil if it runs unprepared: without arguments, when there
+// are too many, or if the text holds several statements, which no server prepares.
 func (s *turn) statement(ctx context.Context, prepare bool, query string, args []any) (*sql.Stmt, error) {
-	if !prepare || len(args) == 0 {
+	if !prepare || len(args) == 0 || several(query) {
 		return nil, nil
 	}
 	tryValuers(args)

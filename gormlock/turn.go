@@ -190,6 +190,11 @@ func (s *turn) await() error {
 	case <-s.group.outcome:
 		return s.group.err
 	case <-s.ctx.Done():
+		select {
+		case <-s.group.outcome:
+			return s.group.err
+		default:
+		}
 		return guardError(s.group.demand.keys, fmt.Errorf("%w: the caller's context ended while its group was at work: %w", ErrCommitUnknown, s.ctx.Err()))
 	}
 }
