@@ -90,7 +90,7 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	if db.Error != nil {
 		return
 	}
-	retrack(db)
+	keepTurnConn(db)
 	var err error
 	set := !unset(db.Statement)
 	if set || len(demandOf(db.Statement.Context).keys) > 0 {

@@ -20,7 +20,7 @@ type plugin struct {
 	locker  *core.Locker
 	protect []any
 	fenced  bool
-	lines   lines
+	queues  groupQueues
 	seals   sealMemory
 }
 

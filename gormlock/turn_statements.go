@@ -10,17 +10,28 @@ import (
 	"unicode"
 )
 
-// enter lets a statement run; the context it gets has the values of ctx, and ends with the group.
+// errRowsOpen comes before the drivers of MySQL and PostgreSQL give up the group's connection.
+var errRowsOpen = errors.New("gormlock: the rows of an earlier query are still open, and the connection can do one thing at a time: close them first")
+
+// statementContext ends with the group and has the values of the caller's context.
+type statementContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c statementContext) Value(key any) any { return c.values.Value(key) }
+
+// enter lets a statement run and returns its context.
 func (s *turn) enter(ctx context.Context, query string) (context.Context, error) {
 	if _, err := s.t.conn(ctx); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over { // since then
+	if s.closed { // since then
 		return nil, sql.ErrTxDone
 	}
-	s.look()
+	s.judgeRows()
 	switch {
 	case s.failed != nil:
 		return nil, s.failed
@@ -32,13 +43,27 @@ func (s *turn) enter(ctx context.Context, query string) (context.Context, error)
 	}
 	s.running++
 	s.group.note(query)
-	return within{s.group.ctx, context.WithoutCancel(ctx)}, nil
+	return statementContext{s.group.ctx, context.WithoutCancel(ctx)}, nil
+}
+
+// leave ends a statement.
+func (s *turn) leave(err error, rows *sql.Rows) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.judge(err)
+	if rows != nil {
+		s.rows = append(s.rows, rows)
+	}
+	if s.running--; s.running == 0 && s.idle != nil {
+		close(s.idle)
+	}
 }
 
 // note looks at a statement that is about to be sent.
 //
-// MySQL's REPEATABLE READ and SQLite's transactions see what was committed before their first read, and who comes later
-// must see what was committed before it came; a locking read or a subquery of a write sees the newest rows.
+// MySQL's REPEATABLE READ and SQLite's transactions see what was committed before their first read.
+// A later caller must see what was committed before it came. Locking reads and subqueries of writes
+// see the newest rows.
 func (g *group) note(query string) {
 	reads, ends := true, false
 	switch word, rest := firstWord(query); word {
@@ -50,7 +75,7 @@ func (g *group) note(query string) {
 		reads, ends = false, next != "TO"
 	case "COMMIT", "END", "ABORT", "PREPARE", "": // no word: it may be behind a comment
 		ends = true
-	default: // DDL, or a procedure that does some
+	default: // DDL, or a procedure that runs some
 		ends = g.t.pool.dialect.name == "mysql"
 	}
 	if several(query) {
@@ -62,6 +87,13 @@ func (g *group) note(query string) {
 	if reads && g.read.IsZero() && g.t.pool.dialect.name != "postgres" {
 		g.read = time.Now()
 	}
+}
+
+// snapshot returns when the group's transaction first read, or zero if that does not matter.
+func (g *group) snapshot() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.read
 }
 
 // several reports whether a text may hold more than one statement.
@@ -79,42 +111,20 @@ func firstWord(query string) (word, rest string) {
 	return strings.ToUpper(query[:end]), query[end:]
 }
 
-// snapshot is when the group's transaction first read; zero where it did not, or does not mind.
-func (g *group) snapshot() time.Time {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.read
-}
-
-// errRowsOpen comes before the drivers of MySQL and PostgreSQL give the connection up, which is that of the whole group.
-var errRowsOpen = errors.New("gormlock: the rows of an earlier query are still open, and the connection can do one thing at a time: close them first")
-
-func (s *turn) leave(err error, rows *sql.Rows) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.judge(err)
-	if rows != nil {
-		s.rows = append(s.rows, rows)
-	}
-	if s.running--; s.running == 0 && s.idle != nil {
-		close(s.idle)
-	}
-}
-
-// look judges the rows that were read since, and forgets the closed ones. s.mu is held.
-func (s *turn) look() {
+// judgeRows judges the rows that were read to their end, and forgets them. s.mu is held.
+func (s *turn) judgeRows() {
 	open := s.rows[:0]
 	for _, r := range s.rows {
-		if !s.closed(r) {
+		if !s.rowsClosed(r) {
 			open = append(open, r)
 		}
 	}
 	s.rows = open
 }
 
-// closed says whether rows are, and judges what they ended with. It is Columns that tells, as Err is for the goroutine
-// that calls Next. s.mu is held.
-func (s *turn) closed(r *sql.Rows) bool {
+// rowsClosed reports whether rows are closed, and judges the error they ended with. It asks Columns,
+// because Err is for the goroutine that calls Next. s.mu is held.
+func (s *turn) rowsClosed(r *sql.Rows) bool {
 	_, err := r.Columns()
 	if err != nil && err.Error() != "sql: Rows are closed" {
 		s.judge(err)
@@ -122,8 +132,8 @@ func (s *turn) closed(r *sql.Rows) bool {
 	return err != nil
 }
 
-// judge looks at the error of a statement: a function that goes on after one that took the transaction away would write
-// outside of any. s.mu is held.
+// judge looks at the error of a statement. If the error took the transaction away, a function that
+// goes on would write outside of any. s.mu is held.
 func (s *turn) judge(err error) {
 	switch {
 	case err == nil || s.failed != nil:
@@ -133,12 +143,13 @@ func (s *turn) judge(err error) {
 	}
 }
 
-// gone says whether the database ended the group's transaction with the statement that returned err, and ends the group then.
-// s.mu is held.
+// gone reports whether the database ended the group's transaction with the statement that returned
+// err, and ends the group then. s.mu is held.
 func (s *turn) gone(err error) bool {
 	g := s.group
 	if g.t.pool.dialect.name == "sqlite" {
-		if _, begin := g.t.ExecContext(context.Background(), "BEGIN"); begin != nil { // see ended
+		// See transaction.ended.
+		if _, begin := g.t.ExecContext(context.Background(), "BEGIN"); begin != nil {
 			return false
 		}
 	} else if !gone(err) {
