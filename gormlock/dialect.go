@@ -62,8 +62,8 @@ func dialectOf(db *gorm.DB) (dialect, error) {
 	return d, nil
 }
 
-// sql writes a statement of this package for the database. It replaces {now}, {greatest}, {conflict}
-// and {locking}, and ? for each argument.
+// sql writes a statement of this package for the database. It replaces {now}, {greatest},
+// {conflict} and {locking}, and ? for each argument.
 func (d dialect) sql(text string) string {
 	text = strings.NewReplacer("{now}", d.now, "{greatest}", d.greatest,
 		"{conflict}", d.conflict, "{locking}", d.locking).Replace(text)
@@ -86,8 +86,8 @@ const (
 	longestPause  = 250 * time.Millisecond
 )
 
-// retry runs fn again if the database resolved a conflict against it: at most ten times, with growing
-// pauses, until ctx ends.
+// retry runs fn again if the database resolved a conflict against it: at most ten times, with
+// growing pauses, until ctx ends.
 func retry(ctx context.Context, fn func() error) error {
 	pause := firstPause
 	for try := 1; ; try++ {
@@ -106,9 +106,9 @@ func retry(ctx context.Context, fn func() error) error {
 	}
 }
 
-// isConflict reports whether the database rolled a transaction back because of others, so that it may
-// run again: a deadlock, a serialization failure, a busy SQLite. A COMMIT with an unknown outcome is
-// no conflict, whatever error came with it.
+// isConflict reports whether the database rolled a transaction back because of others, so that it
+// may run again: a deadlock, a serialization failure, a busy SQLite. A COMMIT with an unknown
+// outcome is no conflict, whatever error came with it.
 func isConflict(err error) bool {
 	if errors.Is(err, ErrCommitUnknown) {
 		return false
@@ -124,7 +124,8 @@ func isConflict(err error) bool {
 	return sqliteBusy(err)
 }
 
-// sqliteBusy reports whether err is SQLITE_BUSY or SQLITE_LOCKED, extended codes too, of any driver.
+// sqliteBusy reports whether err is SQLITE_BUSY or SQLITE_LOCKED, extended codes too, of any
+// driver.
 func sqliteBusy(err error) bool {
 	return inTree(err, func(err error) bool {
 		t := reflect.TypeOf(err)

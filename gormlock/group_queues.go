@@ -62,7 +62,8 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 	}
 	g := s.group
 	s.Tx = g.t
-	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: g.locks, fenced: g.t.fenced, real: s, turn: s}
+	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: g.locks, fenced: g.t.fenced,
+		real: s, turn: s}
 	return s.t, nil
 }
 
@@ -95,22 +96,23 @@ func (qs *groupQueues) start(p *pool, key queueKey, q *queue, d demand) {
 	go q.next.lead()
 }
 
-// giveUp ends a caller's wait because its context or, if ended is nil, its time has ended. If its turn
-// or an error has come in the meantime, giveUp returns that.
+// giveUp ends a caller's wait because its context or, if ended is nil, its time has ended. If its
+// turn or an error has come in the meantime, giveUp returns that.
 func (qs *groupQueues) giveUp(key queueKey, s *turn, d demand, ended error) error {
 	left, begins := qs.leave(key, s)
 	switch {
 	case !left:
 		return <-s.ready
 	case begins:
-		return guardError(d.keys, fmt.Errorf("%w: the group has the lock, and waits for a connection to begin its transaction on, or for its fence",
+		return guardError(d.keys, fmt.Errorf("%w: the group has the lock, "+
+			"and waits for a connection to begin its transaction on, or for its fence",
 			cmp.Or(ended, context.DeadlineExceeded)))
 	}
 	return guardError(d.keys, &core.TakenError{Key: d.keys[0], Cause: ended})
 }
 
-// leave takes a caller out of its queue. left is false if its turn, or an error, has just come. begins
-// reports whether the group has the lock and no transaction yet.
+// leave takes a caller out of its queue. left is false if its turn, or an error, has just come.
+// begins reports whether the group has the lock and no transaction yet.
 func (qs *groupQueues) leave(key queueKey, s *turn) (left, begins bool) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

@@ -24,24 +24,25 @@ var errGroupTime = errors.New("the group took too long")
 
 // Grouped lets up to n (2 to 64) callers of this process that wait for the same key share one
 // database transaction: the hot row is locked and written once for many. The callers run one after
-// the other, each behind its own savepoint, and one COMMIT ends all. Each caller has its own result.
-// An error of its function rolls back to its savepoint and is returned at once. Success is returned
-// after the COMMIT, and never without one. Grouped pays if a COMMIT takes longer than a round trip to
-// the database, as with a slow disk.
+// the other, each behind its own savepoint, and one COMMIT ends all. Each caller has its own
+// result. An error of its function rolls back to its savepoint and is returned at once. Success is
+// returned after the COMMIT, and never without one. Grouped pays if a COMMIT takes longer than a
+// round trip to the database, as with a slow disk.
 //
 // An error that ends the transaction is the error of every caller in the group: a deadlock on MySQL
-// or MariaDB, a broken connection, the loss of the lock, a refused COMMIT. Nothing was written then,
-// and no function runs again. A COMMIT without an answer is [ErrCommitUnknown] for all of them. So is
-// a function that ends the transaction itself, by DDL on MySQL or MariaDB or by its own COMMIT.
+// or MariaDB, a broken connection, the loss of the lock, a refused COMMIT. Nothing was written
+// then, and no function runs again. A COMMIT without an answer is [ErrCommitUnknown] for all of
+// them. So is a function that ends the transaction itself, by DDL on MySQL or MariaDB or by its own
+// COMMIT.
 //
 // A group takes callers in for 100 ms, on MySQL, MariaDB and SQLite until one reads, and lasts 10 s
 // at most. WithWait bounds the time until the function is called. The error matches core.ErrTaken
 // then, or context.DeadlineExceeded if the group has the lock and waits for a connection.
 //
 // The state of the transaction is the group's: SET LOCAL, temporary tables, cursors and row locks
-// stay for the functions that follow. A deferred constraint fails for all. now() on PostgreSQL is the
-// time of BEGIN. If PostgreSQL's default isolation is not READ COMMITTED, a function may read what
-// was there before it was called.
+// stay for the functions that follow. A deferred constraint fails for all. now() on PostgreSQL is
+// the time of BEGIN. If PostgreSQL's default isolation is not READ COMMITTED, a function may read
+// what was there before it was called.
 //
 // In the function no statement is interrupted when a context ends, because that would close the
 // connection for all. Contexts are checked before each statement and at the end. If a caller's
@@ -131,10 +132,13 @@ func (g *group) lead() {
 	}
 	g.enter(groupBegins)
 	g.t.patience = defaultWait
-	timer := time.AfterFunc(g.limit, func() { g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.limit)) })
+	timer := time.AfterFunc(g.limit, func() {
+		g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.limit))
+	})
 	defer timer.Stop()
 	g.ctx, g.locks = g.t.carry(g.base), g.t.locks
-	// The transaction begins before the first turn: a waiter may leave while there is no connection.
+	// The transaction begins before the first turn: a waiter may leave while there is no
+	// connection.
 	begun := g.mark()
 	g.closing = time.Now().Add(g.open)
 	for s := g.admit(begun); s != nil; s = g.admit(nil) {
@@ -167,8 +171,8 @@ func (g *group) run(s *turn) {
 	}
 }
 
-// admit returns the next caller. If the group takes no more, the waiters get another group. If BEGIN
-// failed, one caller is still admitted, to get the error.
+// admit returns the next caller. If the group takes no more, the waiters get another group. If
+// BEGIN failed, one caller is still admitted, to get the error.
 func (g *group) admit(begun error) *turn {
 	full := g.taken >= g.key.size || g.failed() != nil || !time.Now().Before(g.closing)
 	if begun != nil {
@@ -188,7 +192,8 @@ func (g *group) admit(begun error) *turn {
 	return nil
 }
 
-// abandoned reports whether the group was ended because nobody waited. Those who wait now came later.
+// abandoned reports whether the group was ended because nobody waited. Those who wait now came
+// later.
 func (g *group) abandoned() bool { return g.base.Err() == errNobody }
 
 // refuse returns err to all waiters: the lock was not acquired.
@@ -203,7 +208,8 @@ func (g *group) refuse(err error) {
 	g.pass()
 }
 
-// pass gives the waiters to a new group, which waits for the lock behind this one. queues.mu is held.
+// pass gives the waiters to a new group, which waits for the lock behind this one. queues.mu is
+// held.
 func (g *group) pass() {
 	g.queue.next = nil
 	if len(g.queue.waiting) == 0 {

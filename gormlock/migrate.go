@@ -17,12 +17,13 @@ var schemas embed.FS
 // Migrate creates the tables that [Fenced], [Once] and [Table] need, if they do not exist:
 // onelane_fences, onelane_once and onelane_locks. Call it at every start, outside a transaction.
 // Several processes may call it at once. If you use a migration tool, give it the same statements:
-// they are in the files schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this package.
+// they are in the files schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this
+// package.
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as
 // text: a collation that takes two keys for one would refuse the wrong holder. Columns that are too
-// short are an error too, because MySQL may truncate silently. To a table onelane_locks of an earlier
-// version Migrate adds the column orphan. Other databases return [ErrDialect].
+// short are an error too, because MySQL may truncate silently. To a table onelane_locks of an
+// earlier version Migrate adds the column orphan. Other databases return [ErrDialect].
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {
@@ -94,7 +95,8 @@ func schemaOf(d dialect) ([]string, error) {
 	return statements, nil
 }
 
-// retryExists repeats fn on PostgreSQL, where IF NOT EXISTS can fail if two sessions run it at once.
+// retryExists repeats fn on PostgreSQL, where IF NOT EXISTS can fail if two sessions run it at
+// once.
 func retryExists(fn func() error) error {
 	var err error
 	for range 3 {
@@ -113,8 +115,8 @@ var lengths = map[string]map[string]int64{
 	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20},
 }
 
-// checkColumns fails if the primary key is not one binary column "name", or if a column is too short,
-// which only MySQL's can be.
+// checkColumns fails if the primary key is not one binary column "name", or if a column is too
+// short, which only MySQL's can be.
 func checkColumns(db *gorm.DB, table string) error {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema",

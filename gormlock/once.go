@@ -22,8 +22,8 @@ const (
 var (
 	// ErrMismatch means that the key of [Once] is done already, with another [Fingerprint].
 	ErrMismatch = errors.New("the key was used for something else")
-	// ErrUnfinished means that a run of [Once] was committed in its middle, for example by DDL on MySQL,
-	// and left no result. Nobody knows what it did, so it does not run again.
+	// ErrUnfinished means that a run of [Once] was committed in its middle, for example by DDL on
+	// MySQL, and left no result. Nobody knows what it did, so it does not run again.
 	ErrUnfinished = errors.New("an earlier run was committed without a result")
 
 	errReplayed = errors.New("done before")
@@ -47,25 +47,25 @@ type once struct {
 	attempt     []byte // names the run in its row
 }
 
-// Once runs fn in a transaction that is committed at most once for key, and returns its result. Later
-// callers with that key get the same result, and fn does not run. The result is stored as JSON in the
-// same transaction as the writes of fn. So it does not matter if the process dies before it answers, or
-// if Redis loses its data.
+// Once runs fn in a transaction that is committed at most once for key, and returns its result.
+// Later callers with that key get the same result, and fn does not run. The result is stored as
+// JSON in the same transaction as the writes of fn. So it does not matter if the process dies
+// before it answers, or if Redis loses its data.
 //
 //	receipt, err := gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Receipt, error) { … })
 //
-// Once holds the lock on key, as [Transaction] does, so that callers do not wait in the database. The
-// guarantee is a row with the key in the table onelane_once (see [Migrate]), the first statement. It
-// holds at every isolation level. If fn fails or panics, nothing is stored and the next call runs fn.
-// After a deadlock, a serialization failure or a busy SQLite, fn runs again, up to ten times in all, so
-// it must have no effect except through tx. The first caller also gets the result as it was stored: a
-// field that JSON drops is empty for everybody.
+// Once holds the lock on key, as [Transaction] does, so that callers do not wait in the database.
+// The guarantee is a row with the key in the table onelane_once (see [Migrate]), the first
+// statement. It holds at every isolation level. If fn fails or panics, nothing is stored and the
+// next call runs fn. After a deadlock, a serialization failure or a busy SQLite, fn runs again, up
+// to ten times in all, so it must have no effect except through tx. The first caller also gets the
+// result as it was stored: a field that JSON drops is empty for everybody.
 //
-// The key has 1 to 512 bytes and is compared byte by byte. It is done as long as its row is there: see
-// [Purge]. Once waits for the lock at most [WithWait] (5 s), or until ctx ends. If it cannot get the
-// lock, it returns the result if the key is done. Otherwise the error is core's, and fn has not run.
-// In an open transaction the error is [ErrGuardTooLate]. After [ErrCommitUnknown], call Once again with
-// the same key. Other errors: [ErrMismatch], [ErrUnfinished], and fn's.
+// The key has 1 to 512 bytes and is compared byte by byte. It is done as long as its row is there:
+// see [Purge]. Once waits for the lock at most [WithWait] (5 s), or until ctx ends. If it cannot
+// get the lock, it returns the result if the key is done. Otherwise the error is core's, and fn has
+// not run. In an open transaction the error is [ErrGuardTooLate]. After [ErrCommitUnknown], call
+// Once again with the same key. Other errors: [ErrMismatch], [ErrUnfinished], and fn's.
 func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...OnceOption) (T, error) {
 	var result T
 	o, err := newOnce(db, key, opts)
@@ -101,10 +101,10 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 	return result, nil
 }
 
-// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock: the key of the request's
-// claim (see idempotency.FromContext) and a name, which tells several effects of one request apart.
-// Without a claim in ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a
-// *gin.Context does not carry the claim.
+// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock: the key of the
+// request's claim (see idempotency.FromContext) and a name, which tells several effects of one
+// request apart. Without a claim in ctx it returns "", which Once refuses. In Gin pass
+// c.Request.Context(), because a *gin.Context does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
 	claim, ok := idempotency.FromContext(ctx)
 	if !ok {

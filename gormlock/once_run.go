@@ -46,8 +46,8 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 // withoutLock returns the result if the key is done already, although the lock was not acquired.
 func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte, error) {
 	conn, query := db.Statement.ConnPool, o.dialect.atWriter(readOnce, "onelane_once")
-	// A locking read would wait for the run that has the row. A transaction goes to the writer too, if
-	// it is not read-only. Its level does not depend on the session's.
+	// A locking read would wait for the run that has the row. A transaction goes to the writer too,
+	// if it is not read-only. Its level does not depend on the session's.
 	if o.dialect.name == "mysql" {
 		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		if tx.Error != nil {
@@ -68,8 +68,9 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, err)
 }
 
-// claim inserts the row of the key. If the key is done, claim returns its result and errReplayed, so
-// that there is nothing to commit. The database waits for an open transaction that inserted the row.
+// claim inserts the row of the key. If the key is done, claim returns its result and errReplayed,
+// so that there is nothing to commit. The database waits for an open transaction that inserted the
+// row.
 func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 	ctx, conn := tx.Statement.Context, tx.Statement.ConnPool
 	err := begun(tx)
@@ -83,8 +84,8 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 			return nil, o.explain(tx, fmt.Errorf("writing to onelane_once, which gormlock.Migrate makes: %w", err))
 		}
 		var stored []byte
-		// A locking read sees the newest row at every isolation level. Affected rows would not do: drivers
-		// count them differently.
+		// A locking read sees the newest row at every isolation level. Affected rows would not do:
+		// drivers count them differently.
 		stored, err = o.read(ctx, conn, readOnce+" {locking}")
 		if err == nil || errors.Is(err, errReplayed) {
 			return stored, err

@@ -18,7 +18,8 @@ const (
 	fenceLife = 24 * time.Hour
 )
 
-// purged names the rows of a table that Purge deletes. {before} is the time before which a row is old.
+// purged names the rows of a table that Purge deletes. {before} is the time before which a row is
+// old.
 type purged struct {
 	table, old string
 	atLeast    time.Duration
@@ -39,9 +40,9 @@ var purgedTables = []purged{
 //
 // Fencing tokens go on increasing after it. Ages are by the database's clock.
 //
-// Call Purge from time to time, from one process or several. It deletes 500 rows per transaction. If
-// ctx ends, Purge returns how many it had deleted and ctx's error. A missing table is an error: see
-// [Migrate]. olderThan must be positive.
+// Call Purge from time to time, from one process or several. It deletes 500 rows per transaction.
+// If ctx ends, Purge returns how many it had deleted and ctx's error. A missing table is an error:
+// see [Migrate]. olderThan must be positive.
 func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, error) {
 	d, err := dialectOf(db)
 	if err != nil {
@@ -68,8 +69,8 @@ func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, er
 	return total, nil
 }
 
-// purge finds old rows without locking them, and deletes them by their keys if they are still old. One
-// DELETE by age would lock all rows it looks at.
+// purge finds old rows without locking them, and deletes them by their keys if they are still old.
+// One DELETE by age would lock all rows it looks at.
 func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (total int64, err error) {
 	old := strings.ReplaceAll(p.old, "{before}", fmt.Sprintf("({now} - %d)", age))
 	find := fmt.Sprintf("SELECT name FROM %s WHERE name > ? AND %s ORDER BY name LIMIT %d", p.table, old, purgeBatch)

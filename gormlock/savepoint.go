@@ -49,7 +49,7 @@ func (g *group) keep() error {
 		if undone := g.rollback(); undone != nil {
 			return undone
 		}
-		return guardError(g.demand.keys, fmt.Errorf("a statement failed and its error was not returned: %w", err))
+		return g.error("a statement failed and its error was not returned: %w", err)
 	}
 	return g.fail(err)
 }
@@ -73,8 +73,9 @@ func (g *group) rollback() error {
 	return nil
 }
 
-// release releases the savepoint, which fails if the transaction is not what it was. If another turn
-// follows and the database can do it, the next savepoint is made in the same round trip. g.mu is held.
+// release releases the savepoint, which fails if the transaction is not what it was. If another
+// turn follows and the database can do it, the next savepoint is made in the same round trip. g.mu
+// is held.
 func (g *group) release() error {
 	both := ""
 	switch p := g.t.pool; {
@@ -118,11 +119,12 @@ func (g *group) fail(err error) error {
 	switch {
 	case g.err != nil:
 	case noSavepoint(err):
-		g.err = guardError(g.demand.keys, fmt.Errorf("%w: a function of the group ended its transaction, by DDL or by a COMMIT or ROLLBACK of its own: %w", ErrCommitUnknown, err))
+		g.err = g.error("%w: a function of the group ended its transaction, "+
+			"by DDL or by a COMMIT or ROLLBACK of its own: %w", ErrCommitUnknown, err)
 	case g.ctx.Err() != nil:
 		g.err = g.t.explain(err)
 	default:
-		g.err = guardError(g.demand.keys, fmt.Errorf("the transaction of the group is rolled back: %w", err))
+		g.err = g.error("the transaction of the group is rolled back: %w", err)
 	}
 	g.doubt()
 	return g.err
@@ -131,6 +133,12 @@ func (g *group) fail(err error) error {
 // doubt makes the outcome unknown if a statement of the turn may have committed. g.mu is held.
 func (g *group) doubt() {
 	if g.err != nil && g.doubtful && !errors.Is(g.err, ErrCommitUnknown) {
-		g.err = guardError(g.demand.keys, fmt.Errorf("%w: a function of the group may have ended its transaction, by DDL or a COMMIT of its own: %w", ErrCommitUnknown, g.err))
+		g.err = g.error("%w: a function of the group may have ended its transaction, "+
+			"by DDL or a COMMIT of its own: %w", ErrCommitUnknown, g.err)
 	}
+}
+
+// error names the keys.
+func (g *group) error(format string, args ...any) error {
+	return guardError(g.demand.keys, fmt.Errorf(format, args...))
 }

@@ -34,27 +34,28 @@ func WithTimeout(d time.Duration) TableOption {
 	return tableOption(func(t *tableOpener) { t.timeout = d })
 }
 
-// Table is the backend whose locks live in the table onelane_locks of a database (see [Migrate]), so
-// that a service needs no Redis:
+// Table is the backend whose locks live in the table onelane_locks of a database (see [Migrate]),
+// so that a service needs no Redis:
 //
 //	locker, err := core.New(gormlock.Table(db))
 //
 // A lock is a row with the binary key, its owner and when the lease ends, by the database's clock.
-// Each change is one statement that compares and sets one row; a deadlock or a serialization failure
-// is tried again. Fencing tokens are microseconds of the database's clock. They go on increasing
-// after [Purge]. Waiters poll. A lock takes three round trips where Redis takes one, so Table is not
-// for hot keys.
+// Each change is one statement that compares and sets one row; a deadlock or a serialization
+// failure is tried again. Fencing tokens are microseconds of the database's clock. They go on
+// increasing after [Purge]. Waiters poll. A lock takes three round trips where Redis takes one, so
+// Table is not for hot keys.
 //
 // Give Table a gorm.DB of its own if transactions can use up all connections: renewals wait for a
-// connection, and locks are lost. On SQLite always do, with a file of its own, because a transaction
-// there blocks all other writers. A database that fails over to a replica may lose locks unless it
-// replicates synchronously. On a multi-master cluster, write to one master. Behind a proxy that sends
-// SELECT to replicas, Table reads at the writer. With dbresolver it uses the source of onelane_locks,
-// as [Migrate] does; of several sources each process takes one, so configure exactly one.
+// connection, and locks are lost. On SQLite always do, with a file of its own, because a
+// transaction there blocks all other writers. A database that fails over to a replica may lose
+// locks unless it replicates synchronously. On a multi-master cluster, write to one master. Behind
+// a proxy that sends SELECT to replicas, Table reads at the writer. With dbresolver it uses the
+// source of onelane_locks, as [Migrate] does; of several sources each process takes one, so
+// configure exactly one.
 //
 // Errors of the database match core.ErrUnavailable. MySQL and MariaDB must not have autocommit=0,
-// because an uncommitted lock excludes nobody: every call fails then. core.New returns an error if db
-// is a transaction or not MySQL, MariaDB, PostgreSQL or SQLite.
+// because an uncommitted lock excludes nobody: every call fails then. core.New returns an error if
+// db is a transaction or not MySQL, MariaDB, PostgreSQL or SQLite.
 func Table(db *gorm.DB, opts ...TableOption) core.Opener {
 	t := &tableOpener{db: db, timeout: tableTimeout}
 	for _, o := range opts {

@@ -24,9 +24,9 @@ const (
 	rowSealed = 2
 )
 
-// The statements. All times are microseconds by the database's clock: no client's clock is among the
-// arguments. A row that is taken keeps its fence, which only grows. MySQL assigns from left to right,
-// so no expression reads a column that was assigned before it.
+// The statements. All times are microseconds by the database's clock: no client's clock is among
+// the arguments. A row that is taken keeps its fence, which only grows. MySQL assigns from left to
+// right, so no expression reads a column that was assigned before it.
 const (
 	readRow = `SELECT state, owner, token, CASE WHEN state = 2 THEN value END, orphan, expires_at - {now}
 FROM onelane_locks WHERE name = ?`
@@ -122,8 +122,8 @@ func (r row) lost() error {
 	return fmt.Errorf("%w: the key is %v", core.ErrLost, r.status)
 }
 
-// exec returns how many rows were changed. MySQL may or may not count a row that was found and stays
-// as it is.
+// exec returns how many rows were changed. MySQL may or may not count a row that was found and
+// stays as it is.
 func (b *table) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {
 	conns, err := b.writer()
 	if err != nil {

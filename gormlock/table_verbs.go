@@ -11,7 +11,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing here.
+// Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing
+// here.
 func (b *table) Acquire(ctx context.Context, q core.Request) (core.Grant, error) {
 	if len(q.Key) > maxTableKey || len(q.Owner) > maxOwner {
 		return core.Grant{}, fmt.Errorf("gormlock: key %q… has %d bytes and its owner %d; at most %d and %d fit into onelane_locks: %w",

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -55,8 +54,8 @@ func (s *turn) stop() error {
 	return s.failed
 }
 
-// Commit implements gorm.TxCommitter for the transaction above. With nil nothing is committed yet: see
-// await.
+// Commit implements gorm.TxCommitter for the transaction above. With nil nothing is committed yet:
+// see await.
 func (s *turn) Commit() error {
 	err := s.stop()
 	if err == nil {
@@ -100,8 +99,8 @@ func (s *turn) await() error {
 	case <-s.group.outcome:
 	case <-s.ctx.Done():
 		if !s.group.decided() {
-			return guardError(s.group.demand.keys, fmt.Errorf("%w: the caller's context ended while its group was at work: %w",
-				ErrCommitUnknown, s.ctx.Err()))
+			return s.group.error("%w: the caller's context ended while its group was at work: %w",
+				ErrCommitUnknown, s.ctx.Err())
 		}
 	}
 	return s.group.err

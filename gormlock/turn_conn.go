@@ -12,10 +12,11 @@ import (
 // maxPrepared is how many statements a group prepares.
 const maxPrepared = 64
 
-var errPrepareInGroup = errors.New("gormlock: in a group statements are prepared by a session, tx.Session(&gorm.Session{PrepareStmt: true}), and not by hand")
+var errPrepareInGroup = errors.New("gormlock: in a group statements are prepared by a session, " +
+	"tx.Session(&gorm.Session{PrepareStmt: true}), and not by hand")
 
-// turnConn is the connection pool of a turn's function. It sees each statement begin and end, so that
-// none runs in another caller's turn.
+// turnConn is the connection pool of a turn's function. It sees each statement begin and end, so
+// that none runs in another caller's turn.
 type turnConn struct {
 	turn    *turn
 	prepare bool // the group prepares each statement once

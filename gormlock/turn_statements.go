@@ -4,14 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 	"unicode"
 )
 
 // errRowsOpen comes before the drivers of MySQL and PostgreSQL give up the group's connection.
-var errRowsOpen = errors.New("gormlock: the rows of an earlier query are still open, and the connection can do one thing at a time: close them first")
+var errRowsOpen = errors.New("gormlock: the rows of an earlier query are still open, " +
+	"and the connection can do one thing at a time: close them first")
 
 // statementContext ends with the group and has the values of the caller's context.
 type statementContext struct {
@@ -122,8 +122,8 @@ func (s *turn) judgeRows() {
 	s.rows = open
 }
 
-// rowsClosed reports whether rows are closed, and judges the error they ended with. It asks Columns,
-// because Err is for the goroutine that calls Next. s.mu is held.
+// rowsClosed reports whether rows are closed, and judges the error they ended with. It asks
+// Columns, because Err is for the goroutine that calls Next. s.mu is held.
 func (s *turn) rowsClosed(r *sql.Rows) bool {
 	_, err := r.Columns()
 	if err != nil && err.Error() != "sql: Rows are closed" {
@@ -139,7 +139,7 @@ func (s *turn) judge(err error) {
 	case err == nil || s.failed != nil:
 	case s.gone(err):
 	case !harmless(err):
-		s.failed = guardError(s.group.demand.keys, fmt.Errorf("a statement failed before, and the transaction may be gone: %w", err))
+		s.failed = s.group.error("a statement failed before, and the transaction may be gone: %w", err)
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"gorm.io/gorm"
 )
 
-// writeSetting is what dbresolver's clause Write leaves in a statement. This package does not import
-// dbresolver.
+// writeSetting is what dbresolver's clause Write leaves in a statement. This package does not
+// import dbresolver.
 const writeSetting = resolverName + ":write"
 
 // writerOf returns the connections that writes to a table go to. With dbresolver these are not
@@ -24,10 +24,10 @@ func writerOf(db *gorm.DB, table string) (*sql.DB, error) {
 	return dry.DB()
 }
 
-// atWriter returns a SELECT that reads what was committed last, also behind a proxy that sends other
-// SELECTs to replicas. On PostgreSQL a common table expression that could write says so: it locks
-// nothing, and costs no write. On MySQL it is a locking read, which waits for a transaction that has
-// the row. SQLite has no replicas.
+// atWriter returns a SELECT that reads what was committed last, also behind a proxy that sends
+// other SELECTs to replicas. On PostgreSQL a common table expression that could write says so: it
+// locks nothing, and costs no write. On MySQL it is a locking read, which waits for a transaction
+// that has the row. SQLite has no replicas.
 func (d dialect) atWriter(query, table string) string {
 	switch d.name {
 	case "postgres":
