@@ -82,7 +82,7 @@ func runBlock(ctx context.Context, session *gorm.DB, fn func(tx *gorm.DB) error)
 		t, _ := transactionOf(tx.Statement.ConnPool)
 		tx = tx.WithContext(t.carry(ctx))
 		if inGroup = t.turn; inGroup != nil {
-			tx.Statement.ConnPool = track(inGroup, tx.Statement.ConnPool)
+			tx.Statement.ConnPool = newTurnConn(inGroup, tx.Statement.ConnPool)
 		}
 		return fn(tx)
 	})

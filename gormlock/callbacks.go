@@ -134,7 +134,7 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	if db.Error != nil {
 		return
 	}
-	retrack(db)
+	keepTurnConn(db)
 	err := p.admit(db, op, protected)
 	if err != nil && op.name == "row" {
 		if rows, _ := db.Get("rows"); rows != true {

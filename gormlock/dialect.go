@@ -13,27 +13,30 @@ import (
 	"gorm.io/gorm"
 )
 
-// ErrDialect says that the kit's own tables are not made for this kind of database.
+// ErrDialect means that the kit's own tables do not support this kind of database.
 var ErrDialect = errors.New("gormlock: the tables of onelane are made for MySQL, MariaDB, PostgreSQL and SQLite only")
 
 // dialect is what differs between databases in the statements of this package.
 type dialect struct {
 	name     string // as GORM's dialector calls itself
-	now      string // microseconds since 1970 by the database's clock, whatever its time zone is
+	now      string // microseconds since 1970 by the database's clock, in any time zone
 	greatest string
-	conflict string // what an INSERT ends with whose row may be there already
-	locking  string // what makes a SELECT lock and read the newest row
+	conflict string // ends an INSERT whose row may be there already
+	locking  string // makes a SELECT lock and read the newest row
 }
 
 var dialects = map[string]dialect{
 	"mysql": {
-		now:      "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))", // UNIX_TIMESTAMP is off where clocks are put back
+		// UNIX_TIMESTAMP is wrong in the hour in which clocks are put back.
+		now:      "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 		greatest: "GREATEST",
-		conflict: "ON DUPLICATE KEY UPDATE name = VALUES(name)", // INSERT IGNORE would ignore other errors too
+		// INSERT IGNORE would ignore other errors too.
+		conflict: "ON DUPLICATE KEY UPDATE name = VALUES(name)",
 		locking:  "FOR UPDATE",
 	},
 	"postgres": {
-		now:      "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)", // now() is when the transaction began
+		// now() is the time of BEGIN.
+		now:      "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
 		greatest: "GREATEST",
 		conflict: "ON CONFLICT (name) DO NOTHING",
 		locking:  "FOR UPDATE",
@@ -58,10 +61,11 @@ func dialectOf(db *gorm.DB) (dialect, error) {
 	return d, nil
 }
 
-// sql writes a statement of this package for the database: {now}, {greatest}, {conflict} and {locking}, and ? for each
-// argument.
+// sql writes a statement of this package for the database. It replaces {now}, {greatest},
+// {conflict} and {locking}, and ? for each argument.
 func (d dialect) sql(text string) string {
-	text = strings.NewReplacer("{now}", d.now, "{greatest}", d.greatest, "{conflict}", d.conflict, "{locking}", d.locking).Replace(text)
+	text = strings.NewReplacer("{now}", d.now, "{greatest}", d.greatest,
+		"{conflict}", d.conflict, "{locking}", d.locking).Replace(text)
 	if d.name != "postgres" {
 		return text
 	}
@@ -81,8 +85,8 @@ const (
 	longestPause  = 250 * time.Millisecond
 )
 
-// retry runs fn until it fails with something else than a conflict that the database resolved against it: at most ten
-// times, with growing pauses, and until ctx ends.
+// retry runs fn again if the database resolved a conflict against it: at most ten times, with
+// growing pauses, until ctx ends.
 func retry(ctx context.Context, fn func() error) error {
 	pause := firstPause
 	for try := 1; ; try++ {
@@ -101,8 +105,9 @@ func retry(ctx context.Context, fn func() error) error {
 	}
 }
 
-// isConflict says whether the database rolled a transaction back because of others, so that it may be run again: a
-// deadlock, a serialization failure, a busy SQLite. A COMMIT whose outcome is unknown is none, whatever came with it.
+// isConflict reports whether the database rolled a transaction back because of others, so that it
+// may run again: a deadlock, a serialization failure, a busy SQLite. A COMMIT with an unknown
+// outcome is no conflict, whatever error came with it.
 func isConflict(err error) bool {
 	if errors.Is(err, ErrCommitUnknown) {
 		return false
@@ -117,7 +122,7 @@ func isConflict(err error) bool {
 	return sqliteBusy(err)
 }
 
-// querier is what the statements of this package run on: a *sql.DB, a *sql.Tx, a connection.
+// querier runs the statements of this package: a *sql.DB, a *sql.Tx, a connection.
 type querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row

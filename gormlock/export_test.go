@@ -6,29 +6,29 @@ import (
 	"gorm.io/gorm"
 )
 
-// Waiting counts the callers that wait for a group, in all lines of a plugin.
+// Waiting counts the callers that wait for a group, in all queues of a plugin.
 func Waiting(db *gorm.DB) (n int) {
 	p, err := registered(db)
 	if err != nil {
 		panic(err)
 	}
-	p.lines.mu.Lock()
-	defer p.lines.mu.Unlock()
-	for _, l := range p.lines.all {
+	p.queues.mu.Lock()
+	defer p.queues.mu.Unlock()
+	for _, l := range p.queues.all {
 		n += len(l.waiting)
 	}
 	return n
 }
 
-// Lines counts the lines of a plugin, which are there while somebody waits or is let in.
-func Lines(db *gorm.DB) int {
+// Queues counts the queues of a plugin. A queue exists while somebody waits or gets a turn.
+func Queues(db *gorm.DB) int {
 	p, err := registered(db)
 	if err != nil {
 		panic(err)
 	}
-	p.lines.mu.Lock()
-	defer p.lines.mu.Unlock()
-	return len(p.lines.all)
+	p.queues.mu.Lock()
+	defer p.queues.mu.Unlock()
+	return len(p.queues.all)
 }
 
 // SetGroupTimes changes how long a group lets callers in, and how long it may take; 0 is the default.
@@ -37,7 +37,7 @@ func SetGroupTimes(db *gorm.DB, open, all time.Duration) {
 	if err != nil {
 		panic(err)
 	}
-	p.lines.mu.Lock()
-	defer p.lines.mu.Unlock()
-	p.lines.open, p.lines.time = open, all
+	p.queues.mu.Lock()
+	defer p.queues.mu.Unlock()
+	p.queues.open, p.queues.limit = open, all
 }

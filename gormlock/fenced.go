@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// ErrFenced says that the fence of [Fenced] refused a transaction: another holder of the key, with a larger token, has
-// registered in the database. It comes together with core.ErrLost.
+// ErrFenced means that the fence of [Fenced] refused a transaction: another holder of the key, with
+// a larger token, has registered in the database. The error also matches core.ErrLost.
 var ErrFenced = errors.New("fenced off")
 
 // FenceOption is an [Option], a [GuardOption], a [TransactionOption] and a [OnceOption].
@@ -27,30 +27,34 @@ type fenceOption struct{ sharedOption }
 
 func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
 
-// Fenced lets the database check that the lock is still the newest one. As its first statement the transaction
-// registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and holds that row to
-// its end. A token must be larger than all that registered before, or that of the same lock, which several transactions
-// may use one after the other; else the transaction is rolled back with an error that matches [ErrFenced] and
-// core.ErrLost. So a holder that lost its lock without noticing, as its process was stopped or Redis failed over to a
-// replica that did not know the lock, does not write, and reads nothing that others change before it ends: what it
-// takes is one row per key, and two statements.
+// Fenced lets the database check that the lock is still the newest one. The transaction first
+// registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and
+// holds that row to its end. A token must be larger than all that registered before, or belong to
+// the same lock, which several transactions may use one after the other. Otherwise the transaction
+// is rolled back, with an error that matches [ErrFenced] and core.ErrLost.
 //
-// It is an option of [Guard], [Transaction] and [Once], and of [New], where it is the default for all guards, those of
-// [WithGuard] too. Where guards come together and one is fenced, all are.
+// So a holder that lost its lock without noticing does not write, and reads nothing that others
+// change before it ends: its process may have been stopped, or Redis failed over to a replica that
+// did not know the lock. It costs one row per key and two statements.
 //
-// While the transaction of an earlier holder is open, its successor waits for the row, at most [WithWait]: then the
-// error matches core.ErrTaken. A second transaction under the same lock inside the first would wait for itself so. A
-// read-only transaction cannot register, which is an error. Everybody who writes what the key guards must be fenced;
-// a read before the transaction, under the same lock, is safe too. (Martin Kleppmann, "How to do distributed locking",
-// 2016, with the check moved to before the first read.)
+// Fenced is an option of [Guard], [Transaction] and [Once]. As an option of [New] it is the default
+// for all guards, those of [WithGuard] too. If guards are combined and one is fenced, all are.
+//
+// While the transaction of an earlier holder is open, its successor waits for the row, at most
+// [WithWait]. Then the error matches core.ErrTaken. A second transaction under the same lock inside
+// the first would wait for itself. A read-only transaction cannot register, which is an error.
+//
+// Every writer of what the key guards must be fenced. A read before the transaction, under the same
+// lock, is safe too. After a change of the source of tokens, see [ResetFence]. (Martin Kleppmann,
+// "How to do distributed locking", 2016, with the check moved to before the first read.)
 func Fenced() FenceOption {
 	return fenceOption{func(g *guard) { g.fenced = true }}
 }
 
 var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fence, is still open: %w", core.ErrTaken)
 
-// beginFenced registers the locks in the transaction that has just begun. Nothing else was sent in it, so where the
-// database resolves a conflict against it, it may begin once more. t.mu is held.
+// beginFenced registers the locks in the transaction that has just begun. Nothing else was sent in
+// it, so after a conflict it may begin once more. t.mu is held.
 func (t *transaction) beginFenced(ctx context.Context) error {
 	again := false
 	return retry(ctx, func() (err error) {
@@ -77,7 +81,8 @@ func (t *transaction) fence(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(t.patience, func() { cancel(errFenceHeld) }).Stop()
-	for _, k := range t.locks { // abort cannot end this statement, as it waits for t.mu
+	// abort cannot end these statements: it waits for t.mu.
+	for _, k := range t.locks {
 		held := k.Context()
 		defer context.AfterFunc(held, func() { cancel(context.Cause(held)) })()
 	}
@@ -94,8 +99,8 @@ func (t *transaction) fence(ctx context.Context) error {
 	return nil
 }
 
-// Affected rows do not tell whether the token was taken, as drivers may count found rows, so it is read back. MySQL
-// assigns from left to right: the token is last.
+// The token is read back, because drivers may count found rows as affected. MySQL assigns from left
+// to right, so the token is last.
 const (
 	registerMySQL = `INSERT INTO onelane_fences (name, token, owner, registered_at) VALUES (?, ?, ?, {now})
 ON DUPLICATE KEY UPDATE registered_at = VALUES(registered_at),
@@ -107,7 +112,8 @@ token = {greatest}(onelane_fences.token, excluded.token)`
 	fenceOf = `SELECT token, owner FROM onelane_fences WHERE name = ? {locking}`
 )
 
-// registerToken puts the token of a lock into its row, unless a larger one is there, and keeps the row locked.
+// registerToken puts the token of a lock into its row, unless a larger one is there, and keeps the
+// row locked.
 func registerToken(ctx context.Context, q querier, d dialect, k *core.Lock) error {
 	fence, err := k.Token(ctx)
 	if err != nil {

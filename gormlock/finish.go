@@ -58,20 +58,6 @@ func (t *transaction) commit() error {
 	return t.failed
 }
 
-// commitInGroup ends the caller's turn and waits for the outcome of its group. It waits without t.mu,
-// so that goroutines which the function left behind do not wait for it. t.mu is held.
-func (t *transaction) commitInGroup() error {
-	err := t.real.Commit()
-	t.release()
-	if err == nil {
-		t.mu.Unlock()
-		err = t.turn.await()
-		t.mu.Lock()
-	}
-	t.failed = err
-	return err
-}
-
 func (t *transaction) commitUnguarded() error {
 	switch {
 	case t.real != nil:

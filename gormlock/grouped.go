@@ -13,48 +13,55 @@ import (
 )
 
 const (
-	maxGroup  = 64
-	groupOpen = 100 * time.Millisecond // nobody's turn begins later than this after BEGIN
-	groupTime = 10 * time.Second       // a group that takes longer, from its lock to its COMMIT, is rolled back
+	maxGroup = 64
+	// groupOpen is how long after BEGIN a group takes callers in.
+	groupOpen = 100 * time.Millisecond
+	// groupTime is how long a group may take from its lock to its COMMIT.
+	groupTime = 10 * time.Second
 )
 
 var errGroupTime = errors.New("the group took too long")
 
-// Grouped lets up to n (2 to 64) callers of this process that wait for the same key run in one database transaction,
-// one after the other, each behind a savepoint of its own, with one COMMIT for all: the hot row is locked and written
-// once for many. Each caller has its own result: its function's error rolls back to its savepoint and is returned at
-// once; success is told when the COMMIT is done, and never without one.
+// Grouped lets up to n (2 to 64) callers of this process that wait for the same key share one
+// database transaction: the hot row is locked and written once for many. The callers run one after
+// the other, each behind its own savepoint, and one COMMIT ends all. Each caller has its own
+// result. An error of its function rolls back to its savepoint and is returned at once. Success is
+// returned after the COMMIT, and never without one. Grouped pays if a COMMIT takes longer than a
+// round trip to the database, as with a slow disk.
 //
-// What ends the transaction ends it for all: a deadlock on MySQL or MariaDB, a broken connection, the loss of the lock
-// or a COMMIT that is refused is the error of every caller of the group, nothing was written, and the functions are not
-// run again. A COMMIT without an answer is [ErrCommitUnknown] for all of them, and so is a function that ends the
-// transaction in the middle, by DDL on MySQL or MariaDB or a COMMIT of its own. A group takes its callers in for 100 ms,
-// on MySQL, MariaDB and SQLite until one reads, and lasts 10 s at most.
+// An error that ends the transaction is the error of every caller in the group: a deadlock on MySQL
+// or MariaDB, a broken connection, the loss of the lock, a refused COMMIT. Nothing was written
+// then, and no function runs again. A COMMIT without an answer is [ErrCommitUnknown] for all of
+// them. So is a function that ends the transaction itself, by DDL on MySQL or MariaDB or by its own
+// COMMIT.
 //
-// What belongs to a transaction belongs to the group: what SET LOCAL sets, temporary tables, cursors and locks stay for
-// the functions that follow, a deferred constraint fails for all, and now() on PostgreSQL is the time of BEGIN. Where
-// PostgreSQL's default is made another than READ COMMITTED, a function may read what was there before it was called.
+// A group takes callers in for 100 ms, on MySQL, MariaDB and SQLite until one reads, and lasts 10 s
+// at most. WithWait bounds the time until the function is called. The error matches core.ErrTaken
+// then, or context.DeadlineExceeded if the group has the lock and waits for a connection.
 //
-// Within the function statements are not interrupted when a context ends, which would close the connection for all:
-// contexts are looked at before each statement and at the end. A caller whose context ends while others run, after its
-// function has succeeded, returns at once with [ErrCommitUnknown]. After an error of a statement other than a violated
-// constraint or bad SQL, the function's later statements fail too, where the database does not see to that itself.
-// While rows are open other statements are refused, but on SQLite; [SQLTx] is refused.
+// The state of the transaction is the group's: SET LOCAL, temporary tables, cursors and row locks
+// stay for the functions that follow. A deferred constraint fails for all. now() on PostgreSQL is
+// the time of BEGIN. If PostgreSQL's default isolation is not READ COMMITTED, a function may read
+// what was there before it was called.
 //
-// WithWait bounds the time until the function is called: the error matches core.ErrTaken then or, where the group has the lock
-// and waits for a connection, context.DeadlineExceeded. Grouped has no effect in an open transaction, nor where the
-// context carries a lock on the key. On other databases than MySQL, MariaDB, PostgreSQL and SQLite it is an error.
+// In the function no statement is interrupted when a context ends, because that would close the
+// connection for all. Contexts are checked before each statement and at the end. If a caller's
+// context ends after its function succeeded and before the COMMIT, the error is [ErrCommitUnknown].
+// After an error other than a violated constraint or bad SQL, later statements of the function fail
+// too. While rows are open, other statements are refused, except on SQLite. [SQLTx] is refused.
 //
-// It pays where a COMMIT takes longer than a round trip to the database, as it does where it waits for a slow disk.
+// Grouped has no effect in an open transaction, or if the context carries a lock on the key. On
+// databases other than MySQL, MariaDB, PostgreSQL and SQLite it is an error.
 //
-// The idea is group commit (DeWitt et al., "Implementation techniques for main memory database systems", 1984).
+// The idea is group commit (DeWitt et al., "Implementation techniques for main memory database
+// systems", 1984).
 func Grouped(n int) TransactionOption { return groupOption(n) }
 
 type groupOption int
 
 func (n groupOption) applyTransaction(g *guard) { g.group = &n }
 
-// size checks what was asked for; 1 is no group.
+// size checks the option. 1 is no group.
 func (n *groupOption) size(dialect string) (int, error) {
 	switch {
 	case n == nil:
@@ -67,54 +74,72 @@ func (n *groupOption) size(dialect string) (int, error) {
 	return int(*n), nil
 }
 
-// group is one database transaction for several callers.
+// groupPhase is how far a group is until it takes no more callers.
+type groupPhase int
+
+const (
+	groupLocks  groupPhase = iota // waits for the lock
+	groupBegins                   // waits for a connection, or for its fence
+	groupAdmits                   // gives callers their turns
+)
+
+// group is one database transaction for several callers. Its goroutine runs lead.
 type group struct {
-	lines  *lines
-	name   lineName
-	line   *line
+	queues *groupQueues
+	key    queueKey
+	queue  *queue
+	phase  groupPhase // queues.mu is held
 	demand demand
-	open   time.Duration
-	time   time.Duration
-	base   context.Context
+	open   time.Duration // see groupOpen
+	limit  time.Duration // see groupTime
+	base   groupContext
 	cancel context.CancelCauseFunc
 
 	t       *transaction
-	ctx     context.Context // of its statements: ends with the lock, and after groupTime
+	ctx     context.Context // of its statements: ends with the lock, and after its time
 	locks   core.Locks
-	closing time.Time
-	locked  bool        // lines.mu is held
-	had     bool        // the lock and a transaction; lines.mu is held
+	closing time.Time   // when it takes no more callers
 	taken   int         // callers, so far
-	more    atomic.Bool // another caller's turn is likely to come
+	more    atomic.Bool // another turn is likely to follow
 
 	statements prepared
 
 	mu        sync.Mutex
-	savepoint bool      // stands, with nothing after it
-	kept      int       // callers whose work is to be committed
-	read      time.Time // the first time, after which others may have committed what no function sees any more
-	doubtful  bool      // a statement since the savepoint may have ended the transaction
-	err       error     // why nobody of them succeeds
-	over      bool
+	savepoint bool          // stands, with nothing after it
+	kept      int           // callers whose work is to be committed
+	read      time.Time     // of the first read, if later turns do not see what others commit after it
+	doubtful  bool          // a statement since the savepoint may have ended the transaction
+	err       error         // why no caller succeeds
 	outcome   chan struct{} // closed when err is final
 }
 
-// lead takes the lock, lets the callers in one after the other, and commits. It is a goroutine of its own, as the
-// context of any caller may end.
+// groupContext ends with the cause as its error.
+type groupContext struct{ context.Context }
+
+func (c groupContext) Err() error {
+	if c.Context.Err() == nil {
+		return nil
+	}
+	return context.Cause(c.Context)
+}
+
+// lead acquires the lock, gives the callers their turns, and commits.
 func (g *group) lead() {
 	defer g.cancel(nil)
 	if err := g.t.guard(g.base, g.demand); err != nil {
 		g.refuse(err)
 		return
 	}
-	g.lines.mu.Lock()
-	g.locked = true
-	g.lines.mu.Unlock()
+	g.enter(groupBegins)
 	g.t.patience = defaultWait
-	timer := time.AfterFunc(g.time, func() { g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.time)) })
+	timer := time.AfterFunc(g.limit, func() {
+		g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.limit))
+	})
 	defer timer.Stop()
 	g.ctx, g.locks = g.t.carry(g.base), g.t.locks
-	begun := g.mark() // before anybody is let in: who waits may leave while there is no connection
+	// The transaction begins before the first turn: a waiter may leave while there is no
+	// connection.
+	begun := g.mark()
 	g.closing = time.Now().Add(g.open)
 	for s := g.admit(begun); s != nil; s = g.admit(nil) {
 		g.run(s)
@@ -122,7 +147,13 @@ func (g *group) lead() {
 	g.finish()
 }
 
-// run gives a caller its turn, and waits for its end.
+func (g *group) enter(phase groupPhase) {
+	g.queues.mu.Lock()
+	defer g.queues.mu.Unlock()
+	g.phase = phase
+}
+
+// run gives a caller its turn and waits for its end.
 func (g *group) run(s *turn) {
 	if s.group = g; s.ctx.Err() != nil {
 		s.ready <- guardError(g.demand.keys, &core.TakenError{Key: g.demand.keys[0], Cause: s.ctx.Err()})
@@ -140,54 +171,59 @@ func (g *group) run(s *turn) {
 	}
 }
 
-// admit returns who is next. When the group takes nobody any more, those who wait get another. If it has not begun, one is
-// to be told why.
+// admit returns the next caller. If the group takes no more, the waiters get another group. If
+// BEGIN failed, one caller is still admitted, to get the error.
 func (g *group) admit(begun error) *turn {
-	full := g.taken >= g.name.size || g.failed() != nil || !time.Now().Before(g.closing)
+	full := g.taken >= g.key.size || g.failed() != nil || !time.Now().Before(g.closing)
 	if begun != nil {
-		full = context.Cause(g.base) == errNobody // who waits came while the group was being ended
+		full = g.abandoned()
 	}
 	since := g.snapshot()
-	g.lines.mu.Lock()
-	defer g.lines.mu.Unlock()
-	g.had = true
-	if !full && len(g.line.waiting) > 0 && (since.IsZero() || g.line.waiting[0].came.Before(since)) {
+	g.queues.mu.Lock()
+	defer g.queues.mu.Unlock()
+	g.phase = groupAdmits
+	if !full && len(g.queue.waiting) > 0 && (since.IsZero() || g.queue.waiting[0].came.Before(since)) {
 		g.taken++
-		s := g.line.shift()
-		g.more.Store(g.taken < g.name.size && len(g.line.waiting) > 0)
+		s := g.queue.shift()
+		g.more.Store(g.taken < g.key.size && len(g.queue.waiting) > 0)
 		return s
 	}
 	g.pass()
 	return nil
 }
 
-// pass gives the line to the next group; that waits for the lock behind this one. lines.mu is held.
-func (g *group) pass() {
-	g.line.next = nil
-	if len(g.line.waiting) == 0 {
-		delete(g.lines.all, g.name)
-		return
-	}
-	g.lines.start(g.t.pool, g.name, g.line, g.demand)
-}
+// abandoned reports whether the group was ended because nobody waited. Those who wait now came
+// later.
+func (g *group) abandoned() bool { return g.base.Err() == errNobody }
 
-// refuse tells all who wait that the lock was not had.
+// refuse returns err to all waiters: the lock was not acquired.
 func (g *group) refuse(err error) {
-	g.lines.mu.Lock()
-	defer g.lines.mu.Unlock()
-	if context.Cause(g.base) != errNobody { // else these came while the wait was being ended
-		for len(g.line.waiting) > 0 {
-			g.line.shift().ready <- err
+	g.queues.mu.Lock()
+	defer g.queues.mu.Unlock()
+	if !g.abandoned() {
+		for len(g.queue.waiting) > 0 {
+			g.queue.shift().ready <- err
 		}
 	}
 	g.pass()
 }
 
-// failed says why nobody succeeds, if that is known already.
+// pass gives the waiters to a new group, which waits for the lock behind this one. queues.mu is
+// held.
+func (g *group) pass() {
+	g.queue.next = nil
+	if len(g.queue.waiting) == 0 {
+		delete(g.queues.all, g.key)
+		return
+	}
+	g.queues.start(g.t.pool, g.key, g.queue, g.demand)
+}
+
+// failed returns why no caller succeeds, if that is known already.
 func (g *group) failed() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err == nil && !g.over && g.ctx.Err() != nil {
+	if g.err == nil && !g.decided() && g.ctx.Err() != nil {
 		g.t.mu.Lock()
 		g.err = g.t.usable()
 		g.t.mu.Unlock()
@@ -196,7 +232,17 @@ func (g *group) failed() error {
 	return g.err
 }
 
-// finish commits and tells everybody.
+// decided reports whether the outcome is known.
+func (g *group) decided() bool {
+	select {
+	case <-g.outcome:
+		return true
+	default:
+		return false
+	}
+}
+
+// finish commits and publishes the outcome.
 func (g *group) finish() {
 	err := g.failed()
 	if err == nil && g.kept > 0 {
@@ -207,6 +253,6 @@ func (g *group) finish() {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.err, g.over = err, true
+	g.err = err
 	close(g.outcome)
 }

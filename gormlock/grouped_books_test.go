@@ -91,7 +91,7 @@ func TestGrouped_Books(t *testing.T) {
 		close(done)
 		faults.Wait()
 		eventually(t, "nothing is held", func() bool {
-			return inUse(t, through) == 0 && !held(t, l, "k") && !held(t, l, "j") && gormlock.Lines(through) == 0
+			return inUse(t, through) == 0 && !held(t, l, "k") && !held(t, l, "j") && gormlock.Queues(through) == 0
 		})
 		audit(t, db, calls)
 	})

@@ -170,7 +170,7 @@ func TestGrouped_ContextEnds(t *testing.T) {
 		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("WithWait: %v", err)
 		}
-		eventually(t, "nobody waits for the key any more", func() bool { return gormlock.Lines(db) == 0 })
+		eventually(t, "nobody waits for the key any more", func() bool { return gormlock.Queues(db) == 0 })
 		want(t, "ended before", gormlock.Transaction(db.WithContext(short), "k", fn, gormlock.Grouped(8)), context.Canceled)
 		ok(t, "Release", k.Release(t.Context()))
 		eventually(t, "nobody holds the key", func() bool { return !held(t, l, "k") })
@@ -253,7 +253,7 @@ func TestGrouped_Fenced(t *testing.T) {
 		var both sync.WaitGroup
 		for lines, opts := range [][]gormlock.TransactionOption{{gormlock.Grouped(8)}, {gormlock.Grouped(8), gormlock.Fenced()}} {
 			both.Go(func() { ok(t, "Transaction", gormlock.Transaction(db, "k", taker(42).fn, opts...)) })
-			eventually(t, "it waits", func() bool { return gormlock.Lines(db) == lines+1 }) // in a line of its own
+			eventually(t, "it waits", func() bool { return gormlock.Queues(db) == lines+1 }) // in a line of its own
 		}
 		ok(t, "Release", k.Release(t.Context()))
 		both.Wait()

@@ -60,7 +60,7 @@ func TestGrouped_BooksOfLargeGroups(t *testing.T) {
 			close(done)
 			faults.Wait()
 			eventually(t, "nothing is held", func() bool {
-				return inUse(t, through) == 0 && !held(t, l, "k") && gormlock.Lines(through) == 0
+				return inUse(t, through) == 0 && !held(t, l, "k") && gormlock.Queues(through) == 0
 			})
 			for _, c := range now {
 				if inGroup[c.group]++; c.ran > 0 {

@@ -14,15 +14,16 @@ import (
 //go:embed schema/*.sql
 var schemas embed.FS
 
-// Migrate makes the tables that [Fenced], [Once] and [Table] need where they are not there yet: onelane_fences,
-// onelane_once and onelane_locks. It may be called at every start, by several processes at once, and outside a
-// transaction. Those who migrate otherwise run the same statements: they are in the files schema/mysql.sql,
-// schema/postgres.sql and schema/sqlite.sql of this package.
+// Migrate creates the tables that [Fenced], [Once] and [Table] need, if they do not exist:
+// onelane_fences, onelane_once and onelane_locks. Call it at every start, outside a transaction.
+// Several processes may call it at once. If you use a migration tool, give it the same statements:
+// they are in the files schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this
+// package.
 //
-// A table of that name with another key, or with a key that is compared as text, is an error: a collation that takes
-// two keys for one would fence the wrong holder off. So is one whose columns are too short for what they are to hold, which
-// MySQL may cut off without a word. To a table onelane_locks that an earlier version made, Migrate adds the column orphan.
-// [ErrDialect] for other databases.
+// A table of that name with another primary key is an error, and so is a key that is compared as
+// text: a collation that takes two keys for one would refuse the wrong holder. Columns that are too
+// short are an error too, because MySQL may truncate silently. To a table onelane_locks of an
+// earlier version Migrate adds the column orphan. Other databases return [ErrDialect].
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {
@@ -70,9 +71,11 @@ func addColumn(db *gorm.DB, table, column, kind string) error {
 	return fmt.Errorf("gormlock: Migrate: adding column %s to table %s: %w", column, table, failed)
 }
 
-// unguarded is a session of db that keeps its context, and nothing else that was asked for, guards neither.
+// unguarded returns a session of db that keeps only its context, without guards. With dbresolver it
+// also reads at the writer.
 func unguarded(db *gorm.DB) *gorm.DB {
-	return db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
+	db = db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
+	return db.Set(writeSetting, struct{}{}).Session(&gorm.Session{})
 }
 
 var comment = regexp.MustCompile(`(?m)^--.*$`)
@@ -92,7 +95,8 @@ func schemaOf(d dialect) ([]string, error) {
 	return statements, nil
 }
 
-// retryExists goes around PostgreSQL, where IF NOT EXISTS of two sessions at once can fail for one of them.
+// retryExists repeats fn on PostgreSQL, where IF NOT EXISTS can fail if two sessions run it at
+// once.
 func retryExists(fn func() error) error {
 	var err error
 	for range 3 {
@@ -104,18 +108,19 @@ func retryExists(fn func() error) error {
 	return err
 }
 
-// lengths are how many bytes the columns must have room for.
+// lengths are the bytes that the columns must have room for. A value has core's limit.
 var lengths = map[string]map[string]int64{
 	"onelane_fences": {"name": maxOnceKey, "owner": maxOwner},
 	"onelane_once":   {"name": maxOnceKey, "attempt": 32, "fingerprint": 64, "result": maxOnceResult},
-	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20}, // as core has it
+	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20},
 }
 
-// checkColumns fails for a table whose key is not one binary column "name", and for columns that are too short, which only
-// MySQL's can be.
+// checkColumns fails if the primary key is not one binary column "name", or if a column is too
+// short, which only MySQL's can be.
 func checkColumns(db *gorm.DB, table string) error {
 	wrong := func(format string, args ...any) error {
-		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema", table, fmt.Sprintf(format, args...))
+		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema",
+			table, fmt.Sprintf(format, args...))
 	}
 	columns, err := db.Migrator().ColumnTypes(table)
 	if err != nil {
@@ -136,13 +141,14 @@ func checkColumns(db *gorm.DB, table string) error {
 		}
 	}
 	binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, kind)
-	if !binary || !slices.Equal(key, []string{"name"}) { // with more in the key a name could come twice
+	// With more columns in the key a name could come twice.
+	if !binary || !slices.Equal(key, []string{"name"}) {
 		return wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, key)
 	}
 	return checkPrefix(db, wrong, table)
 }
 
-// checkPrefix fails where MySQL's primary key is only the beginning of the name.
+// checkPrefix fails if MySQL's primary key is only the beginning of the name.
 func checkPrefix(db *gorm.DB, wrong func(format string, args ...any) error, table string) error {
 	if db.Name() != "mysql" {
 		return nil

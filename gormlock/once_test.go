@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -106,6 +107,32 @@ func TestOnce_FailuresStoreNothing(t *testing.T) {
 					panic(boom)
 				})
 				return err
+			},
+			"the end of its goroutine": func() (err error) {
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_, err = gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (receipt, error) {
+						_, _ = charge(tx)
+						err = boom
+						runtime.Goexit()
+						return receipt{}, nil
+					})
+				}()
+				<-done
+				return err
+			},
+			"a context that ends inside": func() error {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				_, err := gormlock.Once(ctx, db, "k", func(tx *gorm.DB) (receipt, error) {
+					r, err := charge(tx)
+					cancel(nil)
+					return r, err
+				})
+				if !errors.Is(err, context.Canceled) {
+					return err
+				}
+				return boom
 			},
 			"no JSON": func() error {
 				_, err := gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (float64, error) {

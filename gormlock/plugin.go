@@ -21,7 +21,7 @@ type plugin struct {
 	locker  *core.Locker
 	protect []any
 	fenced  bool
-	lines   lines
+	queues  groupQueues
 	seals   sealMemory
 
 	telemetry telemetry

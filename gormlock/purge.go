@@ -13,12 +13,13 @@ import (
 
 const (
 	purgeBatch = 500
-	// A fence is of use as long as somebody may still believe in an older lock, and the clock that tokens are made of
-	// may have been put back.
+	// A fence is needed as long as a process may still believe in an older lock, and the clock that
+	// tokens are made of may have been put back.
 	fenceLife = 24 * time.Hour
 )
 
-// purged says which rows of a table Purge deletes: {before} is the time before which they are old enough.
+// purged names the rows of a table that Purge deletes. {before} is the time before which a row is
+// old.
 type purged struct {
 	table, old string
 	atLeast    time.Duration
@@ -31,14 +32,17 @@ var purgedTables = []purged{
 	{table: "onelane_locks", old: "expires_at + orphan < {before} AND fence < {before}", atLeast: time.Hour, byKey: true},
 }
 
-// Purge deletes what the kit's own tables keep for longer than is needed, and returns how many rows it deleted: what
-// [Once] did longer ago than olderThan, which runs anew if it is asked for again; fences that nobody has registered at
-// since then, and at least for a day; rows of [Table] that are free, at least for an hour; held, sealed and orphaned keys stay. Fencing tokens go on
-// increasing after it. Ages are by the database's clock.
+// Purge deletes old rows of the kit's own tables and returns how many it deleted:
 //
-// Call it from time to time, from one process or several. It deletes 500 rows at a time, each batch in a transaction of
-// its own, and returns when ctx ends, with how many it had deleted and ctx's error. A table that is not there is an
-// error: see [Migrate]. olderThan must be positive.
+//   - results of [Once] that are older than olderThan; such a key runs anew if it is asked for again;
+//   - fences that no transaction has registered at since then, and at least for a day;
+//   - free rows of [Table], at least an hour old. Held, sealed and orphaned keys stay.
+//
+// Fencing tokens go on increasing after it. Ages are by the database's clock.
+//
+// Call Purge from time to time, from one process or several. It deletes 500 rows per transaction.
+// If ctx ends, Purge returns how many it had deleted and ctx's error. A missing table is an error:
+// see [Migrate]. olderThan must be positive.
 func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, error) {
 	d, err := dialectOf(db)
 	if err != nil {
@@ -50,12 +54,12 @@ func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, er
 	if _, open := transactionOf(db.Statement.ConnPool); open {
 		return 0, fmt.Errorf("gormlock: Purge in a transaction, which would keep all it deletes locked: %w", gorm.ErrInvalidTransaction)
 	}
-	conns, err := db.DB()
-	if err != nil {
-		return 0, fmt.Errorf("gormlock: Purge: %w", err)
-	}
 	var total int64
 	for _, p := range purgedTables {
+		conns, err := writerOf(db, p.table)
+		if err != nil {
+			return total, fmt.Errorf("gormlock: Purge: %w", err)
+		}
 		n, err := p.purge(ctx, conns, d, micros(max(olderThan, p.atLeast)))
 		total += n
 		if err != nil {
@@ -65,8 +69,8 @@ func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, er
 	return total, nil
 }
 
-// purge finds old rows without locking anything, and deletes them by their keys if they are old still: one DELETE by age
-// would lock all it looks at.
+// purge finds old rows without locking them, and deletes them by their keys if they are still old.
+// One DELETE by age would lock all rows it looks at.
 func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (total int64, err error) {
 	old := strings.ReplaceAll(p.old, "{before}", fmt.Sprintf("({now} - %d)", age))
 	find := fmt.Sprintf("SELECT name FROM %s WHERE name > ? AND %s ORDER BY name LIMIT %d", p.table, old, purgeBatch)
@@ -108,7 +112,7 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 	}
 }
 
-// inTransaction runs fn in a transaction that commits also where autocommit is off.
+// inTransaction runs fn in a transaction, which commits also if autocommit is off.
 func inTransaction(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, opts)
 	if err != nil {

@@ -34,26 +34,28 @@ func WithTimeout(d time.Duration) TableOption {
 	return tableOption(func(t *tableOpener) { t.timeout = d })
 }
 
-// Table is the backend whose locks live in the table onelane_locks of a database (see [Migrate]), so
-// that a service needs no Redis:
+// Table is the backend whose locks live in the table onelane_locks of a database (see [Migrate]),
+// so that a service needs no Redis:
 //
 //	locker, err := core.New(gormlock.Table(db))
 //
 // A lock is a row with the binary key, its owner and when the lease ends, by the database's clock.
-// Each change is one statement that compares and sets one row; a deadlock or a serialization failure
-// is tried again. Fencing tokens are microseconds of the database's clock. They go on increasing
-// after [Purge]. Waiters poll. A lock takes three round trips where Redis takes one, so Table is not
-// for hot keys.
+// Each change is one statement that compares and sets one row; a deadlock or a serialization
+// failure is tried again. Fencing tokens are microseconds of the database's clock. They go on
+// increasing after [Purge]. Waiters poll. A lock takes three round trips where Redis takes one, so
+// Table is not for hot keys.
 //
 // Give Table a gorm.DB of its own if transactions can use up all connections: renewals wait for a
-// connection, and locks are lost. On SQLite always do, with a file of its own, because a transaction
-// there blocks all other writers. A database that fails over to a replica may lose locks unless it
-// replicates synchronously. On a multi-master cluster, write to one master. Behind a proxy that sends
-// SELECT to replicas, what decides about a lock is read by SELECT … FOR UPDATE; Inspect may be late.
+// connection, and locks are lost. On SQLite always do, with a file of its own, because a
+// transaction there blocks all other writers. A database that fails over to a replica may lose
+// locks unless it replicates synchronously. On a multi-master cluster, write to one master. Behind
+// a proxy that sends SELECT to replicas, Table reads at the writer. With dbresolver it uses the
+// source of onelane_locks, as [Migrate] does; of several sources each process takes one, so
+// configure exactly one.
 //
 // Errors of the database match core.ErrUnavailable. MySQL and MariaDB must not have autocommit=0,
-// because an uncommitted lock excludes nobody: every call fails then. core.New returns an error if db
-// is a transaction or not MySQL, MariaDB, PostgreSQL or SQLite.
+// because an uncommitted lock excludes nobody: every call fails then. core.New returns an error if
+// db is a transaction or not MySQL, MariaDB, PostgreSQL or SQLite.
 func Table(db *gorm.DB, opts ...TableOption) core.Opener {
 	t := &tableOpener{db: db, timeout: tableTimeout}
 	for _, o := range opts {
@@ -85,11 +87,12 @@ func (t *tableOpener) Open(env core.Environment) (core.Backend, error) {
 	if _, open := transactionOf(t.db.Statement.ConnPool); open {
 		return nil, errors.New("gormlock: Table: the database is in a transaction, so that nobody else would see a lock; pass the gorm.DB that the transaction was begun on")
 	}
-	conns, err := t.db.DB()
-	if err != nil {
+	if _, err := t.db.DB(); err != nil {
 		return nil, fmt.Errorf("gormlock: Table: %w", err)
 	}
-	b := &table{db: conns, dialect: d, timeout: t.timeout, logger: env.Logger}
+	b := &table{dialect: d, timeout: t.timeout, logger: env.Logger}
+	// dbresolver is often registered after the Locker was made, but before it is used.
+	b.writer = sync.OnceValues(func() (*sql.DB, error) { return writerOf(t.db, "onelane_locks") })
 	if b.logger == nil {
 		b.logger = slog.Default()
 	}
@@ -99,7 +102,7 @@ func (t *tableOpener) Open(env core.Environment) (core.Backend, error) {
 
 // table is the core.Backend on onelane_locks. Its verbs are in table_verbs.go.
 type table struct {
-	db      *sql.DB
+	writer  func() (*sql.DB, error)
 	dialect dialect
 	timeout time.Duration
 	logger  *slog.Logger
@@ -174,8 +177,12 @@ func (b *table) committing(ctx context.Context) error {
 	if b.dialect.name != "mysql" || b.commits.Load() {
 		return nil
 	}
+	conns, err := b.writer()
+	if err != nil {
+		return err
+	}
 	var on bool
-	if err := b.db.QueryRowContext(ctx, "SELECT @@autocommit").Scan(&on); err != nil {
+	if err := conns.QueryRowContext(ctx, "SELECT @@autocommit").Scan(&on); err != nil {
 		return err
 	}
 	if !on {

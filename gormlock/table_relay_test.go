@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,8 @@ import (
 // from writes. With exec it is a network that loses or delays answers.
 type relay struct {
 	primary, replica *sql.DB
+	statements       atomic.Int32 // that were sent
+	sent             func(ctx context.Context, query string)
 	exec             func(query string, args []any, run func() (driver.Result, error)) (driver.Result, error)
 }
 
@@ -59,9 +62,32 @@ func (r *relay) Connect(ctx context.Context) (driver.Conn, error) {
 type relayConn struct {
 	relay            *relay
 	primary, replica *sql.Conn
+	begun            bool // until the transaction ends, all statements go to the primary
 }
 
-func (c *relayConn) Begin() (driver.Tx, error) { return nil, errors.New("no transactions") }
+func (c *relayConn) Begin() (driver.Tx, error) {
+	return c.BeginTx(context.Background(), driver.TxOptions{})
+}
+
+func (c *relayConn) BeginTx(ctx context.Context, opts driver.TxOptions) (tx driver.Tx, err error) {
+	if opts.ReadOnly && c.replica != nil {
+		return nil, errors.New("a read-only transaction goes to the replica")
+	}
+	err = c.primary.Raw(func(raw any) (err error) {
+		tx, err = raw.(driver.ConnBeginTx).BeginTx(ctx, opts)
+		return err
+	})
+	c.begun = err == nil
+	return &relayTx{tx, c}, err
+}
+
+type relayTx struct {
+	driver.Tx
+	conn *relayConn
+}
+
+func (t *relayTx) Commit() error   { t.conn.begun = false; return t.Tx.Commit() }
+func (t *relayTx) Rollback() error { t.conn.begun = false; return t.Tx.Rollback() }
 
 func (c *relayConn) Close() error {
 	err := c.primary.Close()
@@ -72,8 +98,9 @@ func (c *relayConn) Close() error {
 }
 
 func (c *relayConn) Prepare(query string) (driver.Stmt, error) {
+	c.relay.statements.Add(1)
 	conn := c.primary
-	if c.replica != nil && strings.HasPrefix(query, "SELECT") && !strings.Contains(query, "FOR UPDATE") {
+	if c.replica != nil && !c.begun && strings.HasPrefix(query, "SELECT") && !strings.Contains(query, "FOR UPDATE") {
 		conn = c.replica
 	}
 	var stmt driver.Stmt
@@ -84,6 +111,19 @@ func (c *relayConn) Prepare(query string) (driver.Stmt, error) {
 	return &relayStmt{stmt, query, c.relay}, err
 }
 
+// ExecContext passes several statements on, which cannot be prepared.
+func (c *relayConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (result driver.Result, err error) {
+	if len(args) > 0 {
+		return nil, driver.ErrSkip
+	}
+	c.relay.statements.Add(1)
+	err = c.primary.Raw(func(raw any) (err error) {
+		result, err = raw.(driver.ExecerContext).ExecContext(ctx, query, nil)
+		return err
+	})
+	return result, err
+}
+
 type relayStmt struct {
 	driver.Stmt
 	query string
@@ -91,10 +131,16 @@ type relayStmt struct {
 }
 
 func (s *relayStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if s.relay.sent != nil {
+		s.relay.sent(ctx, s.query)
+	}
 	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 }
 
 func (s *relayStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	if s.relay.sent != nil {
+		s.relay.sent(ctx, s.query)
+	}
 	run := func() (driver.Result, error) { return s.Stmt.(driver.StmtExecContext).ExecContext(ctx, args) }
 	if s.relay.exec == nil {
 		return run()

@@ -24,14 +24,12 @@ const (
 	rowSealed = 2
 )
 
-// The statements. All times are microseconds by the database's clock: no client's clock is among the
-// arguments. A row that is taken keeps its fence, which only grows. MySQL assigns from left to right,
-// so no expression reads a column that was assigned before it.
+// The statements. All times are microseconds by the database's clock: no client's clock is among
+// the arguments. A row that is taken keeps its fence, which only grows. MySQL assigns from left to
+// right, so no expression reads a column that was assigned before it.
 const (
 	readRow = `SELECT state, owner, token, CASE WHEN state = 2 THEN value END, orphan, expires_at - {now}
 FROM onelane_locks WHERE name = ?`
-	// A proxy that splits reads from writes sends a locking read to the primary.
-	readPrimary = readRow + ` {locking}`
 
 	insertRow = `INSERT INTO onelane_locks (name, state, owner, token, fence, acquired_at, expires_at, orphan)
 VALUES (?, 1, ?, {now}, {now} + 63, {now}, {now} + ?, ?) {conflict}`
@@ -61,14 +59,19 @@ type row struct {
 	since   time.Time     // when an orphan's lease ended
 }
 
-// row reads a key by readRow or readPrimary.
-func (b *table) row(ctx context.Context, key, query string) (row, error) {
+// row reads a key at the writer: a replica may lag behind.
+func (b *table) row(ctx context.Context, key string) (row, error) {
 	var r row
-	err := retry(ctx, func() error {
+	conns, err := b.writer()
+	if err != nil {
+		return r, unavailable(key, err)
+	}
+	query := b.dialect.sql(b.dialect.atWriter(readRow, "onelane_locks"))
+	err = retry(ctx, func() error {
 		var state, orphan, left int64
 		var owner []byte
 		r = row{}
-		err := b.db.QueryRowContext(ctx, b.dialect.sql(query), []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
+		err := conns.QueryRowContext(ctx, query, []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
 		if errors.Is(err, sql.ErrNoRows) {
 			r = row{missing: true}
 			return nil
@@ -119,11 +122,15 @@ func (r row) lost() error {
 	return fmt.Errorf("%w: the key is %v", core.ErrLost, r.status)
 }
 
-// exec returns how many rows were changed. MySQL may or may not count a row that was found and stays
-// as it is.
+// exec returns how many rows were changed. MySQL may or may not count a row that was found and
+// stays as it is.
 func (b *table) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {
+	conns, err := b.writer()
+	if err != nil {
+		return 0, err
+	}
 	err = retry(ctx, func() error {
-		result, err := b.db.ExecContext(ctx, b.dialect.sql(statement), args...)
+		result, err := conns.ExecContext(ctx, b.dialect.sql(statement), args...)
 		if err != nil {
 			return err
 		}

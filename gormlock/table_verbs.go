@@ -11,7 +11,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing here.
+// Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing
+// here.
 func (b *table) Acquire(ctx context.Context, q core.Request) (core.Grant, error) {
 	if len(q.Key) > maxTableKey || len(q.Owner) > maxOwner {
 		return core.Grant{}, fmt.Errorf("gormlock: key %q… has %d bytes and its owner %d; at most %d and %d fit into onelane_locks: %w",
@@ -31,9 +32,8 @@ func (b *table) Acquire(ctx context.Context, q core.Request) (core.Grant, error)
 func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrote bool, err error) {
 	var sent time.Time
 	var r row
-	query := readRow
 	for try := 0; ; try++ {
-		if r, err = b.row(ctx, q.Key, query); err != nil {
+		if r, err = b.row(ctx, q.Key); err != nil {
 			return g, wrote, err
 		}
 		mine := r.ownedBy(q.Owner, core.Held)
@@ -50,8 +50,7 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 		case r.status == core.Held && !mine, try == takeTries: // others are always faster
 			return g, false, r.taken(q.Key)
 		}
-		// From now on, only the primary knows. A replica may lag behind what was written.
-		sent, wrote, query = time.Now(), true, readPrimary
+		sent, wrote = time.Now(), true
 		switch {
 		case mine:
 			_, err = b.exec(ctx, extendRow, micros(q.TTL), []byte(q.Key), []byte(q.Owner))
@@ -127,7 +126,7 @@ func (b *table) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 	if g.Token != 0 {
 		return g, nil
 	}
-	r, err := call(ctx, b, g.Key, func(ctx context.Context) (row, error) { return b.row(ctx, g.Key, readPrimary) }, nil)
+	r, err := call(ctx, b, g.Key, func(ctx context.Context) (row, error) { return b.row(ctx, g.Key) }, nil)
 	if err != nil {
 		return g, err
 	}
@@ -177,7 +176,7 @@ func (b *table) Unseal(ctx context.Context, key string) error {
 
 // Inspect implements core.Backend.
 func (b *table) Inspect(ctx context.Context, key string) (core.State, error) {
-	r, err := call(ctx, b, key, func(ctx context.Context) (row, error) { return b.row(ctx, key, readRow) }, nil)
+	r, err := call(ctx, b, key, func(ctx context.Context) (row, error) { return b.row(ctx, key) }, nil)
 	if err != nil || r.status == core.Free {
 		return core.State{}, err
 	}
@@ -190,7 +189,7 @@ func (b *table) Inspect(ctx context.Context, key string) (core.State, error) {
 
 // Ping implements core.Backend. It also finds out whether onelane_locks is there.
 func (b *table) Ping(ctx context.Context) error {
-	_, err := call(ctx, b, "", func(ctx context.Context) (row, error) { return b.row(ctx, "", readRow) }, nil)
+	_, err := call(ctx, b, "", func(ctx context.Context) (row, error) { return b.row(ctx, "") }, nil)
 	return err
 }
 
@@ -210,7 +209,7 @@ func (b *table) change(ctx context.Context, key string, done func(row) bool, sta
 		if n > 0 {
 			return struct{}{}, nil
 		}
-		r, err := b.row(ctx, key, readPrimary)
+		r, err := b.row(ctx, key)
 		if err == nil && !done(r) {
 			err = r.lost()
 		}

@@ -50,7 +50,7 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 		switch x := c.(type) {
 		case *transaction:
 			return x, x != nil
-		case *tracked:
+		case *turnConn:
 			return x.turn.t, true
 		case *gorm.PreparedStmtTX:
 			c = x.Tx
@@ -83,9 +83,6 @@ func (t *transaction) usable() error {
 		}
 	}
 	if err := t.ctx.Err(); err != nil {
-		if cause := context.Cause(t.ctx); errors.Is(cause, errGroupTime) {
-			err = cause
-		}
 		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
 	}
 	return nil

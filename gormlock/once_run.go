@@ -1,0 +1,150 @@
+package gormlock
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"gorm.io/gorm"
+)
+
+const (
+	insertOnce = `INSERT INTO onelane_once (name, attempt, fingerprint, created_at) VALUES (?, ?, ?, {now}) {conflict}`
+	readOnce   = `SELECT attempt, fingerprint, result FROM onelane_once WHERE name = ?`
+	storeOnce  = `UPDATE onelane_once SET result = ? WHERE name = ? AND attempt = ?`
+)
+
+// run runs fn, unless the key is done, and returns the stored result.
+func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byte, error)) (stored []byte, err error) {
+	var entered bool
+	runs := 0
+	asGuarded := sharedOption(func(g *guard) { *g = o.guard })
+	err = retry(ctx, func() error {
+		if runs++; runs > 1 {
+			telemetryOf(db).retried(ctx)
+		}
+		entered = false
+		return Transaction(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
+			entered = true
+			stored, err = o.claim(tx)
+			if err != nil {
+				return err
+			}
+			if stored, err = fn(tx); err != nil {
+				return err
+			}
+			return o.store(tx, stored)
+		}, asGuarded)
+	})
+	switch {
+	case err == nil || errors.Is(err, errReplayed):
+		return stored, nil
+	case entered || ctx.Err() != nil:
+		return nil, err
+	}
+	return o.withoutLock(ctx, db, err)
+}
+
+// withoutLock returns the result if the key is done already, although the lock was not acquired.
+func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte, error) {
+	conn, query := db.Statement.ConnPool, o.dialect.atWriter(readOnce, "onelane_once")
+	// A locking read would wait for the run that has the row. A transaction goes to the writer too,
+	// if it is not read-only. Its level does not depend on the session's.
+	if o.dialect.name == "mysql" {
+		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if tx.Error != nil {
+			return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, tx.Error)
+		}
+		defer tx.Rollback()
+		conn, query = tx.Statement.ConnPool, readOnce
+	}
+	stored, err := o.read(ctx, conn, query)
+	switch {
+	case errors.Is(err, errReplayed):
+		return stored, nil
+	case err == nil || errors.Is(err, sql.ErrNoRows):
+		return nil, why
+	case errors.Is(err, ErrMismatch) || errors.Is(err, ErrUnfinished):
+		return nil, o.error(err)
+	}
+	return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, err)
+}
+
+// claim inserts the row of the key. If the key is done, claim returns its result and errReplayed,
+// so that there is nothing to commit. The database waits for an open transaction that inserted the
+// row.
+func (o *once) claim(tx *gorm.DB) ([]byte, error) {
+	ctx, conn := tx.Statement.Context, tx.Statement.ConnPool
+	err := begun(tx)
+	if err != nil {
+		return nil, err
+	}
+	mark := o.newMark()
+	for range 3 {
+		_, err = conn.ExecContext(ctx, o.dialect.sql(insertOnce), []byte(o.name), o.attempt, mark)
+		if err != nil {
+			return nil, o.explain(tx, fmt.Errorf("writing to onelane_once, which gormlock.Migrate makes: %w", err))
+		}
+		var stored []byte
+		// A locking read sees the newest row at every isolation level. Affected rows would not do:
+		// drivers count them differently.
+		stored, err = o.read(ctx, conn, readOnce+" {locking}")
+		if err == nil || errors.Is(err, errReplayed) {
+			return stored, err
+		}
+		if !errors.Is(err, sql.ErrNoRows) {
+			return nil, o.explain(tx, err)
+		}
+		// The row was purged in between.
+	}
+	return nil, o.explain(tx, fmt.Errorf("its row in onelane_once was gone each time it was looked for; call Purge with a longer age: %w", err))
+}
+
+// read returns nil if the row is this run's, or the result and errReplayed if it is another's.
+func (o *once) read(ctx context.Context, conn querier, query string) ([]byte, error) {
+	// If GORM cannot prepare, its Row is empty and panics.
+	switch prepared := conn.(type) {
+	case *gorm.PreparedStmtDB:
+		conn = prepared.ConnPool
+	case *gorm.PreparedStmtTX:
+		conn = prepared.Tx
+	}
+	var attempt, mark, result []byte
+	err := conn.QueryRowContext(ctx, o.dialect.sql(query), []byte(o.name)).
+		Scan(&attempt, &mark, &result)
+	switch {
+	case err != nil:
+		return nil, err
+	case bytes.Equal(attempt, o.attempt):
+		return nil, nil
+	case !o.matches(mark):
+		return nil, ErrMismatch
+	case len(result) == 0:
+		return nil, fmt.Errorf("%w; look at what it did, and delete its row in onelane_once to let it run again", ErrUnfinished)
+	}
+	return result, errReplayed
+}
+
+// store writes the result into this run's row.
+func (o *once) store(tx *gorm.DB, result []byte) error {
+	done, err := tx.Statement.ConnPool.ExecContext(tx.Statement.Context, o.dialect.sql(storeOnce),
+		result, []byte(o.name), o.attempt)
+	if err != nil {
+		return o.explain(tx, err)
+	}
+	if n, err := done.RowsAffected(); err != nil || n != 1 {
+		return o.error(fmt.Errorf("its row in onelane_once is gone, %d left; the function must not end the transaction: %w",
+			n, errors.Join(err, gorm.ErrInvalidTransaction)))
+	}
+	return nil
+}
+
+// explain adds the key and, if the lock was lost, that.
+func (o *once) explain(tx *gorm.DB, err error) error {
+	if t, _ := transactionOf(tx.Statement.ConnPool); t != nil {
+		err = t.explain(err)
+	}
+	return o.error(err)
+}
