@@ -26,7 +26,7 @@ func sealed(t testing.TB, l *core.Locker, key string) bool {
 // sellers are the ways to take n of a stock under the guard "k", and to seal it.
 var sellers = map[string]func(db *gorm.DB, sku int, n int64) error{
 	"single": func(db *gorm.DB, sku int, n int64) error {
-		return gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
+		return decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
 	},
 	"block": func(db *gorm.DB, sku int, n int64) error {
 		return db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return sell(tx, sku, n) })
@@ -40,7 +40,7 @@ var sellers = map[string]func(db *gorm.DB, sku int, n int64) error{
 }
 
 func sell(tx *gorm.DB, sku int, n int64) error {
-	return gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
+	return decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
 }
 
 // asked counts what a backend is asked, and lets a test act before a seal.
@@ -154,7 +154,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		want(t, "rolled back", gormlock.Transaction(db, "k", takesAll), boom)
 		want(t, "rolled back in a group", gormlock.Transaction(db, "k", takesAll, gormlock.Grouped(8)), boom)
 		both := db.Model(&Stock{}).Where("sku IN ?", []int{42, 43})
-		want(t, "one of two rows", gormlock.Decrement(both.Scopes(gormlock.Guard("k")), "left", 5, option), gormlock.ErrInsufficient)
+		want(t, "one of two rows", decrement(both.Scopes(gormlock.Guard("k")), "left", 5, option), gormlock.ErrInsufficient)
 		ok(t, "the last that is there", gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return sell(tx, 42, 3) }))
 		ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
 			return expect(sellers["single"](db.WithContext(ctx), 42, 1), gormlock.ErrInsufficient)
@@ -180,13 +180,13 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", 0).Error)
 		// And these cannot seal, which is said before anything is sent.
 		for name, err := range map[string]error{
-			"no guard":      gormlock.Decrement(db.Model(&Stock{}).Where("sku = 42"), "left", 1, option),
+			"no guard":      decrement(db.Model(&Stock{}).Where("sku = 42"), "left", 1, option),
 			"block":         db.Transaction(func(tx *gorm.DB) error { return sell(tx, 42, 1) }),
-			"two keys":      gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("j")).Where("sku = 42"), "left", 1, option),
-			"a short time":  gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Millisecond)),
-			"a long time":   gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(1<<63-1)),
-			"DryRun":        gormlock.Decrement(db.Session(&gorm.Session{DryRun: true}).Model(&Stock{}).Where("sku = 42"), "left", 1, nil, option),
-			"no such table": gormlock.Decrement(db.Table("nowhere").Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, option),
+			"two keys":      decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("j")).Where("sku = 42"), "left", 1, option),
+			"a short time":  decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Millisecond)),
+			"a long time":   decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(1<<63-1)),
+			"DryRun":        decrement(db.Session(&gorm.Session{DryRun: true}).Model(&Stock{}).Where("sku = 42"), "left", 1, nil, option),
+			"no such table": decrement(db.Table("nowhere").Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, option),
 		} {
 			if err == nil || errors.Is(err, gormlock.ErrInsufficient) {
 				t.Errorf("%s: %v", name, err)
@@ -195,7 +195,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		if sealed(t, l, "k") {
 			t.Error("the key is sealed")
 		}
-		twice := gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("k")).Where("sku = 43"), "left", 1, option)
+		twice := decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("k")).Where("sku = 43"), "left", 1, option)
 		want(t, "one key twice", twice, gormlock.ErrInsufficient)
 		if !sealed(t, l, "k") {
 			t.Error("one key twice: it is not sealed")
@@ -280,7 +280,7 @@ func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 			"Unscoped":    func(db *gorm.DB) *gorm.DB { return db.Unscoped().Model(&Retired{}).Where("sku = 43") },
 			"Or":          func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{}).Where("sku = ?", 42).Or("sku = ?", 99) },
 		} {
-			err := gormlock.Decrement(row(db).Scopes(gormlock.Guard("k")), "left", 1, gormlock.SealWhenOut(time.Minute))
+			err := decrement(row(db).Scopes(gormlock.Guard("k")), "left", 1, gormlock.SealWhenOut(time.Minute))
 			want(t, name, err, gormlock.ErrInsufficient)
 			if !sealed(t, l, "k") {
 				t.Errorf("%s: it is not sealed", name)
