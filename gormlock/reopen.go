@@ -24,6 +24,7 @@ var errNotReopened = errors.New("Reopen opens only a key that SealWhenOut sealed
 
 // acquire takes the locks of d, and opens keys that are sold out if d says so.
 func (p *plugin) acquire(ctx context.Context, l *core.Locker, d demand, opts ...core.AcquireOption) (core.Locks, error) {
+	var sealed error // the last seal that was opened
 	end := time.Now().Add(d.wait)
 	for wait := d.wait; ; wait = max(0, time.Until(end)) {
 		locks, err := l.AcquireAll(ctx, d.keys, append(opts, core.WithWait(wait))...)
@@ -34,17 +35,20 @@ func (p *plugin) acquire(ctx context.Context, l *core.Locker, d demand, opts ...
 		switch {
 		case err == nil:
 			for _, k := range d.keys {
-				p.seals.forget(l, k) // a seal that another process has taken away
+				p.seals.forget(l, k) // another process may have opened it
 			}
 			return locks, nil
 		case errors.Is(err, core.ErrSealed) && !soldOut:
 			return nil, fmt.Errorf("%w: %w", errNotReopened, err)
-		case !soldOut || !time.Now().Before(end):
+		case ctx.Err() == nil && sealed != nil && !time.Now().Before(end):
+			return nil, fmt.Errorf("buyers sealed it again and again: %w", sealed)
+		case !soldOut:
 			return nil, err
 		}
 		if err := l.Unseal(ctx, key); err != nil {
 			return nil, err
 		}
 		p.seals.forget(l, key)
+		sealed = err
 	}
 }

@@ -2,6 +2,7 @@ package gormlock_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -48,6 +49,7 @@ type asked struct {
 	core.Backend
 	acquires, seals atomic.Int64
 	beforeSeal      func()
+	afterUnseal     func()
 	hangs           bool // the answers to seals do not come
 }
 
@@ -68,6 +70,14 @@ func (b *asked) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 	if b.hangs {
 		<-ctx.Done()
 		err = &core.UnavailableError{Key: g.Key, Nodes: []error{ctx.Err()}}
+	}
+	return err
+}
+
+func (b *asked) Unseal(ctx context.Context, key string) error {
+	err := b.Backend.Unseal(ctx, key)
+	if b.afterUnseal != nil {
+		b.afterUnseal()
 	}
 	return err
 }
@@ -286,6 +296,53 @@ func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 				t.Errorf("%s: it is not sealed", name)
 			}
 			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		}
+	})
+}
+
+// TestSealWhenOut_UncommittedByOthers: what another transaction has written and not committed seals
+// nothing, even if sessions read such values. On SQLite a writer keeps out all others.
+func TestSealWhenOut_UncommittedByOthers(t *testing.T) {
+	t.Parallel()
+	set := map[string]string{
+		"mysql":    "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+		"postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if set[db.Name()] == "" {
+			return
+		}
+		put(t, db, 42, 3)
+		conns := pool(t, db)
+		conns.SetMaxOpenConns(2)
+		var both [2]*sql.Conn
+		for i := range both {
+			var err error
+			both[i], err = conns.Conn(t.Context())
+			ok(t, "Conn", err)
+			_, err = both[i].ExecContext(t.Context(), set[db.Name()])
+			ok(t, "SET", err)
+		}
+		ok(t, "Close", errors.Join(both[0].Close(), both[1].Close()))
+		var other atomic.Pointer[sql.Tx]
+		ok(t, "Register", db.Callback().Query().Before("gorm:query").Register("other", func(tx *gorm.DB) {
+			if other.Load() != nil {
+				return
+			}
+			writer, err := conns.Begin()
+			if err == nil {
+				_, err = writer.Exec("UPDATE stocks SET " + tx.Statement.Quote("left") + " = 0")
+			}
+			other.Store(writer)
+			_ = tx.AddError(err)
+		}))
+		for name, sell := range sellers {
+			want(t, name, sell(db, 42, 5), gormlock.ErrInsufficient)
+			eventually(t, name+": it has looked, and the lock has ended", func() bool { return other.Load() != nil && inUse(t, db) == 1 && !held(t, l, "k") })
+			if sealed(t, l, "k") {
+				t.Fatalf("%s: the key is sealed, with 3 left", name)
+			}
+			ok(t, "Rollback", other.Swap(nil).Rollback())
 		}
 	})
 }
