@@ -269,7 +269,7 @@ func TestDecrement_Conditions(t *testing.T) {
 		for name, row := range map[string]*gorm.DB{
 			"soft-deleted":          db.Model(&Tray{}).Where("sku = ?", 44),
 			"Or with too little":    db.Model(&Tray{}).Where("sku = ?", 42).Or("sku = ?", 41),
-			"primary key and Or":    db.Model(&first).Where("sku = ?", 42).Or("sku = ?", 43),
+			"primary key and Or":    db.Model(&first).Where("sku = ?", 43).Or("sku = ?", 42),
 			"primary key and Where": db.Model(&first).Where("sku = ?", 43),
 			"Not":                   db.Model(&Tray{}).Not("sku = ?", 43),
 			"text with or":          db.Model(&Tray{}).Where("sku = 42").Where("name = '' OR 1 = 1"),

@@ -325,6 +325,11 @@ func TestSealWhenOut_UncommittedByOthers(t *testing.T) {
 		}
 		ok(t, "Close", errors.Join(both[0].Close(), both[1].Close()))
 		var other atomic.Pointer[sql.Tx]
+		t.Cleanup(func() {
+			if writer := other.Load(); writer != nil {
+				_ = writer.Rollback()
+			}
+		})
 		ok(t, "Register", db.Callback().Query().Before("gorm:query").Register("other", func(tx *gorm.DB) {
 			if other.Load() != nil {
 				return
