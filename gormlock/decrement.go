@@ -31,14 +31,17 @@ import (
 // reported rounded down.
 //
 // [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the database.
-func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) (left int64, err error) {
+func Decrement(
+	db *gorm.DB, column string, n int64, opts ...DecrementOption,
+) (left int64, err error) {
 	d, err := newDecrement(db, column, n, opts)
 	if err != nil {
 		return 0, fmt.Errorf("gormlock: decrement column %q by %d: %w", column, n, err)
 	}
 	// A session, because the caller may go on with db. The last scope, because others may bring
 	// conditions, or return another statement.
-	tx := db.Session(&gorm.Session{}).Scopes(d.attach).Set(unversionedBy, true).Update(column, gorm.Expr("?", d))
+	tx := db.Session(&gorm.Session{}).Scopes(d.attach).Set(unversionedBy, true).
+		Update(column, gorm.Expr("?", d))
 	switch {
 	case d.matched > 1:
 		rollback(db, tx.Error)
@@ -48,7 +51,8 @@ func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) (le
 	case !d.sent:
 		return 0, d.replaced()
 	case d.matched == 0:
-		return 0, &InsufficientError{Table: tx.Statement.Table, Row: d.row(tx), Column: column, N: n, Left: -1}
+		table := tx.Statement.Table
+		return 0, &InsufficientError{Table: table, Row: d.row(tx), Column: column, N: n, Left: -1}
 	}
 	return d.left, nil
 }
@@ -62,7 +66,9 @@ func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) (le
 // savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
 // deadlock. If one row has too little, nothing is taken, and the error is its [*InsufficientError]
 // with what is left of it. An empty map takes nothing.
-func DecrementAll[K cmp.Ordered](db *gorm.DB, key, column string, quantities map[K]int64) (left map[K]int64, err error) {
+func DecrementAll[K cmp.Ordered](
+	db *gorm.DB, key, column string, quantities map[K]int64,
+) (left map[K]int64, err error) {
 	left = make(map[K]int64, len(quantities))
 	if len(quantities) == 0 {
 		return left, nil
@@ -75,7 +81,8 @@ func DecrementAll[K cmp.Ordered](db *gorm.DB, key, column string, quantities map
 	session.DisableNestedTransaction = false // a savepoint is what takes the first rows back
 	err = session.Transaction(func(tx *gorm.DB) error {
 		for _, k := range slices.Sorted(maps.Keys(quantities)) {
-			row := tx.Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: name}, Value: k})
+			by := clause.Column{Table: clause.CurrentTable, Name: name}
+			row := tx.Where(clause.Eq{Column: by, Value: k})
 			rest, err := Decrement(row, column, quantities[k])
 			if missing, ok := errors.AsType[*InsufficientError](err); ok {
 				missing.Left = readLeft(row, column)
@@ -100,7 +107,8 @@ func readLeft(row *gorm.DB, column string) int64 {
 		return -1
 	}
 	var left []any
-	if row.Clauses(clause.Locking{Strength: clause.LockingStrengthUpdate}).Pluck(name, &left).Error != nil || len(left) != 1 {
+	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
+	if row.Clauses(newest).Pluck(name, &left).Error != nil || len(left) != 1 {
 		return -1
 	}
 	rest, err := whole(left[0])

@@ -77,7 +77,8 @@ func (d *decrement) Build(b clause.Builder) {
 }
 
 func (d *decrement) replaced() error {
-	return fmt.Errorf("gormlock: decrement column %q by %d: a hook or a callback replaced the statement, and nothing was taken", d.column.Name, d.n)
+	return fmt.Errorf("gormlock: decrement column %q by %d: "+
+		"a hook or a callback replaced the statement, and nothing was taken", d.column.Name, d.n)
 }
 
 // buildSet writes SET, with what GORM's Update sets beside the column, and prepares WHERE.
@@ -95,15 +96,16 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	_, softDelete := s.Clauses["soft_delete_enabled"] // its condition names no row
 	if len(d.where) == 0 || softDelete && len(d.where) == 1 {
 		if !s.DB.AllowGlobalUpdate {
-			_ = s.AddError(fmt.Errorf("gormlock: decrement column %q: %w: name the row by a Where, or by a model with its primary key", d.column.Name, gorm.ErrMissingWhereClause))
+			_ = s.AddError(fmt.Errorf("gormlock: decrement column %q: %w: name the row by a Where, "+
+				"or by a model with its primary key", d.column.Name, gorm.ErrMissingWhereClause))
 			return
 		}
 	}
 	if d.seal != nil {
 		d.seal.selecting(s, d.where, d.column.Name)
 	}
-	enough := append([]clause.Expression{clause.Expr{SQL: "? >= ?", Vars: []any{d.column, d.n}}}, d.where...)
-	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: enough}, Builder: d.buildWhere}
+	enough := clause.Where{Exprs: append([]clause.Expression{gorm.Expr("? >= ?", d.column, d.n)}, d.where...)}
+	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: enough, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
 }
@@ -137,7 +139,8 @@ func conditions(s *gorm.Statement) []clause.Expression {
 
 // row is what the statement selected, as text.
 func (d *decrement) row(db *gorm.DB) string {
-	s := &gorm.Statement{DB: db, Context: db.Statement.Context, Table: db.Statement.Table, Schema: db.Statement.Schema}
+	update := db.Statement
+	s := &gorm.Statement{DB: db, Context: update.Context, Table: update.Table, Schema: update.Schema}
 	clause.Where{Exprs: d.where}.Build(s)
 	return db.Explain(s.SQL.String(), s.Vars...)
 }
@@ -150,7 +153,9 @@ type decrementPool struct {
 }
 
 // ExecContext implements gorm.ConnPool.
-func (p *decrementPool) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+func (p *decrementPool) ExecContext(
+	ctx context.Context, query string, args ...any,
+) (sql.Result, error) {
 	d := p.d
 	d.statement.ConnPool = p.ConnPool
 	d.sent = true
@@ -175,14 +180,17 @@ func (d *decrement) exec(ctx context.Context, c gorm.ConnPool, query string, arg
 		return err
 	}
 	if d.matched > 1 {
-		return fmt.Errorf("gormlock: decrement column %q of table %q: the condition selects %d rows, and nothing is taken: name one row by a unique key, or call DecrementAll",
+		return fmt.Errorf("gormlock: decrement column %q of table %q: the condition selects %d rows, "+
+			"and nothing is taken: name one row by a unique key, or call DecrementAll",
 			d.column.Name, d.statement.Table, d.matched)
 	}
 	return nil
 }
 
 // readInsertID is for MySQL and MariaDB.
-func (d *decrement) readInsertID(ctx context.Context, c gorm.ConnPool, query string, args []any) error {
+func (d *decrement) readInsertID(
+	ctx context.Context, c gorm.ConnPool, query string, args []any,
+) error {
 	result, err := c.ExecContext(ctx, query, args...)
 	if err != nil {
 		return err
@@ -195,7 +203,9 @@ func (d *decrement) readInsertID(ctx context.Context, c gorm.ConnPool, query str
 }
 
 // readReturned is for PostgreSQL and SQLite.
-func (d *decrement) readReturned(ctx context.Context, c gorm.ConnPool, query string, args []any) error {
+func (d *decrement) readReturned(
+	ctx context.Context, c gorm.ConnPool, query string, args []any,
+) error {
 	rows, err := c.QueryContext(ctx, query+" RETURNING "+d.statement.Quote(d.column), args...)
 	if err != nil {
 		return err

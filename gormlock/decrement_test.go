@@ -266,10 +266,14 @@ func TestDecrement_Conditions(t *testing.T) {
 		ok(t, "Delete", db.Delete(&gone).Error)
 		var first Tray
 		ok(t, "Take", db.Take(&first, "sku = 42").Error)
+		put(t, db, 42, 3)
+		put(t, db, 43, 100)
+		var stock Stock
+		ok(t, "Take", db.Take(&stock, "sku = 42").Error)
 		for name, row := range map[string]*gorm.DB{
 			"soft-deleted":          db.Model(&Tray{}).Where("sku = ?", 44),
 			"Or with too little":    db.Model(&Tray{}).Where("sku = ?", 42).Or("sku = ?", 41),
-			"primary key and Or":    db.Model(&first).Where("sku = ?", 43).Or("sku = ?", 42),
+			"primary key and Or":    db.Model(&stock).Where("sku = ?", 43).Or("sku = ?", 42),
 			"primary key and Where": db.Model(&first).Where("sku = ?", 43),
 			"Not":                   db.Model(&Tray{}).Not("sku = ?", 43),
 			"text with or":          db.Model(&Tray{}).Where("sku = 42").Where("name = '' OR 1 = 1"),

@@ -54,7 +54,8 @@ func (e *InsufficientError) Error() string {
 	if e.Left >= 0 {
 		left = strconv.FormatInt(e.Left, 10)
 	}
-	return fmt.Sprintf("gormlock: not enough left: %d wanted from column %q of table %q where %s: there is %s", e.N, e.Column, e.Table, e.Row, left)
+	return fmt.Sprintf("gormlock: not enough left: %d wanted from column %q of table %q where %s: there is %s",
+		e.N, e.Column, e.Table, e.Row, left)
 }
 
 // Is makes the error match [ErrInsufficient].

@@ -23,7 +23,9 @@ func Reopen() SharedOption { return sharedOption(func(g *guard) { g.reopen = tru
 var errNotReopened = errors.New("Reopen opens only a key that SealWhenOut sealed")
 
 // acquire takes the locks of d, and opens keys that are sold out if d says so.
-func (p *plugin) acquire(ctx context.Context, l *core.Locker, d demand, opts ...core.AcquireOption) (core.Locks, error) {
+func (p *plugin) acquire(
+	ctx context.Context, l *core.Locker, d demand, opts ...core.AcquireOption,
+) (core.Locks, error) {
 	var sealed error // the last seal that was opened
 	end := time.Now().Add(d.wait)
 	for wait := d.wait; ; wait = max(0, time.Until(end)) {

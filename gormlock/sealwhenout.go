@@ -103,7 +103,8 @@ func sellOutOf(s *gorm.Statement) *sellOut {
 	return found
 }
 
-var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, which must be one: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
+var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, " +
+	"which must be one: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
 
 // sealable returns an error if the statement's guard cannot be sealed.
 func (t *transaction) sealable() error {

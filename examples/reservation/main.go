@@ -60,7 +60,8 @@ func run(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintln(out, "ann reserves 2:", s.reserve(ctx, "ann", 42, 2))
 	fmt.Fprintln(out, "ben reserves 1:", s.reserve(ctx, "ben", 42, 1))
-	fmt.Fprintln(out, "cem is too late:", errors.Is(s.reserve(ctx, "cem", 42, 1), gormlock.ErrInsufficient))
+	late := s.reserve(ctx, "cem", 42, 1)
+	fmt.Fprintln(out, "cem is too late:", errors.Is(late, gormlock.ErrInsufficient))
 	fmt.Fprintln(out, "ben pays:", s.confirm(ctx, "ben"))
 	clock = clock.Add(16 * time.Minute)
 	fmt.Fprintln(out, "ann pays after 16 minutes:", s.confirm(ctx, "ann"))
@@ -76,8 +77,9 @@ func openDB(locker *core.Locker) (*gorm.DB, func(), error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot make a folder for SQLite: %w", err)
 	}
-	file := filepath.Join(dir, "shop.db") + "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_txlock=immediate"
-	db, err := gorm.Open(sqlite.Open(file), &gorm.Config{Logger: logger.Discard})
+	const options = "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_txlock=immediate"
+	file := filepath.Join(dir, "shop.db")
+	db, err := gorm.Open(sqlite.Open(file+options), &gorm.Config{Logger: logger.Discard})
 	remove := func() {
 		if db != nil {
 			if pool, err := db.DB(); err == nil {
