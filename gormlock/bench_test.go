@@ -70,7 +70,7 @@ func BenchmarkHotRow(b *testing.B) {
 			return tx.Create(&BenchOrder{SKU: 42}).Error
 		}
 		decrement := func(tx *gorm.DB) error {
-			if err := gormlock.Decrement(tx.Model(&BenchStock{SKU: 42}), "left", 1); err != nil {
+			if _, err := gormlock.Decrement(tx.Model(&BenchStock{SKU: 42}), "left", 1); err != nil {
 				return err
 			}
 			return tx.Create(&BenchOrder{SKU: 42}).Error

@@ -42,6 +42,9 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 	if d.group, err = g.group.size(db.Name()); err != nil {
 		return guardError(d.keys, err)
 	}
+	if d.reopen = g.reopen; d.reopen {
+		d.group = 1
+	}
 	if t, open := transactionOf(db.Statement.ConnPool); open {
 		if t == nil {
 			return guardError(d.keys, ErrUnmanagedTransaction)
@@ -65,7 +68,9 @@ func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...Tr
 		defer func() { _ = t.Rollback() }() // ends it where GORM has not
 		wrapped = t.open(wrapped)
 	} else {
-		err = p.remembered(ctx, d.keys)
+		if !d.reopen {
+			err = p.remembered(ctx, d.keys)
+		}
 	}
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ var connectionForms = map[string]struct {
 		return err
 	}},
 	"Decrement": {run: func(_ context.Context, tx *gorm.DB) error {
-		return gormlock.Decrement(tx.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Minute))
+		return decrement(tx.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Minute))
 	}},
 	"Transaction": {run: func(_ context.Context, tx *gorm.DB) error {
 		return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return errors.Join(tx.Take(&Stock{}).Error, take(tx, 42)) })

@@ -1,74 +1,148 @@
 package gormlock
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 )
 
-// Decrement takes n from a column of the row that db selects, if there is as much in it, in one statement:
+// Decrement takes n from a column of the row that db selects, if the row has as much, in one
+// statement. It returns what the statement left:
 //
-//	err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
-//	// UPDATE stocks SET left = left - 1 WHERE sku = 42 AND left >= 1
+//	left, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
+//	// UPDATE stocks SET left = left - 1 WHERE left >= 1 AND sku = 42
 //
-// The database does both at once: it never takes what is not there, with or without a guard or a transaction, whatever
-// else runs. Hooks run and updated_at is set as by Update. The column is that of a field or of the table, and is quoted.
+// The database compares and subtracts at once, so Decrement never takes what is not there, with or
+// without a guard or a transaction. Hooks run and updated_at is set as by GORM's Update. Neither a
+// field's permissions nor Select, Omit or a hook can drop the column or the condition. The column is
+// the name of a field or of a column.
 //
-// If no row was changed the error is [*InsufficientError]: not enough is left, or there is no such row; to know which,
-// read it. Let the conditions select one row: of several, those that have enough are taken from. n below 1 is an error, no
-// condition at all is gorm.ErrMissingWhereClause, DryRun gorm.ErrDryRunModeUnsupported. [SealWhenOut] turns later buyers
-// away without the database.
-func Decrement(db *gorm.DB, column string, n int64, opts ...DecrementOption) error {
-	seal, err := sellOutWith(db, opts)
+// If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
+// row. The conditions must name one row. If several rows would be changed, that is an error and
+// nothing is taken; a transaction that was open is rolled back. Decrement therefore runs in a
+// transaction even with SkipDefaultTransaction. A condition that is missing is
+// gorm.ErrMissingWhereClause, DryRun is gorm.ErrDryRunModeUnsupported, and a database other than
+// MySQL, MariaDB, PostgreSQL and SQLite (3.35 or newer) is [ErrDialect]. A column with decimals is
+// reported rounded down.
+//
+// [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the database.
+func Decrement(
+	db *gorm.DB, column string, n int64, opts ...DecrementOption,
+) (left int64, err error) {
+	d, err := newDecrement(db, column, n, opts)
 	if err != nil {
-		return fmt.Errorf("gormlock: decrement column %q by %d: %w", column, n, err)
+		return 0, fmt.Errorf("gormlock: decrement column %q by %d: %w", column, n, err)
 	}
-	if n < 1 {
-		return fmt.Errorf("gormlock: decrement column %q by %d: it must be at least 1", column, n)
-	}
-	if db.DryRun {
-		return fmt.Errorf("gormlock: decrement column %q: %w", column, gorm.ErrDryRunModeUnsupported)
-	}
-	name := clause.Column{Name: column}
-	if s := db.Statement; s.Model != nil {
-		parsed := &gorm.Statement{DB: db}
-		if err := parsed.Parse(s.Model); err != nil {
-			return fmt.Errorf("gormlock: decrement column %q: %w", column, err)
-		}
-		if f := parsed.Schema.LookUpField(column); f != nil {
-			name.Name = f.DBName
-		}
-	}
-	enough := func(db *gorm.DB) *gorm.DB { // the last scope, as others may bring the condition
-		if !db.AllowGlobalUpdate && !selects(db.Statement) {
-			_ = db.AddError(fmt.Errorf("gormlock: decrement column %q: %w: name the row by a Where, or by a model with its primary key", column, gorm.ErrMissingWhereClause))
-		}
-		where, _ := db.Statement.Clauses["WHERE"].Expression.(clause.Where)
-		if seal != nil {
-			db.Statement.Settings.Store(sellOutKey{db.Statement}, seal.selecting(db.Statement, where.Exprs, name.Name))
-		}
-		exprs := []clause.Expression{clause.Expr{SQL: "? >= ?", Vars: []any{name, n}}}
-		if len(where.Exprs) > 0 { // one And, so that an Or in it does not go around what follows
-			exprs = append(exprs, clause.And(where.Exprs...))
-		}
-		db.Statement.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
-		return db
-	}
-	tx := db.Scopes(enough).Set(unversionedBy, true).Update(column, gorm.Expr("? - ?", name, n))
+	// A session, because the caller may go on with db. The last scope, because others may bring
+	// conditions, or return another statement.
+	tx := db.Session(&gorm.Session{}).Scopes(d.attach).Set(unversionedBy, true).
+		Update(column, gorm.Expr("?", d))
 	switch {
+	case d.matched > 1:
+		rollback(db, tx.Error)
+		return 0, tx.Error
 	case tx.Error != nil:
-		return tx.Error
-	case tx.RowsAffected == 0:
-		return &InsufficientError{Table: tx.Statement.Table, Column: column, N: n}
+		return 0, tx.Error
+	case !d.sent:
+		return 0, d.replaced()
+	case d.matched == 0:
+		table := tx.Statement.Table
+		return 0, &InsufficientError{Table: table, Row: d.row(tx), Column: column, N: n, Left: -1}
 	}
-	return nil
+	return d.left, nil
 }
 
-// selects says whether an update with s has a condition: its own, or the primary key of the model.
-func selects(s *gorm.Statement) bool {
-	if where, ok := s.Clauses["WHERE"].Expression.(clause.Where); ok && len(where.Exprs) > 0 {
-		return true
+// DecrementAll takes from several rows, all or none, and returns what it left of each:
+//
+//	left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 2})
+//
+// The map has the quantity for each value of the key column, which must name one row; conditions of
+// db hold for every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
+// savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
+// deadlock. If one row has too little, nothing is taken, and the error is its [*InsufficientError]
+// with what is left of it. An empty map takes nothing.
+func DecrementAll[K cmp.Ordered](
+	db *gorm.DB, key, column string, quantities map[K]int64,
+) (left map[K]int64, err error) {
+	left = make(map[K]int64, len(quantities))
+	if len(quantities) == 0 {
+		return left, nil
 	}
-	return len(primaryKey(s)) > 0
+	name, err := columnOf(db, key)
+	if err != nil {
+		return nil, fmt.Errorf("gormlock: decrement column %q by key %q: %w", column, key, err)
+	}
+	session := db.Session(&gorm.Session{})
+	session.DisableNestedTransaction = false // a savepoint is what takes the first rows back
+	err = session.Transaction(func(tx *gorm.DB) error {
+		for _, k := range slices.Sorted(maps.Keys(quantities)) {
+			by := clause.Column{Table: clause.CurrentTable, Name: name}
+			row := tx.Where(clause.Eq{Column: by, Value: k})
+			rest, err := Decrement(row, column, quantities[k])
+			if missing, ok := errors.AsType[*InsufficientError](err); ok {
+				missing.Left = readLeft(row, column)
+			}
+			if err != nil {
+				return err
+			}
+			left[k] = rest
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return left, nil
+}
+
+// readLeft reads the newest value of a column of one row, for an error; -1 if that fails.
+func readLeft(row *gorm.DB, column string) int64 {
+	name, err := columnOf(row, column)
+	if err != nil {
+		return -1
+	}
+	var left []any
+	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
+	if row.Clauses(newest).Pluck(name, &left).Error != nil || len(left) != 1 {
+		return -1
+	}
+	rest, err := whole(left[0])
+	if err != nil {
+		return -1
+	}
+	return rest
+}
+
+// columnOf returns the column of a field of the model, or the name itself.
+func columnOf(db *gorm.DB, name string) (string, error) {
+	if db.Statement.Model == nil {
+		return name, nil
+	}
+	parsed := &gorm.Statement{DB: db}
+	if err := parsed.Parse(db.Statement.Model); err != nil {
+		return "", err
+	}
+	if f := parsed.Schema.LookUpField(name); f != nil && f.DBName != "" {
+		return f.DBName, nil
+	}
+	return name, nil
+}
+
+// rollback ends the transaction that the caller had open, because of err.
+func rollback(db *gorm.DB, err error) {
+	switch t, open := transactionOf(db.Statement.ConnPool); {
+	case t != nil:
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.failed == nil && !t.over {
+			t.fail(err)
+		}
+	case open:
+		_ = db.Statement.ConnPool.(gorm.TxCommitter).Rollback() // if it fails, the connection is gone
+	}
 }

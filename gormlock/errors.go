@@ -3,6 +3,7 @@ package gormlock
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -36,20 +37,30 @@ var (
 	ErrInsufficient = errors.New("not enough left")
 )
 
-// InsufficientError reports what [Decrement] could not take. It matches [ErrInsufficient].
+// InsufficientError says what [Decrement] or [DecrementAll] could not take. It matches
+// [ErrInsufficient].
 type InsufficientError struct {
 	// Table is the table, or its alias.
 	Table string
+	// Row is the condition that names the row, with its values.
+	Row string
 	// Column is the column that Decrement was called with.
 	Column string
 	// N is the quantity that Decrement should take.
 	N int64
+	// Left is how much there was, or -1 if that is not known: only DecrementAll reads it, and there
+	// may be no such row.
+	Left int64
 }
 
-// Error names the table, the column and the quantity.
+// Error names the table, the row, the column and the quantities.
 func (e *InsufficientError) Error() string {
-	return fmt.Sprintf("gormlock: no such row of table %q with %d or more left in column %q",
-		e.Table, e.N, e.Column)
+	left := "less, or no such row"
+	if e.Left >= 0 {
+		left = strconv.FormatInt(e.Left, 10)
+	}
+	return fmt.Sprintf("gormlock: not enough left: %d wanted from column %q of table %q where %s: there is %s",
+		e.N, e.Column, e.Table, e.Row, left)
 }
 
 // Is makes the error match [ErrInsufficient].

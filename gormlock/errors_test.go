@@ -230,7 +230,7 @@ func TestDryRun_IsRefused(t *testing.T) {
 		dry := db.Session(&gorm.Session{DryRun: true})
 		want(t, "single", take(dry.Scopes(gormlock.Guard("k")), 42), gorm.ErrDryRunModeUnsupported)
 		want(t, "block", dry.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }), gorm.ErrDryRunModeUnsupported)
-		want(t, "Decrement", gormlock.Decrement(dry.Model(&Stock{}).Where("sku = 42"), "left", 1), gorm.ErrDryRunModeUnsupported)
+		want(t, "Decrement", decrement(dry.Model(&Stock{}).Where("sku = 42"), "left", 1), gorm.ErrDryRunModeUnsupported)
 		ok(t, "unguarded", take(dry, 42))
 		wantIdle(t, db, l, "k")
 	})

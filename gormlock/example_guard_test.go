@@ -95,7 +95,7 @@ func ExampleWithGuard() {
 	// Output: <nil>
 }
 
-// One statement reads, decides and writes: it needs no lock, and takes nothing that is not there.
+// One statement reads, decides and writes. It needs no lock, and takes nothing that is not there.
 func ExampleDecrement() {
 	db, end := open(&Stock{})
 	defer end()
@@ -103,11 +103,34 @@ func ExampleDecrement() {
 		log.Fatal(err)
 	}
 	fmt.Println(gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2))
-	err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2)
+	_, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2)
 	fmt.Println(errors.Is(err, gormlock.ErrInsufficient))
 	// Output:
-	// <nil>
+	// 1 <nil>
 	// true
+}
+
+// A cart: everything or nothing.
+func ExampleDecrementAll() {
+	db, end := open(&Stock{})
+	defer end()
+	if err := db.Create(&[]Stock{{SKU: 42, Left: 3}, {SKU: 43, Left: 1}}).Error; err != nil {
+		log.Fatal(err)
+	}
+	buy := func(cart map[int]int64) {
+		left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", cart)
+		var short *gormlock.InsufficientError
+		if errors.As(err, &short) {
+			fmt.Println(short.Row, "has", short.Left, "and not", short.N)
+			return
+		}
+		fmt.Println(left, err)
+	}
+	buy(map[int]int64{42: 1, 43: 2})
+	buy(map[int]int64{42: 1, 43: 1})
+	// Output:
+	// `stocks`.`sku` = 43 has 1 and not 2
+	// map[42:2 43:0] <nil>
 }
 
 // For libraries that want a *sql.Tx: it is in the guarded transaction.

@@ -26,7 +26,7 @@ func ExampleSealWhenOut() {
 	buy := func(ctx context.Context, buyer string) error {
 		return gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error {
 			stock := tx.Model(&Stock{}).Where("sku = ?", 42)
-			if err := gormlock.Decrement(stock, "left", 1, gormlock.SealWhenOut(time.Hour)); err != nil {
+			if _, err := gormlock.Decrement(stock, "left", 1, gormlock.SealWhenOut(time.Hour)); err != nil {
 				return err
 			}
 			return tx.Create(&Item{StockID: 1, Name: buyer}).Error // the order

@@ -55,7 +55,7 @@ func Example() {
 		})
 		fmt.Println(err)
 	}
-	err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
+	_, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
 	fmt.Println(errors.Is(err, gormlock.ErrInsufficient))
 	// Output:
 	// <nil>

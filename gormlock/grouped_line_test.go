@@ -23,7 +23,7 @@ import (
 func TestGrouped_SeesWhatWasCommittedBeforeItCame(t *testing.T) {
 	t.Parallel()
 	writes := map[string]func(tx *gorm.DB) error{
-		"Decrement": func(tx *gorm.DB) error { return gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", 42), "left", 1) },
+		"Decrement": func(tx *gorm.DB) error { return decrement(tx.Model(&Stock{}).Where("sku = ?", 42), "left", 1) },
 		"raw": func(tx *gorm.DB) error {
 			return errors.Join(take(tx, 42), tx.Exec("\n\tupdate stocks SET name = 'raw' WHERE sku = 42").Error)
 		},

@@ -14,6 +14,7 @@ type guard struct {
 	keys   keys
 	wait   time.Duration // 0: not given
 	fenced bool
+	reopen bool
 	err    error
 
 	group *groupOption // of a Transaction
@@ -24,6 +25,7 @@ type demand struct {
 	keys   []string
 	wait   time.Duration
 	fenced bool
+	reopen bool
 	group  int // callers in one transaction
 }
 
@@ -34,7 +36,7 @@ func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
 
 // literal is what asks for the same, in Statement.Settings.
 func (d demand) literal() []guard {
-	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced}}
+	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced, reopen: d.reopen}}
 }
 
 // orDefault fills in how long to wait.
@@ -136,6 +138,7 @@ func resolve(s *gorm.Statement, open bool) (demand, error) {
 			return d, guardError([]string{g.keys.text}, err)
 		}
 		d = d.and(all, g.wait, g.fenced)
+		d.reopen = d.reopen || g.reopen
 	}
 	return d.orDefault(), nil
 }

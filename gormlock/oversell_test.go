@@ -110,7 +110,7 @@ func TestOversell_Decrement(t *testing.T) {
 		pool(t, db).SetMaxOpenConns(16)
 		put(t, db, 42, 10)
 		sold := rush(t, 64, func() error {
-			err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
+			err := decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
 			if errors.Is(err, gormlock.ErrInsufficient) {
 				return errSoldOut
 			}

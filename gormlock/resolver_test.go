@@ -87,7 +87,7 @@ func TestDBResolver(t *testing.T) {
 		ok(t, "single", take(main.Scopes(guard), 42))
 		ok(t, "WithGuard", take(main.WithContext(gormlock.WithGuard(t.Context(), "k")), 42))
 		ok(t, "prepared session", take(main.Session(&gorm.Session{PrepareStmt: true}).Scopes(guard), 42))
-		ok(t, "Decrement", gormlock.Decrement(main.Model(&Stock{}).Scopes(guard).Where("sku = 42"), "left", 1))
+		ok(t, "Decrement", decrement(main.Model(&Stock{}).Scopes(guard).Where("sku = 42"), "left", 1))
 		wantLeft(t, source, 42, 5)
 		ok(t, "a block is on the main database, as without the plugin", main.Scopes(guard).Transaction(func(tx *gorm.DB) error {
 			from("a read in a guarded block", "main", tx)
@@ -108,7 +108,7 @@ func TestDBResolver(t *testing.T) {
 
 		// The look before a seal is on the database of the decrement, not on a replica that lags.
 		ok(t, "sold out", source.Model(&Stock{}).Where("sku = 42").Update("left", 0).Error)
-		err := gormlock.Decrement(main.Model(&Stock{}).Scopes(guard).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Minute))
+		err := decrement(main.Model(&Stock{}).Scopes(guard).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Minute))
 		want(t, "Decrement", err, gormlock.ErrInsufficient)
 		if !sealed(t, l, "k") {
 			t.Error("it is not sealed")

@@ -15,18 +15,18 @@ const (
 	maxRememberedBytes = 16 << 20 // of their values
 )
 
-// RememberSeals lets guards answer from memory, for d after they met a sealed key, that it is sealed:
-// without a round trip and before anything is prepared for a transaction. It is for keys that many
-// ask for again and again, such as what is sold out; see [SealWhenOut]. An Unseal, and the end of a
-// seal, is noticed up to d later, also in the process that unseals. The default is 0: every guard
-// asks. At most 1024 keys and 16 MiB of values are remembered.
+// RememberSeals makes guards remember for d that a key is sealed. They answer from memory then,
+// without a round trip and before they prepare a transaction. It is for keys that many callers ask
+// for again and again, such as what is sold out; see [SealWhenOut]. An Unseal, and the end of a seal,
+// is noticed up to d later; a guard with [Reopen] forgets the seal in its own process at once. The
+// default is 0: every guard asks. At most 1024 keys and 16 MiB of values are remembered.
 func RememberSeals(d time.Duration) Option {
 	return pluginOption(func(p *plugin) { p.seals.memory = d })
 }
 
-// sealMemory holds the seals that guards met lately.
+// sealMemory holds the seals that guards met in the last while.
 type sealMemory struct {
-	memory time.Duration // 0: nothing is remembered
+	memory time.Duration // 0: remember nothing
 
 	mu    sync.Mutex
 	seals map[sealedKey]rememberedSeal
@@ -62,7 +62,7 @@ func (m *sealMemory) remember(l *core.Locker, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.seals == nil || len(m.seals) >= maxRememberedSeals || m.bytes+len(sealed.Value) > maxRememberedBytes {
-		m.seals, m.bytes = make(map[sealedKey]rememberedSeal), 0 // the others are asked for once more
+		m.seals, m.bytes = make(map[sealedKey]rememberedSeal), 0 // guards ask for the others once more
 	}
 	m.bytes += len(sealed.Value)
 	m.seals[sealedKey{l, sealed.Key}] = rememberedSeal{sealed, time.Now()}
@@ -91,11 +91,11 @@ func (m *sealMemory) recall(ctx context.Context, l *core.Locker, keys []string) 
 	return nil
 }
 
-// remembered returns the error of a guard on keys one of which is known to be sealed, or nil.
+// remembered returns an error if one of keys is known to be sealed.
 func (p *plugin) remembered(ctx context.Context, keys []string) error {
 	l, err := p.lockerInUse()
 	if err != nil {
-		return nil // whoever acquires the lock reports it
+		return nil // the caller that acquires the lock gets this error
 	}
 	if sealed := p.seals.recall(ctx, l, keys); sealed != nil {
 		p.telemetry.sealMet(ctx)

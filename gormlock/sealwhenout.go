@@ -3,10 +3,10 @@ package gormlock
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"time"
 
 	"gorm.io/gorm"
@@ -15,7 +15,7 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// DecrementOption configures one [Decrement]. A nil one is ignored, the later of two wins.
+// DecrementOption configures one [Decrement]. A nil option is ignored, and the later of two wins.
 type DecrementOption interface{ applyDecrement(*sellOut) }
 
 type decrementOption func(*sellOut)
@@ -23,28 +23,28 @@ type decrementOption func(*sellOut)
 func (o decrementOption) applyDecrement(s *sellOut) { o(s) }
 
 const (
-	minSeal  = 10 * time.Millisecond     // as core has it
-	maxSeal  = 10 * 365 * 24 * time.Hour // the same
-	sealTime = time.Second               // for looking and sealing, while the caller waits
+	minSeal  = 10 * time.Millisecond     // core's limits
+	maxSeal  = 10 * 365 * 24 * time.Hour // core's limits
+	sealTime = time.Second               // for reading and sealing, while the caller waits
 )
 
-// soldOut is what a key is sealed with.
+// soldOut is the value that SealWhenOut leaves under a key.
 var soldOut = []byte("onelane: sold out")
 
-// SealWhenOut seals the guard's key for ttl when nothing is left, so that later buyers are turned away before they reach
-// the database: whoever wants the key, in any process, gets an error that matches [ErrInsufficient] and
-// core.ErrSealed, in one round trip and without SQL; with [RememberSeals] not even that.
+// SealWhenOut seals the guard's key for ttl when nothing is left, so later buyers are turned away
+// before they reach the database. Whoever wants the key, in any process, gets an error that matches
+// [ErrInsufficient] and core.ErrSealed, with one round trip and no SQL; with [RememberSeals] often
+// without the round trip.
 //
-// It happens when Decrement found too little: then the row is read once more, on the primary, when the outcome of the
-// transaction is known and the lock is still held, and the key is sealed if the row is there and has 0 or less.
-// Asking for 5 of 3, a row that is missing and a decrement that was rolled back seal nothing, and neither does a lock that
-// was lost. A failure to read or to seal is logged and changes nothing else.
+// If Decrement found too little, the row is read once more, after the outcome of the transaction is
+// known and while the lock is held. It is read from the primary, and only what is committed counts.
+// The key is sealed if the row is there and has 0 or less. Asking for 5 of 3, a missing row, a
+// decrement that was rolled back and a lost lock seal nothing. A failure to read or to seal is
+// logged and changes nothing else.
 //
-// It needs a guard with one key, that of the row: "stock:42" for the stock of 42. A lock that the context carries from
-// outside is not sealed. To sell again, write the new stock first, without the guard, then call core.Locker.Unseal: it
-// works at once or, if seals are remembered, within that time. A seal that came between
-// the two is taken back by who made it, who looks once more after sealing. The ttl is 10 ms to ten years; it bounds
-// how long a seal stays that nobody takes away.
+// SealWhenOut needs a guard with one key, that of the row: "stock:42" for the stock of 42. A lock
+// that the context carries from outside is not sealed. The ttl is 10 ms to ten years; it bounds a
+// seal that nobody takes away. To sell again, put the stock back under a guard with [Reopen].
 func SealWhenOut(ttl time.Duration) DecrementOption {
 	return decrementOption(func(s *sellOut) {
 		s.ttl, s.err = ttl, nil
@@ -59,8 +59,9 @@ type sellOut struct {
 	ttl time.Duration
 	err error
 
-	db        *gorm.DB // that the UPDATE ran on, and what it selected
-	model     any      // an empty one: that of the UPDATE is the caller's, who goes on with it
+	// What the UPDATE selected.
+	db        *gorm.DB
+	model     any // an empty one, because the caller goes on with that of the UPDATE
 	table     string
 	tableExpr *clause.Expr
 	unscoped  bool
@@ -68,21 +69,16 @@ type sellOut struct {
 	left      string
 }
 
-// selecting returns s with what an UPDATE selects.
-func (s sellOut) selecting(update *gorm.Statement, where []clause.Expression, column string) *sellOut {
-	s.db, s.where, s.left = update.DB, slices.Clone(where), column
+// selecting notes what an UPDATE selects.
+func (s *sellOut) selecting(update *gorm.Statement, where []clause.Expression, column string) {
+	s.db, s.where, s.left = update.DB, where, column
 	s.table, s.tableExpr, s.unscoped = update.Table, update.TableExpr, update.Unscoped
-	for name, value := range primaryKey(update) {
-		s.where = append(s.where, clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: name}, Value: value})
+	if update.Schema != nil {
+		s.model = reflect.New(update.Schema.ModelType).Interface()
 	}
-	parsed := &gorm.Statement{DB: update.DB}
-	if update.Model != nil && parsed.Parse(update.Model) == nil {
-		s.model = reflect.New(parsed.Schema.ModelType).Interface()
-	}
-	return &s
 }
 
-// sellOutWith returns what the options of a Decrement ask for; nil where that is nothing.
+// sellOutWith returns what the options of a Decrement ask for, or nil.
 func sellOutWith(db *gorm.DB, opts []DecrementOption) (*sellOut, error) {
 	var s sellOut
 	for _, o := range opts {
@@ -97,7 +93,9 @@ func sellOutWith(db *gorm.DB, opts []DecrementOption) (*sellOut, error) {
 	return &s, err
 }
 
-type sellOutKey struct{ *gorm.Statement } // in its settings, which GORM copies to those of associations
+// sellOutKey is where a sellOut is in the settings of a statement, which GORM copies to those of
+// associations.
+type sellOutKey struct{ *gorm.Statement }
 
 func sellOutOf(s *gorm.Statement) *sellOut {
 	v, _ := s.Settings.Load(sellOutKey{s})
@@ -105,9 +103,10 @@ func sellOutOf(s *gorm.Statement) *sellOut {
 	return found
 }
 
-var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, which must be one: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
+var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, " +
+	"which must be one: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
 
-// sealable says whether the statement's guard can be sealed.
+// sealable returns an error if the statement's guard cannot be sealed.
 func (t *transaction) sealable() error {
 	if !t.guarded() {
 		return errSealNeedsGuard
@@ -120,7 +119,7 @@ func (t *transaction) sealable() error {
 	return nil
 }
 
-// sellsOut notes that a statement found too little; the last one counts.
+// sellsOut notes that a statement found too little. The last one counts.
 func (t *transaction) sellsOut(s *sellOut) {
 	if t.turn != nil {
 		t = t.turn.group.t
@@ -133,7 +132,7 @@ func (t *transaction) sellsOut(s *sellOut) {
 // seal seals the key if nothing is left. The outcome of the transaction is known; t.mu is held.
 func (t *transaction) seal() {
 	s := t.sellOut
-	if s == nil || t.reentered || len(t.locks) != 1 || t.ctx.Err() != nil {
+	if s == nil || s.db == nil || t.reentered || len(t.locks) != 1 || t.ctx.Err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, sealTime)
@@ -147,11 +146,12 @@ func (t *transaction) seal() {
 	}
 }
 
-// sealNow seals, and looks once more: who restocks writes first and unseals then, and the seal may have come in between.
+// sealNow seals the key, and reads the row once more: a writer without the guard may have put stock
+// back and unsealed the key just before the seal came.
 func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	sealed := t.locks[0].Seal(ctx, soldOut, s.ttl)
 	if errors.Is(sealed, core.ErrLost) || errors.Is(sealed, core.ErrReleased) {
-		return sealed // nothing was sealed; after any other error that is not known
+		return sealed // after any other error the key may be sealed
 	}
 	out, err := s.out(ctx, t.pool)
 	if err == nil && out {
@@ -167,12 +167,15 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	return errors.Join(sealed, err, locker.Unseal(detached, t.keys[0]))
 }
 
-// out reads, in a transaction of its own, whether the rows are there and have nothing left. In a transaction dbresolver
-// does not choose a replica, which may lag behind. A panic in a callback of the query is an error, as the lock is still to
-// be released, and a group has no caller who could recover.
+// out reads whether the row is there and has nothing left. It reads in a transaction of its own, for
+// which dbresolver chooses the primary, and only what is committed. A panic in a callback of the
+// query is an error: the lock is still to be released, and a group has no caller who could recover.
 func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
 	ctx = withoutGuards(ctx)
 	conn := &transaction{pool: p, ctx: ctx}
+	if p.dialect.name == "mysql" { // whose sessions may be set to read what is not committed
+		conn.opts = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+	}
 	defer func() {
 		_ = conn.Rollback()
 		if p := recover(); p != nil {
@@ -197,34 +200,24 @@ func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
 	return len(left) > 0, nil
 }
 
-// primaryKey returns the columns of the model's primary key that have a value, which GORM adds to an UPDATE.
-func primaryKey(s *gorm.Statement) map[string]any {
-	model := reflect.ValueOf(s.Model)
-	for model.Kind() == reflect.Pointer && !model.IsNil() {
-		model = model.Elem()
-	}
-	parsed := &gorm.Statement{DB: s.DB}
-	if model.Kind() != reflect.Struct || parsed.Parse(s.Model) != nil {
-		return nil
-	}
-	key := make(map[string]any)
-	for _, f := range parsed.Schema.PrimaryFields {
-		if value, zero := f.ValueOf(s.Context, model); !zero {
-			key[f.DBName] = value
-		}
-	}
-	return key
-}
-
-// insufficient adds to the error of a guard that its key is sealed because nothing is left, if it is so.
+// insufficient makes err match ErrInsufficient if it says that SealWhenOut sealed the key.
 func insufficient(err error) error {
-	if sealed, ok := errors.AsType[*core.SealedError](err); ok && bytes.Equal(sealed.Value, soldOut) {
+	if _, ok := isSoldOut(err); ok {
 		return &soldOutError{err}
 	}
 	return err
 }
 
-// soldOutError is that of a sealed key of which nothing is left.
+// isSoldOut returns the key that SealWhenOut sealed, if err says so.
+func isSoldOut(err error) (key string, ok bool) {
+	sealed, ok := errors.AsType[*core.SealedError](err)
+	if !ok || !bytes.Equal(sealed.Value, soldOut) {
+		return "", false
+	}
+	return sealed.Key, true
+}
+
+// soldOutError is the error of a key that SealWhenOut sealed.
 type soldOutError struct{ sealed error }
 
 func (e *soldOutError) Error() string        { return ErrInsufficient.Error() + ": " + e.sealed.Error() }

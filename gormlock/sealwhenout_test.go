@@ -2,6 +2,7 @@ package gormlock_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -26,7 +27,7 @@ func sealed(t testing.TB, l *core.Locker, key string) bool {
 // sellers are the ways to take n of a stock under the guard "k", and to seal it.
 var sellers = map[string]func(db *gorm.DB, sku int, n int64) error{
 	"single": func(db *gorm.DB, sku int, n int64) error {
-		return gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
+		return decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
 	},
 	"block": func(db *gorm.DB, sku int, n int64) error {
 		return db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return sell(tx, sku, n) })
@@ -40,7 +41,7 @@ var sellers = map[string]func(db *gorm.DB, sku int, n int64) error{
 }
 
 func sell(tx *gorm.DB, sku int, n int64) error {
-	return gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
+	return decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "left", n, gormlock.SealWhenOut(time.Minute))
 }
 
 // asked counts what a backend is asked, and lets a test act before a seal.
@@ -48,6 +49,7 @@ type asked struct {
 	core.Backend
 	acquires, seals atomic.Int64
 	beforeSeal      func()
+	afterUnseal     func()
 	hangs           bool // the answers to seals do not come
 }
 
@@ -68,6 +70,14 @@ func (b *asked) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 	if b.hangs {
 		<-ctx.Done()
 		err = &core.UnavailableError{Key: g.Key, Nodes: []error{ctx.Err()}}
+	}
+	return err
+}
+
+func (b *asked) Unseal(ctx context.Context, key string) error {
+	err := b.Backend.Unseal(ctx, key)
+	if b.afterUnseal != nil {
+		b.afterUnseal()
 	}
 	return err
 }
@@ -154,7 +164,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		want(t, "rolled back", gormlock.Transaction(db, "k", takesAll), boom)
 		want(t, "rolled back in a group", gormlock.Transaction(db, "k", takesAll, gormlock.Grouped(8)), boom)
 		both := db.Model(&Stock{}).Where("sku IN ?", []int{42, 43})
-		want(t, "one of two rows", gormlock.Decrement(both.Scopes(gormlock.Guard("k")), "left", 5, option), gormlock.ErrInsufficient)
+		want(t, "one of two rows", decrement(both.Scopes(gormlock.Guard("k")), "left", 5, option), gormlock.ErrInsufficient)
 		ok(t, "the last that is there", gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return sell(tx, 42, 3) }))
 		ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
 			return expect(sellers["single"](db.WithContext(ctx), 42, 1), gormlock.ErrInsufficient)
@@ -180,13 +190,13 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", 0).Error)
 		// And these cannot seal, which is said before anything is sent.
 		for name, err := range map[string]error{
-			"no guard":      gormlock.Decrement(db.Model(&Stock{}).Where("sku = 42"), "left", 1, option),
+			"no guard":      decrement(db.Model(&Stock{}).Where("sku = 42"), "left", 1, option),
 			"block":         db.Transaction(func(tx *gorm.DB) error { return sell(tx, 42, 1) }),
-			"two keys":      gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("j")).Where("sku = 42"), "left", 1, option),
-			"a short time":  gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Millisecond)),
-			"a long time":   gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(1<<63-1)),
-			"DryRun":        gormlock.Decrement(db.Session(&gorm.Session{DryRun: true}).Model(&Stock{}).Where("sku = 42"), "left", 1, nil, option),
-			"no such table": gormlock.Decrement(db.Table("nowhere").Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, option),
+			"two keys":      decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("j")).Where("sku = 42"), "left", 1, option),
+			"a short time":  decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Millisecond)),
+			"a long time":   decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(1<<63-1)),
+			"DryRun":        decrement(db.Session(&gorm.Session{DryRun: true}).Model(&Stock{}).Where("sku = 42"), "left", 1, nil, option),
+			"no such table": decrement(db.Table("nowhere").Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, option),
 		} {
 			if err == nil || errors.Is(err, gormlock.ErrInsufficient) {
 				t.Errorf("%s: %v", name, err)
@@ -195,7 +205,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 		if sealed(t, l, "k") {
 			t.Error("the key is sealed")
 		}
-		twice := gormlock.Decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("k")).Where("sku = 43"), "left", 1, option)
+		twice := decrement(db.Model(&Stock{}).Scopes(gormlock.Guard("k"), gormlock.Guard("k")).Where("sku = 43"), "left", 1, option)
 		want(t, "one key twice", twice, gormlock.ErrInsufficient)
 		if !sealed(t, l, "k") {
 			t.Error("one key twice: it is not sealed")
@@ -280,12 +290,64 @@ func TestSealWhenOut_LooksAtTheSameRow(t *testing.T) {
 			"Unscoped":    func(db *gorm.DB) *gorm.DB { return db.Unscoped().Model(&Retired{}).Where("sku = 43") },
 			"Or":          func(db *gorm.DB) *gorm.DB { return db.Model(&Stock{}).Where("sku = ?", 42).Or("sku = ?", 99) },
 		} {
-			err := gormlock.Decrement(row(db).Scopes(gormlock.Guard("k")), "left", 1, gormlock.SealWhenOut(time.Minute))
+			err := decrement(row(db).Scopes(gormlock.Guard("k")), "left", 1, gormlock.SealWhenOut(time.Minute))
 			want(t, name, err, gormlock.ErrInsufficient)
 			if !sealed(t, l, "k") {
 				t.Errorf("%s: it is not sealed", name)
 			}
 			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
+		}
+	})
+}
+
+// TestSealWhenOut_UncommittedByOthers: what another transaction has written and not committed seals
+// nothing, even if sessions read such values. On SQLite a writer keeps out all others.
+func TestSealWhenOut_UncommittedByOthers(t *testing.T) {
+	t.Parallel()
+	set := map[string]string{
+		"mysql":    "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+		"postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
+	}
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if set[db.Name()] == "" {
+			return
+		}
+		put(t, db, 42, 3)
+		conns := pool(t, db)
+		conns.SetMaxOpenConns(2)
+		var both [2]*sql.Conn
+		for i := range both {
+			var err error
+			both[i], err = conns.Conn(t.Context())
+			ok(t, "Conn", err)
+			_, err = both[i].ExecContext(t.Context(), set[db.Name()])
+			ok(t, "SET", err)
+		}
+		ok(t, "Close", errors.Join(both[0].Close(), both[1].Close()))
+		var other atomic.Pointer[sql.Tx]
+		t.Cleanup(func() {
+			if writer := other.Load(); writer != nil {
+				_ = writer.Rollback()
+			}
+		})
+		ok(t, "Register", db.Callback().Query().Before("gorm:query").Register("other", func(tx *gorm.DB) {
+			if other.Load() != nil {
+				return
+			}
+			writer, err := conns.Begin()
+			if err == nil {
+				_, err = writer.Exec("UPDATE stocks SET " + tx.Statement.Quote("left") + " = 0")
+			}
+			other.Store(writer)
+			_ = tx.AddError(err)
+		}))
+		for name, sell := range sellers {
+			want(t, name, sell(db, 42, 5), gormlock.ErrInsufficient)
+			eventually(t, name+": it has looked, and the lock has ended", func() bool { return other.Load() != nil && inUse(t, db) == 1 && !held(t, l, "k") })
+			if sealed(t, l, "k") {
+				t.Fatalf("%s: the key is sealed, with 3 left", name)
+			}
+			ok(t, "Rollback", other.Swap(nil).Rollback())
 		}
 	})
 }

@@ -125,8 +125,10 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if err != nil {
 		return guardError(d.keys, err)
 	}
-	if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {
-		return err
+	if !d.reopen {
+		if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {
+			return err
+		}
 	}
 	ctx, inTime := t.ctx, func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
@@ -136,11 +138,11 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
 	}
 	t.reentered = t.pool.plugin.carries(ctx, d.keys)
-	opts := []core.AcquireOption{core.WithWait(d.wait)}
+	var opts []core.AcquireOption
 	if t.fenced {
 		opts = append(opts, core.WithToken())
 	}
-	t.locks, err = t.pool.plugin.telemetry.acquireAll(ctx, locker, d.keys, opts)
+	t.locks, err = t.pool.plugin.acquire(ctx, locker, d, opts...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}

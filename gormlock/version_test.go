@@ -374,7 +374,7 @@ func TestVersion_ByConditions(t *testing.T) {
 		},
 		"Updates": func(db *gorm.DB, id uint) error { return db.Where("id = ?", id).Updates(&Account{Balance: 5}).Error },
 		"Decrement": func(db *gorm.DB, id uint) error {
-			return gormlock.Decrement(db.Model(&Account{Model: gorm.Model{ID: id}}), "balance", 5)
+			return decrement(db.Model(&Account{Model: gorm.Model{ID: id}}), "balance", 5)
 		},
 		"an upsert": func(db *gorm.DB, id uint) error {
 			return db.Clauses(clause.OnConflict{Columns: []clause.Column{{Name: "id"}}, DoUpdates: clause.AssignmentColumns([]string{"balance"})}).
@@ -397,7 +397,7 @@ func TestVersion_ByConditions(t *testing.T) {
 		want(t, "no condition", db.Updates(&Account{Balance: 5}).Error, gorm.ErrMissingWhereClause)
 		want(t, "no condition", db.Delete(&Account{}).Error, gorm.ErrMissingWhereClause)
 		mine, _ := twice(t, db)
-		want(t, "not enough is not stale", gormlock.Decrement(db.Model(&mine), "balance", 11), gormlock.ErrInsufficient)
+		want(t, "not enough is not stale", decrement(db.Model(&mine), "balance", 11), gormlock.ErrInsufficient)
 	})
 }
 

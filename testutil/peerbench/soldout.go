@@ -52,7 +52,7 @@ func soldOut(on database, goroutines int) scenario {
 			guarded := func(db *gorm.DB, opts ...gormlock.DecrementOption) func(context.Context) error {
 				return func(ctx context.Context) error {
 					return gormlock.Transaction(db.WithContext(ctx), stockKey, func(tx *gorm.DB) error {
-						if err := gormlock.Decrement(tx.Model(&stock{}).Where("sku = ?", stockSKU), "remaining", 1, opts...); err != nil {
+						if _, err := gormlock.Decrement(tx.Model(&stock{}).Where("sku = ?", stockSKU), "remaining", 1, opts...); err != nil {
 							return err
 						}
 						return tx.Create(&sale{SKU: stockSKU}).Error

@@ -1,0 +1,99 @@
+// Command reservation is a flash sale with payment: a buyer reserves, has some minutes to pay, and
+// confirms. What nobody pays for goes back on sale. Nothing is sold twice, whoever crashes when.
+//
+//	go run ./examples/reservation   # embedded Redis and SQLite: nothing to install
+//
+// Everything to copy is in reservation.go: two tables and five functions.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/glebarez/sqlite"
+	"github.com/redis/go-redis/v9"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/gormlock"
+)
+
+func main() {
+	if err := run(context.Background(), os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "reservation:", err)
+		os.Exit(1)
+	}
+}
+
+// run sells three units to four buyers, one of whom never pays.
+func run(ctx context.Context, out io.Writer) error {
+	server, err := miniredis.Run()
+	if err != nil {
+		return fmt.Errorf("cannot start the embedded Redis: %w", err)
+	}
+	defer server.Close()
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	locker, err := core.New(redisbackend.New(client))
+	if err != nil {
+		return err
+	}
+	defer locker.Close()
+	db, closeDB, err := openDB(locker)
+	if err != nil {
+		return err
+	}
+	defer closeDB()
+
+	clock := time.Now()
+	s := &shop{db: db, hold: 15 * time.Minute, now: func() time.Time { return clock }}
+	if err := db.Create(&Stock{SKU: 42, Remaining: 3}).Error; err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "ann reserves 2:", s.reserve(ctx, "ann", 42, 2))
+	fmt.Fprintln(out, "ben reserves 1:", s.reserve(ctx, "ben", 42, 1))
+	late := s.reserve(ctx, "cem", 42, 1)
+	fmt.Fprintln(out, "cem is too late:", errors.Is(late, gormlock.ErrInsufficient))
+	fmt.Fprintln(out, "ben pays:", s.confirm(ctx, "ben"))
+	clock = clock.Add(16 * time.Minute)
+	fmt.Fprintln(out, "ann pays after 16 minutes:", s.confirm(ctx, "ann"))
+	fmt.Fprintln(out, "the sweep:", s.sweep(ctx))
+	fmt.Fprintln(out, "dan reserves 2:", s.reserve(ctx, "dan", 42, 2))
+	fmt.Fprintln(out, "dan pays:", s.confirm(ctx, "dan"))
+	return nil
+}
+
+// openDB makes a SQLite file with the tables.
+func openDB(locker *core.Locker) (*gorm.DB, func(), error) {
+	dir, err := os.MkdirTemp("", "reservation")
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot make a folder for SQLite: %w", err)
+	}
+	const options = "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_txlock=immediate"
+	file := filepath.Join(dir, "shop.db")
+	db, err := gorm.Open(sqlite.Open(file+options), &gorm.Config{Logger: logger.Discard})
+	remove := func() {
+		if db != nil {
+			if pool, err := db.DB(); err == nil {
+				_ = pool.Close()
+			}
+		}
+		_ = os.RemoveAll(dir)
+	}
+	if err == nil {
+		err = errors.Join(db.Use(gormlock.New(locker)), db.AutoMigrate(&Stock{}, &Reservation{}))
+	}
+	if err != nil {
+		remove()
+		return nil, nil, fmt.Errorf("cannot make the database: %w", err)
+	}
+	return db, remove, nil
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// Stock is what the sale has to sell.
+type Stock struct {
+	SKU       int `gorm:"primaryKey;autoIncrement:false"`
+	Remaining int64
+}
+
+// Reservation holds units for a buyer until the payment arrives.
+type Reservation struct {
+	ID    string `gorm:"primaryKey;size:64"` // the buyer's order; a retry has the same
+	SKU   int
+	Units int64
+	State string `gorm:"size:16;index:idx_expiry,priority:1"`
+	Until int64  `gorm:"index:idx_expiry,priority:2"` // Unix milliseconds
+}
+
+// A reservation is reserved, and then confirmed or returned, once and for ever.
+const (
+	reserved  = "reserved"
+	confirmed = "confirmed"
+	returned  = "returned"
+)
+
+const (
+	sweepBatch = 100
+	sealTime   = time.Hour
+)
+
+var (
+	errExpired   = errors.New("the reservation has expired or was canceled")
+	errConfirmed = errors.New("the reservation is confirmed")
+)
+
+// shop sells from one database. Any number of processes may each have one.
+type shop struct {
+	db   *gorm.DB
+	hold time.Duration // how long a buyer has to pay
+	now  func() time.Time
+}
+
+// reserve takes units for the order id. If it returns an error that it does not know, call it again
+// with the same id: an order takes its units once.
+func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) error {
+	db := s.db.WithContext(ctx)
+	err := gormlock.Transaction(db, stockKey(sku), func(tx *gorm.DB) error {
+		until := s.now().Add(s.hold).UnixMilli()
+		// The primary key refuses a second try, before it takes anything.
+		if err := tx.Create(&Reservation{id, sku, units, reserved, until}).Error; err != nil {
+			return err
+		}
+		_, err := gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "remaining", units,
+			gormlock.SealWhenOut(sealTime))
+		return err
+	}, gormlock.Grouped(32))
+	if err == nil {
+		return nil
+	}
+	var earlier Reservation
+	switch found := db.Limit(1).Find(&earlier, "id = ?", id); {
+	case found.Error != nil:
+		return errors.Join(err, found.Error)
+	case found.RowsAffected == 0:
+		return err
+	case earlier.SKU != sku || earlier.Units != units:
+		return fmt.Errorf("order %s was used for %d of %d: %w", id, earlier.Units, earlier.SKU, err)
+	}
+	return nil
+}
+
+// confirm makes a reservation a sale: call it when the payment arrived, and pay the buyer back if it
+// returns errExpired. The WHERE decides between it and a sweep: only one of them finds "reserved".
+func (s *shop) confirm(ctx context.Context, id string) error {
+	db := s.db.WithContext(ctx)
+	moved := db.Model(&Reservation{}).
+		Where("id = ? AND state = ? AND until > ?", id, reserved, s.now().UnixMilli()).
+		Update("state", confirmed)
+	if moved.Error != nil || moved.RowsAffected == 1 {
+		return moved.Error
+	}
+	return s.expect(db, id, confirmed, errExpired)
+}
+
+// cancel gives the units of a reservation back before it expires.
+func (s *shop) cancel(ctx context.Context, id string) error {
+	var r Reservation
+	if err := s.db.WithContext(ctx).Take(&r, "id = ?", id).Error; err != nil {
+		return fmt.Errorf("order %s: %w", id, err)
+	}
+	if err := s.giveBack(ctx, r); err != nil {
+		return err
+	}
+	return s.expect(s.db.WithContext(ctx), id, returned, errConfirmed)
+}
+
+// sweep gives back what expired. Run it every few seconds, in as many processes as you like.
+func (s *shop) sweep(ctx context.Context) error {
+	var expired []Reservation
+	err := s.db.WithContext(ctx).Where("state = ? AND until <= ?", reserved, s.now().UnixMilli()).
+		Order("until").Limit(sweepBatch).Find(&expired).Error
+	for _, r := range expired {
+		err = errors.Join(err, s.giveBack(ctx, r))
+	}
+	return err
+}
+
+// giveBack returns the units of a reservation, unless it was confirmed or returned meanwhile. Its
+// guard opens the stock's key, if that was sealed because everything was sold.
+func (s *shop) giveBack(ctx context.Context, r Reservation) error {
+	return gormlock.Transaction(s.db.WithContext(ctx), stockKey(r.SKU), func(tx *gorm.DB) error {
+		moved := tx.Model(&Reservation{}).Where("id = ? AND state = ?", r.ID, reserved).
+			Update("state", returned)
+		if moved.Error != nil || moved.RowsAffected == 0 {
+			return moved.Error
+		}
+		return tx.Model(&Stock{}).Where("sku = ?", r.SKU).
+			Update("remaining", gorm.Expr("remaining + ?", r.Units)).Error
+	}, gormlock.Reopen())
+}
+
+// expect returns otherwise, unless the order is in a state already.
+func (s *shop) expect(db *gorm.DB, id, state string, otherwise error) error {
+	var r Reservation
+	if err := db.Take(&r, "id = ?", id).Error; err != nil {
+		return fmt.Errorf("order %s: %w", id, err)
+	}
+	if r.State != state {
+		return fmt.Errorf("order %s: %w", id, otherwise)
+	}
+	return nil
+}
+
+func stockKey(sku int) string { return core.Join("stock", fmt.Sprint(sku)) }

@@ -1,0 +1,246 @@
+package gormlock
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
+	"gorm.io/gorm/clause"
+)
+
+// decrement is the UPDATE of one [Decrement]. It writes its SET and WHERE when GORM builds the SQL,
+// after all scopes and hooks, so nothing can take them out again.
+type decrement struct {
+	column  clause.Column
+	n       int64
+	dialect string
+	seal    *sellOut
+
+	statement *gorm.Statement
+	where     []clause.Expression // of the caller, of hooks and of the model
+	sent      bool
+	matched   int64 // rows that were changed
+	left      int64 // of the last of them
+}
+
+func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (*decrement, error) {
+	seal, err := sellOutWith(db, opts)
+	if err != nil {
+		return nil, err
+	}
+	if n < 1 {
+		return nil, errors.New("it must be at least 1")
+	}
+	if db.DryRun {
+		return nil, gorm.ErrDryRunModeUnsupported
+	}
+	dialect, err := dialectOf(db)
+	if err != nil {
+		return nil, err
+	}
+	name, err := columnOf(db, column)
+	if err != nil {
+		return nil, err
+	}
+	return &decrement{column: clause.Column{Name: name}, n: n, dialect: dialect.name, seal: seal}, nil
+}
+
+// taken is the new value of the column.
+func (d *decrement) taken() clause.Expr {
+	if d.dialect == "mysql" { // which has no RETURNING, but sends what this function was called with
+		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?))", d.column, d.n, d.column, d.n)
+	}
+	return gorm.Expr("? - ?", d.column, d.n)
+}
+
+// attach is a scope that lets d write the statement.
+func (d *decrement) attach(db *gorm.DB) *gorm.DB {
+	d.statement = db.Statement
+	d.statement.Clauses["SET"] = clause.Clause{Builder: d.buildSet}
+	if d.seal != nil {
+		d.statement.Settings.Store(sellOutKey{d.statement}, d.seal)
+	}
+	return db
+}
+
+// Build implements clause.Expression. It is the value that GORM would write, if a hook took the SET
+// of d away; the statement fails then, because its condition may be gone too.
+func (d *decrement) Build(b clause.Builder) {
+	_ = b.(*gorm.Statement).AddError(d.replaced())
+}
+
+func (d *decrement) replaced() error {
+	return fmt.Errorf("gormlock: decrement column %q by %d: "+
+		"a hook or a callback replaced the statement, and nothing was taken", d.column.Name, d.n)
+}
+
+// buildSet writes SET, with what GORM's Update sets beside the column, and prepares WHERE.
+func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
+	s := d.statement
+	conditions(s) // before the primary key is added, so that no Or goes around it
+	set := clause.Set{{Column: d.column, Value: d.taken()}}
+	version, _ := given.Expression.(clause.Set)
+	for _, a := range append(callbacks.ConvertToAssignments(s), version...) {
+		if !strings.EqualFold(a.Column.Name, d.column.Name) {
+			set = append(set, a)
+		}
+	}
+	d.where = conditions(s)
+	_, softDelete := s.Clauses["soft_delete_enabled"] // its condition names no row
+	if len(d.where) == 0 || softDelete && len(d.where) == 1 {
+		if !s.DB.AllowGlobalUpdate {
+			_ = s.AddError(fmt.Errorf("gormlock: decrement column %q: %w: name the row by a Where, "+
+				"or by a model with its primary key", d.column.Name, gorm.ErrMissingWhereClause))
+			return
+		}
+	}
+	if d.seal != nil {
+		d.seal.selecting(s, d.where, d.column.Name)
+	}
+	enough := clause.Where{Exprs: append([]clause.Expression{gorm.Expr("? >= ?", d.column, d.n)}, d.where...)}
+	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: enough, Builder: d.buildWhere}
+	delete(s.Clauses, "RETURNING")
+	clause.Clause{Name: "SET", Expression: set}.Build(s)
+}
+
+// buildWhere writes WHERE. It is the last that is written, and GORM sends the statement next.
+func (d *decrement) buildWhere(where clause.Clause, _ clause.Builder) {
+	s := d.statement
+	where.Builder = nil
+	where.Build(s)
+	if s.DB.Error == nil && !s.DB.DryRun { // it is sent now
+		s.ConnPool = &decrementPool{s.ConnPool, d}
+	}
+}
+
+// conditions puts parentheses around the conditions of s, if there is an Or between them, and returns
+// them.
+func conditions(s *gorm.Statement) []clause.Expression {
+	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
+	if len(where.Exprs) == 0 {
+		return nil
+	}
+	for _, e := range where.Exprs {
+		if _, or := e.(clause.OrConditions); or {
+			where.Exprs = []clause.Expression{clause.And(where.Exprs...)}
+			break
+		}
+	}
+	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where}
+	return where.Exprs
+}
+
+// row is what the statement selected, as text.
+func (d *decrement) row(db *gorm.DB) string {
+	update := db.Statement
+	s := &gorm.Statement{DB: db, Context: update.Context, Table: update.Table, Schema: update.Schema}
+	clause.Where{Exprs: d.where}.Build(s)
+	return db.Explain(s.SQL.String(), s.Vars...)
+}
+
+// decrementPool is the connection pool for the one statement of a decrement. It reads what is left
+// from the answer, and refuses several rows before the COMMIT.
+type decrementPool struct {
+	gorm.ConnPool
+	d *decrement
+}
+
+// ExecContext implements gorm.ConnPool.
+func (p *decrementPool) ExecContext(
+	ctx context.Context, query string, args ...any,
+) (sql.Result, error) {
+	d := p.d
+	d.statement.ConnPool = p.ConnPool
+	d.sent = true
+	if err := d.exec(ctx, p.ConnPool, query, args); err != nil {
+		return nil, err
+	}
+	return driver.RowsAffected(d.matched), nil
+}
+
+// exec runs the UPDATE, in a transaction of its own if GORM has begun none.
+func (d *decrement) exec(ctx context.Context, c gorm.ConnPool, query string, args []any) error {
+	if _, open := c.(gorm.TxCommitter); !open {
+		return d.statement.DB.Session(&gorm.Session{NewDB: true}).Transaction(func(tx *gorm.DB) error {
+			return d.exec(ctx, tx.Statement.ConnPool, query, args)
+		})
+	}
+	read := d.readReturned
+	if d.dialect == "mysql" {
+		read = d.readInsertID
+	}
+	if err := read(ctx, c, query, args); err != nil {
+		return err
+	}
+	if d.matched > 1 {
+		return fmt.Errorf("gormlock: decrement column %q of table %q: the condition selects %d rows, "+
+			"and nothing is taken: name one row by a unique key, or call DecrementAll",
+			d.column.Name, d.statement.Table, d.matched)
+	}
+	return nil
+}
+
+// readInsertID is for MySQL and MariaDB.
+func (d *decrement) readInsertID(
+	ctx context.Context, c gorm.ConnPool, query string, args []any,
+) error {
+	result, err := c.ExecContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	if d.matched, err = result.RowsAffected(); err != nil {
+		return err
+	}
+	d.left, err = result.LastInsertId()
+	return err
+}
+
+// readReturned is for PostgreSQL and SQLite.
+func (d *decrement) readReturned(
+	ctx context.Context, c gorm.ConnPool, query string, args []any,
+) error {
+	rows, err := c.QueryContext(ctx, query+" RETURNING "+d.statement.Quote(d.column), args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var left any
+		if err := rows.Scan(&left); err != nil {
+			return err
+		}
+		if d.left, err = whole(left); err != nil {
+			return err
+		}
+		d.matched++
+	}
+	return errors.Join(rows.Err(), rows.Close())
+}
+
+// whole returns a number as the driver of a database has it, rounded down.
+func whole(value any) (int64, error) {
+	switch v := value.(type) {
+	case int64:
+		return v, nil
+	case float64:
+		return int64(math.Floor(v)), nil
+	case []byte:
+		value = string(v)
+	}
+	text := fmt.Sprint(value)
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return n, nil
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return 0, fmt.Errorf("gormlock: a decrement left %q, which is no number", text)
+	}
+	return int64(math.Floor(f)), nil
+}
