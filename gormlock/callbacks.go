@@ -102,6 +102,9 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 			err = fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
 		}
 	}
+	if op.name == "raw" && !db.DryRun {
+		t.savepoint(db, err)
+	}
 	if err == nil && set && sellOutOf(db.Statement) != nil {
 		err = t.sealable()
 	}
@@ -187,7 +190,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 		return nil
 	}
 	t, open := transactionOf(db.Statement.ConnPool)
-	d, err := resolve(db.Statement, open)
+	d, err := p.resolve(db.Statement, open)
 	_, evaluating := db.Get(evaluateKey)
 	switch {
 	case err != nil:
@@ -197,7 +200,13 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 	case open && t == nil:
 		return guardError(d.keys, ErrUnmanagedTransaction)
 	case open:
-		return t.guard(db.Statement.Context, d)
+		if err := t.guard(db.Statement.Context, d); err != nil {
+			return err
+		}
+		db.Statement.Context = t.withLocks(db.Statement.Context)
+		return nil
+	case op.reads && len(guardsOf(db.Statement)) == 0 && db.Statement.SQL.Len() == 0: // raw SQL may write
+		return nil
 	case op.reads:
 		return guardError(d.keys, fmt.Errorf("%w: the lock would end before what this reads is used; put the guard before .Transaction", ErrNoTransaction))
 	}

@@ -5,11 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"reflect"
 	"strconv"
 	"strings"
-	"time"
 
 	"gorm.io/gorm"
 )
@@ -76,30 +74,11 @@ func (d dialect) sql(text string) string {
 	return b.String()
 }
 
-const (
-	conflictTries = 10
-	firstPause    = 2 * time.Millisecond
-	longestPause  = 250 * time.Millisecond
-)
+const conflictTries = 10
 
-// retry runs fn until it fails with something else than a conflict that the database resolved against it: at most ten
-// times, with growing pauses, and until ctx ends.
+// retry runs fn until it fails with something else than a conflict that the database resolved against it.
 func retry(ctx context.Context, fn func() error) error {
-	pause := firstPause
-	for try := 1; ; try++ {
-		err := fn()
-		if err == nil || try == conflictTries || !isConflict(err) {
-			return err
-		}
-		timer := time.NewTimer(pause/2 + rand.N(pause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return errors.Join(ctx.Err(), err)
-		}
-		pause = min(2*pause, longestPause)
-	}
+	return repeat(ctx, conflictTries, isConflict, fn)
 }
 
 // isConflict says whether the database rolled a transaction back because of others, so that it may be run again: a

@@ -17,16 +17,6 @@ import (
 // registered in the database. It comes together with core.ErrLost.
 var ErrFenced = errors.New("fenced off")
 
-// FenceOption is an [Option], a [GuardOption], a [TransactionOption] and a [OnceOption].
-type FenceOption interface {
-	Option
-	SharedOption
-}
-
-type fenceOption struct{ sharedOption }
-
-func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
-
 // Fenced lets the database check that the lock is still the newest one. As its first statement the transaction
 // registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and holds that row to
 // its end. A token must be larger than all that registered before, or that of the same lock, which several transactions
@@ -43,8 +33,8 @@ func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
 // read-only transaction cannot register, which is an error. Everybody who writes what the key guards must be fenced;
 // a read before the transaction, under the same lock, is safe too. (Martin Kleppmann, "How to do distributed locking",
 // 2016, with the check moved to before the first read.)
-func Fenced() FenceOption {
-	return fenceOption{func(g *guard) { g.fenced = true }}
+func Fenced() GuardOption {
+	return guardOption(func(g *guard) { g.fenced = true })
 }
 
 var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fence, is still open: %w", core.ErrTaken)

@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Commit implements gorm.TxCommitter: the locks end when the outcome is known, or with their leases.
-func (t *transaction) Commit() error {
+// commit sends COMMIT: the locks end when the outcome is known, or with their leases.
+func (t *transaction) commit() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.locks) == 0 && t.failed == nil {
@@ -67,6 +67,7 @@ func (t *transaction) commitInGroup() error {
 func (t *transaction) commitUnguarded() error {
 	switch {
 	case t.real != nil:
+		t.over = true
 		return t.real.Commit()
 	case t.over:
 		return sql.ErrTxDone
@@ -94,6 +95,7 @@ func (t *transaction) Rollback() error {
 	case t.failed != nil:
 		return nil
 	case len(t.locks) == 0 && t.real != nil:
+		t.over = true
 		return t.real.Rollback()
 	case t.over:
 		return sql.ErrTxDone

@@ -48,11 +48,11 @@ var errGroupTime = errors.New("the group took too long")
 // It pays where a COMMIT takes longer than a round trip to the database, as it does where it waits for a slow disk.
 //
 // The idea is group commit (DeWitt et al., "Implementation techniques for main memory database systems", 1984).
-func Grouped(n int) TransactionOption { return groupOption(n) }
+func Grouped(n int) TransactionOption {
+	return transactionOption(func(g *guard) { g.group = new(groupOption(n)) })
+}
 
 type groupOption int
-
-func (n groupOption) applyTransaction(g *guard) { g.group = &n }
 
 // size checks what was asked for; 1 is no group.
 func (n *groupOption) size(dialect string) (int, error) {

@@ -2,6 +2,7 @@ package gormlock
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -31,22 +32,12 @@ var (
 	errReplayed = errors.New("done before")
 )
 
-// OnceOption configures one [Once]. A nil one is ignored, the later of two wins.
-type OnceOption interface{ applyOnce(*once) }
-
-type onceOption func(*once)
-
-func (o onceOption) applyOnce(c *once) { o(c) }
-
-func (o sharedOption) applyOnce(c *once) { o(&c.guard) }
-
 // once is one call of Once.
 type once struct {
 	guard
-	name        string
-	fingerprint []byte
-	dialect     dialect
-	attempt     []byte // which run a row is of
+	name    string
+	dialect dialect
+	attempt []byte // which run a row is of
 }
 
 // Once runs fn in a transaction that is committed at most once for key, and returns its result, also to all who call it
@@ -66,7 +57,7 @@ type once struct {
 // takes long or Redis is down, it looks whether the key is done, and returns that result; else the error is core's, and
 // fn has not run. In an open transaction it is [ErrGuardTooLate]. After [ErrCommitUnknown], call it again with the same
 // key to know. Other errors: [ErrMismatch], [ErrUnfinished], and fn's.
-func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...OnceOption) (T, error) {
+func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...TransactionOption) (T, error) {
 	var result T
 	o, err := newOnce(db, key, opts)
 	if err != nil {
@@ -114,13 +105,8 @@ func ClaimKey(ctx context.Context, name string) string {
 	return key
 }
 
-func newOnce(db *gorm.DB, key string, opts []OnceOption) (*once, error) {
-	o := &once{name: key, attempt: []byte(rand.Text())}
-	for _, opt := range opts {
-		if opt != nil {
-			opt.applyOnce(o)
-		}
-	}
+func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
+	o := &once{guard: guardWith(opts), name: key, attempt: []byte(rand.Text())}
 	_, open := transactionOf(db.Statement.ConnPool)
 	_, err := registered(db)
 	switch d, wrong := dialectOf(db); {
@@ -129,6 +115,8 @@ func newOnce(db *gorm.DB, key string, opts []OnceOption) (*once, error) {
 		err = wrong
 	case o.err != nil:
 		err = o.err
+	case o.group != nil:
+		err = errors.New("Grouped is an option of Transaction: leave it out")
 	case db.Error != nil:
 		err = db.Error
 	case key == "":
@@ -151,10 +139,11 @@ func (o *once) error(err error) error { return fmt.Errorf("gormlock: Once %q: %w
 // run returns what is stored under the key when it returns.
 func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byte, error)) (stored []byte, err error) {
 	var entered bool
-	asGuarded := sharedOption(func(g *guard) { *g = o.guard })
-	err = retry(ctx, func() error {
+	alone := o.guard
+	alone.retries = 0 // of the runs of Once instead
+	err = repeat(ctx, 1+cmp.Or(o.retries, conflictTries-1), repeatable, func() error {
 		entered = false
-		return Transaction(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
+		return alone.transact(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
 			entered = true
 			stored, err = o.claim(tx)
 			if err != nil {
@@ -164,7 +153,7 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 				return err
 			}
 			return o.store(tx, stored)
-		}, asGuarded)
+		})
 	})
 	switch {
 	case err == nil || errors.Is(err, errReplayed):

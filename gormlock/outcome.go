@@ -125,6 +125,12 @@ func gone(err error) bool {
 	return ok && (slices.Contains([]uint64{1020, 1206, deadlock}, number) || strings.HasPrefix(mysqlState(err), "40"))
 }
 
+// repeatable reports whether a transaction that returned err is rolled back for certain, for the sake of others: it may
+// succeed if it runs again.
+func repeatable(err error) bool {
+	return isConflict(err) || errors.Is(err, ErrStale) && !errors.Is(err, ErrCommitUnknown)
+}
+
 // aborted says whether PostgreSQL refused a statement because one before it failed.
 func aborted(err error) bool {
 	var state interface{ SQLState() string }

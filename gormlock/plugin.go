@@ -19,9 +19,10 @@ const (
 type plugin struct {
 	locker  *core.Locker
 	protect []any
-	fenced  bool
-	lines   lines
-	seals   sealMemory
+
+	defaults guard // of all guards
+	lines    lines
+	seals    sealMemory
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database is opened, before
@@ -52,6 +53,9 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	}
 	if err := p.seals.valid(); err != nil {
 		return err
+	}
+	if p.defaults.err != nil {
+		return fmt.Errorf("gormlock: New: %w", p.defaults.err)
 	}
 	tables, err := tablesOf(db, p.protect)
 	if err != nil {

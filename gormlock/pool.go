@@ -33,9 +33,9 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 		d.begun.opts = opts
 		t = d.begun
 	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
-		t, err = p.join(ctx, d.orDefault())
+		t, err = p.join(ctx, p.plugin.complete(d))
 	case len(d.keys) > 0:
-		err = t.guard(ctx, d.orDefault())
+		err = t.guard(ctx, p.plugin.complete(d))
 	}
 	if err != nil {
 		return (*transaction)(nil), err // typed, as gorm's Rollback ignores it then, like a *sql.Tx
