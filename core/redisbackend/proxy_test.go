@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,7 +18,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// proxy stands between a client and a Redis, and can lose replies.
+// proxy stands between a client and a Redis, and can lose replies. It loses none that a new connection
+// asks for: whether one is being made just then is chance.
 type proxy struct {
 	net.Listener
 	target string
@@ -27,6 +29,8 @@ type proxy struct {
 	lose   atomic.Bool  // requests, without a sign
 	part   atomic.Int64 // how many bytes of the next reply to let through before its connection ends; 0: all
 }
+
+var handshake = regexp.MustCompile(`(?i)\r\n(hello|client|ping)\r\n`)
 
 func newProxy(t testing.TB, target string) *proxy {
 	t.Helper()
@@ -53,6 +57,7 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	defer server.Close()
+	var isNew atomic.Bool
 	go func() {
 		defer server.Close()
 		buf := make([]byte, 64<<10)
@@ -61,6 +66,7 @@ func (p *proxy) serve(client net.Conn) {
 			if err != nil {
 				return
 			}
+			isNew.Store(handshake.Match(buf[:n]))
 			time.Sleep(time.Duration(p.delay.Swap(0)))
 			if p.lose.Load() {
 				continue
@@ -73,14 +79,19 @@ func (p *proxy) serve(client net.Conn) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := server.Read(buf)
-		if err != nil || p.cut.Add(-1) >= 0 {
+		if err != nil {
 			return
+		}
+		if !isNew.Load() {
+			if p.cut.Add(-1) >= 0 {
+				return
+			}
+			if part := int(p.part.Swap(0)); part > 0 {
+				_, _ = client.Write(buf[:min(part, n)])
+				return
+			}
 		}
 		time.Sleep(time.Duration(p.late.Load()))
-		if part := int(p.part.Swap(0)); part > 0 {
-			_, _ = client.Write(buf[:min(part, n)])
-			return
-		}
 		if _, err := client.Write(buf[:n]); err != nil {
 			return
 		}

@@ -42,7 +42,8 @@ import (
 // lease and raises the promise, so that nothing late of the lease has an effect. Extend lengthens the
 // leases, and takes the key again on nodes that lost it once a majority confirmed the lease: whatever
 // they promised since, since no other can have a majority. Unseal prepares a larger ballot and has
-// VOID accepted. VOID outlives what it voids. Inspect applies 2, 3 and 5 and changes nothing.
+// VOID accepted. VOID outlives what it voids, and a shorter value that replaces VOID. Inspect applies
+// 2, 3 and 5 and changes nothing.
 //
 // A node that started less than a TTL ago abstains from everything but what it still knows, and from
 // decided values: it may have forgotten leases and promises.

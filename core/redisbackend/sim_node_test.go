@@ -23,6 +23,7 @@ type simRules struct {
 	retakeLess bool // Extend takes the key again only where the ballot is not larger
 	oldStamps  bool // a late copy of an earlier accept replaces a later value
 	noRaise    bool // Release does not raise the promise
+	forgetVoid bool // a value that replaces VOID ends it
 }
 
 // simNode does what the scripts lua/quorum_*.lua do. Its caller locks it.
@@ -88,6 +89,8 @@ type simCall struct {
 	at            stamp
 	value         string
 	accepted      string
+	over          bool  // the value replaced VOID, or is VOID
+	ends          int64 // µs, if the value ends before what it replaced; else 0
 }
 
 func (n *simNode) run(s *script, keys, argv []string) []any {
@@ -99,7 +102,15 @@ func (n *simNode) run(s *script, keys, argv []string) []any {
 	}
 	if c.accepted, _ = n.get(keys[2]); c.accepted != "" {
 		v := newVote(0, reply{fields: []any{int64(0), "0", "", "", "", int64(0), c.accepted}}, nil)
-		c.at, c.value = v.at, v.value
+		c.at, c.value, c.over = v.at, v.value, v.value == void
+		if inner, ok := strings.CutPrefix(v.value, "@"); ok {
+			ends, value, _ := strings.Cut(inner, " ")
+			c.over, c.ends, c.value = true, simNumber(ends)*1000, value
+			if c.ends <= n.clock() {
+				c.ends, c.value = 0, void
+			}
+			c.accepted = fmt.Sprintf("%d %d %s", c.at.ballot, c.at.step, c.value)
+		}
 		if c.at.ballot > c.ballot {
 			c.ballot, c.by = c.at.ballot, ""
 		}
@@ -152,17 +163,43 @@ func (c *simCall) abstains(guard string) int64 {
 }
 
 func (c *simCall) answer(status int64, whole bool, extra string) []any {
-	accepted, lease, left := c.accepted, int64(0), int64(0)
+	accepted, lease := c.accepted, int64(0)
 	if !whole {
 		accepted = accepted[:min(len(accepted), 512)]
 	}
 	if c.owner != "" {
 		lease = c.pttl(c.keys[0])
 	}
-	if c.accepted != "" {
-		left = c.pttl(c.keys[2])
+	return []any{status, fmt.Sprint(c.ballot), extra, c.by, c.owner, lease, accepted, c.remaining()}
+}
+
+// remaining returns for how many ms the accepted value lasts.
+func (c *simCall) remaining() int64 {
+	switch {
+	case c.accepted == "":
+		return 0
+	case c.ends != 0:
+		return (c.ends - c.clock()) / 1000
 	}
-	return []any{status, fmt.Sprint(c.ballot), extra, c.by, c.owner, lease, accepted, left}
+	return c.pttl(c.keys[2])
+}
+
+// store keeps a value for px ms, and a VOID that it replaces for as long as that lasts.
+func (c *simCall) store(at stamp, value string, px int64) {
+	covered := int64(0)
+	if c.over && !c.off.forgetVoid {
+		covered = c.pttl(c.keys[2])
+	}
+	c.accepted, c.ends = fmt.Sprintf("%d %d %s", at.ballot, at.step, value), 0
+	stored := c.accepted
+	if covered > px {
+		if value != void {
+			c.ends = c.clock() + px*1000
+			stored = fmt.Sprintf("%d %d @%d %s", at.ballot, at.step, c.ends/1000, value)
+		}
+		px = covered
+	}
+	c.set(c.keys[2], stored, fmt.Sprint(px))
 }
 
 func (c *simCall) acquire() []any {
@@ -230,7 +267,9 @@ func (c *simCall) accept() []any {
 	}
 	if c.value == value && c.at == at {
 		if mode != modeHeal {
-			c.extend(c.keys[2], px)
+			if life := simNumber(px); c.remaining() < life {
+				c.store(at, value, life)
+			}
 		}
 		return c.answer(voteYes, false, "")
 	}
@@ -259,8 +298,7 @@ func (c *simCall) accept() []any {
 	if _, ok := c.stamps[value]; !ok {
 		c.stamps[value] = at
 	}
-	c.accepted = fmt.Sprintf("%d %d %s", at.ballot, at.step, value)
-	c.set(c.keys[2], c.accepted, px)
+	c.store(at, value, simNumber(px))
 	if c.ballot <= at.ballot {
 		c.promise(at.ballot, c.me, c.argv[5])
 	}
@@ -292,12 +330,11 @@ func (c *simCall) extendLease() []any {
 	}
 	if c.argv[5] != "" {
 		_, retention, _ := orphan(c.argv[5])
-		px := fmt.Sprint(simNumber(c.argv[1]) + retention.Milliseconds())
-		if mine {
-			c.extend(c.keys[2], px)
-		} else if open && c.at.ballot < b {
-			c.accepted = fmt.Sprintf("%d 0 %s", b, c.argv[5])
-			c.set(c.keys[2], c.accepted, px)
+		px := simNumber(c.argv[1]) + retention.Milliseconds()
+		if mine && c.remaining() < px {
+			c.store(c.at, c.value, px)
+		} else if !mine && open && c.at.ballot < b {
+			c.store(stamp{b, 0}, c.argv[5], px)
 		}
 	}
 	return c.answer(voteYes, false, "")

@@ -1,10 +1,10 @@
 -- ARGV: owner, ballot, step, value, its PX in ms, life of the promise in ms, mode, for how long the
 -- node abstains in ms, channel. The modes are: "keep" beside the caller's lease, "end" instead of the
 -- caller's lease, "repair" where nobody else holds the key, "heal" for a value that a majority has.
-local b, s, mode = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[7]
+local b, s, px, mode = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5]), ARGV[7]
 if value == ARGV[4] and at == b and step == s then
-  if call('PTTL', KEYS[3]) < tonumber(ARGV[5]) and mode ~= 'heal' then
-    call('PEXPIRE', KEYS[3], ARGV[5])
+  if remaining() < px and mode ~= 'heal' then
+    accept(b, s, value, px)
   end
   return answer(YES)
 end
@@ -31,8 +31,7 @@ if mode ~= 'keep' then
   call('DEL', KEYS[1])
   owner = false
 end
-accepted = text(b) .. ' ' .. text(s) .. ' ' .. ARGV[4]
-call('SET', KEYS[3], accepted, 'PX', ARGV[5])
+accept(b, s, ARGV[4], px)
 if ballot <= b then
   promise_to(b, me, ARGV[6])
 end

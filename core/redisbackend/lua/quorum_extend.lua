@@ -29,12 +29,11 @@ else
 end
 if ARGV[6] ~= '' then
   local retention = tonumber(string.match(ARGV[6], '^B(%d+):'))
-  local px = text(tonumber(ARGV[2]) + retention)
-  if mine and call('PTTL', KEYS[3]) < tonumber(px) then
-    call('PEXPIRE', KEYS[3], px)
+  local px = tonumber(ARGV[2]) + retention
+  if mine and remaining() < px then
+    accept(at, step, value, px)
   elseif not mine and void and at < b then
-    accepted = text(b) .. ' 0 ' .. ARGV[6]
-    call('SET', KEYS[3], accepted, 'PX', px)
+    accept(b, 0, ARGV[6], px)
   end
 end
 return answer(YES)

@@ -1,5 +1,6 @@
 -- The state of a key on one node of a quorum, and the rules that every script uses. See quorum.go.
--- KEYS: the lease, the promise "ballot by", the accepted "ballot step value". ARGV[1]: who asks.
+-- KEYS: the lease, the promise "ballot by", the accepted "ballot step value" or "ballot step @end
+-- value". ARGV[1]: who asks.
 local YES, HELD, SEALED, FREE, CLOCK, ABSTAINS, REFUSED = 1, 2, 3, 4, 6, 7, 8
 local VOID = 'V'
 local call, pcall = redis.call, redis.pcall
@@ -12,14 +13,6 @@ if promise then
   local number, from = string.match(promise, '^(%d+) ()')
   ballot, by = tonumber(number), string.sub(promise, from)
 end
-local at, step, value = 0, 0, false
-if accepted then
-  local number, digit, from = string.match(accepted, '^(%d+) (%d) ()')
-  at, step, value = tonumber(number), tonumber(digit), string.sub(accepted, from)
-  if at > ballot then
-    ballot, by = at, ''
-  end
-end
 
 -- Lua's own n..'' loses digits beyond 14.
 local function text(n)
@@ -29,6 +22,25 @@ end
 local function now()
   time = time or call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- over is set if the value replaced VOID and ends sooner: then VOID lasts on. ends is in ms.
+local at, step, value, over, ends = 0, 0, false, false, nil
+if accepted then
+  local number, digit, from = string.match(accepted, '^(%d+) (%d) ()')
+  at, step, value = tonumber(number), tonumber(digit), string.sub(accepted, from)
+  over = value == VOID
+  local inner, after = string.match(value, '^@(%d+) ()')
+  if inner then
+    over, ends, value = true, tonumber(inner), string.sub(value, after)
+    if ends <= now() / 1000 then
+      ends, value = nil, VOID
+    end
+    accepted = number .. ' ' .. digit .. ' ' .. value
+  end
+  if at > ballot then
+    ballot, by = at, ''
+  end
 end
 
 -- begun returns the owner and the retention of an orphan's record, or nil.
@@ -78,8 +90,28 @@ local function abstains(guard)
   return up and math.max(guard - (up - 1) * 1000, 0) or 0
 end
 
-local function left(key, there)
-  return there and call('PTTL', key) or 0
+-- remaining returns for how many ms the accepted value lasts.
+local function remaining()
+  if not accepted then
+    return 0
+  end
+  return ends and math.ceil(ends - now() / 1000) or call('PTTL', KEYS[3])
+end
+
+-- accept stores a value for px ms. It does not end a VOID that lasts longer, for a node that was away
+-- may have what that voids.
+local function accept(b, s, what, px)
+  local void = over and call('PTTL', KEYS[3]) or 0
+  accepted, value, ends = text(b) .. ' ' .. text(s) .. ' ' .. what, what, nil
+  local stored = accepted
+  if void > px then
+    if what ~= VOID then
+      ends = now() / 1000 + px
+      stored = text(b) .. ' ' .. text(s) .. ' @' .. text(ends) .. ' ' .. what
+    end
+    px = void
+  end
+  call('SET', KEYS[3], stored, 'PX', text(px))
 end
 
 -- answer tells the state. Long values are cut unless the caller needs them. What is usual is answered
@@ -89,6 +121,7 @@ local function answer(status, whole, extra)
   if not whole then
     what = string.sub(what, 1, 512)
   end
-  return {status, text(ballot), extra or '', by, owner or '', left(KEYS[1], owner), what, left(KEYS[3], accepted)}
+  local lease = owner and call('PTTL', KEYS[1]) or 0
+  return {status, text(ballot), extra or '', by, owner or '', lease, what, remaining()}
 end
 
