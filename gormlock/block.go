@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -13,91 +14,117 @@ import (
 
 const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
 
-// Transaction runs fn in a transaction while it holds the lock on key, which is taken as it is: lock, BEGIN, fn, COMMIT,
-// unlock. All of fn is under the lock, also what it does before its first statement. The context of tx carries the lock
-// (see core.WithLock) and ends when it is lost. It waits for the key at most [WithWait] (5 s), or until db's context ends.
+// Transaction runs fn in a transaction while it holds the lock on key: lock, BEGIN, fn, COMMIT, unlock.
 //
-// The error is fn's, or that of BEGIN or COMMIT; core's where the key was not had, and fn is not called then;
-// [ErrCommitUnknown]. If the lock is lost before COMMIT, the transaction is rolled back and the error matches
-// core.ErrLost. In a transaction that is open already fn runs behind a savepoint, and the key must be one that it
-// holds, unless it has not begun: [ErrGuardTooLate].
+//	err := gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error { … })
 //
-// For several keys, or sql.TxOptions, call db.WithContext(WithGuard(ctx, keys...)).Transaction(fn, opts).
+// All of fn is under the lock, also what it does before its first statement. The context of tx carries the lock (see
+// core.WithLock) and ends when the lock is lost. The key is taken as it is, without templates. Transaction waits for it
+// at most [WithWait] (5 s), or until db's context ends. [WithKeys] adds keys, [WithTxOptions] sets the isolation level,
+// [WithRetry] runs fn again after a deadlock, and [AfterCommit] calls a function after COMMIT.
+//
+// The error is fn's, or that of BEGIN or COMMIT. If the lock is not acquired it is core's, and fn is not called. If the
+// lock is lost before COMMIT, the transaction is rolled back and the error matches core.ErrLost. If nobody can know
+// whether COMMIT happened, it is [ErrCommitUnknown].
+//
+// In a transaction that is open already fn runs behind a savepoint, and the locks stay until the outermost COMMIT or
+// ROLLBACK. A key that the transaction holds is not locked again. Another key is locked if the transaction holds none
+// and has not sent a statement. Otherwise the error is [ErrGuardTooLate] and fn is not called; the outer transaction
+// may go on and commit.
 func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...TransactionOption) error {
-	var g guard
-	for _, o := range opts {
-		if o != nil {
-			o.applyTransaction(&g)
-		}
+	g := guardWith(opts)
+	if g.fingerprint != nil {
+		g.err = errors.New("Fingerprint is an option of Once: leave it out")
 	}
+	return g.transact(db, key, fn)
+}
+
+// transact is Transaction, and the transaction of Once.
+func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) error {
+	keys := append([]string{key}, g.more...)
 	p, err := registered(db)
-	if err == nil {
-		err = g.err
-	}
-	if err != nil {
-		return guardError([]string{key}, err)
+	if err = cmp.Or(err, g.err); err != nil {
+		return guardError(keys, err)
 	}
 	ctx := db.Statement.Context
-	d := demandOf(ctx).and([]string{key}, g.wait, g.fenced).orDefault()
+	d := p.complete(demandOf(ctx).and(keys, g.wait, g.fenced))
 	if d.group, err = g.group.size(db.Name()); err != nil {
 		return guardError(d.keys, err)
 	}
 	if d.reopen = g.reopen; d.reopen {
 		d.group = 1
 	}
+	if d.group > 1 && g.tx != nil {
+		return guardError(d.keys, errors.New("WithTxOptions: the callers of a group share a transaction: leave Grouped out"))
+	}
 	if t, open := transactionOf(db.Statement.ConnPool); open {
-		if t == nil {
-			return guardError(d.keys, ErrUnmanagedTransaction)
-		}
-		if err := t.guard(ctx, d); err != nil {
-			return err
-		}
-		return db.Transaction(fn)
+		return g.nested(db, t, d, fn)
 	}
 	if db.Error != nil {
 		return db.Error // GORM would begin, and never end it
 	}
+	tries := 0
+	return repeat(ctx, 1+g.retries, repeatable, func() error {
+		if tries++; tries > 1 {
+			p.telemetry.retried(ctx)
+		}
+		return p.outermost(db, d, g.tx, fn)
+	})
+}
+
+// outermost runs fn in a transaction of its own.
+func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(tx *gorm.DB) error) error {
+	ctx := db.Statement.Context
 	wrapped, err := p.wrap(db, db.Statement.ConnPool)
 	if err != nil {
 		return guardError(d.keys, err)
 	}
-	// A key that is sealed, or not had, is not worth what GORM makes for a transaction.
+	// A key that is sealed, or not acquired, is not worth what GORM makes for a transaction.
 	if inner := poolOf(wrapped); inner != nil && d.group <= 1 && db.DefaultTransactionTimeout == 0 {
 		t := &transaction{pool: inner, ctx: ctx}
 		err = t.guard(ctx, d)
 		defer func() { _ = t.Rollback() }() // ends it where GORM has not
 		wrapped = t.open(wrapped)
-	} else {
-		if !d.reopen {
-			err = p.remembered(ctx, d.keys)
-		}
+	} else if !d.reopen {
+		err = p.remembered(ctx, d.keys)
 	}
 	if err != nil {
 		return err
 	}
 	session := db.WithContext(context.WithValue(ctx, demandKey{}, d))
 	session.Statement.ConnPool = wrapped
-	return runBlock(ctx, session, fn)
-}
-
-// runBlock runs fn in the transaction that session begins. What fn gets has ctx with the locks in it, not what session begins with.
-func runBlock(ctx context.Context, session *gorm.DB, fn func(tx *gorm.DB) error) error {
 	var inGroup *turn
-	err := session.Transaction(func(tx *gorm.DB) error {
+	err = session.Transaction(func(tx *gorm.DB) error {
 		t, _ := transactionOf(tx.Statement.ConnPool)
-		tx = tx.WithContext(t.carry(ctx))
+		tx = tx.WithContext(t.carry(ctx)) // not what session begins with
 		if inGroup = t.turn; inGroup != nil {
 			tx.Statement.ConnPool = newTurnConn(inGroup, tx.Statement.ConnPool)
 		}
 		return fn(tx)
-	})
+	}, opts)
 	if err != nil && inGroup != nil && inGroup.lost != nil {
 		err = errors.Join(err, inGroup.lost)
 	}
 	return err
 }
 
-// carry returns ctx with the locks in it, which ends when the first of them does.
+// nested runs fn behind a savepoint in t, the transaction that db is in; t is nil if it is not ours.
+func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB) error) error {
+	ctx := db.Statement.Context
+	if t == nil {
+		return guardError(d.keys, ErrUnmanagedTransaction)
+	}
+	if g.tx != nil && (t.opts == nil || *t.opts != *g.tx) {
+		return guardError(d.keys, fmt.Errorf("WithTxOptions(%+v): the outermost transaction was begun with %+v, and cannot change: %w",
+			*g.tx, t.opts, gorm.ErrInvalidTransaction))
+	}
+	if err := t.guard(ctx, d); err != nil {
+		return err
+	}
+	return db.WithContext(t.carry(ctx)).Transaction(fn)
+}
+
+// carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock is lost.
 func (t *transaction) carry(ctx context.Context) context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -111,7 +138,19 @@ func (t *transaction) carry(ctx context.Context) context.Context {
 	return ctx
 }
 
-// guarded says whether a transaction holds locks; t may be nil.
+// withLocks returns ctx with the locks in it that it does not carry yet. It ends with ctx.
+func (t *transaction) withLocks(ctx context.Context) context.Context {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range t.locks {
+		if !t.pool.plugin.carries(ctx, []string{k.Key()}) {
+			ctx = core.WithLock(ctx, k)
+		}
+	}
+	return ctx
+}
+
+// guarded reports whether a transaction holds locks; t may be nil.
 func (t *transaction) guarded() bool {
 	if t == nil {
 		return false

@@ -136,6 +136,10 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	}
 	keepTurnConn(db)
 	err := p.admit(db, op, protected)
+	if op.name == "raw" && !db.DryRun {
+		t, _ := transactionOf(db.Statement.ConnPool)
+		t.savepoint(db, err)
+	}
 	if err != nil && op.name == "row" {
 		if rows, _ := db.Get("rows"); rows != true {
 			db.Statement.Dest = failedRow(err) // what Row returns
@@ -222,7 +226,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 			return err
 		}
 	}
-	d, err := resolve(s, open)
+	d, err := p.resolve(s, open)
 	_, evaluating := db.Get(evaluateKey)
 	switch {
 	case err != nil:
@@ -233,7 +237,13 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 	case open && t == nil:
 		return guardError(d.keys, ErrUnmanagedTransaction)
 	case open:
-		return t.guard(s.Context, d)
+		if err := t.guard(s.Context, d); err != nil {
+			return err
+		}
+		s.Context = t.withLocks(s.Context)
+		return nil
+	case op.reads && len(guardsOf(s)) == 0 && s.SQL.Len() == 0: // raw SQL may write
+		return nil
 	case op.reads:
 		return guardError(d.keys, fmt.Errorf("%w: the lock would end before what this reads is used; "+
 			"put the guard before .Transaction", ErrNoTransaction))

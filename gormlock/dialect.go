@@ -5,10 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
-	"time"
 
 	"gorm.io/gorm"
 )
@@ -79,30 +77,12 @@ func (d dialect) sql(text string) string {
 	return b.String()
 }
 
-const (
-	conflictTries = 10
-	firstPause    = 2 * time.Millisecond
-	longestPause  = 250 * time.Millisecond
-)
+const conflictTries = 10
 
 // retry runs fn again if the database resolved a conflict against it: at most ten times, with
 // growing pauses, until ctx ends.
 func retry(ctx context.Context, fn func() error) error {
-	pause := firstPause
-	for try := 1; ; try++ {
-		err := fn()
-		if err == nil || try == conflictTries || !isConflict(err) {
-			return err
-		}
-		timer := time.NewTimer(pause/2 + rand.N(pause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return errors.Join(ctx.Err(), err)
-		}
-		pause = min(2*pause, longestPause)
-	}
+	return repeat(ctx, conflictTries, isConflict, fn)
 }
 
 // isConflict reports whether the database rolled a transaction back because of others, so that it

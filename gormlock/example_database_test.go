@@ -9,6 +9,7 @@ import (
 
 	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
@@ -114,7 +115,7 @@ func ExampleVersion() {
 	// by Anna 2
 }
 
-// A pool of phone numbers: SkipLocked gives everybody another one, and nobody waits.
+// A pool of phone numbers: SKIP LOCKED gives everybody another one, and nobody waits.
 func ExampleForUpdate() {
 	type Phone struct {
 		Number string `gorm:"primaryKey"`
@@ -129,7 +130,7 @@ func ExampleForUpdate() {
 	for range 2 {
 		err := db.Transaction(func(tx *gorm.DB) error {
 			var p Phone
-			if err := tx.Scopes(gormlock.ForUpdate(gormlock.SkipLocked())).Where("NOT taken").Order("number").First(&p).Error; err != nil {
+			if err := tx.Scopes(gormlock.ForUpdate(clause.LockingOptionsSkipLocked)).Where("NOT taken").Order("number").First(&p).Error; err != nil {
 				return err
 			}
 			fmt.Println(p.Number)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -72,7 +73,7 @@ func ExamplePurge() {
 
 // The row is locked from the read on. Who does not want to wait for it is told at once (on SQLite, which has no row locks,
 // nobody has to).
-func ExampleNoWait() {
+func ExampleForUpdate_noWait() {
 	db, end := open(&Stock{})
 	defer end()
 	if err := db.Create(&Stock{SKU: 42, Left: 3}).Error; err != nil {
@@ -80,7 +81,7 @@ func ExampleNoWait() {
 	}
 	err := db.Transaction(func(tx *gorm.DB) error {
 		var stock Stock
-		if err := tx.Scopes(gormlock.ForUpdate(gormlock.NoWait())).Take(&stock, "sku = ?", 42).Error; err != nil {
+		if err := tx.Scopes(gormlock.ForUpdate(clause.LockingOptionsNoWait)).Take(&stock, "sku = ?", 42).Error; err != nil {
 			return err // somebody has the row
 		}
 		return tx.Model(&stock).Update("left", stock.Left-1).Error

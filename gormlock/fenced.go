@@ -17,16 +17,6 @@ import (
 // a larger token, has registered in the database. The error also matches core.ErrLost.
 var ErrFenced = errors.New("fenced off")
 
-// FenceOption is an [Option], a [GuardOption], a [TransactionOption] and a [OnceOption].
-type FenceOption interface {
-	Option
-	SharedOption
-}
-
-type fenceOption struct{ sharedOption }
-
-func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
-
 // Fenced lets the database check that the lock is still the newest one. The transaction first
 // registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and
 // holds that row to its end. A token must be larger than all that registered before, or belong to
@@ -47,8 +37,8 @@ func (fenceOption) applyPlugin(p *plugin) { p.fenced = true }
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
 // lock, is safe too. After a change of the source of tokens, see [ResetFence]. (Martin Kleppmann,
 // "How to do distributed locking", 2016, with the check moved to before the first read.)
-func Fenced() FenceOption {
-	return fenceOption{func(g *guard) { g.fenced = true }}
+func Fenced() GuardOption {
+	return guardOption(func(g *guard) { g.fenced = true })
 }
 
 var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fence, is still open: %w", core.ErrTaken)

@@ -11,10 +11,10 @@ import (
 
 // Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts: the amount and the
 // currency of a payment, say. Only a salted hash of them is stored. A run without a fingerprint is not compared.
-func Fingerprint(parts ...[]byte) OnceOption {
-	return onceOption(func(o *once) {
+func Fingerprint(parts ...[]byte) TransactionOption {
+	return transactionOption(func(g *guard) {
 		digest := idempotency.Digest(parts...)
-		o.fingerprint = digest[:]
+		g.fingerprint = digest[:]
 	})
 }
 

@@ -9,14 +9,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Commit implements gorm.TxCommitter. The locks are released when the outcome is known, otherwise
-// they end with their leases.
-func (t *transaction) Commit() error {
-	err := t.commit()
-	t.versions.ended(err)
-	return err
-}
-
+// commit sends COMMIT. The locks are released when the outcome is known, otherwise they end with
+// their leases.
 func (t *transaction) commit() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,6 +55,7 @@ func (t *transaction) commit() error {
 func (t *transaction) commitUnguarded() error {
 	switch {
 	case t.real != nil:
+		t.over = true
 		return t.real.Commit()
 	case t.over:
 		return sql.ErrTxDone
@@ -91,6 +86,7 @@ func (t *transaction) Rollback() error {
 	case t.failed != nil:
 		return nil
 	case len(t.locks) == 0 && t.real != nil:
+		t.over = true
 		return t.real.Rollback()
 	case t.over:
 		return sql.ErrTxDone

@@ -2,25 +2,14 @@ package gormlock
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 )
 
 const forUpdateKey = "gormlock:for update" // in Statement.Settings
-
-// ForUpdateOption says what [ForUpdate] does about rows that others have locked. A nil one is ignored, the later wins.
-type ForUpdateOption interface{ applyForUpdate(*clause.Locking) }
-
-type forUpdateOption string
-
-func (o forUpdateOption) applyForUpdate(l *clause.Locking) { l.Options = string(o) }
-
-// NoWait makes [ForUpdate] fail where it would wait: with the database's error.
-func NoWait() ForUpdateOption { return forUpdateOption(clause.LockingOptionsNoWait) }
-
-// SkipLocked makes [ForUpdate] read as if rows that others have locked were not there: for picking any one of many.
-func SkipLocked() ForUpdateOption { return forUpdateOption(clause.LockingOptionsSkipLocked) }
 
 // ForUpdate returns a scope that makes a read lock its rows until the end of the transaction, SELECT … FOR UPDATE:
 //
@@ -30,24 +19,26 @@ func SkipLocked() ForUpdateOption { return forUpdateOption(clause.LockingOptions
 //		return tx.Model(&s).Update("left", s.Left-1).Error
 //	})
 //
-// It is the database's own lock, and needs no Redis: others who read the rows so, or write them, wait as long as the
-// database is set to, or until their context ends. Rows that are not there are not locked; what is preloaded is not.
+// It is the database's own lock and needs no Redis. Others who read the rows with ForUpdate, or write them, wait as
+// long as the database is set to, or until their context ends. With clause.LockingOptionsNoWait the read fails instead
+// of waiting, with the database's error. With clause.LockingOptionsSkipLocked it reads as if rows that others have
+// locked were not there. Rows that do not exist and rows that are preloaded are not locked.
 //
 // SQLite has no row locks: there the transaction becomes the database's only writer before it reads, as BEGIN IMMEDIATE
-// does. If others wrote since its first read, that is SQLite's busy error, and the transaction must be run again. NoWait
-// and SkipLocked change nothing there.
+// does. If others wrote since its first read, that is SQLite's busy error, and the transaction must be run again. The
+// options change nothing there.
 //
 // Outside a transaction, where the lock would end at once, the read's error is [ErrNoTransaction]; with raw SQL, which it
 // cannot change, gorm.ErrNotImplemented; without the plugin [ErrNotRegistered]. The scope may be kept and used
 // concurrently.
-func ForUpdate(opts ...ForUpdateOption) func(*gorm.DB) *gorm.DB {
-	locking := clause.Locking{Strength: clause.LockingStrengthUpdate}
-	for _, o := range opts {
-		if o != nil {
-			o.applyForUpdate(&locking)
-		}
-	}
+func ForUpdate(options ...string) func(*gorm.DB) *gorm.DB {
+	locking := clause.Locking{Strength: clause.LockingStrengthUpdate, Options: strings.Join(options, " ")}
+	known := []string{"", clause.LockingOptionsNoWait, clause.LockingOptionsSkipLocked}
 	return func(db *gorm.DB) *gorm.DB {
+		if !slices.Contains(known, locking.Options) {
+			_ = db.AddError(fmt.Errorf("gormlock: ForUpdate(%q): it takes clause.LockingOptionsNoWait or clause.LockingOptionsSkipLocked", options))
+			return db
+		}
 		tx := db.Clauses(locking).Set(forUpdateKey, true)
 		if _, err := registered(db); err != nil {
 			_ = tx.AddError(fmt.Errorf("gormlock: ForUpdate: %w", err))
@@ -56,7 +47,7 @@ func ForUpdate(opts ...ForUpdateOption) func(*gorm.DB) *gorm.DB {
 	}
 }
 
-// lockRows runs before a read: it says where ForUpdate cannot lock, and locks on SQLite.
+// lockRows runs before a read: it refuses what ForUpdate cannot lock, and locks on SQLite.
 func lockRows(db *gorm.DB) error {
 	s := db.Statement
 	if on, _ := s.Settings.Load(forUpdateKey); on == nil || db.DryRun {

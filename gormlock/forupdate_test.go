@@ -9,6 +9,7 @@ import (
 
 	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
@@ -106,13 +107,13 @@ func TestForUpdate_Options(t *testing.T) {
 		start := time.Now()
 		err := db.Transaction(func(tx *gorm.DB) error {
 			var one Stock
-			if err := tx.Scopes(gormlock.ForUpdate(nil, gormlock.SkipLocked())).Order("sku").Take(&one).Error; err != nil {
+			if err := tx.Scopes(gormlock.ForUpdate(clause.LockingOptionsSkipLocked)).Order("sku").Take(&one).Error; err != nil {
 				return err
 			}
 			if one.SKU != 43 {
 				t.Errorf("SkipLocked read %d", one.SKU)
 			}
-			return tx.Scopes(gormlock.ForUpdate(gormlock.NoWait())).Take(&Stock{}, "sku = 42").Error
+			return tx.Scopes(gormlock.ForUpdate(clause.LockingOptionsNoWait)).Take(&Stock{}, "sku = 42").Error
 		})
 		if err == nil || errors.Is(err, gorm.ErrRecordNotFound) || time.Since(start) > 20*time.Second {
 			t.Errorf("NoWait: %v after %v", err, time.Since(start))
@@ -128,6 +129,9 @@ func TestForUpdate_Refusals(t *testing.T) {
 		put(t, db, 42, 10)
 		want(t, "no plugin", db.Scopes(scope).Take(&Stock{}).Error, gormlock.ErrNotRegistered)
 		ok(t, "Use", db.Use(gormlock.New(nil)))
+		if err := db.Scopes(gormlock.ForUpdate("; DROP TABLE stocks")).Take(&Stock{}).Error; err == nil {
+			t.Error("ForUpdate took an unknown option")
+		}
 		want(t, "outside a transaction", db.Scopes(scope).Take(&Stock{}).Error, gormlock.ErrNoTransaction)
 		want(t, "a Row outside", db.Model(&Stock{}).Scopes(scope).Select("left").Row().Scan(new(int)), gormlock.ErrNoTransaction)
 		raw := func(tx *gorm.DB) error { return tx.Raw("SELECT * FROM stocks").Scopes(scope).Scan(&[]Stock{}).Error }

@@ -55,11 +55,11 @@ var errGroupTime = errors.New("the group took too long")
 //
 // The idea is group commit (DeWitt et al., "Implementation techniques for main memory database
 // systems", 1984).
-func Grouped(n int) TransactionOption { return groupOption(n) }
+func Grouped(n int) TransactionOption {
+	return transactionOption(func(g *guard) { g.group = new(groupOption(n)) })
+}
 
 type groupOption int
-
-func (n groupOption) applyTransaction(g *guard) { g.group = &n }
 
 // size checks the option. 1 is no group.
 func (n *groupOption) size(dialect string) (int, error) {

@@ -139,7 +139,7 @@ func TestGrouped_EachItsOwnResult(t *testing.T) {
 			"another key": with(func(tx *gorm.DB) error {
 				err := take(tx.Scopes(gormlock.Guard("other")), 42)
 				want(t, "guard", err, gormlock.ErrGuardTooLate)
-				return nil
+				return err
 			}),
 			"a savepoint with our name": with(func(tx *gorm.DB) error {
 				return errors.Join(tx.SavePoint("onelane_turn").Error, boom)

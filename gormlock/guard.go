@@ -3,6 +3,7 @@ package gormlock
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"slices"
 	"time"
 
@@ -17,7 +18,12 @@ type guard struct {
 	reopen bool
 	err    error
 
-	group *groupOption // of a Transaction
+	// Of a Transaction or a Once alone.
+	more        []string // keys
+	tx          *sql.TxOptions
+	retries     int
+	group       *groupOption
+	fingerprint []byte
 }
 
 // demand is what all guards of a statement or a transaction ask for, with keys that are ready to be locked.
@@ -34,14 +40,15 @@ func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
 	return d
 }
 
-// literal is what asks for the same, in Statement.Settings.
+// literal returns guards that ask for the same, for Statement.Settings.
 func (d demand) literal() []guard {
 	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced, reopen: d.reopen}}
 }
 
-// orDefault fills in how long to wait.
-func (d demand) orDefault() demand {
-	d.wait = cmp.Or(d.wait, defaultWait)
+// complete adds to a demand what the options of New say.
+func (p *plugin) complete(d demand) demand {
+	d.wait = cmp.Or(d.wait, p.defaults.wait, defaultWait)
+	d.fenced = d.fenced || p.defaults.fenced
 	return d
 }
 
@@ -56,22 +63,27 @@ type demandKey struct{} // in a context: demand
 //
 // A single statement (a create, update, delete or Exec) runs in a transaction of its own: lock, BEGIN, the statement
 // with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
-// statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered; what the block does
-// before its first statement is not under the lock ([Transaction] and [WithGuard] take it at the beginning). Several
-// guards are taken together, in one order everywhere, all or none. Use tx in the block: what is guarded on db there waits
-// for the block itself, and is core.ErrTaken in the end. Save and FirstOrCreate are several statements, each
-// with the lock to itself: put them into a transaction.
+// statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered. Several guards are
+// taken together, in one order everywhere, all or none. Use tx in the block: what is guarded on db there waits for the
+// block itself, and fails with core.ErrTaken in the end. Save and FirstOrCreate are several statements, each with the
+// lock to itself: put them into a transaction.
+//
+// For a block, [Transaction] promises more. GORM calls the function of a block without asking the plugin, so under
+// Guard what the function does before its first statement is not under the lock, and the context of tx does not carry
+// the lock. The context of each statement does, in its hooks too. Statements that drop the scopes, as
+// Session(&gorm.Session{NewDB: true}) and the generics API do, do not ask for the guard: see [Protect].
 //
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join
 // makes one of parts. "{Field}" in it stands for a field of the statement's model, as in "stock:{SKU}", escaped as by
 // core.Join: for single statements on a model whose field is set, or on a slice of them, which locks the key of each.
-// Between two fields there must be a ":", so that different values make different keys. Text from outside does not belong into the key of a
-// Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
+// Between two fields there must be a ":", so that different values make different keys. Never put untrusted text into
+// the key of a Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
 //
-// What goes wrong is the error of the statement, and nothing was sent then: core's errors where the lock was not had,
-// [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction, [ErrGuardTooLate],
-// [ErrUnmanagedTransaction], [ErrTemplate]; gorm.ErrDryRunModeUnsupported for the DryRun of a write, which locks nothing. A guard
-// that fails in a transaction ends it: it is rolled back, and its later statements and its Commit return that error.
+// An error of the guard is the error of the statement, and the statement is not sent. It is core's if the lock is not
+// acquired; the transaction is given up then, and its later statements and its Commit return the same error. In a
+// transaction that has begun, or that holds other keys, it is [ErrGuardTooLate]; the transaction stays as it was and
+// may go on. The others are [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction,
+// [ErrUnmanagedTransaction], [ErrTemplate], and gorm.ErrDryRunModeUnsupported for the DryRun of a write.
 //
 // The returned scope may be kept and used concurrently.
 func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
@@ -94,15 +106,20 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 	}
 }
 
-// WithGuard returns a context that guards with these keys every transaction, and every single write, that gets it: the
-// form that also works for Begin by hand and for the generics API. The keys are taken as they are, together with those
-// that ctx has already. A transaction takes the locks in Begin, and the error is Begin's. GORM also begins one, and leaves
-// it open, on a gorm.DB that has an Error from before: look at it first, or the keys are held until ctx ends ([Transaction]
-// does). Otherwise as [Guard], which also says what reads outside a transaction get. But on a database without the plugin
-// of [New] nobody looks for the keys, so nothing is guarded and nothing tells: [Guard] and [Transaction] are an error there.
-// No keys at all are an error where the context is used, as an empty key is: core.ErrInvalidKey.
+// WithGuard returns a context that guards every transaction, and every single write, that gets it with these keys:
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
+//
+// It also works for Begin by hand and for the generics API. The keys are taken as they are, together with those that
+// ctx has already. A transaction takes the locks in Begin, and the error is Begin's. Otherwise it is as [Guard]. No keys
+// at all are an error where the context is used, as an empty key is: core.ErrInvalidKey.
+//
+// A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns rows may write, so it
+// is refused there with [ErrNoTransaction].
+//
+// On a database without the plugin of [New] nobody looks for the keys, so nothing is guarded and there is no error:
+// [Guard] and [Transaction] return one. GORM begins a transaction, and leaves it open, on a gorm.DB that has an Error
+// from before: look at it first, or the keys are held until ctx ends. [Transaction] does.
 func WithGuard(ctx context.Context, keys ...string) context.Context {
 	if len(keys) == 0 {
 		keys = []string{""} // which nobody can lock
@@ -130,7 +147,7 @@ func guardsOf(s *gorm.Statement) []guard {
 }
 
 // resolve gathers what a statement asks for; open says that it is in a transaction.
-func resolve(s *gorm.Statement, open bool) (demand, error) {
+func (p *plugin) resolve(s *gorm.Statement, open bool) (demand, error) {
 	d := demandOf(s.Context)
 	for _, g := range guardsOf(s) {
 		all, err := g.keys.of(s, open)
@@ -140,5 +157,5 @@ func resolve(s *gorm.Statement, open bool) (demand, error) {
 		d = d.and(all, g.wait, g.fenced)
 		d.reopen = d.reopen || g.reopen
 	}
-	return d.orDefault(), nil
+	return p.complete(d), nil
 }

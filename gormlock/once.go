@@ -29,22 +29,12 @@ var (
 	errReplayed = errors.New("done before")
 )
 
-// OnceOption configures one [Once]. A nil option is ignored; the later of two wins.
-type OnceOption interface{ applyOnce(*once) }
-
-type onceOption func(*once)
-
-func (o onceOption) applyOnce(c *once) { o(c) }
-
-func (o sharedOption) applyOnce(c *once) { o(&c.guard) }
-
 // once is one call of Once.
 type once struct {
 	guard
-	name        string
-	fingerprint []byte
-	dialect     dialect
-	attempt     []byte // names the run in its row
+	name    string
+	dialect dialect
+	attempt []byte // names the run in its row
 }
 
 // Once runs fn in a transaction that is committed at most once for key, and returns its result.
@@ -66,7 +56,7 @@ type once struct {
 // get the lock, it returns the result if the key is done. Otherwise the error is core's, and fn has
 // not run. In an open transaction the error is [ErrGuardTooLate]. After [ErrCommitUnknown], call
 // Once again with the same key. Other errors: [ErrMismatch], [ErrUnfinished], and fn's.
-func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...OnceOption) (T, error) {
+func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...TransactionOption) (T, error) {
 	var result T
 	o, err := newOnce(db, key, opts)
 	if err != nil {
@@ -117,13 +107,8 @@ func ClaimKey(ctx context.Context, name string) string {
 	return key
 }
 
-func newOnce(db *gorm.DB, key string, opts []OnceOption) (*once, error) {
-	o := &once{name: key, attempt: []byte(rand.Text())}
-	for _, opt := range opts {
-		if opt != nil {
-			opt.applyOnce(o)
-		}
-	}
+func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
+	o := &once{guard: guardWith(opts), name: key, attempt: []byte(rand.Text())}
 	_, open := transactionOf(db.Statement.ConnPool)
 	_, err := registered(db)
 	switch d, wrong := dialectOf(db); {
@@ -132,6 +117,8 @@ func newOnce(db *gorm.DB, key string, opts []OnceOption) (*once, error) {
 		err = wrong
 	case o.err != nil:
 		err = o.err
+	case o.group != nil:
+		err = errors.New("Grouped is an option of Transaction: leave it out")
 	case db.Error != nil:
 		err = db.Error
 	case key == "":

@@ -2,6 +2,7 @@ package gormlock
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -20,13 +21,14 @@ const (
 func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byte, error)) (stored []byte, err error) {
 	var entered bool
 	runs := 0
-	asGuarded := sharedOption(func(g *guard) { *g = o.guard })
-	err = retry(ctx, func() error {
+	alone := o.guard
+	alone.retries = 0 // of the runs of Once instead
+	err = repeat(ctx, 1+cmp.Or(o.retries, conflictTries-1), repeatable, func() error {
 		if runs++; runs > 1 {
 			telemetryOf(db).retried(ctx)
 		}
 		entered = false
-		return Transaction(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
+		return alone.transact(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
 			entered = true
 			stored, err = o.claim(tx)
 			if err != nil {
@@ -36,7 +38,7 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 				return err
 			}
 			return o.store(tx, stored)
-		}, asGuarded)
+		})
 	})
 	switch {
 	case err == nil || errors.Is(err, errReplayed):

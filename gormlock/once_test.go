@@ -243,7 +243,7 @@ func TestOnce_AtMostOnce(t *testing.T) {
 func TestOnce_Fingerprint(t *testing.T) {
 	t.Parallel()
 	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		amount := func(parts ...string) gormlock.OnceOption {
+		amount := func(parts ...string) gormlock.TransactionOption {
 			var bs [][]byte
 			for _, p := range parts {
 				bs = append(bs, []byte(p))
@@ -256,7 +256,7 @@ func TestOnce_Fingerprint(t *testing.T) {
 		if ok(t, "Once again", err); again != first {
 			t.Errorf("got %+v, want %+v", again, first)
 		}
-		for _, other := range []gormlock.OnceOption{amount("11", "EUR"), amount("10E", "UR"), amount()} {
+		for _, other := range []gormlock.TransactionOption{amount("11", "EUR"), amount("10E", "UR"), amount()} {
 			_, err = gormlock.Once(t.Context(), db, "k", charge, other)
 			want(t, "another fingerprint", err, gormlock.ErrMismatch)
 			if strings.Count(err.Error(), "gormlock: Once") != 1 {
@@ -281,7 +281,7 @@ func TestOnce_Refusals(t *testing.T) {
 	t.Parallel()
 	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		never := func(*gorm.DB) (int, error) { return 0, errors.New("it ran") }
-		once := func(db *gorm.DB, key string, opts ...gormlock.OnceOption) error {
+		once := func(db *gorm.DB, key string, opts ...gormlock.TransactionOption) error {
 			_, err := gormlock.Once(t.Context(), db, key, never, opts...)
 			return err
 		}

@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"database/sql"
 	"fmt"
 	"time"
 )
@@ -9,37 +10,89 @@ import (
 const defaultWait = 5 * time.Second
 
 // Option configures the plugin of [New]. A nil Option is ignored.
+//
+// Every [GuardOption] is an Option: given to New it is the default of all guards.
 type Option interface{ applyPlugin(*plugin) }
 
-// GuardOption configures one [Guard]. A nil one is ignored, the later of two wins.
-type GuardOption interface{ applyGuard(*guard) }
-
-// TransactionOption configures one [Transaction]. A nil one is ignored, the later of two wins.
+// TransactionOption configures one [Transaction] or one [Once]. A nil one is ignored, the later of two wins.
+//
+// Every [GuardOption] is a TransactionOption.
 type TransactionOption interface{ applyTransaction(*guard) }
+
+// GuardOption configures one [Guard], [Transaction] or [Once], or all guards of a database, as an option of [New].
+// A nil one is ignored, the later of two wins.
+type GuardOption interface {
+	Option
+	TransactionOption
+	applyGuard(*guard)
+}
 
 type pluginOption func(*plugin)
 
 func (o pluginOption) applyPlugin(p *plugin) { o(p) }
 
-// SharedOption is a [GuardOption], a [TransactionOption] and a [OnceOption].
-type SharedOption interface {
-	GuardOption
-	TransactionOption
-	OnceOption
+type transactionOption func(*guard)
+
+func (o transactionOption) applyTransaction(g *guard) { o(g) }
+
+type guardOption func(*guard)
+
+func (o guardOption) applyPlugin(p *plugin)     { o(&p.defaults) }
+func (o guardOption) applyTransaction(g *guard) { o(g) }
+func (o guardOption) applyGuard(g *guard)       { o(g) }
+
+// guardWith returns the guard of a Transaction or a Once with these options.
+func guardWith(opts []TransactionOption) (g guard) {
+	for _, o := range opts {
+		if o != nil {
+			o.applyTransaction(&g)
+		}
+	}
+	return g
 }
 
-type sharedOption func(*guard)
-
-func (o sharedOption) applyGuard(g *guard)       { o(g) }
-func (o sharedOption) applyTransaction(g *guard) { o(g) }
-
-// WithWait sets how long a guard waits for its keys at most, and not longer than its context lives. Default 5 s; it
-// must be positive. Where several guards come together, the longest of their waits counts.
-func WithWait(d time.Duration) SharedOption {
-	return sharedOption(func(g *guard) {
-		g.wait, g.err = d, nil
+// WithWait sets how long a guard waits for its keys at most, and not longer than its context lives. The default is
+// 5 s, or the WithWait of [New]. It must be positive. If several guards come together, the longest of their waits
+// counts.
+func WithWait(d time.Duration) GuardOption {
+	return guardOption(func(g *guard) {
+		g.wait = d
 		if d <= 0 {
 			g.err = fmt.Errorf("WithWait(%v): it must be positive", d)
+		}
+	})
+}
+
+// WithKeys adds keys to that of a [Transaction] or a [Once]. All keys are taken together in one order everywhere, all
+// or none, so two transactions that name the same keys in different orders do not deadlock. Several WithKeys add up.
+func WithKeys(more ...string) TransactionOption {
+	return transactionOption(func(g *guard) { g.more = append(g.more, more...) })
+}
+
+// WithTxOptions sets the isolation level of the transaction, or makes it read-only. Nil is the database's default.
+//
+// In a transaction that is open already, Transaction cannot change them: other options than those that it was begun
+// with are an error. The callers of a group share a transaction, so it does not go together with [Grouped].
+func WithTxOptions(opts *sql.TxOptions) TransactionOption {
+	return transactionOption(func(g *guard) { g.tx = opts })
+}
+
+// WithRetry runs the function of a [Transaction] again, at most n more times, if the database gave the transaction up
+// for the sake of others: a deadlock, a serialization failure, a busy SQLite. It does the same after [ErrStale].
+// [Once] does so without it, nine times. It pauses for some milliseconds between two tries, and stops when the context
+// ends; the error is that of the last try. n must be at least 1.
+//
+// Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The locks are released
+// between two tries, and each try waits for them anew. The function must be repeatable: what it does elsewhere than
+// by tx happens once for each try.
+//
+// Only a transaction that is known to be rolled back runs again, never one that ended with [ErrCommitUnknown]. In a
+// transaction that is open already WithRetry does nothing: the error goes up to the outermost Transaction.
+func WithRetry(n int) TransactionOption {
+	return transactionOption(func(g *guard) {
+		g.retries = n
+		if n < 1 {
+			g.err = fmt.Errorf("WithRetry(%d): it must be at least 1; omit it to run once", n)
 		}
 	})
 }

@@ -175,6 +175,12 @@ func gone(err error) bool {
 		strings.HasPrefix(mysqlState(err), "40"))
 }
 
+// repeatable reports whether a transaction that returned err is certainly rolled back because of
+// others, so that it may succeed if it runs again.
+func repeatable(err error) bool {
+	return isConflict(err) || errors.Is(err, ErrStale) && !errors.Is(err, ErrCommitUnknown)
+}
+
 // aborted reports whether PostgreSQL refused a statement because an earlier one failed.
 func aborted(err error) bool {
 	var state interface{ SQLState() string }

@@ -20,9 +20,10 @@ const (
 type plugin struct {
 	locker  *core.Locker
 	protect []any
-	fenced  bool
-	queues  groupQueues
-	seals   sealMemory
+
+	defaults guard // of all guards
+	queues   groupQueues
+	seals    sealMemory
 
 	telemetry telemetry
 	versioned sync.Map // of *schema.Schema: whether a write of the model may write a version
@@ -62,6 +63,9 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	}
 	if err := checkCallbacks(db); err != nil {
 		return err
+	}
+	if p.defaults.err != nil {
+		return fmt.Errorf("gormlock: New: %w", p.defaults.err)
 	}
 	tables, err := tablesOf(db, p.protect)
 	if err != nil {

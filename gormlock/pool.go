@@ -31,9 +31,9 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	switch {
 	case err != nil:
 	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
-		t, err = p.join(ctx, d.orDefault())
+		t, err = p.join(ctx, p.plugin.complete(d))
 	case len(d.keys) > 0:
-		err = t.guard(ctx, d.orDefault())
+		err = t.guard(ctx, p.plugin.complete(d))
 	}
 	if err != nil {
 		// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.

@@ -18,7 +18,7 @@ import (
 // the seal at once, others within the time of [RememberSeals]. A key that is sealed with anything
 // else, such as an idempotency record, stays sealed, and the error is core.ErrSealed. [Grouped] has
 // no effect with Reopen.
-func Reopen() SharedOption { return sharedOption(func(g *guard) { g.reopen = true }) }
+func Reopen() GuardOption { return guardOption(func(g *guard) { g.reopen = true }) }
 
 var errNotReopened = errors.New("Reopen opens only a key that SealWhenOut sealed")
 

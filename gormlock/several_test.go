@@ -14,8 +14,8 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// Shop has an association of each kind.
-type Shop struct {
+// Retailer has an association of each kind.
+type Retailer struct {
 	ID      uint
 	Name    string `gorm:"size:64"`
 	OwnerID *uint
@@ -102,12 +102,12 @@ func (a associated) writes() map[string]associationWrite {
 }
 
 // openShop returns a shop with one association, alone in all tables.
-func openShop(t *testing.T, db *gorm.DB, name string) *Shop {
+func openShop(t *testing.T, db *gorm.DB, name string) *Retailer {
 	t.Helper()
 	for _, table := range shopTables {
 		ok(t, "DELETE", db.Exec("DELETE FROM "+table).Error)
 	}
-	shop := &Shop{ID: 1, Name: "shop"}
+	shop := &Retailer{ID: 1, Name: "shop"}
 	ok(t, "Create", db.Create(shop).Error)
 	ok(t, "Append", db.Model(shop).Association(name).Append(associations[name].before()))
 	return shop
@@ -141,7 +141,7 @@ func printed(row map[string]any) map[string]string {
 func shopped(t *testing.T, fn func(t *testing.T, db *gorm.DB, j *journal, name string, write associationWrite)) {
 	t.Helper()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Owner{}, &Shop{}, &Sign{}, &Good{}, &Label{}, &Photo{}))
+		ok(t, "AutoMigrate", db.AutoMigrate(&Owner{}, &Retailer{}, &Sign{}, &Good{}, &Label{}, &Photo{}))
 		j := record(t, db)
 		for name, a := range associations {
 			for method, write := range a.writes() {

@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"errors"
 	"testing"
 
 	"gorm.io/gorm"
@@ -44,12 +45,19 @@ func TestGuard_InHookOfUnguarded(t *testing.T) {
 		for name, how := range asks {
 			for _, hides = range []bool{false, true} {
 				ask = how
-				want(t, name, db.Create(&Stock{SKU: 42}).Error, gormlock.ErrGuardTooLate)
-				var n int64
-				ok(t, "Count", db.Model(&Stock{}).Count(&n).Error)
-				if n != 0 || held(t, l, "k") {
-					t.Errorf("%s, the hook hides its error is %v: %d rows, the key is held is %v", name, hides, n, held(t, l, "k"))
+				err, rows := db.Create(&Stock{SKU: 42}).Error, int64(0)
+				if hides {
+					ok(t, name, err)
+					rows = 1
+				} else {
+					want(t, name, err, gormlock.ErrGuardTooLate)
 				}
+				var n, items int64
+				ok(t, "Count", errors.Join(db.Model(&Stock{}).Count(&n).Error, db.Model(&Item{}).Count(&items).Error))
+				if n != rows || items != 0 || held(t, l, "k") {
+					t.Errorf("%s, the hook hides its error is %v: %d rows, %d items, the key is held is %v", name, hides, n, items, held(t, l, "k"))
+				}
+				ok(t, "Delete", db.Where("sku = 42").Delete(&Stock{}).Error)
 			}
 		}
 	})

@@ -37,6 +37,8 @@ type transaction struct {
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees
 	versions  versionLog
+
+	afterCommit []commitHook
 }
 
 var (
@@ -88,8 +90,9 @@ func (t *transaction) usable() error {
 	return nil
 }
 
-// guard locks what a statement, or Begin, asks for; statement is its context. Once it has failed, so has the
-// transaction: GORM's SAVEPOINT on SQLite and PostgreSQL does not tell of errors, and the block would go on unguarded.
+// guard locks what a statement, a block or Begin asks for; statement is its context. What comes too late is an error
+// of that statement alone: it is not sent, and the transaction is as it was. If a key is not acquired the transaction
+// is given up, so that its later statements do not wait for the key again.
 func (t *transaction) guard(statement context.Context, d demand) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,22 +100,19 @@ func (t *transaction) guard(statement context.Context, d demand) error {
 		return err
 	}
 	held := func(key string) bool { return slices.Contains(t.keys, key) }
-	var err error
-	fenced := d.fenced || t.pool.plugin.fenced
 	switch missing := slices.DeleteFunc(slices.Clone(d.keys), held); {
-	case len(missing) == 0 && fenced && !t.fenced && t.real != nil:
-		err = guardError(d.keys, fmt.Errorf("%w: the transaction has begun without a fence: put Fenced into the guard it begins with", ErrGuardTooLate))
+	case len(missing) == 0 && d.fenced && !t.fenced && t.real != nil:
+		return guardError(d.keys, fmt.Errorf("%w: the transaction has begun without a fence: put Fenced into the guard it begins with", ErrGuardTooLate))
 	case len(missing) == 0:
-		t.fenced = t.fenced || fenced
+		t.fenced = t.fenced || d.fenced
 		return nil
 	case len(t.locks) > 0:
-		err = guardError(missing, fmt.Errorf("%w: the transaction holds %s already, and keys must be taken together: name them all where it begins", ErrGuardTooLate, quoted(t.keys)))
+		return guardError(missing, fmt.Errorf("%w: the transaction holds %s already, and keys must be taken together: name them all where it begins", ErrGuardTooLate, quoted(t.keys)))
 	case t.real != nil:
-		err = guardError(missing, fmt.Errorf("%w: the transaction has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction", ErrGuardTooLate))
-	default:
-		t.fenced, t.patience = fenced, d.wait
-		err = t.lock(statement, d)
+		return guardError(missing, fmt.Errorf("%w: the transaction has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction", ErrGuardTooLate))
 	}
+	t.fenced, t.patience = d.fenced, d.wait
+	err := t.lock(statement, d)
 	if err != nil {
 		t.fail(err)
 	}

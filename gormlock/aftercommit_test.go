@@ -1,0 +1,152 @@
+package gormlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// blocks are the ways to run a function in a transaction.
+var blocks = map[string]func(db *gorm.DB, fn func(tx *gorm.DB) error) error{
+	"Transaction": func(db *gorm.DB, fn func(tx *gorm.DB) error) error { return gormlock.Transaction(db, "k", fn) },
+	"Guard": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+		return db.Scopes(gormlock.Guard("k")).Transaction(fn)
+	},
+	"WithGuard": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+		return db.WithContext(gormlock.WithGuard(db.Statement.Context, "k")).Transaction(fn)
+	},
+	"plain": func(db *gorm.DB, fn func(tx *gorm.DB) error) error { return db.Transaction(fn) },
+	"by hand": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+		tx := db.Begin()
+		if err := fn(tx); err != nil {
+			return errors.Join(err, tx.Rollback().Error)
+		}
+		return tx.Commit().Error
+	},
+	"Grouped": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+		return gormlock.Transaction(db, "k", fn, gormlock.Grouped(4))
+	},
+	"Once": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+		_, err := gormlock.Once(db.Statement.Context, db, "k", func(tx *gorm.DB) (int, error) { return 1, fn(tx) })
+		return errors.Join(err, db.Exec("DELETE FROM onelane_once").Error) // so that the next one runs
+	},
+}
+
+func TestAfterCommit(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 100)
+		n := int64(100)
+		for name, block := range blocks {
+			j := &journal{}
+			note := func(tx *gorm.DB, event string) {
+				ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(ctx context.Context) {
+					j.note("%s", event)
+					ok(t, name+": the context", ctx.Err())
+					if got := left(t, db, 42); got != n || held(t, l, "k") {
+						t.Errorf("%s: %d left, want %d; the key is held is %v", name, got, n, held(t, l, "k"))
+					}
+					ok(t, name+": a write in it", db.WithContext(ctx).Model(&Stock{}).Where("sku = 42").Update("name", event).Error)
+				}))
+			}
+			n -= 3
+			var ended *gorm.DB
+			ok(t, name, block(db, func(tx *gorm.DB) error {
+				ended = tx
+				note(tx, "first")
+				ok(t, "nested", tx.Transaction(func(tx *gorm.DB) error { note(tx, "nested"); return take(tx, 42) }))
+				want(t, "undone", tx.Transaction(func(tx *gorm.DB) error {
+					note(tx, "undone")
+					ok(t, "nested", tx.Transaction(func(tx *gorm.DB) error { note(tx, "undone, nested"); return take(tx, 42) }))
+					return boom
+				}), boom)
+				again := func(tx *gorm.DB) error { note(tx, "again"); return take(tx, 42) }
+				if name == "plain" || name == "by hand" { // where the key comes too late
+					ok(t, "nested again", tx.Transaction(again))
+				} else {
+					ok(t, "nested Transaction", gormlock.Transaction(tx, "k", again))
+				}
+				ok(t, "SavePoint", tx.SavePoint("a").Error)
+				note(tx, "undone by hand")
+				ok(t, "RollbackTo", tx.RollbackTo("a").Error)
+				note(tx, "last")
+				j.want(t, name+": before COMMIT")
+				return take(tx, 42)
+			}))
+			j.want(t, name, "first", "nested", "again", "last")
+			want(t, name+": after the end", gormlock.AfterCommit(ended, func(context.Context) {}), sql.ErrTxDone)
+			want(t, name, block(db, func(tx *gorm.DB) error { note(tx, "rolled back"); ok(t, "take", take(tx, 42)); return boom }), boom)
+			j.want(t, name+": after a rollback")
+			eventually(t, "the key is free", func() bool { return !held(t, l, "k") }) // a group's after its last caller
+			wantIdle(t, db, l)
+		}
+		want(t, "outside", gormlock.AfterCommit(db, func(context.Context) {}), gormlock.ErrNoTransaction)
+	})
+}
+
+// TestAfterCommit_Panic: what is committed stays, and the other functions are called.
+func TestAfterCommit_Panic(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 100)
+		n := int64(100)
+		for name, block := range blocks {
+			var called []int
+			func() {
+				defer func() {
+					if p := recover(); p != "boom" {
+						t.Errorf("%s: recovered %v", name, p)
+					}
+				}()
+				err := block(db, func(tx *gorm.DB) error {
+					for i := range 3 {
+						ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) {
+							if called = append(called, i); i == 1 {
+								panic("boom")
+							}
+						}))
+					}
+					return take(tx, 42)
+				})
+				t.Errorf("%s: it returned %v", name, err)
+			}()
+			if !slices.Equal(called, []int{0, 1, 2}) {
+				t.Errorf("%s: called %v", name, called)
+			}
+			n--
+			wantLeft(t, db, 42, n)
+			wantIdle(t, db, l, "k")
+			ok(t, "Delete", db.Exec("DELETE FROM onelane_once").Error)
+		}
+	})
+}
+
+// TestAfterCommit_InHook: a hook of a single statement, whose transaction is GORM's or the guard's.
+func TestAfterCommit_InHook(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		called := 0
+		ok(t, "Register", db.Callback().Create().After("gorm:create").Before("gorm:after_create").Register("hook", func(db *gorm.DB) {
+			_ = db.AddError(gormlock.AfterCommit(db, func(context.Context) { called++ }))
+		}))
+		ok(t, "plain", db.Create(&Stock{SKU: 1}).Error)
+		ok(t, "guarded", db.Scopes(gormlock.Guard("k")).Create(&Stock{SKU: 2}).Error)
+		if err := db.Scopes(gormlock.Guard("k")).Create(&Stock{SKU: 2}).Error; err == nil {
+			t.Error("two stocks have one SKU")
+		}
+		if called != 2 {
+			t.Errorf("called %d times, want 2", called)
+		}
+		wantIdle(t, db, l, "k")
+	})
+}
