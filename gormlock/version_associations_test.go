@@ -19,21 +19,21 @@ type Shop struct {
 	ID      uint
 	Name    string `gorm:"size:64"`
 	OwnerID *uint
-	Owner   *Owner
-	Sign    Sign
+	Owner   *VersionedOwner
+	Sign    VersionedSign
 	Racks   []Rack
-	Tags    []Tag   `gorm:"many2many:shop_tags"`
-	Photos  []Photo `gorm:"polymorphic:Of"`
+	Tags    []Tag            `gorm:"many2many:shop_tags"`
+	Photos  []VersionedPhoto `gorm:"polymorphic:Of"`
 	Counted
 }
 
-type Owner struct {
+type VersionedOwner struct {
 	ID      uint
 	Name    string `gorm:"size:64"`
 	Version gormlock.Version
 }
 
-type Sign struct {
+type VersionedSign struct {
 	ID      uint
 	ShopID  *uint
 	Text    string `gorm:"size:64"`
@@ -61,7 +61,7 @@ type Tag struct {
 	Version gormlock.Version
 }
 
-type Photo struct {
+type VersionedPhoto struct {
 	ID      uint
 	OfID    uint
 	OfType  string `gorm:"size:64"`
@@ -71,7 +71,7 @@ type Photo struct {
 
 func newShop() *Shop {
 	return &Shop{
-		Name: "a", Owner: &Owner{Name: "o"}, Sign: Sign{Text: "s"}, Tags: []Tag{{Text: "t"}}, Photos: []Photo{{Text: "p"}},
+		Name: "a", Owner: &VersionedOwner{Name: "o"}, Sign: VersionedSign{Text: "s"}, Tags: []Tag{{Text: "t"}}, Photos: []VersionedPhoto{{Text: "p"}},
 		Racks: []Rack{{Code: "x", Boxes: []Box{{}}}, {Code: "y"}},
 	}
 }
@@ -79,7 +79,7 @@ func newShop() *Shop {
 func shopDB(t *testing.T, fn func(t *testing.T, db *gorm.DB)) {
 	t.Helper()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Owner{}, &Shop{}, &Sign{}, &Rack{}, &Box{}, &Tag{}, &Photo{}))
+		ok(t, "AutoMigrate", db.AutoMigrate(&VersionedOwner{}, &Shop{}, &VersionedSign{}, &Rack{}, &Box{}, &Tag{}, &VersionedPhoto{}))
 		fn(t, db)
 	})
 }
@@ -182,7 +182,7 @@ func TestVersion_ChildMoved(t *testing.T) {
 		want(t, "after Clear", db.Model(&theirs).Update("text", "d").Error, gormlock.ErrStale)
 
 		gone := load(t, db, from.ID)
-		ok(t, "Delete", db.Delete(&Photo{}, gone.Photos[0].ID).Error)
+		ok(t, "Delete", db.Delete(&VersionedPhoto{}, gone.Photos[0].ID).Error)
 		want(t, "a child that is gone", db.Model(gone).Update("name", "g").Error, gormlock.ErrStale)
 		ok(t, "without it", db.Model(gone).Omit("Photos").Update("name", "g").Error)
 	})
@@ -192,9 +192,9 @@ func TestVersion_ChildMoved(t *testing.T) {
 func TestVersion_OwnerNotRead(t *testing.T) {
 	t.Parallel()
 	shopDB(t, func(t *testing.T, db *gorm.DB) {
-		owner, tag := Owner{Name: "o"}, Tag{Text: "t"}
+		owner, tag := VersionedOwner{Name: "o"}, Tag{Text: "t"}
 		ok(t, "Create", errors.Join(db.Create(&owner).Error, db.Create(&tag).Error))
-		s := Shop{Owner: &Owner{ID: owner.ID, Name: "mine"}, Tags: []Tag{{ID: tag.ID, Text: "mine"}, {Text: "new"}}}
+		s := Shop{Owner: &VersionedOwner{ID: owner.ID, Name: "mine"}, Tags: []Tag{{ID: tag.ID, Text: "mine"}, {Text: "new"}}}
 		ok(t, "Create", db.Create(&s).Error)
 		wantVersion(t, "the owner", s.Owner.Version, 0)
 		wantVersion(t, "the tag", s.Tags[0].Version, 0)
