@@ -22,7 +22,7 @@ type Retailer struct {
 	Owner   *Owner
 	Sign    *Sign
 	Goods   []Good
-	Labels  []Label `gorm:"many2many:shop_labels"`
+	Labels  []Label `gorm:"many2many:retailer_labels"`
 	Cover   *Photo  `gorm:"polymorphic:Of;polymorphicValue:cover"`
 	Photos  []Photo `gorm:"polymorphic:Of;polymorphicValue:shop"`
 }
@@ -33,15 +33,15 @@ type Owner struct {
 }
 
 type Sign struct {
-	ID     uint
-	Name   string `gorm:"size:64"`
-	ShopID *uint
+	ID         uint
+	Name       string `gorm:"size:64"`
+	RetailerID *uint
 }
 
 type Good struct {
-	ID     uint
-	Name   string `gorm:"size:64"`
-	ShopID *uint
+	ID         uint
+	Name       string `gorm:"size:64"`
+	RetailerID *uint
 }
 
 type Label struct {
@@ -57,7 +57,7 @@ type Photo struct {
 }
 
 // shopTables are in the order in which rows can be deleted.
-var shopTables = []string{"shop_labels", "photos", "labels", "goods", "signs", "shops", "owners"}
+var shopTables = []string{"retailer_labels", "photos", "labels", "goods", "signs", "retailers", "owners"}
 
 // associated is one kind of association: the value that a shop has at first, and another one.
 type associated struct {

@@ -86,7 +86,8 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	v := versionsRead(db, f, s.ReflectValue) // before GORM writes into the models what is assigned
 	given, ok := s.Clauses["SET"]
 	set, known := given.Expression.(clause.Set)
-	if ok && !known {
+	written := given.Builder != nil // by a Decrement
+	if ok && !known && !written {
 		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: "+
 			"use a clause.Set", given.Expression)
 	} else if !ok && db.Error == nil {
@@ -97,9 +98,9 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 			"leave it out, and write by db.Model(&m), where m has its primary key and the version "+
 			"that was read", f.DBName)
 	}
-	if len(set) > 0 {
+	if len(set) > 0 || written {
 		raised := append(without(set, f), increment(f))
-		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: raised}
+		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: raised, Builder: given.Builder}
 		v.demand(db)
 	}
 	fn(db)
