@@ -37,20 +37,20 @@ func TestTransaction_LocksBeforeGORMMakesAnything(t *testing.T) { // not paralle
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		session := db.WithContext(ctx)
-		refused := func(key string, target error) {
+		refused := func(key string, wait time.Duration, target error) {
 			err := gormlock.Transaction(session, key, func(*gorm.DB) error {
 				t.Errorf("%s: it ran", key)
 				return nil
-			}, gormlock.WithWait(time.Millisecond))
+			}, gormlock.WithWait(wait))
 			want(t, key, err, target)
 		}
 		before := pool(t, db).Stats()
-		refused("taken", core.ErrTaken)
+		refused("taken", time.Millisecond, core.ErrTaken)
 		asking := testing.AllocsPerRun(200, func() {
-			_, err := l.AcquireAll(ctx, []string{"sealed"}, core.WithWait(time.Millisecond))
+			_, err := l.AcquireAll(ctx, []string{"sealed"}, core.WithWait(time.Minute))
 			want(t, "Acquire", err, core.ErrSealed)
 		})
-		all := testing.AllocsPerRun(200, func() { refused("sealed", core.ErrSealed) })
+		all := testing.AllocsPerRun(200, func() { refused("sealed", time.Minute, core.ErrSealed) })
 		t.Logf("prepared %v: %v allocations, of which %v ask for the key", prepared, all, asking)
 		if all-asking > 10 {
 			t.Errorf("prepared %v: %v allocations more than asking for the key takes", prepared, all-asking)
