@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -92,5 +93,34 @@ func TestDecrement_ZeroInTheKey(t *testing.T) {
 			t.Errorf("%d left, want 3", left)
 		}
 		ok(t, "a condition", decrement(db.Model(&Bin{}).Where("number = 5"), "units", 3))
+	})
+}
+
+// TestDecrement_OfAVersion: a version only rises, or an old read would count as new.
+func TestDecrement_OfAVersion(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine, _ := twice(t, db)
+		want(t, "Decrement", decrement(db.Model(&mine), "version", 1), gorm.ErrInvalidData)
+		wantRow(t, "after it", db, mine.ID, 10, 1)
+	})
+}
+
+// failingOrder fails when the statement is built, behind WHERE.
+type failingOrder struct{}
+
+func (failingOrder) Build(b clause.Builder) { _ = b.(*gorm.Statement).AddError(errNo) }
+
+// TestDecrement_FailsUnsent: a statement that fails while it is built gives its connection back.
+func TestDecrement_FailsUnsent(t *testing.T) {
+	narrowDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker, row *gorm.DB) {
+		if db.Name() != "mysql" {
+			return // where an UPDATE has no ORDER BY
+		}
+		order := clause.OrderBy{Expression: failingOrder{}}
+		want(t, "Decrement", decrement(row.Clauses(order), "tiny", 1), errNo)
+		if n := inUse(t, db); n != 0 {
+			t.Errorf("%d connections are in use", n)
+		}
 	})
 }

@@ -93,6 +93,10 @@ func (d *decrement) replaced() error {
 // buildSet writes SET, with what GORM's Update sets beside the column, and prepares WHERE.
 func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	s := d.statement
+	if f, _ := versionOf(s.Schema); f != nil && strings.EqualFold(f.DBName, d.column.Name) {
+		refuse(s.DB, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
+		return
+	}
 	conditions(s) // before the primary key is added, so that no Or goes around it
 	addZeroParts(s)
 	set := clause.Set{{Column: d.column, Value: d.taken()}}
@@ -179,6 +183,12 @@ type decrementPool struct {
 	gorm.ConnPool
 	d *decrement
 }
+
+// Commit implements gorm.TxCommitter, for a statement that failed before it was sent.
+func (p *decrementPool) Commit() error { return p.ConnPool.(gorm.TxCommitter).Commit() }
+
+// Rollback implements gorm.TxCommitter.
+func (p *decrementPool) Rollback() error { return p.ConnPool.(gorm.TxCommitter).Rollback() }
 
 // ExecContext implements gorm.ConnPool.
 func (p *decrementPool) ExecContext(
