@@ -64,8 +64,9 @@ func Decrement(
 // The map has the quantity for each value of the key column, which must name one row; conditions of
 // db hold for every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
 // savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
-// deadlock. If one row has too little, nothing is taken, and the error is its [*InsufficientError]
-// with what is left of it. An empty map takes nothing.
+// deadlock; not so if they write one key in two ways, such as "a" and "A" where the database ignores
+// case. If one row has too little, nothing is taken, and the error is its [*InsufficientError] with
+// what is left of it. An empty map takes nothing.
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,
 ) (left map[K]int64, err error) {
@@ -108,7 +109,7 @@ func readLeft(row *gorm.DB, column string) int64 {
 	}
 	var left []any
 	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
-	if row.Clauses(newest).Pluck(name, &left).Error != nil || len(left) != 1 {
+	if row.Clauses(newest, only(name)).Pluck(name, &left).Error != nil || len(left) != 1 {
 		return -1
 	}
 	rest, err := whole(left[0])
@@ -116,6 +117,12 @@ func readLeft(row *gorm.DB, column string) int64 {
 		return -1
 	}
 	return rest
+}
+
+// only selects one column. Pluck by itself would not quote a name like "left-over", and would keep the
+// caller's Select.
+func only(column string) clause.Select {
+	return clause.Select{Columns: []clause.Column{{Name: column}}}
 }
 
 // columnOf returns the column of a field of the model, or the name itself.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -57,7 +58,15 @@ func (d *decrement) taken() clause.Expr {
 	if d.dialect == "mysql" { // which has no RETURNING, but sends what this function was called with
 		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?))", d.column, d.n, d.column, d.n)
 	}
-	return gorm.Expr("? - ?", d.column, d.n)
+	return gorm.Expr("? - ?", d.column, d.quantity())
+}
+
+// quantity is n. PostgreSQL would give a bare parameter the type of the column, which n may exceed.
+func (d *decrement) quantity() clause.Expr {
+	if d.dialect == "postgres" {
+		return gorm.Expr("CAST(? AS bigint)", d.n)
+	}
+	return gorm.Expr("?", d.n)
 }
 
 // attach is a scope that lets d write the statement.
@@ -84,7 +93,12 @@ func (d *decrement) replaced() error {
 // buildSet writes SET, with what GORM's Update sets beside the column, and prepares WHERE.
 func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	s := d.statement
+	if f, _ := versionOf(s.Schema); f != nil && strings.EqualFold(f.DBName, d.column.Name) {
+		refuse(s.DB, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
+		return
+	}
 	conditions(s) // before the primary key is added, so that no Or goes around it
+	addZeroParts(s)
 	set := clause.Set{{Column: d.column, Value: d.taken()}}
 	version, _ := given.Expression.(clause.Set)
 	for _, a := range append(callbacks.ConvertToAssignments(s), version...) {
@@ -104,10 +118,28 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	if d.seal != nil {
 		d.seal.selecting(s, d.where, d.column.Name)
 	}
-	enough := clause.Where{Exprs: append([]clause.Expression{gorm.Expr("? >= ?", d.column, d.n)}, d.where...)}
-	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: enough, Builder: d.buildWhere}
+	enough := []clause.Expression{gorm.Expr("? >= ?", d.column, d.quantity())}
+	where := clause.Where{Exprs: append(enough, d.where...)}
+	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
+}
+
+// addZeroParts adds the parts of a model's primary key that are zero, which GORM would leave out: the
+// statement would take from another row.
+func addZeroParts(s *gorm.Statement) {
+	for _, m := range structsOf(s.ReflectValue) {
+		if s.Schema == nil || s.ReflectValue.Kind() != reflect.Struct || m.Type() != s.Schema.ModelType {
+			return // GORM names several models by their whole keys
+		}
+		_, values, keyed := primaryKey(s, m)
+		for i, pk := range s.Schema.PrimaryFields {
+			if _, zero := pk.ValueOf(s.Context, m); keyed && zero {
+				part := clause.Eq{Column: column(pk.DBName), Value: values[i]}
+				s.AddClause(clause.Where{Exprs: []clause.Expression{part}})
+			}
+		}
+	}
 }
 
 // buildWhere writes WHERE. It is the last that is written, and GORM sends the statement next.
@@ -151,6 +183,12 @@ type decrementPool struct {
 	gorm.ConnPool
 	d *decrement
 }
+
+// Commit implements gorm.TxCommitter, for a statement that failed before it was sent.
+func (p *decrementPool) Commit() error { return p.ConnPool.(gorm.TxCommitter).Commit() }
+
+// Rollback implements gorm.TxCommitter.
+func (p *decrementPool) Rollback() error { return p.ConnPool.(gorm.TxCommitter).Rollback() }
 
 // ExecContext implements gorm.ConnPool.
 func (p *decrementPool) ExecContext(

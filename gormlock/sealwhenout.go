@@ -189,7 +189,7 @@ func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
 		q = q.Clauses(clause.Where{Exprs: s.where})
 	}
 	var left []float64 // NULL is an error
-	if err := q.Pluck(s.left, &left).Error; err != nil {
+	if err := q.Clauses(only(s.left)).Pluck(s.left, &left).Error; err != nil {
 		return false, err
 	}
 	for _, n := range left {

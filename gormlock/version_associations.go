@@ -91,7 +91,22 @@ func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (rowsByKey, e
 }
 
 func byPrimaryKey(s *gorm.Statement, models reflect.Value) (rowsByKey, [][]any) {
-	return schema.GetIdentityFieldValuesMap(s.Context, models, s.Schema.PrimaryFields)
+	rows, seen := make(rowsByKey), make(map[any]bool)
+	var keys [][]any
+	for _, m := range structsOf(models) {
+		id, values, keyed := primaryKey(s, m)
+		if !keyed || m.CanAddr() && seen[m.Addr().Interface()] {
+			continue
+		}
+		if m.CanAddr() {
+			seen[m.Addr().Interface()] = true
+		}
+		if rows[id] == nil {
+			keys = append(keys, values)
+		}
+		rows[id] = append(rows[id], m)
+	}
+	return rows, keys
 }
 
 // differs reports whether an upsert changes a row: that of a parent only assigns a foreign key.

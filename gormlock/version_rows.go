@@ -1,7 +1,9 @@
 package gormlock
 
 import (
+	"fmt"
 	"reflect"
+	"strconv"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/callbacks"
@@ -19,6 +21,7 @@ type versions struct {
 
 type versionedRow struct {
 	model   reflect.Value
+	id      string
 	key     []clause.Expression
 	version int64
 }
@@ -35,13 +38,10 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 		if m.Type() != s.Schema.ModelType {
 			continue
 		}
-		row, keyed := versionedRow{model: m, version: versionIn(s, f, m)}, false
-		id := []any{row.version}
-		for _, pk := range s.Schema.PrimaryFields {
-			value, zero := pk.ValueOf(s.Context, m)
-			keyed = keyed || !zero // each part of a key of several counts then
-			row.key = append(row.key, clause.Eq{Column: column(pk.DBName), Value: value})
-			id = append(id, value)
+		id, values, keyed := primaryKey(s, m)
+		row := versionedRow{model: m, id: id, version: versionIn(s, f, m)}
+		for i, pk := range s.Schema.PrimaryFields {
+			row.key = append(row.key, clause.Eq{Column: column(pk.DBName), Value: values[i]})
 		}
 		switch {
 		case keyed && !m.CanAddr():
@@ -49,13 +49,25 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 				"write the model by its pointer, db.Updates(&m) or db.Model(&m)")
 		case keyed:
 			v.rows = append(v.rows, row)
-			seen[utils.ToStringKey(id...)] = true
+			seen[fmt.Sprint(row.version, id)] = true
 		case row.version != 0:
 			refuse(db, gorm.ErrPrimaryKeyRequired, "a model with a version needs its primary key")
 		}
 	}
 	v.want = int64(len(seen))
 	return v
+}
+
+// primaryKey returns a model's primary key, and a text of it that no other key has. It is keyed if a
+// part of it is set; then each part counts.
+func primaryKey(s *gorm.Statement, m reflect.Value) (id string, values []any, keyed bool) {
+	for _, pk := range s.Schema.PrimaryFields {
+		value, zero := pk.ValueOf(s.Context, m)
+		keyed = keyed || !zero
+		values = append(values, value)
+		id += strconv.Quote(utils.ToStringKey(value))
+	}
+	return id, values, keyed
 }
 
 // mayAssign reports whether what is to be written has no version other than the models': that of
@@ -165,9 +177,13 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 			db.RowsAffected, v.want)
 	}
 	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
+	_, returning := s.Clauses["RETURNING"]
 	for _, r := range v.rows {
 		if !r.model.CanAddr() {
 			continue
+		}
+		if id, _, _ := primaryKey(s, r.model); returning && len(v.rows) > 1 && id != r.id {
+			continue // the database returned the rows in another order, each with its version
 		}
 		version := r.version // GORM may have written another one into the model
 		if raised {

@@ -229,3 +229,18 @@ func TestSale_CrashWhileReserving(t *testing.T) {
 		ok(t, "reserve", s.reserve(t.Context(), "buyer", 42, 1))
 	})
 }
+
+// TestSale_AgainAfterReturn: an order whose units went back holds nothing, and is told so.
+func TestSale_AgainAfterReturn(t *testing.T) {
+	onSale(t, 3, func(t *testing.T, s *sale) {
+		ok(t, "reserve", s.reserve(t.Context(), "ann", 42, 2))
+		ok(t, "reserve again", s.reserve(t.Context(), "ann", 42, 2))
+		ok(t, "cancel", s.cancel(t.Context(), "ann"))
+		if err := s.reserve(t.Context(), "ann", 42, 2); !errors.Is(err, errExpired) {
+			t.Errorf("reserve after cancel: %v", err)
+		}
+		if left := s.remaining(t); left != 3 {
+			t.Errorf("%d units are left, want 3", left)
+		}
+	})
+}

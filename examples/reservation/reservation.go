@@ -76,6 +76,8 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 		return err
 	case earlier.SKU != sku || earlier.Units != units:
 		return fmt.Errorf("order %s was used for %d of %d: %w", id, earlier.Units, earlier.SKU, err)
+	case earlier.State == returned:
+		return fmt.Errorf("order %s: %w", id, errExpired)
 	}
 	return nil
 }
