@@ -84,9 +84,13 @@ func (t *transaction) savepoint(db *gorm.DB, err error) {
 	if t == nil || name == "" {
 		return
 	}
+	if rollback && db.Statement.Context.Err() != nil {
+		db.Statement.Context = t.ctx // the block's has ended, and what it wrote must not stay
+	}
 	if err != nil {
-		if _, failed := db.Statement.ConnPool.ExecContext(db.Statement.Context, query); failed != nil {
-			return // as every later statement does, or else the caller has its error
+		_, failed := db.Statement.ConnPool.ExecContext(db.Statement.Context, query)
+		if noteSavepoint(db, failed); failed != nil {
+			return
 		}
 	}
 	t.mu.Lock()
