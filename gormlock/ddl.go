@@ -3,6 +3,7 @@ package gormlock
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorm.io/gorm"
 )
@@ -35,7 +36,14 @@ func endsTransaction(query string) bool {
 			next, _ = firstWord(rest)
 		}
 		return next != "TEMPORARY"
-	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "LOCK", "UNLOCK", "START":
+	case "ANALYZE", "BEGIN", "ROLLBACK": // MariaDB has ANALYZE SELECT, and BEGIN NOT ATOMIC
+		next, rest := firstWord(rest)
+		if next == "WORK" {
+			next, _ = firstWord(rest)
+		}
+		return !slices.Contains([]string{"TO", "NOT", "SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "REPLACE", "FORMAT"}, next)
+	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "LOCK", "UNLOCK", "START", "COMMIT", "OPTIMIZE", "REPAIR",
+		"CHECK", "FLUSH", "RESET", "CACHE", "INSTALL", "UNINSTALL":
 		return true
 	}
 	return false
