@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"errors"
 	"testing"
 
 	"gorm.io/gorm"
@@ -9,23 +10,27 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// TestTransaction_ImplicitCommit: MySQL would commit before these statements.
+// mysqlCommits are statements before which MySQL and MariaDB commit.
+var mysqlCommits = []string{
+	"/* hint */ TRUNCATE TABLE items", "-- note\nTRUNCATE TABLE items", "# note\nTRUNCATE items",
+	"ANALYZE TABLE items", "OPTIMIZE TABLE items", "CHECK TABLE items", "REPAIR TABLE items", "FLUSH TABLES items",
+	"FLUSH STATUS", "SET autocommit = 1", "BEGIN", "BEGIN WORK",
+}
+
+// TestTransaction_ImplicitCommit: a statement that would end the transaction is not sent.
 func TestTransaction_ImplicitCommit(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
-		if db.Name() != "mysql" {
-			return
-		}
 		put(t, db, 42, 100)
-		for _, statement := range []string{
-			"/* hint */ TRUNCATE TABLE items", "-- note\nTRUNCATE TABLE items", "# note\nTRUNCATE items",
-			"ANALYZE TABLE items", "OPTIMIZE TABLE items", "CHECK TABLE items", "REPAIR TABLE items", "FLUSH TABLES items",
-			"FLUSH STATUS", "SET autocommit = 1", "BEGIN", "BEGIN WORK", "COMMIT",
-		} {
+		statements := []string{"COMMIT", "/* note */ commit work", "END", "ROLLBACK", "ROLLBACK WORK"}
+		if db.Name() == "mysql" {
+			statements = append(statements, mysqlCommits...)
+		}
+		for _, statement := range statements {
 			err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 				ok(t, "take", take(tx, 42))
 				_ = tx.Exec(statement)
-				return errUndone
+				return errors.Join(errUndone, take(tx, 42))
 			})
 			if n := left(t, db, 42); n != 100 {
 				t.Errorf("%q: %d left: %v", statement, n, err)
