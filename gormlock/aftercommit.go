@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -34,7 +35,7 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.usable(); err != nil {
+	if err := cmp.Or(t.usable(), t.gone); err != nil {
 		return fmt.Errorf("gormlock: AfterCommit: %w", err)
 	}
 	t.afterCommit = append(t.afterCommit, commitHook{call: fn})
