@@ -65,8 +65,11 @@ type demandKey struct{} // in a context: demand
 // with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
 // statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered. Several guards are
 // taken together, in one order everywhere, all or none. Use tx in the block: what is guarded on db there waits for the
-// block itself, and fails with core.ErrTaken in the end. Save and FirstOrCreate are several statements, each with the
-// lock to itself: put them into a transaction.
+// block itself, and fails with core.ErrTaken in the end.
+//
+// Association methods and FirstOrCreate are several statements: outside a transaction they return [ErrNoTransaction]
+// and write nothing. Save of a row that is not there is two statements, each with a lock of its own. Call them in
+// [Transaction].
 //
 // For a block, [Transaction] promises more. GORM calls the function of a block without asking the plugin, so under
 // Guard what the function does before its first statement is not under the lock, and the context of tx does not carry

@@ -29,7 +29,7 @@ var mayImport = map[string][]string{
 	"ginlock":         {"core", "idempotency", "internal", "github.com/gin-gonic/gin"},
 	"grpclock": {"core", "idempotency", "internal", "google.golang.org/grpc", "google.golang.org/protobuf",
 		"google.golang.org/genproto/googleapis/rpc"},
-	"gormlock": {"core", "idempotency", "internal", "gorm.io/gorm"},
+	"gormlock": {"core", "idempotency", "internal", "gorm.io/gorm", "go.opentelemetry.io/otel"},
 }
 
 // What is below an allowed path and is not meant.

@@ -347,7 +347,7 @@ var sealSchedules = []schedule{
 		if err != nil {
 			return err
 		}
-		if g, err = s.as("A").Extend(context.Background(), g, 2*simTTL); err != nil {
+		if _, err = s.as("A").Extend(context.Background(), g, 2*simTTL); err != nil {
 			return err
 		}
 		time.Sleep(20 * time.Minute)

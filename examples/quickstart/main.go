@@ -153,7 +153,7 @@ var errSoldOut = errors.New("sold out")
 
 // sell sells a unit: read, decide, write, alone.
 func sell(ctx context.Context, db *gorm.DB) error {
-	return db.WithContext(ctx).Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error {
+	return gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error {
 		var stock Stock
 		if err := tx.First(&stock, "sku = ?", 42).Error; err != nil {
 			return err
@@ -165,7 +165,7 @@ func sell(ctx context.Context, db *gorm.DB) error {
 			return err
 		}
 		return tx.Create(&Order{SKU: 42}).Error
-	})
+	}, gormlock.WithRetry(3))
 }
 
 // inTheDatabase lets twenty people buy five units.
