@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -34,7 +35,7 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.usable(); err != nil {
+	if err := cmp.Or(t.usable(), t.gone); err != nil {
 		return fmt.Errorf("gormlock: AfterCommit: %w", err)
 	}
 	t.afterCommit = append(t.afterCommit, commitHook{call: fn})
@@ -84,9 +85,13 @@ func (t *transaction) savepoint(db *gorm.DB, err error) {
 	if t == nil || name == "" {
 		return
 	}
+	if rollback && db.Statement.Context.Err() != nil {
+		db.Statement.Context = t.ctx // the block's has ended, and what it wrote must not stay
+	}
 	if err != nil {
-		if _, failed := db.Statement.ConnPool.ExecContext(db.Statement.Context, query); failed != nil {
-			return // as every later statement does, or else the caller has its error
+		_, failed := db.Statement.ConnPool.ExecContext(db.Statement.Context, query)
+		if noteSavepoint(db, failed); failed != nil {
+			return
 		}
 	}
 	t.mu.Lock()

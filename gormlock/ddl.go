@@ -3,6 +3,7 @@ package gormlock
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorm.io/gorm"
 )
@@ -11,17 +12,37 @@ var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statem
 	"so the rest of the transaction would not be guarded: run it outside, under core.Locker's Do, " +
 	"or as a single statement with a guard of its own")
 
-// staysOpen returns an error for a statement with which MySQL or MariaDB would end a guarded
-// transaction in its middle. A guarded single statement may be one: nothing follows it.
+var errEndsItself = errors.New("the rest of the transaction would not be guarded: return an error to roll back, " +
+	"and let the block, Commit or Rollback end it")
+
+// staysOpen returns an error for a statement that would end a guarded transaction in its
+// middle, as many do on MySQL and MariaDB. A guarded single statement may be one: nothing follows it.
 func (t *transaction) staysOpen(s *gorm.Statement) error {
-	if t.pool.dialect.name != "mysql" || t.turn != nil || s.SQL.Len() == 0 || !endsTransaction(s.SQL.String()) {
+	if t.turn != nil || s.SQL.Len() == 0 {
+		return nil
+	}
+	why := errEndsTransaction
+	switch query := s.SQL.String(); {
+	case endsByName(query):
+		why = errEndsItself
+	case t.pool.dialect.name != "mysql" || !endsTransaction(query):
 		return nil
 	}
 	if _, single := s.Settings.Load(singleKey{s}); single || !t.guarded() {
 		return nil
 	}
 	word, _ := firstWord(s.SQL.String())
-	return guardError(t.keys, fmt.Errorf("%s: %w", word, errEndsTransaction))
+	return guardError(t.keys, fmt.Errorf("%s: %w", word, why))
+}
+
+// endsByName reports whether a statement is a COMMIT or a ROLLBACK of the whole transaction.
+func endsByName(query string) bool {
+	word, rest := firstWord(query)
+	next, rest := firstWord(rest)
+	if next == "WORK" || next == "TRANSACTION" {
+		next, _ = firstWord(rest)
+	}
+	return slices.Contains([]string{"COMMIT", "END", "ABORT"}, word) || word == "ROLLBACK" && next != "TO"
 }
 
 // endsTransaction reports whether MySQL commits before a statement, as its first words tell.
@@ -35,7 +56,11 @@ func endsTransaction(query string) bool {
 			next, _ = firstWord(rest)
 		}
 		return next != "TEMPORARY"
-	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "LOCK", "UNLOCK", "START":
+	case "ANALYZE", "BEGIN": // MariaDB has ANALYZE SELECT, and BEGIN NOT ATOMIC
+		next, _ := firstWord(rest)
+		return !slices.Contains([]string{"NOT", "SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "REPLACE", "FORMAT"}, next)
+	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "LOCK", "UNLOCK", "START", "OPTIMIZE", "REPAIR",
+		"CHECK", "FLUSH", "RESET", "CACHE", "INSTALL", "UNINSTALL":
 		return true
 	}
 	return false

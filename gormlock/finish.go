@@ -111,6 +111,15 @@ func (t *transaction) abort() {
 	}
 }
 
+// giveUp fails the transaction, unless it has failed or ended.
+func (t *transaction) giveUp(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.failed == nil && !t.over {
+		t.fail(guardError(t.keys, err))
+	}
+}
+
 // fail gives the transaction up: it rolls back and releases the locks. t.mu is held.
 func (t *transaction) fail(err error) {
 	t.failed = err

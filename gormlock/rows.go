@@ -55,6 +55,9 @@ func (t *transaction) explain(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.keys) == 0 {
+		if t.real != nil && gone(err) { // and COMMIT will say nothing of it
+			t.gone, t.afterCommit = err, nil
+		}
 		return err
 	}
 	if t.failed == nil && !t.over && t.ended(err) {

@@ -32,6 +32,7 @@ type transaction struct {
 	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction
 	over      bool                      // nothing is open or locked any more
 	failed    error                     // why it was given up; its Rollback has nothing left to do then
+	gone      error                     // why MySQL rolled it back, without a guard
 	reentered bool                      // locks are the context's
 	sellOut   *sellOut                  // found too little
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has

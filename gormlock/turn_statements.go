@@ -101,9 +101,16 @@ func several(query string) bool {
 	return strings.Contains(strings.TrimRight(query, "; \t\r\n"), ";")
 }
 
-// firstWord returns the first word of a statement in capitals, and what follows.
+// firstWord returns the first word of a statement in capitals, and what follows. There is none in a
+// comment that MySQL executes.
 func firstWord(query string) (word, rest string) {
 	query = strings.TrimLeft(query, " \t\r\n(")
+	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {
+		if _, rest, ok := strings.Cut(query, c.end); ok && strings.HasPrefix(query, c.begin) &&
+			!strings.HasPrefix(query, "/*!") && !strings.HasPrefix(query, "/*M!") {
+			return firstWord(rest)
+		}
+	}
 	end := strings.IndexFunc(query, func(r rune) bool { return !unicode.IsLetter(r) })
 	if end < 0 {
 		end = len(query)

@@ -75,20 +75,23 @@ func (l *versionLog) ended(err error) {
 	l.entries = nil
 }
 
-// noteSavepoint looks at a raw statement, which may be of GORM's savepoints or of a user's.
-func noteSavepoint(db *gorm.DB) {
+// noteSavepoint looks at a raw statement that was sent, which may be of GORM's savepoints or of a
+// user's; err is its error. GORM hides that of a ROLLBACK TO. What it should have undone would be
+// committed with the rest, so the transaction is given up.
+func noteSavepoint(db *gorm.DB, err error) {
 	verb, rest := firstWord(db.Statement.SQL.String())
-	if verb != "SAVEPOINT" && verb != "ROLLBACK" || db.Error != nil || db.DryRun {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if t == nil || db.DryRun {
 		return
 	}
-	t, _ := transactionOf(db.Statement.ConnPool)
 	words := append([]string{""}, strings.Fields(strings.TrimRight(rest, "; \t\r\n"))...)
 	switch name := words[len(words)-1]; {
-	case t == nil:
-	case verb == "SAVEPOINT":
+	case verb == "SAVEPOINT" && err == nil:
 		t.versions.add(versionEntry{savepoint: name})
-	default:
+	case verb == "ROLLBACK" && err == nil:
 		t.versions.rolledBack(name)
+	case verb == "ROLLBACK":
+		t.giveUp(fmt.Errorf("the transaction is rolled back, as ROLLBACK TO %s failed: %w", name, err))
 	}
 }
 

@@ -1,0 +1,39 @@
+package gormlock_test
+
+import (
+	"context"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// TestAfterCommit_DeadlockIgnored: MySQL rolls the whole transaction back, and its COMMIT succeeds.
+func TestAfterCommit_DeadlockIgnored(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		if db.Name() != "mysql" {
+			return
+		}
+		put(t, db, 42, 10)
+		called := 0
+		hook := func(context.Context) { called++ }
+		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			ok(t, "AfterCommit", gormlock.AfterCommit(tx, hook))
+			// The server does not roll back for a SIGNAL, but says what it says for a deadlock.
+			if tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Error == nil {
+				t.Error("no deadlock")
+			}
+			if gormlock.AfterCommit(tx, hook) == nil {
+				t.Error("AfterCommit after a deadlock returned no error")
+			}
+			return nil
+		}))
+		if called != 0 {
+			t.Errorf("called %d times", called)
+		}
+	})
+}

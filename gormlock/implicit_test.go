@@ -1,0 +1,41 @@
+package gormlock_test
+
+import (
+	"errors"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+)
+
+// mysqlCommits are statements before which MySQL and MariaDB commit.
+var mysqlCommits = []string{
+	"/* hint */ TRUNCATE TABLE items", "-- note\nTRUNCATE TABLE items", "# note\nTRUNCATE items",
+	"ANALYZE TABLE items", "OPTIMIZE TABLE items", "CHECK TABLE items", "REPAIR TABLE items", "FLUSH TABLES items",
+	"FLUSH STATUS", "SET autocommit = 1", "BEGIN", "BEGIN WORK",
+}
+
+// TestTransaction_ImplicitCommit: a statement that would end the transaction is not sent.
+func TestTransaction_ImplicitCommit(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		put(t, db, 42, 100)
+		statements := []string{"COMMIT", "/* note */ commit work", "END", "ROLLBACK", "ROLLBACK WORK"}
+		if db.Name() == "mysql" {
+			statements = append(statements, mysqlCommits...)
+		}
+		for _, statement := range statements {
+			err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+				ok(t, "take", take(tx, 42))
+				_ = tx.Exec(statement)
+				return errors.Join(errUndone, take(tx, 42))
+			})
+			if n := left(t, db, 42); n != 100 {
+				t.Errorf("%q: %d left: %v", statement, n, err)
+				ok(t, "again", db.Model(&Stock{}).Where("sku = 42").Update("left", 100).Error)
+			}
+		}
+	})
+}
