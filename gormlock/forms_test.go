@@ -21,6 +21,7 @@ type chapter struct {
 	setup   func(db *gorm.DB) error // runs once for each gorm.DB, before the migration
 	fixture func() []any            // what is in the tables before each form
 	forms   []form
+	noScopes bool // the forms drop scopes, and Guard before a block does not reach them
 }
 
 // A form runs statements. It notes what it reads and how many rows it writes.
@@ -139,7 +140,7 @@ func compareForms(t *testing.T, c chapter) {
 				if got.String() != want[w.block].String() {
 					t.Errorf("%s:\ngot  %s\nwant %s", what, got, want[w.block])
 				}
-				if got.changed && w.locks && len(j.events) == 0 {
+				if got.changed && w.locks && !(c.noScopes && w.name == "Guard, block") && len(j.events) == 0 {
 					t.Errorf("%s: nothing was locked", what)
 				}
 				wantIdle(t, wrapped, l, "k")
