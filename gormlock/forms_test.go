@@ -17,10 +17,10 @@ import (
 
 // A chapter holds the forms of one part of GORM's documentation, with their tables.
 type chapter struct {
-	models  []any
-	setup   func(db *gorm.DB) error // runs once for each gorm.DB, before the migration
-	fixture func() []any            // what is in the tables before each form
-	forms   []form
+	models   []any
+	setup    func(db *gorm.DB) error // runs once for each gorm.DB, before the migration
+	fixture  func() []any            // what is in the tables before each form
+	forms    []form
 	noScopes bool // the forms drop scopes, and Guard before a block does not reach them
 }
 
