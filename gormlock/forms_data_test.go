@@ -22,8 +22,8 @@ type Record struct {
 	ID       uint
 	Names    []string       `gorm:"serializer:json;size:200"`
 	Settings map[string]int `gorm:"serializer:json;size:200"`
-	Blob     bytesOfGob     `gorm:"serializer:gob"`
-	At       int64          `gorm:"serializer:unixtime;type:timestamp NULL"`
+	Blob     bytesOfGob     `gorm:"type:bytes;serializer:gob"`
+	At       int64          `gorm:"serializer:unixtime;type:time"`
 	Upper    upper          `gorm:"size:64"`
 	Doc      document       `gorm:"size:200"`
 	Maybe    sql.NullString `gorm:"size:64"`

@@ -68,9 +68,6 @@ func TestForms_Sessions(t *testing.T) {
 				return errors.Join(price(tx, 1, 1), tx.SavePoint("a").Error, price(tx, 1, 2), tx.RollbackTo("a").Error, price(tx, 2, 3))
 			})
 		}),
-		statement("savepoint, no such", never, func(db *gorm.DB) error {
-			return db.Transaction(func(tx *gorm.DB) error { return errors.Join(price(tx, 1, 1), tx.RollbackTo("b").Error) })
-		}),
 		statement("by hand", never, func(db *gorm.DB) error { // in a block Begin fails
 			tx := db.Begin()
 			if tx.Error != nil {

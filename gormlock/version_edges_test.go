@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// Leg has a key of two texts.
-type Leg struct {
+// Hop has a key of two texts.
+type Hop struct {
 	Origin, Goal string `gorm:"primaryKey;size:16"`
 	Seats        int
 	Version      gormlock.Version
@@ -20,17 +20,17 @@ type Leg struct {
 func TestVersion_KeysOfTexts(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Leg{}))
-		legs := []Leg{{Origin: "a_b", Goal: "c"}}
+		ok(t, "AutoMigrate", db.AutoMigrate(&Hop{}))
+		legs := []Hop{{Origin: "a_b", Goal: "c"}}
 		ok(t, "Create", db.Create(&legs).Error)
-		legs = append(legs, Leg{Origin: "a", Goal: "b_c"})
+		legs = append(legs, Hop{Origin: "a", Goal: "b_c"})
 		ok(t, "Save inserts the second", db.Save(&legs).Error)
-		var both []Leg
+		var both []Hop
 		ok(t, "Find", db.Find(&both).Error)
 		if len(both) != 2 {
 			t.Fatalf("%d rows, want 2", len(both))
 		}
-		theirs := db.Model(&Leg{}).Where("goal = ?", "b_c").Update("seats", 9)
+		theirs := db.Model(&Hop{}).Where("goal = ?", "b_c").Update("seats", 9)
 		ok(t, "others", theirs.Error)
 		want(t, "one is stale", db.Model(&both).Update("seats", 1).Error, gormlock.ErrStale)
 	})
