@@ -170,7 +170,7 @@ func TestOnce_FailuresStoreNothing(t *testing.T) {
 					r, err := charge(tx)
 					return r, errors.Join(err, tx.Exec("ROLLBACK").Error)
 				})
-				return says(err, "is gone", boom)
+				return says(err, "would not be guarded", boom)
 			},
 		}
 		for name, fail := range fails {
