@@ -175,6 +175,7 @@ func TestPage_BuyTwice(t *testing.T) {
 	do(t, ctx, chromedp.Click("#guarded .buy")) // after the answer: a replay
 	until(t, ctx, `document.querySelectorAll('#guarded li').length === 3`)
 	until(t, ctx, number("naive", "sold")+" === 2")
+	until(t, ctx, number("guarded", "sold")+" > 0") // the figures of both shops come one after the other
 	if sold := eval[int](t, ctx, number("guarded", "sold")); sold != 1 {
 		t.Errorf("two clicks were %d orders with the kit", sold)
 	}
