@@ -35,7 +35,7 @@ var operations = []operation{
 		"gorm:delete_before_associations", "gorm:delete", "gorm:after_delete"}},
 	{name: "query", reads: true},
 	{name: "row", reads: true},
-	{name: "raw", steps: []string{"gorm:raw"}},
+	{name: "raw"},
 }
 
 // wraps returns what replaces each callback of GORM that the plugin relies on. A database without
@@ -45,8 +45,11 @@ func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*
 	for _, name := range op.steps {
 		all[name] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(withVersion(name, fn)) }
 	}
-	if op.name == "row" {
+	switch op.name {
+	case "row":
 		all["gorm:row"] = rowAtOnce
+	case "raw":
+		all["gorm:raw"] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(savepointNoted(fn)) }
 	}
 	if op.writes && !db.SkipDefaultTransaction {
 		all[beginStep] = thenBegun

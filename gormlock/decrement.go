@@ -144,11 +144,7 @@ func columnOf(db *gorm.DB, name string) (string, error) {
 func rollback(db *gorm.DB, err error) {
 	switch t, open := transactionOf(db.Statement.ConnPool); {
 	case t != nil:
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.failed == nil && !t.over {
-			t.fail(err)
-		}
+		t.giveUp(err)
 	case open:
 		_ = db.Statement.ConnPool.(gorm.TxCommitter).Rollback() // if it fails, the connection is gone
 	}

@@ -79,7 +79,7 @@ func (t *transaction) unknown(err error) error {
 // Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was given
 // up or Commit failed: GORM always calls it then, and a second error would hide the first one.
 func (t *transaction) Rollback() error {
-	t.versions.rolledBack("")
+	t.undone.rolledBack("")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -116,7 +116,7 @@ func (t *transaction) giveUp(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.failed == nil && !t.over {
-		t.fail(guardError(t.keys, err))
+		t.fail(err)
 	}
 }
 

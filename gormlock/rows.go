@@ -56,7 +56,8 @@ func (t *transaction) explain(err error) error {
 	defer t.mu.Unlock()
 	if len(t.keys) == 0 {
 		if t.real != nil && gone(err) { // and COMMIT will say nothing of it
-			t.gone, t.afterCommit = err, nil
+			t.gone = err
+			t.undone.rolledBack("")
 		}
 		return err
 	}

@@ -37,9 +37,7 @@ type transaction struct {
 	sellOut   *sellOut                  // found too little
 	turn      *turn                     // where it is a caller's part of a group, whose locks it has
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees
-	versions  versionLog
-
-	afterCommit []commitHook
+	undone    undoLog                   // what a rollback takes back, and COMMIT runs
 }
 
 var (

@@ -109,13 +109,6 @@ func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
 		return func(db *gorm.DB) { allOrNothing(db); fn(db) }
 	case "gorm:after_create", "gorm:after_update", "gorm:after_delete":
 		return func(db *gorm.DB) { endAllOrNothing(db); fn(db) }
-	case "gorm:raw":
-		return func(db *gorm.DB) {
-			if sent := db.Error == nil; sent {
-				defer func() { noteSavepoint(db, db.Error) }()
-			}
-			fn(db)
-		}
 	}
 	return fn
 }

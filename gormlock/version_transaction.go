@@ -5,26 +5,13 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
-	"sync"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/schema"
 )
 
-// versionLog are the versions that models got in a transaction, and its savepoints between them.
-// What is rolled back is taken out of the models, as others may raise the row to the same number.
-type versionLog struct {
-	mu      sync.Mutex
-	entries []versionEntry
-}
-
-type versionEntry struct {
-	savepoint string
-	takeBack  func()
-}
-
-// setVersion gives a model its version, for as long as the transaction stands.
+// setVersion gives a model its version. What is rolled back is taken out of the model, as others may
+// raise the row to the same number.
 func setVersion(db *gorm.DB, f *schema.Field, model reflect.Value, was, now int64) {
 	s := db.Statement
 	ctx := s.Context
@@ -33,66 +20,12 @@ func setVersion(db *gorm.DB, f *schema.Field, model reflect.Value, was, now int6
 	if t == nil || was == now {
 		return
 	}
-	t.versions.add(versionEntry{takeBack: func() {
+	t.undone.add(undoEntry{takeBack: func() {
 		value, _ := f.ValueOf(ctx, model)
 		if version, _ := integer(value); version == now {
 			_ = f.Set(ctx, model, was)
 		}
 	}})
-}
-
-func (l *versionLog) add(e versionEntry) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if e.takeBack != nil || len(l.entries) > 0 {
-		l.entries = append(l.entries, e)
-	}
-}
-
-// rolledBack takes back the versions since a savepoint, or all.
-func (l *versionLog) rolledBack(savepoint string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for len(l.entries) > 0 {
-		last := l.entries[len(l.entries)-1]
-		if last.takeBack == nil && last.savepoint == savepoint {
-			return
-		}
-		if last.takeBack != nil {
-			last.takeBack()
-		}
-		l.entries = l.entries[:len(l.entries)-1]
-	}
-}
-
-// ended ends the log with the error of COMMIT.
-func (l *versionLog) ended(err error) {
-	if err != nil {
-		l.rolledBack("")
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.entries = nil
-}
-
-// noteSavepoint looks at a raw statement that was sent, which may be of GORM's savepoints or of a
-// user's; err is its error. GORM hides that of a ROLLBACK TO. What it should have undone would be
-// committed with the rest, so the transaction is given up.
-func noteSavepoint(db *gorm.DB, err error) {
-	verb, rest := firstWord(db.Statement.SQL.String())
-	t, _ := transactionOf(db.Statement.ConnPool)
-	if t == nil || db.DryRun {
-		return
-	}
-	words := append([]string{""}, strings.Fields(strings.TrimRight(rest, "; \t\r\n"))...)
-	switch name := words[len(words)-1]; {
-	case verb == "SAVEPOINT" && err == nil:
-		t.versions.add(versionEntry{savepoint: name})
-	case verb == "ROLLBACK" && err == nil:
-		t.versions.rolledBack(name)
-	case verb == "ROLLBACK":
-		t.giveUp(fmt.Errorf("the transaction is rolled back, as ROLLBACK TO %s failed: %w", name, err))
-	}
 }
 
 // savepointKey is in the settings of a statement that began a savepoint.

@@ -1,0 +1,118 @@
+package gormlock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"gorm.io/gorm"
+)
+
+// undoLog is what the end of a transaction decides about: the functions of AfterCommit, and the
+// versions that models got. Its savepoints stand between them, for ROLLBACK TO.
+type undoLog struct {
+	mu      sync.Mutex
+	entries []undoEntry
+}
+
+// undoEntry is one of its fields.
+type undoEntry struct {
+	savepoint   string
+	afterCommit func(ctx context.Context)
+	takeBack    func() // a version
+}
+
+func (l *undoLog) add(e undoEntry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.savepoint == "" || len(l.entries) > 0 {
+		l.entries = append(l.entries, e)
+	}
+}
+
+// rolledBack undoes what came after a savepoint, or all.
+func (l *undoLog) rolledBack(savepoint string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range slices.Backward(l.entries) {
+		if e.savepoint != "" && e.savepoint == savepoint {
+			return // it still stands
+		}
+		if e.takeBack != nil {
+			e.takeBack()
+		}
+		l.entries = l.entries[:i]
+	}
+}
+
+// committed ends the log and returns the functions to call.
+func (l *undoLog) committed() (all []func(ctx context.Context)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.afterCommit != nil {
+			all = append(all, e.afterCommit)
+		}
+	}
+	l.entries = nil
+	return all
+}
+
+// savepoint runs before a raw statement of t, which may be nil. It makes sure that a SAVEPOINT or
+// ROLLBACK TO is sent: GORM hides their errors on SQLite and PostgreSQL and goes on, so what a block
+// wrote would stay. Neither needs a lock; refused is why the statement itself is not sent.
+func (t *transaction) savepoint(db *gorm.DB, refused error) {
+	query := db.Statement.SQL.String()
+	name, rollback := savepointIn(query)
+	if t == nil || name == "" {
+		return
+	}
+	if rollback && db.Statement.Context.Err() != nil {
+		db.Statement.Context = t.ctx // the block's has ended
+	}
+	if refused != nil {
+		_, err := db.Statement.ConnPool.ExecContext(db.Statement.Context, query)
+		noteSavepoint(db, err)
+	}
+}
+
+// savepointNoted wraps GORM's callback of raw statements.
+func savepointNoted(fn func(*gorm.DB)) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		if db.Error == nil {
+			defer func() { noteSavepoint(db, db.Error) }()
+		}
+		fn(db)
+	}
+}
+
+// noteSavepoint notes a SAVEPOINT or a ROLLBACK that was sent and returned err. If a ROLLBACK TO
+// failed, what it should have undone would be committed with the rest, so the transaction is given up.
+func noteSavepoint(db *gorm.DB, err error) {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if t == nil || db.DryRun {
+		return
+	}
+	switch name, rollback := savepointIn(db.Statement.SQL.String()); {
+	case rollback && err != nil:
+		t.giveUp(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
+	case rollback:
+		t.undone.rolledBack(name)
+	case name != "" && err == nil:
+		t.undone.add(undoEntry{savepoint: name})
+	}
+}
+
+// savepointIn returns the name in a SAVEPOINT or a ROLLBACK TO, in lower case. A ROLLBACK of the
+// whole transaction has none.
+func savepointIn(query string) (name string, rollback bool) {
+	word, rest := firstWord(query)
+	words := strings.Fields(strings.ToLower(strings.TrimRight(rest, "; \t\r\n")))
+	rollback = word == "ROLLBACK"
+	if word == "SAVEPOINT" && len(words) > 0 || rollback && slices.Contains(words, "to") {
+		name = words[len(words)-1]
+	}
+	return name, rollback
+}
