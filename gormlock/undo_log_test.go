@@ -7,20 +7,22 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 )
 
 // A database compares the names of savepoints without their case, and knows comments.
 func TestAfterCommit_SavepointNames(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, db *gorm.DB) {
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		put(t, db, 42, 1)
 		var called []string
 		after := func(tx *gorm.DB, name string) error {
 			return gormlock.AfterCommit(tx, func(context.Context) { called = append(called, name) })
 		}
 		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
 			return errors.Join(
-				tx.Create(&Item{ID: 1}).Error, after(tx, "before"),
+				tx.Model(&Stock{}).Where("sku = 42").Update("left", 2).Error, after(tx, "before"),
 				tx.Exec("SAVEPOINT here;").Error, after(tx, "undone"),
 				tx.Exec("/* back */ ROLLBACK TO SAVEPOINT HERE ;").Error, after(tx, "after"),
 			)
