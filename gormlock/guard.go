@@ -64,7 +64,7 @@ type demandKey struct{} // in a context: demand
 // A single statement (a create, update, delete or Exec) runs in a transaction of its own: lock, BEGIN, the statement
 // with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
 // statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered. Several guards are
-// taken together, in one order everywhere, all or none. Use tx in the block: what is guarded on db there waits for the
+// taken together, in one order everywhere, all or none. Use tx in the block: a guard on db there waits for the
 // block itself, and fails with core.ErrTaken in the end.
 //
 // Association methods and FirstOrCreate are several statements: outside a transaction they return [ErrNoTransaction]

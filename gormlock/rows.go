@@ -115,7 +115,7 @@ func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
 		db.Statement.Settings.Delete("rows")
 		rows, _ := db.Statement.Dest.(*sql.Rows)
 		err := db.Error
-		db.Error = nil // the error of a Row is told by its Scan
+		db.Error = nil // Scan reports the error of a Row
 		switch {
 		case err != nil:
 			db.Statement.Dest = failedRow(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// What fits into the columns of onelane_locks: a core key of 512 bytes with a prefix of 128, every
+// The limits of the columns of onelane_locks: a core key of 512 bytes with a prefix of 128, every
 // byte escaped.
 const (
 	maxTableKey = 1700

@@ -32,7 +32,7 @@ var coreGuarantees = map[string][]string{
 	"A lock without a token is two commands": {"TestCommands_OfALock"},
 	"A hung node is not waited for.":         {"TestRedisCluster_HungShard", "TestQuorum_HungMinority", "TestHealth_HungNodeIsExcluded"},
 	"A quorum works while a majority works":  {"TestQuorum_HungMinority", "TestQuorum_LongRoundTrips", "TestQuorum_RollingRestartKeepsLock"},
-	"With `Config.Replicas`, enough replicas have a lock, a renewal or a seal before its caller is told.": {"TestReplicas_HaveEachLock", "TestReplicas_OneStopped", "TestReplicas_WaitNotAnswered", "TestReplicas_FailOver"},
+	"With `Config.Replicas`, enough replicas have a lock, a renewal or a seal before the call returns.": {"TestReplicas_HaveEachLock", "TestReplicas_OneStopped", "TestReplicas_WaitNotAnswered", "TestReplicas_FailOver"},
 	"A decided seal stays decided": {"TestQuorum_SealReadableFromOneNode", "TestQuorum_SealsOnMinorities", "TestSimulation_FindsBrokenRules"},
 }
 

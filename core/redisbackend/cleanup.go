@@ -87,7 +87,7 @@ func (n *node) clean(u cleanUp) {
 	}
 }
 
-// cleanLater does after a pause what was done just now.
+// cleanLater repeats a clean-up after a pause.
 func (n *node) cleanLater(u cleanUp) {
 	if u.again == len(overtaken) {
 		return

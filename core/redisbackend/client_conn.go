@@ -46,7 +46,7 @@ func newClientConn(client *redis.Client, l *latency, most int) *clientConn {
 	return c
 }
 
-// ownOptions returns a client's options, less what is the application's.
+// ownOptions returns a client's options without those that belong to the application.
 func ownOptions(o *redis.Options) redis.Options {
 	own := *o
 	// One connection for each client, so that its Dialer is called for that connection only.

@@ -3,7 +3,7 @@
 //
 //	locker, err := core.New(redisbackend.New(client))
 //
-// What New makes of its clients:
+// New accepts:
 //
 //   - A *redis.Client is one Redis, or the master that Sentinel names. A fail-over can lose a lock
 //     that was not replicated yet; its fencing token tells. Config.Replicas makes that unlikely.

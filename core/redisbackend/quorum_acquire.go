@@ -209,7 +209,7 @@ func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 
 // withdraws undoes what granted wrote for a lease that nobody gets, if that changes what others are
 // told: it puts VOID in place of the record of an orphan, or the orphan back that was to be adopted.
-// The leases stay until then, so that nobody is told of an orphan that is none.
+// The leases stay until then, so that nobody sees an orphan that never held the key.
 func (a *attempt) withdraws(ctx context.Context, g core.Grant) bool {
 	adopted := a.tally.newest(vote.yes)
 	before, life := void, outlive(a.TTL+a.Orphan)

@@ -12,7 +12,7 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// What a node answers. The scripts lua/quorum_*.lua use the same numbers.
+// The answers of a node. The scripts lua/quorum_*.lua use the same numbers.
 const (
 	voteYes      = 1
 	voteHeld     = 2 // another owner has the lease

@@ -24,7 +24,7 @@ const (
 	keptBuffer = 64 << 10
 )
 
-var errProtocol = errors.New("redisbackend: Redis answered what is no RESP2 reply")
+var errProtocol = errors.New("redisbackend: the answer of Redis is not a RESP2 reply")
 
 // appendCommand writes a command to b.
 func appendCommand(b []byte, c *command) []byte {

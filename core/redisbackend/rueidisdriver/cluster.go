@@ -211,7 +211,7 @@ func slotRange(r *rueidis.RedisMessage, nodes map[string]rueidis.Client) (first,
 	return first, last, address, nil
 }
 
-var errSlots = errors.New("rueidisdriver: CLUSTER SLOTS answered what is no map of slots")
+var errSlots = errors.New("rueidisdriver: the answer to CLUSTER SLOTS is not a map of slots")
 
 // asking sends commands through the client of a cluster.
 type asking struct{ client rueidis.Client }
