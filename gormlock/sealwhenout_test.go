@@ -391,7 +391,10 @@ func TestSealWhenOut_Restocked(t *testing.T) {
 		for name, sell := range sellers {
 			seals := b.seals.Load()
 			want(t, name, sell(db, 42, 1), gormlock.ErrInsufficient)
-			eventually(t, name+": it was sealed, and taken back", func() bool { return b.seals.Load() > seals && !sealed(t, l, "k") && !held(t, l, "k") })
+			eventually(t, name+": it was sealed, and taken back", func() bool {
+				// In this order: a seal between the two would end the lock.
+				return b.seals.Load() > seals && !held(t, l, "k") && !sealed(t, l, "k")
+			})
 			ok(t, name, sell(db, 42, 5))
 			eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 		}
@@ -412,7 +415,7 @@ func TestSealWhenOut_SealOfUnknownOutcome(t *testing.T) {
 			ok(t, "Unseal", l.Unseal(context.Background(), "k"))
 		}
 		want(t, "single", sellers["single"](db, 42, 1), gormlock.ErrInsufficient)
-		eventually(t, "it was sealed, and taken back", func() bool { return b.seals.Load() == 1 && !sealed(t, l, "k") && !held(t, l, "k") })
+		eventually(t, "it was sealed, and taken back", func() bool { return b.seals.Load() == 1 && !held(t, l, "k") && !sealed(t, l, "k") })
 	})
 }
 
