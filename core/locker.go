@@ -266,3 +266,6 @@ func (l *Locker) TracerProvider() trace.TracerProvider { return l.tracers }
 // Logger returns l's logger, so that what is built on l reports to the same place. It writes each
 // message at most every 10 s; see [WithLogger].
 func (l *Locker) Logger() *slog.Logger { return l.logger }
+
+// Prefix returns the prefix of the names in the backend, see [WithPrefix].
+func (l *Locker) Prefix() string { return l.prefix }

@@ -9,69 +9,113 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/onelane/onelane/internal/keytext"
 )
 
-// TransportOption configures [NewTransport]. A nil one is ignored, the later of two wins. One with an impossible value
-// panics where it is made.
+// TransportOption configures [NewTransport]. A nil option is ignored. The last of two wins. A wrong
+// option panics where the transport is made.
 type TransportOption interface{ applyTransport(*transport) }
 
 type transportOption func(*transport)
 
 func (o transportOption) applyTransport(t *transport) { o(t) }
 
-// WithHeader sets the name of the header. Default Idempotency-Key.
+// WithHeader sets the name of the header. The default is Idempotency-Key.
 func WithHeader(name string) TransportOption {
-	must(name != "" && !strings.ContainsAny(name, " :\r\n\t"), "WithHeader(%q): pass the name of a header", name)
-	return transportOption(func(t *transport) { t.header = http.CanonicalHeaderKey(name) })
+	return transportOption(func(t *transport) {
+		t.header = http.CanonicalHeaderKey(name)
+		t.check(validToken(name), "WithHeader(%q): pass the name of a header", name)
+	})
 }
 
-// WithAttempts sets how often a call is sent at most. Default 4; 1 only adds the key.
-func WithAttempts(n int) TransportOption {
-	must(n >= 1, "WithAttempts(%d): a call must be sent once at least", n)
-	return transportOption(func(t *transport) { t.attempts = n })
+// WithAttempts sets how often a call is sent at most, and how long one attempt may take until the
+// header of its answer is there. The default is 4 attempts of 10 s. With 1 attempt the transport only
+// adds the key.
+func WithAttempts(n int, each time.Duration) TransportOption {
+	return transportOption(func(t *transport) {
+		t.attempts, t.each = n, each
+		t.check(n >= 1 && each > 0, "WithAttempts(%d, %v): both must be positive", n, each)
+	})
 }
 
-// WithPause sets how long to wait before a call is sent again: about first, then twice as long each time, up to longest.
-// A server that names a time by Retry-After is asked then, unless that is beyond longest: then its answer is returned.
-// Default 100 ms and 10 s.
+// WithPause sets how long the transport waits before it sends a call again: about first, then twice as
+// long each time, up to longest. If the server asks for a longer pause than longest, with Retry-After,
+// its answer is returned. The default is 100 ms and 10 s.
 func WithPause(first, longest time.Duration) TransportOption {
-	must(0 < first && first <= longest, "WithPause(%v, %v): the first pause must be positive, and not longer than the longest", first, longest)
-	return transportOption(func(t *transport) { t.first, t.longest = first, longest })
+	return transportOption(func(t *transport) {
+		t.first, t.longest = first, longest
+		t.check(0 < first && first <= longest, "WithPause(%v, %v): the first pause must be positive and not longer than the longest", first, longest)
+	})
+}
+
+// RetryStatuses adds statuses that are sent again, such as 502 and 504 of a gateway. The server must
+// keep "one key, one effect" for them: see [DefaultFate].
+func RetryStatuses(statuses ...int) TransportOption {
+	return transportOption(func(t *transport) {
+		for _, s := range statuses {
+			t.retried[s] = true
+		}
+	})
+}
+
+// OnKey calls fn with each call's request and its key before the call is sent for the first time. Store
+// the key there if the call must survive a crash of the client: after a restart send it again with
+// [ContextWithKey]. An error of fn is the error of the call, which is not sent.
+func OnKey(fn func(r *http.Request, key string) error) TransportOption {
+	return transportOption(func(t *transport) {
+		t.onKey = fn
+		t.check(fn != nil, "OnKey(nil): pass a function, or omit the option")
+	})
 }
 
 type transport struct {
 	base           http.RoundTripper
 	header         string
 	attempts       int
+	each           time.Duration
 	first, longest time.Duration
+	retried        map[int]bool
+	onKey          func(*http.Request, string) error
 }
 
-// NewTransport is the client half, an [http.RoundTripper] around base ([http.DefaultTransport] if it is nil): each call with a
-// method that may have an effect (all but GET, HEAD, OPTIONS and TRACE) gets an idempotency key, as a Structured Field
-// String, and is sent again with the same key when its outcome is not known or the server asks for it:
+func (t *transport) check(ok bool, format string, args ...any) {
+	if !ok {
+		panic("idempotency: NewTransport: " + fmt.Sprintf(format, args...))
+	}
+}
+
+// NewTransport returns the client's half: an [http.RoundTripper] around base, or around
+// [http.DefaultTransport] if base is nil. Each call with a method that may have an effect (all but GET,
+// HEAD, OPTIONS and TRACE) gets an idempotency key, and is sent again with the same key after:
 //
-//   - base returned an error, unless the call's context ended, or the server's certificate is not trusted;
-//   - 408, 425, 429, 502, 503 or 504;
-//   - 409 with Retry-After, by which a server says that the first is still running.
+//   - an error of base, or an attempt that took too long ([WithAttempts]), unless the call's own
+//     context ended or the server's certificate is not trusted
+//   - 425, 429 and 503, by which a server says that it did nothing
+//   - 409 with Retry-After, by which a server says that the first request is running
+//   - a status of [RetryStatuses]
 //
-// Any other answer is returned, 500 too: after that a server may have given up the key, and the effect could repeat.
-// After the last attempt, or where the context's deadline leaves no time for another, the answer is returned as it is, and
-// an error after the last attempt too. A call is one RoundTrip: a key in the header,
-// or in the context (see [ContextWithKey]), is left as it is, so that somebody else's retries keep it.
+// Any other answer is returned, 500, 502 and 504 too: a server without a record would run the call a
+// second time. After the last attempt its answer or error is returned as it is. The key is in the
+// header of the answer's Request. A call is one RoundTrip: a key in the header, or in the context
+// ([ContextWithKey]), is left as it is.
 //
-// A body is sent again by the request's GetBody, which http.NewRequest sets for the usual ones; without it the call is
-// sent once. Where the header is Idempotency-Key, net/http itself sends a request again, too, when a connection that was
-// idle turns out to be closed: with the same key. The server must honour the key: against one that does not, retries
-// repeat effects. It is safe for concurrent use; CloseIdleConnections is passed on.
+// A body is sent again with the request's GetBody, which http.NewRequest sets for the usual ones.
+// Without it the call is sent once. If the header is Idempotency-Key, net/http sends a request again,
+// too, if an idle connection turns out to be closed, with the same key. The server must honour the key.
+// NewTransport is safe for concurrent use.
 //
 // Source: draft-ietf-httpapi-idempotency-key-header-07; Retry-After: RFC 9110, 10.2.3.
 func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
 	if base == nil {
 		base = http.DefaultTransport
 	}
-	t := &transport{base: base, header: "Idempotency-Key", attempts: 4, first: 100 * time.Millisecond, longest: 10 * time.Second}
+	t := &transport{
+		base: base, header: "Idempotency-Key", attempts: 4, each: 10 * time.Second,
+		first: 100 * time.Millisecond, longest: 10 * time.Second,
+		retried: map[int]bool{http.StatusTooEarly: true, http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true},
+	}
 	for _, o := range opts {
 		if o != nil {
 			o.applyTransport(t)
@@ -80,18 +124,19 @@ func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTri
 	return t
 }
 
-// NewKey returns a new key: 128 random bits as text.
+// NewKey returns a new key with 128 random bits.
 func NewKey() string { return rand.Text() }
 
 type clientKey struct{}
 
-// ContextWithKey returns a context whose calls have this key instead of a new one: for retries of one's own, and for
-// those after a crash, with a key that was stored before the first try. It has 1 to 255 printable characters of ASCII.
+// ContextWithKey returns a context whose calls have this key instead of a new one. It is for retries of
+// your own, and for retries after a crash with a key that was stored before. The key has 1 to 255
+// printable ASCII characters.
 func ContextWithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, clientKey{}, key)
 }
 
-// KeyFromContext returns the key of [ContextWithKey], and false where there is none.
+// KeyFromContext returns the key of [ContextWithKey].
 func KeyFromContext(ctx context.Context) (string, bool) {
 	key, ok := ctx.Value(clientKey{}).(string)
 	return key, ok
@@ -111,13 +156,13 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	for attempt, pause := 1, t.first; ; attempt, pause = attempt+1, min(2*pause, t.longest) {
-		resp, err := t.base.RoundTrip(call)
-		if attempt >= t.attempts || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil || !retryable(r.Context(), resp, err) {
+		resp, err := t.attempt(call)
+		if attempt >= t.attempts || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil || !t.retryable(r.Context(), resp, err) {
 			return resp, err
 		}
 		wait, ok := t.pause(resp, pause)
 		if end, ends := r.Context().Deadline(); !ok || resp != nil && ends && time.Until(end) <= wait {
-			return resp, err // nothing better will come
+			return resp, err // there is no time for another
 		}
 		why := err
 		if resp != nil {
@@ -130,56 +175,107 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
+// attempt sends a call once. If the header of the answer does not come in time, the attempt ends; the
+// body may take as long as the call's own context allows.
+func (t *transport) attempt(call *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(call.Context())
+	timer := time.AfterFunc(t.each, func() { cancel(errNoAnswer) })
+	resp, err := t.base.RoundTrip(call.WithContext(ctx))
+	if timer.Stop() && err == nil {
+		resp.Request = call
+		resp.Body = &attemptBody{resp.Body, cancel}
+		return resp, nil
+	}
+	if err == nil { // the answer came too late
+		_ = resp.Body.Close()
+		err = errNoAnswer
+	}
+	cancel(nil)
+	if cause := context.Cause(ctx); cause == errNoAnswer && call.Context().Err() == nil {
+		err = fmt.Errorf("idempotency: %w: %w", errNoAnswer, err)
+	}
+	return nil, err
+}
+
+// errNoAnswer is a time-out, as net.Error says.
+var errNoAnswer error = &attemptTimeout{}
+
+type attemptTimeout struct{}
+
+func (*attemptTimeout) Error() string   { return "an attempt took too long" }
+func (*attemptTimeout) Timeout() bool   { return true }
+func (*attemptTimeout) Temporary() bool { return true }
+func (*attemptTimeout) Is(target error) bool {
+	return target == context.DeadlineExceeded
+}
+
+// attemptBody ends the context of its attempt when it is closed.
+type attemptBody struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+func (b *attemptBody) Close() error {
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
 // withKey returns a copy of r that has a key.
 func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 	call := r.Clone(r.Context())
-	if len(r.Header[t.header]) > 0 {
-		return call, nil
+	key, err := "", error(nil)
+	if values := r.Header[t.header]; len(values) > 0 {
+		if key, err = keytext.Parse(values); err != nil {
+			return nil, fmt.Errorf("idempotency: the header %s: %w", t.header, err)
+		}
+	} else {
+		var ok bool
+		if key, ok = KeyFromContext(r.Context()); !ok {
+			key = NewKey()
+		}
+		value, err := keytext.Format(key)
+		if err != nil {
+			return nil, err
+		}
+		if call.Header == nil {
+			call.Header = make(http.Header)
+		}
+		call.Header.Set(t.header, value)
 	}
-	key, ok := KeyFromContext(r.Context())
-	if !ok {
-		key = NewKey()
+	if t.onKey != nil {
+		if err := t.onKey(call, key); err != nil {
+			return nil, fmt.Errorf("idempotency: OnKey: %w", err)
+		}
 	}
-	value, err := FormatKey(key)
-	if err != nil {
-		return nil, err
-	}
-	if call.Header == nil {
-		call.Header = make(http.Header)
-	}
-	call.Header.Set(t.header, value)
 	return call, nil
 }
 
-// retryable says whether the outcome is not known, or the server wants to be asked again.
-func retryable(ctx context.Context, resp *http.Response, err error) bool {
+// retryable reports whether a call may be sent again: the outcome is not known, or the server says that
+// it did nothing or is not done.
+func (t *transport) retryable(ctx context.Context, resp *http.Response, err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	switch {
 	case ctx.Err() != nil || errors.As(err, &untrusted):
 		return false
 	case err != nil:
 		return true
-	}
-	switch resp.StatusCode {
-	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return true
-	case http.StatusConflict:
+	case resp.StatusCode == http.StatusConflict:
 		return resp.Header.Get("Retry-After") != ""
 	}
-	return false
+	return t.retried[resp.StatusCode]
 }
 
-// pause is how long to wait: what the server says, or about planned; false where the server wants more time than there
-// is.
+// pause returns how long to wait: as long as the server says, or about as planned. ok is false if the
+// server wants more time than there is.
 func (t *transport) pause(resp *http.Response, planned time.Duration) (time.Duration, bool) {
 	var random [1]byte
 	_, _ = rand.Read(random[:])
-	planned -= planned / 4 * time.Duration(random[0]) / 256 // so that clients do not come in step
+	planned -= planned / 4 * time.Duration(random[0]) / 256 // so that clients do not retry in step
 	if resp == nil {
 		return planned, true
 	}
 	text := resp.Header.Get("Retry-After")
-	seconds, err := strconv.ParseUint(text, 10, 31) // a duration holds that many seconds
+	seconds, err := strconv.ParseUint(text, 10, 31) // as many as a duration holds
 	if err == nil {
 		asked := time.Duration(seconds) * time.Second
 		return max(asked, planned), asked <= t.longest
@@ -203,18 +299,18 @@ func again(call *http.Request, wait time.Duration) (*http.Request, error) {
 	case <-call.Context().Done():
 		return nil, context.Cause(call.Context())
 	}
-	call = call.Clone(call.Context()) // base may keep the other
+	call = call.Clone(call.Context()) // base may have kept the other
 	if call.GetBody != nil {
 		body, err := call.GetBody()
 		if err != nil {
-			return nil, fmt.Errorf("the body cannot be had again: %w", err)
+			return nil, fmt.Errorf("the body cannot be read again: %w", err)
 		}
 		call.Body = body
 	}
 	return call, nil
 }
 
-// discard reads what is left of a short answer, so that its connection can be used again.
+// discard reads the rest of a short answer, so that its connection can be used again.
 func discard(body io.ReadCloser) {
 	_, _ = io.CopyN(io.Discard, body, 64<<10)
 	_ = body.Close()

@@ -1,4 +1,4 @@
-package ginlock
+package idempotency
 
 import (
 	"net/http"
@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// recordedHeaders are recorded where the handler changed them.
+// recordedHeaders are recorded if the handler changed them.
 var recordedHeaders = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition",
-	"Content-Range", "Location", "Etag", "Last-Modified", "Link", "Cache-Control", "Vary",
+	"Content-Range", "Location", "Etag", "Last-Modified", "Link", "Cache-Control", "Vary", "Retry-After",
 }
 
 var neverRecorded = map[string]bool{
@@ -18,11 +18,11 @@ var neverRecorded = map[string]bool{
 	"Transfer-Encoding": true, "Upgrade": true, "Idempotency-Replayed": true,
 }
 
-// unrecorded says that a header of this canonical name is never recorded.
+// unrecorded reports whether a header of this canonical name is never recorded.
 func unrecorded(name string) bool { return neverRecorded[name] || strings.HasPrefix(name, "Proxy-") }
 
-// changedHeaders returns those of names that differ: with no values where the name is gone. What was there before
-// belongs to a middleware outside, which sets it for a replay too: a Content-Encoding, say, that is not the handler's.
+// changedHeaders returns those of names that differ, without values if the name is gone. Headers that
+// were there before belong to a middleware outside, which sets them for a replay, too.
 func changedHeaders(before, after http.Header, names map[string]bool) map[string][]string {
 	changed := make(map[string][]string)
 	for name := range names {
@@ -33,8 +33,7 @@ func changedHeaders(before, after http.Header, names map[string]bool) map[string
 	return changed
 }
 
-// changeHeader changes in h what differs between was and to. The rest is left alone: it may have been changed by a
-// writer outside.
+// changeHeader changes in h what differs between was and to. A writer outside may have changed the rest.
 func changeHeader(h, was, to http.Header) {
 	for name := range was {
 		if _, ok := to[name]; !ok {

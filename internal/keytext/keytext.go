@@ -1,30 +1,30 @@
-package idempotency
+// Package keytext reads and writes a client's key in a header or in metadata.
+package keytext
 
 import (
 	"errors"
 	"fmt"
 	"strings"
-
-	"github.com/onelane/onelane/core"
 )
 
 const maxClientKey = 255
 
-// ErrNoKey says that a request has no key. See [ParseKey].
+// ErrNoKey means that the request has no key.
 var ErrNoKey = errors.New("the key is missing")
 
 var (
 	errEmpty     = errors.New("it is empty")
-	errRepeated  = errors.New("the header was sent more than once, or is a list")
+	errRepeated  = errors.New("it was sent more than once, or is a list")
 	errLong      = errors.New("it has more than 255 bytes")
 	errCharacter = errors.New("it has a character that is not allowed")
 	errQuote     = errors.New("its quotes are not closed, or something follows them")
 )
 
-// ParseKey reads a client's key from the values of its header, or metadata: a Structured Field String (RFC 8941,
-// 3.3.3), or the same without quotes, of 1 to 255 printable characters of ASCII. No values at all are [ErrNoKey]; the
-// text of any other error is half a sentence that may be shown to the client.
-func ParseKey(values []string) (string, error) {
+// Parse reads a client's key from the values of its header or metadata: a Structured Field String
+// (RFC 8941, 3.3.3), or the same without quotes, of 1 to 255 printable ASCII characters. Parameters of
+// the Structured Field are ignored. Without values the error is [ErrNoKey]. The text of any other error
+// is half a sentence that may be shown to the client.
+func Parse(values []string) (string, error) {
 	switch len(values) {
 	case 0:
 		return "", ErrNoKey
@@ -55,27 +55,23 @@ func ParseKey(values []string) (string, error) {
 	return key, nil
 }
 
-// FormatKey is the inverse of [ParseKey]: the value of a header, or metadata, with this key in quotes. It is an error if
-// the key has not 1 to 255 printable characters of ASCII.
-func FormatKey(key string) (string, error) {
+// Format is the inverse of [Parse]. It returns an error unless the key has 1 to 255 printable ASCII
+// characters.
+func Format(key string) (string, error) {
 	value := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
-	if read, err := ParseKey([]string{value}); err != nil || read != key {
-		return "", fmt.Errorf("idempotency: the key %q is not of 1 to 255 printable characters of ASCII", key)
+	if read, err := Parse([]string{value}); err != nil || read != key {
+		return "", fmt.Errorf("idempotency: the key %q must have 1 to 255 printable ASCII characters", key)
 	}
 	return value, nil
 }
 
-// SpaceKey is the key for [Claims.Begin] of a client's key in a space that several adapters share, for a principal: the
-// same whatever the request comes by.
-func SpaceKey(space, principal, key string) string { return core.Join(principal, "space", space, key) }
-
-// unquote reads the rest of a string after its opening quote.
+// unquote reads the rest of a string after its opening quote, and ignores parameters after it.
 func unquote(text string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
 		case '"':
-			if i+1 < len(text) {
+			if rest := strings.TrimLeft(text[i+1:], " "); rest != "" && rest[0] != ';' {
 				return "", errQuote
 			}
 			return b.String(), nil

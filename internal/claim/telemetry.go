@@ -1,8 +1,10 @@
-package idempotency
+package claim
 
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -24,21 +26,24 @@ const (
 	tombstone                  // it ran, and its answer was not kept
 	unrecorded                 // it ran, and the backend did not take its answer
 	lost                       // it ran, and its claim was lost meanwhile
-	abandoned                  // it ran, and gave its claim up
-	unprotected                // it runs without a claim, since the backend is not available (WithFailOpen)
+	freed                      // nothing was done
+	unknown                    // its outcome is unknown
+	unprotected                // it runs without a claim, because the backend is not available (FailOpen)
 	replayed                   // answered from a record
 	notKept                    // answered before, and that answer was not kept
 	inFlight
 	mismatch
-	unreadable // there is a record, and it cannot be read
-	storeDown  // refused, since the backend is not available
-	refused    // refused for another reason: its context ended, the Locker was closed
-	outcomes   // how many there are
+	refusedUnknown // the outcome of an earlier run is unknown
+	unreadable     // there is a record, and it cannot be read
+	storeDown      // refused, since the backend is not available
+	refused        // refused for another reason: its context ended, the Locker was closed
+	withoutKey     // it had no key
+	outcomes       // how many there are
 )
 
 var outcomeNames = [outcomes]string{
-	"ran", "tombstone", "unrecorded", "lost", "abandoned", "unprotected", "replayed", "not_kept", "in_flight", "mismatch",
-	"unreadable", "store_down", "refused",
+	"ran", "tombstone", "unrecorded", "lost", "freed", "unknown", "unprotected", "replayed", "not_kept", "in_flight", "mismatch",
+	"refused_unknown", "unreadable", "store_down", "refused", "without_key",
 }
 
 // instruments are what Claims report with.
@@ -51,6 +56,10 @@ type instruments struct {
 	common []trace.SpanStartOption
 	add    [outcomes][]metric.AddOption
 	record [outcomes][]metric.RecordOption
+
+	attrs   []attribute.KeyValue
+	routes  sync.Map // []metric.AddOption by outcome and route
+	nRoutes atomic.Int64
 }
 
 func newInstruments(l *core.Locker, transport string) *instruments {
@@ -67,6 +76,7 @@ func newInstruments(l *core.Locker, transport string) *instruments {
 	if transport != "" {
 		common = append(common, attribute.String("onelane.transport", transport))
 	}
+	i.attrs = common
 	i.common = []trace.SpanStartOption{trace.WithAttributes(common...)}
 	for o := range outcomes {
 		set := metric.WithAttributeSet(attribute.NewSet(append([]attribute.KeyValue{o.attribute()}, common...)...))
@@ -80,11 +90,35 @@ func (o outcome) attribute() attribute.KeyValue {
 }
 
 // count counts a request that ends with o.
-func (i *instruments) count(ctx context.Context, o outcome) { i.requests.Add(ctx, 1, i.add[o]...) }
+func (i *instruments) count(ctx context.Context, o outcome, route string) {
+	if route == "" {
+		i.requests.Add(ctx, 1, i.add[o]...)
+		return
+	}
+	type routed struct {
+		outcome
+		route string
+	}
+	key := routed{o, route}
+	opts, ok := i.routes.Load(key)
+	if !ok {
+		attrs := append([]attribute.KeyValue{o.attribute(), attribute.String("onelane.route", route)}, i.attrs...)
+		opts = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
+		if i.nRoutes.Add(1) > maxRoutes {
+			opts = i.add[o]
+		} else {
+			i.routes.Store(key, opts)
+		}
+	}
+	i.requests.Add(ctx, 1, opts.([]metric.AddOption)...)
+}
+
+// maxRoutes bounds the attributes of the counter of requests. What comes later has no route.
+const maxRoutes = 10_000
 
 // over counts a claim that ends with o.
-func (i *instruments) over(ctx context.Context, o outcome, began time.Time) {
-	i.count(ctx, o)
+func (i *instruments) over(ctx context.Context, o outcome, route string, began time.Time) {
+	i.count(ctx, o, route)
 	i.duration.Record(ctx, time.Since(began).Seconds(), i.record[o]...)
 }
 
@@ -97,7 +131,7 @@ func (i *instruments) start(ctx context.Context, name string) (context.Context, 
 func (o outcome) end(span trace.Span) {
 	span.SetAttributes(o.attribute())
 	switch o {
-	case storeDown, unprotected, unrecorded, lost, unreadable:
+	case storeDown, unprotected, unrecorded, lost, unknown, refusedUnknown, unreadable:
 		span.SetStatus(codes.Error, outcomeNames[o])
 	}
 	span.End()
@@ -110,6 +144,8 @@ func outcomeOf(err error) outcome {
 		return inFlight
 	case errors.Is(err, ErrMismatch):
 		return mismatch
+	case errors.Is(err, ErrUnknown):
+		return refusedUnknown
 	case errors.Is(err, ErrRecord):
 		return unreadable
 	case errors.Is(err, core.ErrUnavailable):

@@ -1,4 +1,4 @@
-package ginlock
+package idempotency
 
 import (
 	"bytes"
@@ -6,13 +6,11 @@ import (
 	"errors"
 	"io"
 	"mime"
+	"net/http"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/gin-gonic/gin"
-	"github.com/gin-gonic/gin/binding"
-
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
 const jsonForm = "once, as a text of 1 to 255 bytes without control characters, or as a whole number."
@@ -23,33 +21,34 @@ var (
 	errNoValue = errors.New("it is neither a text nor a whole number")
 )
 
-// bodyError says that the body could not be read.
+// bodyError means that the body could not be read.
 type bodyError struct{ error }
 
 func (e *bodyError) Unwrap() error { return e.error }
 
-// jsonKey reads the key from a member of the body. What gin's ShouldBind does not take for JSON, Application/JSON, say,
-// or application/merge-patch+json, it reads from the query.
-func (m *middleware) jsonKey(c *gin.Context, path []string) (string, error) {
-	media, _, err := mime.ParseMediaType(c.GetHeader("Content-Type"))
+// jsonKey reads the key from a member of the body. A handler must not find another value than the one
+// that is locked, so the content type must be JSON.
+func (f *front) jsonKey(r *http.Request, path []string) (string, error) {
+	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
-		return "", errNotJSON // a handler could read it as a form, and find another value in it
+		return "", errNotJSON
 	}
-	if c.Request.URL.RawQuery != "" && binding.Default(c.Request.Method, c.ContentType()) != binding.JSON {
+	if r.URL.RawQuery != "" && !f.router.bound(r) {
 		return "", errBound
 	}
-	body, err := m.readBody(c)
+	body, err := f.readBody(r)
 	if err != nil {
 		return "", &bodyError{err}
 	}
 	return jsonMember(body, path)
 }
 
-// jsonMember finds the value at a path. It is strict where JSON is not: whoever reads the same body must find the same
-// value, so there is one document, and one member of each name on the path, whatever its case.
+// jsonMember returns the value at a path. It is stricter than JSON, because every reader of the body
+// must find the same value: there is one document, and one member of each name on the path, whatever
+// its case.
 func jsonMember(body []byte, path []string) (string, error) {
 	if !utf8.Valid(body) {
-		return "", errNotJSON // readers replace what is not UTF-8, each in its own way
+		return "", errNotJSON // readers replace other bytes, each in its own way
 	}
 	value := json.RawMessage(body)
 	if !json.Valid(value) {
@@ -64,12 +63,12 @@ func jsonMember(body []byte, path []string) (string, error) {
 	return scalar(value)
 }
 
-// memberOf returns the member of an object; idempotency.ErrNoKey where there is none, or value is no object.
+// memberOf returns the member of an object. The error is keytext.ErrNoKey if there is none.
 func memberOf(value json.RawMessage, name string) (json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.UseNumber()
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return nil, idempotency.ErrNoKey
+		return nil, keytext.ErrNoKey
 	}
 	var found json.RawMessage
 	for d.More() {
@@ -90,12 +89,12 @@ func memberOf(value json.RawMessage, name string) (json.RawMessage, error) {
 		found = member
 	}
 	if found == nil || string(found) == "null" {
-		return nil, idempotency.ErrNoKey
+		return nil, keytext.ErrNoKey
 	}
 	return found, nil
 }
 
-// scalar is a text or a whole number as text.
+// scalar returns a text, or a whole number as text.
 func scalar(value json.RawMessage) (string, error) {
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.UseNumber()
@@ -106,7 +105,7 @@ func scalar(value json.RawMessage) (string, error) {
 	switch v := token.(type) {
 	case string:
 		return validValue(v)
-	case json.Number: // 1.0 and 1e0 are the same to some readers, and an error to others
+	case json.Number: // some readers take 1.0 and 1e0 for 1, others refuse them
 		if text := v.String(); !strings.ContainsAny(text, ".eE") && text != "-0" {
 			return validValue(text)
 		}

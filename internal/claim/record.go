@@ -1,20 +1,21 @@
-package idempotency
+package claim
 
 import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/onelane/onelane/idempotency/internal/recordpb"
+	"github.com/onelane/onelane/internal/claim/recordpb"
 )
 
 const (
 	plainVersion    = 1
 	envelopeVersion = 2
 	maxEnvelope     = 16 << 20            // what core seals
-	maxRecord       = maxEnvelope - 1<<10 // so that there is room for the envelope
+	maxRecord       = maxEnvelope - 1<<10 // the envelope needs room
 )
 
 // Record is the answer of a completed claim. What it means is up to the protocol that answers.
@@ -24,12 +25,15 @@ type Record struct {
 	// Header is what is sent beside the body. A name with no values was removed by the handler.
 	Header map[string][]string
 	Body   []byte
-	// NotKept makes it a tombstone: the request was answered, but the answer was not kept. The rest is empty.
+	// NotKept makes it a tombstone: the request was answered, but the answer was not kept. Status,
+	// Header and Body are empty.
 	NotKept bool
+	// Run is the run that answered. Complete sets it.
+	Run Run
 }
 
-// Tombstone returns the record of an answer that cannot be kept, because it is too large or is sent while it is made.
-// A retry is told so, and nothing runs twice.
+// Tombstone returns the record of an answer that cannot be kept, because it is too large or was sent
+// while it was made. A repeat gets an error that says so, and nothing runs twice.
 func Tombstone() *Record { return &Record{NotKept: true} }
 
 // encode is the record, and the mark of the request it answers, as protobuf of version 1: see
@@ -37,7 +41,11 @@ func Tombstone() *Record { return &Record{NotKept: true} }
 func (r *Record) encode(m mark) ([]byte, error) {
 	p := &recordpb.Record{
 		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
-		NotKept: r.NotKept, Transport: m.transport,
+		NotKept:  r.NotKept,
+		Instance: r.Run.Instance, RequestId: m.requestID,
+	}
+	if !r.Run.Begun.IsZero() {
+		p.BegunMs = r.Run.Begun.UnixMilli()
 	}
 	if !r.NotKept {
 		if r.Status < 0 || r.Status > 1<<30 {
@@ -76,14 +84,18 @@ func decode(p *recordpb.Record) (*Record, mark, error) {
 	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart {
 		return nil, m, fmt.Errorf("%w: its fingerprint is incomplete", ErrRecord)
 	}
-	if p.Transport != "" && !validTransport(p.Transport) {
-		return nil, m, fmt.Errorf("%w: it came by %q, which is no transport", ErrRecord, p.Transport)
+	m = mark{
+		salt: [markPart]byte(p.Salt), payload: [markPart]byte(p.Payload), credentials: [markPart]byte(p.Credentials),
+		requestID: p.RequestId,
 	}
-	m = mark{[markPart]byte(p.Salt), [markPart]byte(p.Payload), [markPart]byte(p.Credentials), p.Transport}
+	r := &Record{NotKept: p.NotKept, Run: Run{Instance: p.Instance, RequestID: p.RequestId}}
+	if p.BegunMs != 0 {
+		r.Run.Begun = time.UnixMilli(p.BegunMs)
+	}
 	if p.NotKept {
-		return Tombstone(), m, nil
+		return r, m, nil
 	}
-	r := &Record{Status: int(p.Status), Body: p.Body}
+	r.Status, r.Body = int(p.Status), p.Body
 	if len(p.Header) > 0 {
 		r.Header = make(map[string][]string, len(p.Header))
 	}

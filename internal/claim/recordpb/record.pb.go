@@ -25,7 +25,7 @@ const (
 
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1: a plain record, fields 2 to 8 and 12. 2: an envelope around one, fields 9 to 11. A reader refuses every other version: what
+	// 1: a plain record, fields 2 to 8 and 13 to 15. 2: an envelope around one, fields 10 and 11. A reader refuses every other version: what
 	// it does not know it must not half understand.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What the record answers: a random salt, and two digests of the request keyed with it.
@@ -39,14 +39,14 @@ type Record struct {
 	// Sorted by name.
 	Header []*Field `protobuf:"bytes,7,rep,name=header,proto3" json:"header,omitempty"`
 	Body   []byte   `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`
-	// Whether content is compressed (RFC 1951), before it was encrypted.
-	Deflated bool `protobuf:"varint,9,opt,name=deflated,proto3" json:"deflated,omitempty"`
 	// The name of the key that content is encrypted with; empty: it is not.
 	KeyId string `protobuf:"bytes,10,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	// A record of version 1. Encrypted: nonce and ciphertext, bound to the name of the claim's lock.
 	Content []byte `protobuf:"bytes,11,opt,name=content,proto3" json:"content,omitempty"`
-	// What the request came by: "http" or "grpc".
-	Transport     string `protobuf:"bytes,12,opt,name=transport,proto3" json:"transport,omitempty"`
+	// The run that answered: when it began, in milliseconds since 1970, on which instance, and the id of its request.
+	BegunMs       int64  `protobuf:"varint,13,opt,name=begun_ms,json=begunMs,proto3" json:"begun_ms,omitempty"`
+	Instance      string `protobuf:"bytes,14,opt,name=instance,proto3" json:"instance,omitempty"`
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -137,13 +137,6 @@ func (x *Record) GetBody() []byte {
 	return nil
 }
 
-func (x *Record) GetDeflated() bool {
-	if x != nil {
-		return x.Deflated
-	}
-	return false
-}
-
 func (x *Record) GetKeyId() string {
 	if x != nil {
 		return x.KeyId
@@ -158,9 +151,23 @@ func (x *Record) GetContent() []byte {
 	return nil
 }
 
-func (x *Record) GetTransport() string {
+func (x *Record) GetBegunMs() int64 {
 	if x != nil {
-		return x.Transport
+		return x.BegunMs
+	}
+	return 0
+}
+
+func (x *Record) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *Record) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
 	}
 	return ""
 }
@@ -222,7 +229,7 @@ var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
 	"\n" +
-	"\frecord.proto\x12\x16onelane.idempotency.v1\"\xdb\x02\n" +
+	"\frecord.proto\x12\x16onelane.idempotency.v1\"\x83\x03\n" +
 	"\x06Record\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04salt\x18\x02 \x01(\fR\x04salt\x12\x18\n" +
@@ -231,15 +238,18 @@ const file_record_proto_rawDesc = "" +
 	"\bnot_kept\x18\x05 \x01(\bR\anotKept\x12\x16\n" +
 	"\x06status\x18\x06 \x01(\rR\x06status\x125\n" +
 	"\x06header\x18\a \x03(\v2\x1d.onelane.idempotency.v1.FieldR\x06header\x12\x12\n" +
-	"\x04body\x18\b \x01(\fR\x04body\x12\x1a\n" +
-	"\bdeflated\x18\t \x01(\bR\bdeflated\x12\x15\n" +
+	"\x04body\x18\b \x01(\fR\x04body\x12\x15\n" +
 	"\x06key_id\x18\n" +
 	" \x01(\tR\x05keyId\x12\x18\n" +
-	"\acontent\x18\v \x01(\fR\acontent\x12\x1c\n" +
-	"\ttransport\x18\f \x01(\tR\ttransport\"3\n" +
+	"\acontent\x18\v \x01(\fR\acontent\x12\x19\n" +
+	"\bbegun_ms\x18\r \x01(\x03R\abegunMs\x12\x1a\n" +
+	"\binstance\x18\x0e \x01(\tR\binstance\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestIdJ\x04\b\t\x10\n" +
+	"J\x04\b\f\x10\r\"3\n" +
 	"\x05Field\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x16\n" +
-	"\x06values\x18\x02 \x03(\fR\x06valuesB:Z8github.com/onelane/onelane/idempotency/internal/recordpbb\x06proto3"
+	"\x06values\x18\x02 \x03(\fR\x06valuesB4Z2github.com/onelane/onelane/internal/claim/recordpbb\x06proto3"
 
 var (
 	file_record_proto_rawDescOnce sync.Once

@@ -1,0 +1,172 @@
+package ginlock
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/gin-gonic/gin/binding"
+
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// ByHeader returns a middleware that runs a request once for each key in the header of this name. See
+// [idempotency.ByHeader].
+func ByHeader(name string, opts ...idempotency.HTTPOption) gin.HandlerFunc {
+	return adapt(idempotency.ByHeader(name, withGin(opts)...))
+}
+
+// ByKey returns a middleware that makes the key of a template, such as "{header.X-Tenant}:{param.id}".
+// See [idempotency.ByKey].
+func ByKey(template string, opts ...idempotency.HTTPOption) gin.HandlerFunc {
+	return adapt(idempotency.ByKey(template, withGin(opts)...))
+}
+
+// KeyFunc returns the key of a request, or "" if it has none. See [idempotency.KeyFunc].
+type KeyFunc func(c *gin.Context) (string, error)
+
+// By returns a middleware that takes the key from fn. See [idempotency.By].
+func By(fn KeyFunc, opts ...idempotency.HTTPOption) gin.HandlerFunc {
+	return adapt(idempotency.By(fn.http(), withGin(opts)...))
+}
+
+// RefuseRepeats returns a middleware that refuses a form that is submitted twice within the window. See
+// [idempotency.RefuseRepeats]. The address of the client is gin's ClientIP.
+func RefuseRepeats(window time.Duration, opts ...idempotency.HTTPOption) gin.HandlerFunc {
+	return adapt(idempotency.RefuseRepeats(window, withGin(opts)...))
+}
+
+// LockByKey returns a middleware that runs one request at a time for each key, made of a template such
+// as "order:{param.id}". See [idempotency.LockByKey].
+func LockByKey(template string, opts ...idempotency.LockOption) gin.HandlerFunc {
+	return adapt(idempotency.LockByKey(template, withGin(opts)...))
+}
+
+// LockBy is [LockByKey] with a function that makes the key. See [idempotency.LockBy].
+func LockBy(fn KeyFunc, opts ...idempotency.LockOption) gin.HandlerFunc {
+	return adapt(idempotency.LockBy(fn.http(), withGin(opts)...))
+}
+
+// Principal sets the caller. See [idempotency.Principal]. The default is the name that gin.BasicAuth
+// left under gin.AuthUserKey.
+func Principal(fn func(c *gin.Context) string) idempotency.FrontOption {
+	if fn == nil {
+		return idempotency.Principal(nil)
+	}
+	return idempotency.Principal(func(r *http.Request) string { return fn(contextOf(r)) })
+}
+
+// Fingerprint replaces the part of the fingerprint that covers the query, the content type and the
+// body. See [idempotency.Fingerprint].
+func Fingerprint(fn func(c *gin.Context, body []byte) []byte) idempotency.HTTPOption {
+	if fn == nil {
+		return idempotency.Fingerprint(nil)
+	}
+	return idempotency.Fingerprint(func(r *http.Request, body []byte) []byte { return fn(contextOf(r), body) })
+}
+
+func (fn KeyFunc) http() idempotency.KeyFunc {
+	if fn == nil {
+		return nil
+	}
+	return func(r *http.Request) (string, error) { return fn(contextOf(r)) }
+}
+
+// withGin puts Gin's router before the options.
+func withGin[T any](opts []T) []T {
+	var router any = idempotency.WithRouter(idempotency.Router{
+		Pattern: func(r *http.Request) string { return contextOf(r).FullPath() },
+		Param:   func(r *http.Request, name string) (string, bool) { return contextOf(r).Params.Get(name) },
+		User:    func(r *http.Request) (string, error) { return user(contextOf(r)) },
+		Address: func(r *http.Request) string { return contextOf(r).ClientIP() },
+		Body: func(r *http.Request) []byte {
+			v, _ := contextOf(r).Get(gin.BodyBytesKey)
+			body, _ := v.([]byte)
+			return body
+		},
+		Bound: func(r *http.Request) bool {
+			return binding.Default(r.Method, contextOf(r).ContentType()) == binding.JSON
+		},
+	})
+	return append([]T{router.(T)}, opts...)
+}
+
+// user returns the name that an authentication left for Gin.
+func user(c *gin.Context) (string, error) {
+	v, ok := c.Get(gin.AuthUserKey)
+	if !ok {
+		return "", nil
+	}
+	name, ok := v.(string)
+	if !ok || name == "" {
+		// Formatted, the value could be another text in the next request, which would run twice.
+		return "", fmt.Errorf("ginlock: gin.AuthUserKey holds a %T, not a name", v)
+	}
+	return name, nil
+}
+
+// request is a request on its way through a middleware.
+type request struct {
+	c   *gin.Context
+	ran bool
+}
+
+type requestKey struct{}
+
+func contextOf(r *http.Request) *gin.Context {
+	return r.Context().Value(requestKey{}).(*request).c
+}
+
+// adapt makes a middleware of Gin of one of net/http.
+func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
+	h := middleware(http.HandlerFunc(next))
+	return func(c *gin.Context) {
+		if c.FullPath() == "" {
+			return // no route matched
+		}
+		req := &request{c: c}
+		ctx := context.WithValue(c.Request.Context(), requestKey{}, req)
+		r := c.Request.WithContext(ctx)
+		h.ServeHTTP(c.Writer, r)
+		c.Request.MultipartForm = r.MultipartForm // the server removes its files
+		if !req.ran {
+			c.Abort()
+		}
+	}
+}
+
+// next runs the rest of Gin's chain.
+func next(w http.ResponseWriter, r *http.Request) {
+	req := r.Context().Value(requestKey{}).(*request)
+	req.ran = true
+	c := req.c
+	outer, outside := c.Writer, c.Request
+	if w == http.ResponseWriter(outer) { // the request runs unprotected
+		c.Request = r.WithContext(outside.Context())
+		c.Next()
+		c.Request = outside
+		return
+	}
+	inner := newWriter(w, outer)
+	c.Writer, c.Request = inner, r
+	defer func() {
+		r.MultipartForm = c.Request.MultipartForm
+		c.Writer, c.Request = outer, outside
+	}()
+	before := len(c.Errors)
+	c.Next()
+	k, ok := claim.FromContext(r.Context())
+	switch {
+	case inner.Written(), !ok:
+	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
+		k.Decide(claim.NotKept)
+		return
+	case len(c.Errors) > before && !inner.decided: // an error writer outside will answer
+		k.Decide(claim.Unanswered)
+		return
+	}
+	inner.finish()
+}

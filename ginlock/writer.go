@@ -1,0 +1,116 @@
+package ginlock
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+)
+
+// writer is a gin.ResponseWriter on the writer of a middleware. Like Gin's own, it sends the status
+// with the first byte, or when the handlers have returned.
+type writer struct {
+	http.ResponseWriter
+	status  int
+	size    int  // -1 before the first byte
+	decided bool // a handler set the status
+}
+
+var _ gin.ResponseWriter = (*writer)(nil)
+
+const notWritten = -1
+
+func newWriter(w http.ResponseWriter, outer gin.ResponseWriter) *writer {
+	size := notWritten
+	if outer.Written() {
+		size = outer.Size()
+	}
+	return &writer{ResponseWriter: w, status: outer.Status(), size: size}
+}
+
+// Status implements gin.ResponseWriter.
+func (w *writer) Status() int { return w.status }
+
+// Size implements gin.ResponseWriter.
+func (w *writer) Size() int { return w.size }
+
+// Written implements gin.ResponseWriter.
+func (w *writer) Written() bool { return w.size != notWritten }
+
+// WriteHeader implements gin.ResponseWriter. It only notes the status.
+func (w *writer) WriteHeader(status int) {
+	if status > 0 && !w.Written() {
+		w.status, w.decided = status, true
+	}
+}
+
+// WriteHeaderNow implements gin.ResponseWriter. An informational status is sent at once, and 200
+// follows unless another status is set.
+func (w *writer) WriteHeaderNow() {
+	if w.Written() {
+		return
+	}
+	w.ResponseWriter.WriteHeader(w.status)
+	if w.status >= 100 && w.status < 200 && w.status != http.StatusSwitchingProtocols {
+		w.status = http.StatusOK
+		return
+	}
+	w.size = 0
+}
+
+// finish sends the status if no handler wrote.
+func (w *writer) finish() {
+	if !w.Written() {
+		w.WriteHeaderNow()
+	}
+}
+
+// Write implements io.Writer.
+func (w *writer) Write(b []byte) (int, error) {
+	w.finish()
+	n, err := w.ResponseWriter.Write(b)
+	w.size += n
+	return n, err
+}
+
+// WriteString implements io.StringWriter.
+func (w *writer) WriteString(s string) (int, error) { return w.Write([]byte(s)) }
+
+// Flush implements http.Flusher.
+func (w *writer) Flush() {
+	w.finish()
+	_ = http.NewResponseController(w.ResponseWriter).Flush() // an error means that the client is gone
+}
+
+// Hijack implements http.Hijacker.
+func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err == nil {
+		w.size = max(w.size, 0)
+	}
+	return conn, rw, err
+}
+
+// CloseNotify implements http.CloseNotifier, which gin.ResponseWriter asks for.
+func (w *writer) CloseNotify() <-chan bool {
+	for inner := w.ResponseWriter; ; {
+		switch x := inner.(type) {
+		case http.CloseNotifier: //nolint:staticcheck // see above
+			return x.CloseNotify()
+		case interface{ Unwrap() http.ResponseWriter }:
+			inner = x.Unwrap()
+		default:
+			return nil
+		}
+	}
+}
+
+// Pusher implements gin.ResponseWriter.
+func (w *writer) Pusher() http.Pusher {
+	p, _ := w.ResponseWriter.(http.Pusher)
+	return p
+}
+
+// Unwrap is for [http.ResponseController].
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

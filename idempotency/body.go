@@ -1,0 +1,86 @@
+package idempotency
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+)
+
+var (
+	errTooLarge = errors.New("the request's body is too large")
+	errGone     = errors.New("a middleware outside of this one has read the body: let it put the body back, or move it inside")
+)
+
+// readBody reads the body and puts it back.
+func (f *front) readBody(r *http.Request) ([]byte, error) {
+	if body := f.router.body(r); body != nil {
+		if len(body) > f.maxRequestBody {
+			return nil, errTooLarge
+		}
+		return body, nil
+	}
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, nil
+	}
+	// It was read for the key, or by another middleware of this package.
+	if again, ok := r.Body.(*restored); ok && again.Len() == len(again.body) && len(again.body) <= f.maxRequestBody {
+		return again.body, nil
+	}
+	if r.ContentLength > int64(f.maxRequestBody) {
+		return nil, errTooLarge
+	}
+	body, err := readAll(r.Body, int(r.ContentLength), f.maxRequestBody)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(body) == 0 && parsed(r):
+		return nil, nil
+	case int64(len(body)) < r.ContentLength, len(body) == 0 && r.ContentLength < 0:
+		return nil, errGone
+	}
+	r.Body = &restored{bytes.NewReader(body), r.Body, body}
+	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
+	return body, nil
+}
+
+const (
+	firstRead  = 32 << 10
+	readGrowth = 8
+)
+
+// readAll reads up to limit bytes. A client that announces a long body (-1: no length) and sends none
+// must not get memory for it.
+func readAll(r io.Reader, announced, limit int) ([]byte, error) {
+	size := firstRead
+	if announced >= 0 {
+		size = min(size, announced+1) // room to see the end without growing
+	}
+	body := make([]byte, 0, size)
+	for {
+		n, err := r.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case len(body) > limit:
+			return nil, errTooLarge
+		case err == io.EOF:
+			return body, nil
+		case err != nil:
+			return nil, err
+		}
+		if len(body) == cap(body) {
+			size = 2 * len(body)
+			if announced >= len(body) {
+				size = min(announced+1, readGrowth*len(body))
+			}
+			body = append(make([]byte, 0, max(min(size, limit+1), len(body)+1)), body...)
+		}
+	}
+}
+
+// restored is a body that was read and put back.
+type restored struct {
+	*bytes.Reader
+	io.Closer
+	body []byte
+}

@@ -1,0 +1,111 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// Fate is what becomes of a key after an answer.
+type Fate int
+
+const (
+	// KeepAnswer records the answer. Every retry gets it.
+	KeepAnswer = Fate(claim.Keep)
+	// FreeKey means that nothing was done. A retry runs.
+	FreeKey = Fate(claim.Free)
+	// OutcomeUnknown means that nobody knows what was done. A retry is refused, unless there is a
+	// [Recover], or [RunAgain].
+	OutcomeUnknown = Fate(claim.Unknown)
+)
+
+// DefaultFate returns what becomes of the key after an answer over HTTP:
+//
+//   - 400, 401, 403, 407, 409, 422, 423, 425, 429, and 503 with Retry-After: nothing was done, and the
+//     key is free.
+//   - 408, 499, 504, and 503 without Retry-After: the outcome is unknown. A middleware that limits the
+//     time answers so while its handler runs on.
+//   - Everything else, 500 included, is recorded.
+func DefaultFate(status int, header http.Header) Fate {
+	switch status {
+	case 400, 401, 403, 407, 409, 422, 423, 425, 429:
+		return FreeKey
+	case 408, 499, 504:
+		return OutcomeUnknown
+	case 503:
+		if header.Get("Retry-After") == "" {
+			return OutcomeUnknown
+		}
+		return FreeKey
+	}
+	return KeepAnswer
+}
+
+// Run describes an earlier run of a request whose outcome is unknown.
+type Run struct {
+	// Begun is when it began, by the clock of its instance. It is zero if that is not known.
+	Begun time.Time
+	// Ended is when its claim ended, by this process's clock.
+	Ended time.Time
+	// Instance names its process (core.WithInstance).
+	Instance string
+	// RequestID is the X-Request-Id header of its request, or empty.
+	RequestID string
+}
+
+// Recovery is the answer of a [Recover] function.
+type Recovery int
+
+const (
+	// StillUnknown refuses the retry. The outcome stays unknown.
+	StillUnknown Recovery = iota
+	// Answered means that the function wrote the answer, which is treated like the handler's.
+	Answered
+	// RunHandler means that the earlier run did nothing. The handler runs.
+	RunHandler
+)
+
+// NothingDone says that the handler of ctx did nothing: whatever it answers, and even if it panics, the
+// key is free and a retry runs. Without a claim in ctx it does nothing.
+func NothingDone(ctx context.Context) {
+	if k, ok := claim.FromContext(ctx); ok {
+		k.Decide(claim.Free)
+	}
+}
+
+// RetainFor sets how long the answer to the request of ctx is recorded, instead of [Retain]. It is at
+// least 10 ms. Without a claim in ctx it does nothing.
+func RetainFor(ctx context.Context, d time.Duration) {
+	if k, ok := claim.FromContext(ctx); ok {
+		k.KeepFor(max(d, claim.MinRetention))
+	}
+}
+
+// ErrNoClaim means that the context carries no claim: the request runs unprotected, or the context is
+// not the handler's.
+var ErrNoClaim = errors.New("idempotency: the context carries no claim")
+
+// Token returns the fencing token of the innermost claim that ctx carries. Pass it to a resource that
+// refuses smaller tokens. The first call costs a round trip. Without a claim the error is [ErrNoClaim].
+func Token(ctx context.Context) (uint64, error) {
+	k, ok := claim.FromContext(ctx)
+	if !ok {
+		return 0, ErrNoClaim
+	}
+	return k.Token(ctx)
+}
+
+// Shutdown waits until no handler of this process runs under a claim, and until every answer is
+// recorded. Call it after the server stopped accepting requests. It also waits for handlers whose
+// clients hung up, which http.Server's Shutdown does not. If ctx ends before that, Shutdown ends the
+// contexts of these handlers and returns an error that says how many there were.
+func Shutdown(ctx context.Context) error {
+	if err := claim.Shutdown(ctx); err != nil {
+		return fmt.Errorf("%w", err)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package idempotency
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"io"
+	"maps"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// payload returns the digest of everything that a retry must repeat.
+func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
+	parts := [][]byte{[]byte(r.Method), []byte(r.Host), []byte(r.URL.EscapedPath())}
+	switch {
+	case f.fingerprint != nil:
+		parts = append(parts, f.fingerprint(r, body))
+	case len(body) == 0 && parsed(r):
+		parts = append(parts, []byte(r.URL.RawQuery), []byte("parsed"), formDigest(r))
+	default:
+		parts = append(parts, []byte(r.URL.RawQuery))
+		if form := multipartDigest(r.Header.Get("Content-Type"), body); form != nil {
+			parts = append(parts, []byte("multipart"), form)
+		} else {
+			parts = append(parts, []byte(r.Header.Get("Content-Type")), body)
+		}
+	}
+	return claim.Digest(parts...)
+}
+
+// parsed reports whether a middleware outside of this one has parsed the body as a form, as those
+// against CSRF do.
+func parsed(r *http.Request) bool {
+	if r.MultipartForm != nil {
+		return r.ParseMultipartForm(0) == nil // an error after MultipartReader
+	}
+	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return r.PostForm != nil && media == "application/x-www-form-urlencoded"
+}
+
+// formDigest returns a digest of a parsed form.
+func formDigest(r *http.Request) []byte {
+	values := r.PostForm
+	var parts [][]byte
+	if f := r.MultipartForm; f != nil {
+		values = url.Values(f.Value)
+		for _, name := range slices.Sorted(maps.Keys(f.File)) {
+			for _, file := range f.File[name] {
+				parts = append(parts, []byte(name), []byte(file.Filename), headerDigest(http.Header(file.Header)), fileDigest(file))
+			}
+		}
+	}
+	sum := claim.Digest(append(parts, []byte(values.Encode()))...)
+	return sum[:]
+}
+
+func fileDigest(file *multipart.FileHeader) []byte {
+	h := sha256.New()
+	f, err := file.Open()
+	if err == nil {
+		defer f.Close()
+		_, err = io.Copy(h, f)
+	}
+	if err != nil { // better refused than replayed
+		return []byte(rand.Text())
+	}
+	return h.Sum(nil)
+}
+
+// maxParts is how many parts of a form net/http reads.
+const maxParts = 1000
+
+// multipartDigest returns a digest of a form by its parts, because clients draw a new boundary for each
+// try. It returns nil if the body is no form that can be read to its end, or has more parts than
+// handlers read: small parts cost a hundred times their bytes.
+func multipartDigest(contentType string, body []byte) []byte {
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil || !strings.HasPrefix(media, "multipart/") || params["boundary"] == "" {
+		return nil
+	}
+	parts, buffer := [][]byte{[]byte(media)}, make([]byte, 4<<10)
+	for r := multipart.NewReader(bytes.NewReader(body), params["boundary"]); ; {
+		p, err := r.NextRawPart()
+		if err == io.EOF {
+			sum := claim.Digest(parts...)
+			return sum[:]
+		}
+		if err != nil || len(parts) > 2*maxParts {
+			return nil
+		}
+		content := sha256.New()
+		if _, err := io.CopyBuffer(content, p, buffer); err != nil {
+			return nil
+		}
+		parts = append(parts, headerDigest(http.Header(p.Header)), content.Sum(nil))
+	}
+}
+
+func headerDigest(h http.Header) []byte {
+	var parts [][]byte
+	for name, values := range h {
+		sum := claim.Digest([]byte(name), []byte(strings.Join(values, "\x00")))
+		parts = append(parts, sum[:])
+	}
+	slices.SortFunc(parts, bytes.Compare)
+	sum := claim.Digest(parts...)
+	return sum[:]
+}

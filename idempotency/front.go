@@ -1,0 +1,137 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/keytext"
+)
+
+// front is the part of a middleware that idempotency and plain locks share.
+type front struct {
+	httpConfig
+	source
+}
+
+func newConfig() httpConfig {
+	c := httpConfig{
+		Settings: claim.DefaultSettings(), decide: DefaultFate, headers: make(map[string]bool),
+		maxRequestBody: claim.DefaultMaxBody, writeProblem: writeProblem,
+	}
+	for _, name := range recordedHeaders {
+		c.headers[name] = true
+	}
+	return c
+}
+
+// safe are the methods that have no effect to protect (RFC 9110, 9.2.1).
+var safe = map[string]bool{http.MethodGet: true, http.MethodHead: true, http.MethodOptions: true, http.MethodTrace: true}
+
+// key returns the key of a request. ok is false if the request was answered.
+func (f *front) key(w http.ResponseWriter, r *http.Request) (key string, none, ok bool) {
+	key, err := f.read(f, r)
+	switch {
+	case err == keytext.ErrNoKey && !f.Require: // the error of a template's field is wrapped
+		return "", true, true
+	case err != nil:
+		f.refuseKey(w, r, err)
+		return "", false, false
+	}
+	return key, false, true
+}
+
+// lockerInUse returns the Locker, or nil if the request was answered because there is none.
+func (f *front) lockerInUse(w http.ResponseWriter, r *http.Request) *core.Locker {
+	l := f.UseLocker()
+	if l == nil {
+		slog.ErrorContext(r.Context(), "idempotency: there is no Locker: call core.SetDefault when the process starts, or pass idempotency.WithLocker", "route", f.route(r))
+		p := refusals[CodeLockUnavailable]
+		p.Detail = "The server was started without a Locker: it has to call core.SetDefault."
+		f.refuse(w, r, p)
+	}
+	return l
+}
+
+// route returns the name of the route for logs and metrics.
+func (f *front) route(r *http.Request) string { return f.router.pattern(r) }
+
+// refuseKey answers a request whose key could not be read.
+func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
+	place, form := f.place, f.form
+	var field *fieldError
+	if errors.As(err, &field) {
+		place, form, err = field.place, field.form, field.err
+	}
+	var body *bodyError
+	var who *whoError
+	switch {
+	case errors.As(err, &body):
+		f.refuseBody(w, r, body.error)
+	case errors.As(err, &who):
+		f.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", who.error)
+	case err == errNoSuchPart:
+		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", place)
+	case err == keytext.ErrNoKey:
+		p := refusals[CodeKeyMissing]
+		p.Correction = "Send " + place + ": " + form
+		f.refuse(w, r, p)
+	default:
+		p := refusals[CodeKeyInvalid]
+		p.Detail, p.Correction = "Of "+place+": "+err.Error()+".", "Send "+place+": "+form
+		f.refuse(w, r, p)
+	}
+}
+
+// refuseBody answers a request whose body could not be read.
+func (f *front) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
+	var outside *http.MaxBytesError
+	code := CodeRequestUnreadable
+	switch {
+	case err == errGone:
+		f.misconfigured(w, r, "idempotency: the body cannot be read, so a retry could not be told from another request", "error", err)
+		return
+	case errors.Is(err, errTooLarge), errors.As(err, &outside):
+		code = CodeRequestTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		code = CodeRequestTimeout
+	}
+	f.refuse(w, r, refusals[code])
+}
+
+// misconfigured answers a request that cannot be protected because of a mistake in the program.
+func (f *front) misconfigured(w http.ResponseWriter, r *http.Request, text string, args ...any) {
+	f.logger().ErrorContext(r.Context(), text, append(args, "route", f.route(r), "method", r.Method)...)
+	f.refuse(w, r, refusals[CodeMisconfigured])
+}
+
+// refuseErr answers a request that got no claim and no lock.
+func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
+	p, loud := refusalFor(err)
+	if loud {
+		f.log(r, slog.LevelError, "idempotency: the request is refused", err)
+	}
+	f.refuse(w, r, p)
+}
+
+// logUnprotected logs a request that runs although the backend is not available.
+func (f *front) logUnprotected(r *http.Request, err error) {
+	f.warn(r, "idempotency: the backend is not available; the request runs unprotected (FailOpen)", err)
+}
+
+func (f *front) warn(r *http.Request, text string, err error) { f.log(r, slog.LevelWarn, text, err) }
+
+func (f *front) log(r *http.Request, level slog.Level, text string, err error) {
+	f.logger().Log(context.WithoutCancel(r.Context()), level, text, "route", f.route(r), "method", r.Method, "error", err)
+}
+
+func (f *front) logger() *slog.Logger {
+	if l := f.UseLocker(); l != nil {
+		return l.Logger()
+	}
+	return slog.Default()
+}

@@ -1,0 +1,305 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// ByHeader returns a middleware that takes the key from the header of this name: "k" in quotes
+// (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is refused with 400.
+// Requests without the header run unprotected, unless [Require] is set.
+//
+// ByHeader panics if the name is no name of a header, or if an option is wrong. The Locker may be set
+// later with [core.SetDefault]; until then requests with a key get 503.
+func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
+	s, err := headerSource(name)
+	if err != nil {
+		panic(fmt.Sprintf("idempotency: ByHeader(%q): %v", name, err))
+	}
+	return newMiddleware("ByHeader", s, opts)
+}
+
+// ByKey returns a middleware that makes the key of a template, for example
+// "{header.X-Tenant}:{json.order.id}". Values are escaped as by [core.Join], and between two fields
+// there must be a ":". The fields are:
+//
+//   - {header.NAME}: a header, as [ByHeader] reads it
+//   - {param.NAME}: a parameter of the route's path
+//   - {query.NAME}: a query parameter, which must not come twice
+//   - {cookie.NAME}: a cookie, which must not come twice
+//   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}
+//   - {principal}: the caller, see [Principal]
+//
+// A request in which a field is missing or empty is refused with 400. Otherwise ByKey is as [ByHeader].
+func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler {
+	s, err := templateSource(template)
+	if err == nil && s.constant {
+		err = errors.New("without a field every request would get the first answer: add one")
+	}
+	if err != nil {
+		panic("idempotency: ByKey: " + err.Error())
+	}
+	return newMiddleware("ByKey", s, opts)
+}
+
+// By returns a middleware that takes the key from fn: a text without control characters, or "" if the
+// request has none. Join parts that come from outside with [core.Join]. Otherwise By is as [ByHeader].
+func By(fn KeyFunc, opts ...HTTPOption) func(http.Handler) http.Handler {
+	if fn == nil {
+		panic("idempotency: By(nil): pass a function that returns the key of a request")
+	}
+	return newMiddleware("By", funcSource(fn), opts)
+}
+
+// middleware is one ByHeader, or one of its like.
+type middleware struct {
+	front
+	claims claimsCache
+	warned sync.Map // routes that were warned about
+}
+
+func newMiddleware(name string, s source, opts []HTTPOption) func(http.Handler) http.Handler {
+	m := &middleware{front: front{newConfig(), s}}
+	for _, o := range opts {
+		if o != nil {
+			o.HTTP(&m.httpConfig)
+		}
+	}
+	for method := range m.methods {
+		m.Check(!safe[method], "Methods(%q): the method has no effect to record", method)
+	}
+	if text := m.Err(); text != "" {
+		panic("idempotency: " + name + ": " + text)
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}
+}
+
+// covers reports whether requests of this method are protected.
+func (m *middleware) covers(method string) bool {
+	if m.methods != nil {
+		return m.methods[method]
+	}
+	return !safe[method]
+}
+
+// serve runs a request, replays its answer or refuses it.
+func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if !m.covers(r.Method) {
+		next.ServeHTTP(w, r)
+		return
+	}
+	key, none, ok := m.key(w, r)
+	switch {
+	case !ok:
+		return
+	case none:
+		if l := m.UseLocker(); l != nil {
+			m.claims.on(l, m.Settings).CountWithoutKey(r.Context(), m.route(r))
+		}
+		next.ServeHTTP(w, r)
+		return
+	}
+	l := m.lockerInUse(w, r)
+	if l == nil {
+		return
+	}
+	who, err := m.who(r)
+	if err != nil {
+		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
+		return
+	}
+	req := claim.Request{Key: m.claimKey(r, who, key), ID: requestID(r), Route: m.route(r)}
+	req.Deadline, _ = r.Context().Deadline()
+	if claim.Carries(r.Context(), req.Key) {
+		m.misconfigured(w, r, "idempotency: two middlewares guard one route with the same key, and the options of the inner one would be ignored: keep one of them")
+		return
+	}
+	body, err := m.readBody(r)
+	if err != nil {
+		m.refuseBody(w, r, err)
+		return
+	}
+	req.Fingerprint.Payload = m.payload(r, body)
+	if who == "" {
+		m.warnOnce(r, "idempotency: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal")
+		req.Fingerprint.Credentials = credentials(r)
+	}
+	out, err := m.claims.on(l, m.Settings).Begin(r.Context(), req)
+	switch {
+	case err != nil:
+		m.refuseErr(w, r, err)
+	case out.Unprotected != nil:
+		m.logUnprotected(r, out.Unprotected)
+		next.ServeHTTP(w, r)
+	case out.Replay != nil:
+		m.replay(w, r, out.Replay)
+	default:
+		m.run(w, r, next, out.Claim)
+	}
+}
+
+// claimKey joins everything that a key belongs to, so that no part can imitate another.
+func (m *middleware) claimKey(r *http.Request, who, key string) string {
+	pattern := m.route(r)
+	if pattern == "" {
+		pattern = r.URL.EscapedPath()
+	}
+	return core.Join(m.Service, who, r.Method, r.Host, pattern, m.name, key)
+}
+
+// requestID returns the request's id, or "".
+func requestID(r *http.Request) string {
+	id, err := validValue(r.Header.Get("X-Request-Id"))
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
+// run runs the handler under its claim, and records its answer before it is sent.
+func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
+	rec := newRecorder(w, m.MaxBody, nil)
+	rec.early = func() {
+		if m.fate(k, rec) == claim.Keep {
+			m.complete(r, k, claim.Tombstone())
+		}
+	}
+	returned := false
+	defer func() {
+		if !returned { // a panic
+			m.end(r, k, rec, k.Fate(claim.Unknown))
+		}
+		k.Close()
+	}()
+	inner := r.WithContext(k.Context())
+	if !m.recovered(rec, inner, k) {
+		next.ServeHTTP(rec, inner)
+	}
+	returned = true
+	r.MultipartForm = inner.MultipartForm // the server removes its files
+	m.end(r, k, rec, m.fate(k, rec))
+	if !rec.passing {
+		_ = rec.send() // an error means that the client is gone
+	}
+}
+
+// recovered lets Recover decide about an earlier run. It returns true if there is an answer.
+func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) bool {
+	earlier := k.Adopted()
+	if earlier == nil || m.recover == nil {
+		return false
+	}
+	run := Run{Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID}
+	switch m.recover(rec, r, run) {
+	case Answered:
+		return true
+	case RunHandler:
+		return false
+	}
+	rec.forget()
+	m.refuse(rec, r, refusals[CodeOutcomeUnknown])
+	k.Decide(claim.Unknown)
+	return true
+}
+
+// fate returns what becomes of the key after what the handler has answered so far.
+func (m *middleware) fate(k *claim.Claim, rec *recorder) claim.Fate {
+	status := rec.final()
+	f := claim.Fate(m.decide(status, rec.header()))
+	switch {
+	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
+		f = claim.Free // the caller must get through with the right credentials
+	case status < 200 && status != http.StatusSwitchingProtocols, status > 999:
+		f = claim.Unknown
+	case m.RunAgain && status >= 500:
+		f = claim.Free
+	}
+	return k.Fate(f)
+}
+
+// end ends the claim as the fate of its key says.
+func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim.Fate) {
+	switch {
+	case f == claim.Free:
+		if err := k.Free(r.Context()); err != nil {
+			m.warn(r, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
+		}
+	case f == claim.Unknown:
+		k.LeaveUnknown(r.Context())
+	case f == claim.Unanswered:
+		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
+		m.complete(r, k, claim.Tombstone())
+	case f == claim.NotKept:
+		m.complete(r, k, claim.Tombstone())
+	case !rec.passing: // else there is a tombstone
+		m.complete(r, k, rec.record(m.headers))
+	}
+}
+
+// complete records the answer. If that fails the answer is sent all the same.
+func (m *middleware) complete(r *http.Request, k *claim.Claim, record *claim.Record) {
+	err := k.Complete(r.Context(), record)
+	switch {
+	case err == nil, errors.Is(err, claim.ErrOver):
+	case errors.Is(err, core.ErrLost):
+		m.log(r, slog.LevelError, "idempotency: the claim was lost and taken over while the handler ran; its answer is not recorded", err)
+	case errors.Is(err, core.ErrUnavailable):
+		m.log(r, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
+	default:
+		m.log(r, slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
+		_ = k.Complete(r.Context(), claim.Tombstone()) // the record was too large
+	}
+}
+
+// replay answers with a record.
+func (m *middleware) replay(w http.ResponseWriter, r *http.Request, record *claim.Record) {
+	if record.NotKept || record.Status < 200 || record.Status > 999 {
+		m.refuse(w, r, refusals[CodeResponseNotKept])
+		return
+	}
+	h := w.Header()
+	for name, values := range record.Header {
+		if !m.headers[name] { // recorded under other options, or forged
+			continue
+		}
+		if len(values) == 0 {
+			delete(h, name)
+		} else {
+			h[name] = values
+		}
+	}
+	h.Set("Idempotency-Replayed", "true")
+	w.WriteHeader(record.Status)
+	if len(record.Body) > 0 {
+		_, _ = w.Write(record.Body) // an error means that the client is gone
+	}
+}
+
+// warnOnce logs a warning once for each route.
+func (m *middleware) warnOnce(r *http.Request, text string) {
+	type warning struct{ text, route string }
+	if _, known := m.warned.LoadOrStore(warning{text, m.route(r)}, true); !known {
+		m.logger().Warn(text, "route", m.route(r))
+	}
+}
+
+// claimsCache holds the Claims on a Locker. It changes if core.SetDefault is called again.
+type claimsCache struct{ made atomic.Pointer[claim.Claims] }
+
+func (c *claimsCache) on(l *core.Locker, s claim.Settings) *claim.Claims {
+	if made := c.made.Load(); made != nil && made.On(l) {
+		return made
+	}
+	made := claim.New(l, "http", s)
+	c.made.Store(made)
+	return made
+}

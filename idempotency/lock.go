@@ -1,0 +1,107 @@
+package idempotency
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+
+	"github.com/onelane/onelane/core"
+)
+
+// LockByKey returns a middleware that holds the lock on a key while the handler runs, so that there is
+// one request at a time for each key. Nothing is recorded. A request that finds the key taken gets 409
+// lock_busy, or waits, with [Wait].
+//
+// The template is as in [ByKey]. The key is the name of the lock as it is: everybody who locks it is
+// excluded, by ginlock, grpclock, gormlock, or Acquire of package core. A template without a field is
+// one lock for all requests. All methods are covered, unless [Methods] is given.
+//
+// The request's context carries the lock. It ends when the lock is lost; if the handler has written
+// nothing then, the answer is 409 lock_lost.
+func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Handler {
+	s, err := templateSource(template)
+	if err != nil {
+		panic("idempotency: LockByKey: " + err.Error())
+	}
+	return newLocks("LockByKey", s, opts)
+}
+
+// LockBy is [LockByKey] with a function that makes the key, of up to 512 bytes. Requests whose key is ""
+// run unprotected, unless [Require] is set.
+func LockBy(fn KeyFunc, opts ...LockOption) func(http.Handler) http.Handler {
+	if fn == nil {
+		panic("idempotency: LockBy(nil): pass a function that returns the key of a request")
+	}
+	return newLocks("LockBy", funcSource(fn), opts)
+}
+
+type locks struct{ front }
+
+func newLocks(name string, s source, opts []LockOption) func(http.Handler) http.Handler {
+	m := &locks{front{newConfig(), s}}
+	for _, o := range opts {
+		if o != nil {
+			o.HTTPLock(&m.httpConfig)
+		}
+	}
+	if text := m.Err(); text != "" {
+		panic("idempotency: " + name + ": " + text)
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}
+}
+
+func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if m.methods != nil && !m.methods[r.Method] {
+		next.ServeHTTP(w, r)
+		return
+	}
+	key, none, ok := m.key(w, r)
+	switch {
+	case !ok:
+		return
+	case none:
+		next.ServeHTTP(w, r)
+		return
+	}
+	l := m.lockerInUse(w, r)
+	if l == nil {
+		return
+	}
+	k, err := m.AcquireLock(r.Context(), l, key)
+	switch {
+	case err == nil:
+		m.run(w, r, next, k)
+	case errors.Is(err, core.ErrInvalidKey):
+		m.warn(r, "idempotency: the key of a lock is refused", err)
+		m.refuseKey(w, r, errLong)
+	case m.FailOpen && errors.Is(err, core.ErrUnavailable):
+		m.logUnprotected(r, err)
+		next.ServeHTTP(w, r)
+	default:
+		m.refuseErr(w, r, err)
+	}
+}
+
+func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *core.Lock) {
+	sent := newTracker(w)
+	inner := r.WithContext(core.WithLock(k.Context(), k))
+	returned := false
+	defer func() {
+		r.MultipartForm = inner.MultipartForm
+		err := k.Release(r.Context())
+		lost := errors.Is(err, core.ErrLost)
+		switch {
+		case lost:
+			m.log(r, slog.LevelError, "idempotency: the lock was lost while the handler ran; another may have run", err)
+		case err != nil:
+			m.warn(r, "idempotency: a lock was not released; its key is free when its lease ends", err)
+		}
+		if lost && returned && !sent.wrote {
+			m.refuse(w, r, refusals[CodeLockLost])
+		}
+	}()
+	next.ServeHTTP(sent, inner)
+	returned = true
+}

@@ -1,0 +1,177 @@
+package idempotency
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"net/http"
+
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// recorder holds an answer back until it is recorded: seal, then send. An answer that must go out
+// before that, because it is flushed, hijacked or too large, makes it call early and then pass on
+// everything.
+type recorder struct {
+	http.ResponseWriter // the writer outside
+	max                 int
+	early               func()
+
+	passing bool
+	wrote   bool
+	status  int
+	body    []byte
+	before  http.Header // when the middleware was entered
+	written http.Header // when the handler wrote
+}
+
+var errHijackWritten = errors.New("idempotency: the response has a body already and cannot be hijacked")
+
+func newRecorder(w http.ResponseWriter, max int, early func()) *recorder {
+	return &recorder{ResponseWriter: w, max: max, early: early, before: w.Header().Clone()}
+}
+
+// newTracker returns a recorder that passes on everything and only notes the status.
+func newTracker(w http.ResponseWriter) *recorder { return &recorder{ResponseWriter: w, passing: true} }
+
+// final returns the status of the answer. A handler that wrote nothing has answered 200.
+func (w *recorder) final() int {
+	if !w.wrote {
+		return http.StatusOK
+	}
+	return w.status
+}
+
+// header returns the header of the answer.
+func (w *recorder) header() http.Header {
+	if w.written != nil {
+		return w.written
+	}
+	return w.Header()
+}
+
+// WriteHeader implements http.ResponseWriter. An informational status, such as 103, is sent at once.
+func (w *recorder) WriteHeader(status int) {
+	informational := status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
+	switch {
+	case w.wrote && !w.passing:
+		return
+	case informational:
+		w.ResponseWriter.WriteHeader(status)
+		return
+	case !w.wrote:
+		w.wrote, w.status = true, status
+	}
+	if w.passing {
+		w.ResponseWriter.WriteHeader(status)
+		return
+	}
+	w.written = w.Header().Clone()
+	if status == http.StatusSwitchingProtocols {
+		_ = w.pass()
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (w *recorder) Write(b []byte) (int, error) {
+	if !w.wrote {
+		w.WriteHeader(http.StatusOK)
+	}
+	switch {
+	case w.passing:
+	case bodyless(w.status):
+		return 0, http.ErrBodyNotAllowed
+	case len(w.body)+len(b) <= w.max:
+		w.body = append(w.body, b...)
+		return len(b), nil
+	default:
+		if err := w.pass(); err != nil {
+			return 0, err
+		}
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+func bodyless(status int) bool {
+	return status < 200 || status == http.StatusNoContent || status == http.StatusNotModified
+}
+
+// Flush implements http.Flusher.
+func (w *recorder) Flush() { _ = w.FlushError() }
+
+// FlushError is what [http.ResponseController] calls.
+func (w *recorder) FlushError() error {
+	if !w.wrote {
+		w.WriteHeader(http.StatusOK)
+	}
+	if !w.passing {
+		if err := w.pass(); err != nil {
+			return err
+		}
+	}
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// Hijack implements http.Hijacker. A connection that cannot be hijacked leaves the answer as it was.
+func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if !w.passing && len(w.body) > 0 {
+		return nil, nil, errHijackWritten
+	}
+	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err == nil && !w.passing {
+		w.passing = true
+		w.early()
+	}
+	return conn, rw, err
+}
+
+// Push implements http.Pusher.
+func (w *recorder) Push(target string, opts *http.PushOptions) error {
+	if p, ok := w.ResponseWriter.(http.Pusher); ok {
+		return p.Push(target, opts)
+	}
+	return http.ErrNotSupported
+}
+
+// Unwrap is for [http.ResponseController].
+func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// pass stops holding before the handler has returned.
+func (w *recorder) pass() error {
+	w.early()
+	return w.send()
+}
+
+// send sends what is held.
+func (w *recorder) send() error {
+	w.passing = true
+	if !w.wrote {
+		return nil
+	}
+	// Headers that were set after the handler wrote came too late, except trailers.
+	h := w.Header()
+	late := h.Clone()
+	changeHeader(h, late, w.written)
+	w.ResponseWriter.WriteHeader(w.status)
+	var err error
+	if len(w.body) > 0 {
+		_, err = w.ResponseWriter.Write(w.body)
+	}
+	changeHeader(h, w.written, late)
+	w.body = nil
+	return err
+}
+
+// record returns what is held. Names are the headers that are recorded.
+func (w *recorder) record(names map[string]bool) *claim.Record {
+	return &claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
+}
+
+// forget drops what is held.
+func (w *recorder) forget() {
+	if w.passing {
+		return
+	}
+	changeHeader(w.Header(), w.header(), w.before)
+	w.wrote, w.status, w.body, w.written = false, 0, nil, nil
+}

@@ -1,0 +1,151 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// The codes of a [Refusal]. They are stable. Over gRPC they are the reasons of an ErrorInfo, in upper
+// case.
+const (
+	CodeKeyMissing         = "idempotency_key_missing"         // 400, see Require
+	CodeKeyInvalid         = "idempotency_key_invalid"         // 400
+	CodeKeyReused          = "idempotency_key_reused"          // 422: the key belongs to another request
+	CodeCredentialsChanged = "idempotency_credentials_changed" // 422
+	CodeInFlight           = "idempotency_in_flight"           // 409: the first request is running
+	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: it was answered, and the answer was not recorded
+	CodeOutcomeUnknown     = "idempotency_outcome_unknown"     // 409: nobody knows what it did
+	CodeDuplicateSubmit    = "duplicate_submit"                // 409, see RefuseRepeats
+	CodeLockBusy           = "lock_busy"                       // 409
+	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
+	CodeLockLost           = "lock_lost"                       // 409: the lock was lost while the handler ran
+	CodeLockUnavailable    = "lock_unavailable"                // 503: the backend is down, or there is no Locker
+	CodePrincipalMissing   = "principal_missing"               // 401: a key is made of {principal}
+	CodeRequestTooLarge    = "request_too_large"               // 413, see MaxRequestBody
+	CodeRequestTimeout     = "request_timeout"                 // 408: the body came too slowly
+	CodeRequestUnreadable  = "request_unreadable"              // 400: the body could not be read
+	CodeMisconfigured      = "misconfigured"                   // 500: a mistake in the program, which is logged
+)
+
+// Refusal is an answer of this package instead of the handler's, in the words of RFC 9457. Its JSON is
+// the body that clients get.
+type Refusal struct {
+	// Type is a URI that ends in the code.
+	Type string `json:"type"`
+	// Title says what the code means.
+	Title string `json:"title"`
+	// Status is the HTTP status.
+	Status int `json:"status"`
+	// Detail says more about this request. It may be empty.
+	Detail string `json:"detail,omitempty"`
+	// Code is one of the constants of this package.
+	Code string `json:"code"`
+	// Retryable means that the same request may succeed later.
+	Retryable bool `json:"retryable"`
+	// Correction says what to change before the request is sent again. It is empty if nothing needs to
+	// change.
+	Correction string `json:"correction,omitempty"`
+	// RetryAfter is sent as the Retry-After header, in whole seconds, unless it is 0.
+	RetryAfter time.Duration `json:"-"`
+}
+
+const problemType = "https://pkg.go.dev/github.com/onelane/onelane/idempotency#"
+
+// soon is when to try again. Most requests take less.
+const soon = time.Second
+
+var refusals = func() map[string]Refusal {
+	all := make(map[string]Refusal)
+	for _, r := range []Refusal{
+		{Status: 400, Code: CodeKeyMissing, Title: "The idempotency key is missing"},
+		{Status: 400, Code: CodeKeyInvalid, Title: "The idempotency key is invalid"},
+		{Status: 422, Code: CodeKeyReused, Title: "The idempotency key was used with another request",
+			Correction: "Send a new request with a new key, or a retry exactly as the first."},
+		{Status: 422, Code: CodeCredentialsChanged, Title: "The idempotency key was used with other credentials",
+			Correction: "Send the retry with the credentials of the first request, or a new request with a new key."},
+		{Status: 409, Code: CodeInFlight, Title: "A request with this idempotency key is still running",
+			Retryable: true, RetryAfter: soon},
+		{Status: 409, Code: CodeResponseNotKept, Title: "The request was answered before, and its answer was not kept",
+			Correction: "Look up the result of the first request, or send a new one with a new key."},
+		{Status: 409, Code: CodeOutcomeUnknown, Title: "The outcome of the first request with this idempotency key is unknown",
+			Correction: "Look up what the first request did, or ask the operator of the service. A new key would run the request again."},
+		{Status: 409, Code: CodeDuplicateSubmit, Title: "The same was submitted a moment ago",
+			Correction: "Wait for the result of the first request, or change what is submitted."},
+		{Status: 409, Code: CodeLockBusy, Title: "Another request is working on this", Retryable: true, RetryAfter: soon},
+		{Status: 409, Code: CodeLockSealed, Title: "This is closed for further requests"},
+		{Status: 409, Code: CodeLockLost, Title: "The lock was lost while the request ran",
+			Correction: "Check what became of the request before it is sent again."},
+		{Status: 503, Code: CodeLockUnavailable, Title: "Locks are not available", Retryable: true, RetryAfter: soon},
+		{Status: 401, Code: CodePrincipalMissing, Title: "The caller is not known", Correction: "Send credentials."},
+		{Status: 413, Code: CodeRequestTooLarge, Title: "The request's body is too large"},
+		{Status: 408, Code: CodeRequestTimeout, Title: "The request's body came too slowly", Retryable: true},
+		{Status: 400, Code: CodeRequestUnreadable, Title: "The request's body could not be read", Retryable: true},
+		{Status: 500, Code: CodeMisconfigured, Title: "The server is misconfigured"},
+	} {
+		r.Type = problemType + r.Code
+		all[r.Code] = r
+	}
+	return all
+}()
+
+// RefusalOf returns the refusal with this code.
+func RefusalOf(code string) Refusal { return refusals[code] }
+
+// refusalFor returns the refusal of a request that got no claim and no lock. It is loud if an operator
+// should know.
+func refusalFor(err error) (r Refusal, loud bool) {
+	var mismatch *claim.MismatchError
+	code := CodeLockUnavailable
+	switch {
+	case errors.As(err, &mismatch) && mismatch.Credentials:
+		code = CodeCredentialsChanged
+	case mismatch != nil:
+		code = CodeKeyReused
+	case errors.Is(err, claim.ErrInFlight):
+		code = CodeInFlight
+	case errors.Is(err, claim.ErrUnknown), errors.Is(err, core.ErrOrphaned):
+		code, loud = CodeOutcomeUnknown, true
+	case errors.Is(err, claim.ErrRecord):
+		code, loud = CodeResponseNotKept, true
+	case errors.Is(err, core.ErrTaken):
+		code = CodeLockBusy
+	case errors.Is(err, core.ErrSealed):
+		code = CodeLockSealed
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded): // the client is gone
+	default:
+		loud = true
+	}
+	return refusals[code], loud
+}
+
+// RefusalForError returns the refusal of a request that got no claim and no lock because of err. The
+// adapters use it.
+func RefusalForError(err error) (r Refusal, loud bool) { return refusalFor(err) }
+
+// write sends the refusal.
+func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
+	if p.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
+	}
+	// The handler of a claim outside of this middleware did not run.
+	if k, ok := claim.FromContext(r.Context()); ok && p.Code != CodeLockLost {
+		k.Decide(claim.Free)
+	} else if ok {
+		k.Decide(claim.Unknown)
+	}
+	f.writeProblem(w, r, p)
+}
+
+func writeProblem(w http.ResponseWriter, _ *http.Request, p Refusal) {
+	body, _ := json.Marshal(p) // text, numbers and a bool cannot fail
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(body) // an error means that the client is gone
+}

@@ -1,0 +1,133 @@
+package idempotency
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
+)
+
+// RefuseRepeats returns a middleware that refuses a form that is submitted twice, for clients that send
+// no key: the same principal, method, host, path, query and body within the window gets 409
+// duplicate_submit. So does a form that comes while the first one is at work. The window begins with
+// the first answer. The answer is neither recorded nor held back.
+//
+// The same answers as in [ByHeader] free the key, so that the form may be sent again at once. The caller
+// is [Principal], or else the credentials and the address of the client: anonymous users behind one
+// address who send the same are taken for one. [Fingerprint] changes what is the same body. The backend
+// gets an unsalted hash of it, from which short bodies can be guessed.
+//
+// RefuseRepeats panics if the window is shorter than 10 ms, or if an option is wrong.
+func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
+	m := &repeats{front: front{newConfig(), source{name: "repeats"}}}
+	m.Check(window >= claim.MinRetention, "the window %v must be at least %v", window, claim.MinRetention)
+	for _, o := range opts {
+		if o != nil {
+			o.HTTP(&m.httpConfig)
+		}
+	}
+	m.Retention = window
+	if text := m.Err(); text != "" {
+		panic("idempotency: RefuseRepeats: " + text)
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}
+}
+
+type repeats struct {
+	front
+	claims claimsCache
+}
+
+// serve runs a request unless the same was sent before.
+func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if m.methods == nil && safe[r.Method] || m.methods != nil && !m.methods[r.Method] {
+		next.ServeHTTP(w, r)
+		return
+	}
+	l := m.lockerInUse(w, r)
+	if l == nil {
+		return
+	}
+	key, err := m.formKey(r)
+	var who *whoError
+	switch {
+	case errors.As(err, &who):
+		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
+		return
+	case err != nil:
+		m.refuseBody(w, r, err)
+		return
+	case claim.Carries(r.Context(), key): // used twice
+		next.ServeHTTP(w, r)
+		return
+	}
+	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r)}
+	req.Deadline, _ = r.Context().Deadline()
+	out, err := m.claims.on(l, m.Settings).Begin(r.Context(), req)
+	switch {
+	case errors.Is(err, claim.ErrInFlight), errors.Is(err, claim.ErrUnknown), errors.Is(err, claim.ErrRecord), out.Replay != nil:
+		m.refuse(w, r, refusals[CodeDuplicateSubmit])
+	case err != nil:
+		m.refuseErr(w, r, err)
+	case out.Unprotected != nil:
+		m.logUnprotected(r, out.Unprotected)
+		next.ServeHTTP(w, r)
+	default:
+		m.run(w, r, next, out.Claim)
+	}
+}
+
+// formKey returns the key of a submission. Everything that makes two of them the same is in it.
+func (m *repeats) formKey(r *http.Request) (string, error) {
+	who, err := m.who(r)
+	if err != nil {
+		return "", &whoError{err}
+	}
+	body, err := m.readBody(r)
+	if err != nil {
+		return "", err
+	}
+	anonymous := ""
+	if who == "" {
+		sum := credentials(r)
+		sum = claim.Digest(sum[:], []byte(m.router.address(r)))
+		anonymous = hex.EncodeToString(sum[:])
+	}
+	sum := m.payload(r, body)
+	return core.Join(m.Service, who, r.Method, m.name, anonymous, hex.EncodeToString(sum[:])), nil
+}
+
+// run runs the handler under its claim, and leaves a tombstone. The answer need not wait for it: a
+// repeat is refused as long as the claim is held.
+func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
+	sent := newTracker(w)
+	f := claim.Unknown // after a panic
+	defer func() {
+		var err error
+		switch f = k.Fate(f); f {
+		case claim.Free:
+			err = k.Free(r.Context())
+		case claim.Unknown:
+			k.LeaveUnknown(r.Context())
+		default:
+			err = k.Complete(r.Context(), claim.Tombstone())
+		}
+		if err != nil {
+			m.warn(r, fmt.Sprintf("idempotency: the end of a submission could not be stored; a repeat is refused for up to %v", m.Retention), err)
+		}
+		k.Close()
+	}()
+	inner := r.WithContext(k.Context())
+	next.ServeHTTP(sent, inner)
+	r.MultipartForm = inner.MultipartForm
+	f = claim.Fate(m.decide(sent.final(), sent.Header()))
+	if m.RunAgain && sent.final() >= 500 {
+		f = claim.Free
+	}
+}

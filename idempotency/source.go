@@ -1,0 +1,162 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/onelane/onelane/internal/keytemplate"
+	"github.com/onelane/onelane/internal/keytext"
+)
+
+// source is where the key of a request comes from.
+type source struct {
+	name  string // part of the claim's key
+	place string // for a client: where to send the key
+	form  string // for a client: what to send there
+	// read returns keytext.ErrNoKey if there is no key.
+	read     func(*front, *http.Request) (string, error)
+	constant bool // every request has the same key
+}
+
+func headerSource(name string) (source, error) {
+	if !validToken(name) {
+		return source{}, errors.New("pass the name of a header, for example Idempotency-Key")
+	}
+	name = http.CanonicalHeaderKey(name)
+	return source{
+		name: name, place: "the header " + name, form: headerForm,
+		read: func(_ *front, r *http.Request) (string, error) { return keytext.Parse(r.Header.Values(name)) },
+	}, keptHeader(name)
+}
+
+// KeyFunc returns the key of a request, or "" if it has none. An error refuses the request with 400. It
+// is logged, and the client does not see it. A function that reads the body must put it back.
+type KeyFunc func(r *http.Request) (string, error)
+
+func funcSource(fn KeyFunc) source {
+	return source{
+		name: "func", place: "what the key is made of", form: "something else.",
+		read: func(f *front, r *http.Request) (string, error) {
+			key, err := fn(r)
+			switch {
+			case err != nil:
+				f.warn(r, "idempotency: By: no key could be made; the request is refused", err)
+				return "", errFunc
+			case key == "":
+				return "", keytext.ErrNoKey
+			case !utf8.ValidString(key) || strings.IndexFunc(key, unicode.IsControl) >= 0:
+				return "", errCharacter
+			}
+			return key, nil
+		},
+	}
+}
+
+func templateSource(template string) (source, error) {
+	t, err := keytemplate.Parse(template)
+	if err != nil {
+		return source{}, err
+	}
+	fields := make(map[string]field, len(t.Fields()))
+	for _, text := range t.Fields() {
+		if fields[text], err = parseField(text); err != nil {
+			return source{}, fmt.Errorf("key template %q: %w", template, err)
+		}
+	}
+	read := func(f *front, r *http.Request) (string, error) {
+		var failed error
+		key, err := t.Key(func(text string) (string, error) {
+			value, err := fields[text].read(f, r)
+			if err != nil {
+				failed = &fieldError{field: fields[text], err: err}
+			}
+			return value, failed
+		})
+		if failed != nil {
+			return "", failed // the template is not for clients
+		}
+		return key, err
+	}
+	return source{name: "key " + template, read: read, constant: len(t.Fields()) == 0}, nil
+}
+
+// field is one field of a template.
+type field struct {
+	place, form string
+	// read returns keytext.ErrNoKey if the field is missing.
+	read func(*front, *http.Request) (string, error)
+}
+
+// fieldError names the field of a template that has no valid value.
+type fieldError struct {
+	field
+	err error
+}
+
+func (e *fieldError) Error() string { return e.place + ": " + e.err.Error() }
+func (e *fieldError) Unwrap() error { return e.err }
+
+var errFields = errors.New("a field is {header.NAME}, {param.NAME}, {query.NAME}, {cookie.NAME}, {json.PATH} or {principal}")
+
+func parseField(text string) (field, error) {
+	if text == "principal" {
+		return field{place: "the principal", form: "credentials that name the caller.", read: principalKey}, nil
+	}
+	kind, name, _ := strings.Cut(text, ".")
+	if name == "" {
+		return field{}, fmt.Errorf("{%s}: %w", text, errFields)
+	}
+	switch kind {
+	case "header":
+		s, err := headerSource(name)
+		if err != nil {
+			return field{}, fmt.Errorf("{%s}: %w", text, err)
+		}
+		return field{s.place, s.form, s.read}, nil
+	case "param":
+		return field{"the path parameter " + name, valueForm, func(f *front, r *http.Request) (string, error) {
+			return f.paramKey(r, name)
+		}}, nil
+	case "query":
+		return field{"the query parameter " + name, valueForm, func(_ *front, r *http.Request) (string, error) {
+			return queryKey(r.URL.RawQuery, name)
+		}}, nil
+	case "cookie":
+		if !validToken(name) {
+			return field{}, fmt.Errorf("{%s}: %q is no name of a cookie", text, name)
+		}
+		return field{"the cookie " + name, valueForm, func(_ *front, r *http.Request) (string, error) {
+			return cookieKey(r, name)
+		}}, nil
+	case "json":
+		path := strings.Split(name, ".")
+		for _, part := range path {
+			if part == "" {
+				return field{}, fmt.Errorf("{%s}: the path has an empty part", text)
+			}
+		}
+		return field{"the JSON member " + name, jsonForm, func(f *front, r *http.Request) (string, error) {
+			return f.jsonKey(r, path)
+		}}, nil
+	}
+	return field{}, fmt.Errorf("{%s}: %w", text, errFields)
+}
+
+// principalKey returns the caller's name. It is missing for an anonymous caller.
+func principalKey(f *front, r *http.Request) (string, error) {
+	who, err := f.who(r)
+	switch {
+	case err != nil:
+		return "", &whoError{err}
+	case who == "":
+		return "", keytext.ErrNoKey
+	}
+	return who, nil
+}
+
+// whoError means that the program does not say who the caller is.
+type whoError struct{ error }

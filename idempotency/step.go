@@ -1,0 +1,70 @@
+package idempotency
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
+)
+
+var (
+	// ErrStepUnknown means that an earlier run began a [Step] and nobody knows whether it was done.
+	ErrStepUnknown = errors.New("idempotency: the outcome of a step is unknown")
+	// ErrNothingDone is for the function of a [Step]: an error that matches it frees the step.
+	ErrNothingDone = errors.New("nothing was done")
+)
+
+// Step runs fn at most once for the claim that ctx carries and the name, and records its result as
+// JSON. A handler that runs again, after [Recover] or with [RunAgain], gets the recorded result and fn
+// does not run.
+//
+//	charge, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (Charge, error) { … })
+//
+// If fn fails, the outcome of the step is unknown, and a later run gets [ErrStepUnknown]; if the error
+// matches [ErrNothingDone], a later run calls fn again. After a crash in the middle of fn a later run
+// gets ErrStepUnknown, too: ask the other system, with the same [DeriveKey], what happened. Step costs
+// two round trips, or one if it was done. Without a claim the error is [ErrNoClaim].
+func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
+	var result T
+	k, ok := claim.FromContext(ctx)
+	if !ok {
+		return result, ErrNoClaim
+	}
+	recorded, err := k.Step(ctx, name, func(ctx context.Context) ([]byte, error) {
+		var err error
+		if result, err = fn(ctx); err != nil {
+			return nil, err
+		}
+		return json.Marshal(result)
+	}, func(err error) bool { return errors.Is(err, ErrNothingDone) })
+	switch {
+	case errors.Is(err, claim.ErrUnknown):
+		return result, fmt.Errorf("idempotency: step %q: %w: %w", name, ErrStepUnknown, err)
+	case err != nil:
+		return result, err
+	case recorded == nil:
+		return result, nil
+	}
+	var earlier T
+	if err := json.Unmarshal(recorded, &earlier); err != nil {
+		return earlier, fmt.Errorf("idempotency: step %q: the recorded result is no %T: %w", name, earlier, err)
+	}
+	return earlier, nil
+}
+
+// DeriveKey returns a key for a call that the handler makes to another system, for example the
+// idempotency key of a charge. It is the same in every run of the request, and differs for each name. It
+// has 32 characters. Without a claim the error is [ErrNoClaim].
+func DeriveKey(ctx context.Context, name string) (string, error) {
+	k, ok := claim.FromContext(ctx)
+	if !ok {
+		return "", ErrNoClaim
+	}
+	sum := sha256.Sum256([]byte(core.Join("onelane derived key", k.Namespace(), k.Key(), name)))
+	return base64.RawURLEncoding.EncodeToString(sum[:24]), nil
+}

@@ -1,0 +1,317 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	completeTimeout = 2 * time.Second // then the answer is sent, and sealing goes on in the background
+	freeTimeout     = time.Second
+	firstSealPause  = 20 * time.Millisecond
+	longestPause    = 5 * time.Second
+)
+
+// ErrMaxRun is the cause of a claim's context that ran into MaxRun.
+var ErrMaxRun = fmt.Errorf("idempotency: the handler ran longer than MaxRun: %w", context.DeadlineExceeded)
+
+// Fate is what becomes of the key when a handler has answered.
+type Fate int
+
+// The fates of a key.
+const (
+	// Keep records the answer, and every repeat gets it.
+	Keep Fate = iota
+	// Free means that nothing was done. A repeat runs.
+	Free
+	// Unknown means that nobody knows what was done. A repeat is refused.
+	Unknown
+	// NotKept means that the answer cannot be recorded. A repeat is refused.
+	NotKept
+	// Unanswered means that the answer is left to others, who answer later. A repeat is refused.
+	Unanswered
+)
+
+// Claim is the right, and the duty, to run a request. End it with [Claim.Complete], [Claim.Free] or
+// [Claim.LeaveUnknown]; the first of them counts. It is safe for concurrent use.
+type Claim struct {
+	claims      *Claims
+	key         string
+	name        string // of the lock
+	route       string
+	mark        mark
+	began       time.Time
+	adopted     *UnknownError
+	lock        *core.Lock
+	outer       *Claim // the one that the context carried before
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+	cancelTimer context.CancelFunc
+	stop        []func() bool // what watches for the end of the context
+
+	mu        sync.Mutex
+	over      bool
+	detached  bool
+	retention time.Duration
+	fate      *Fate // what the handler said
+}
+
+type claimKey struct{}
+
+func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
+	k := &Claim{
+		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, began: time.Now(),
+		adopted: a.adopted, lock: lock, retention: a.Retention,
+	}
+	k.outer, _ = FromContext(ctx)
+	k.detach(ctx, a.Deadline)
+	running.add(k)
+	return k
+}
+
+// detach makes the claim's context. It does not end with ctx, because a client that hangs up must not
+// leave the request half done. It ends with the claim, at the deadline, and after MaxRun.
+func (k *Claim) detach(ctx context.Context, deadline time.Time) {
+	end, cause := time.Now().Add(k.claims.MaxRun), error(ErrMaxRun)
+	if !deadline.IsZero() && deadline.Before(end) {
+		end, cause = deadline, context.DeadlineExceeded
+	}
+	inner := context.WithValue(core.WithLock(context.WithoutCancel(ctx), k.lock), claimKey{}, k)
+	inner, k.cancel = context.WithCancelCause(inner)
+	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
+	if ctx.Done() != nil {
+		k.stop = append(k.stop, context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) }))
+	}
+	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
+	held := k.lock.Context()
+	k.stop = append(k.stop, context.AfterFunc(held, func() {
+		if err := context.Cause(held); errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrClosed) {
+			k.cancel(err)
+		}
+	}))
+}
+
+// clientGone lets the handler go on without its client, unless too many do so already.
+func (k *Claim) clientGone(cause error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.over {
+		return
+	}
+	if k.detached = running.detach(); !k.detached {
+		k.cancel(cause)
+	}
+}
+
+// FromContext returns the innermost claim that ctx carries.
+func FromContext(ctx context.Context) (*Claim, bool) {
+	k, ok := ctx.Value(claimKey{}).(*Claim)
+	return k, ok
+}
+
+// Carries reports whether ctx carries a claim on key.
+func Carries(ctx context.Context, key string) bool {
+	k, _ := FromContext(ctx)
+	for ; k != nil && k.key != key; k = k.outer {
+	}
+	return k != nil
+}
+
+// carries reports whether ctx carries a live claim on the lock of this name.
+func carries(ctx context.Context, name string) bool {
+	k, _ := FromContext(ctx)
+	for ; k != nil; k = k.outer {
+		if k.name == name && k.lock.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Key returns the key as it was passed to Begin.
+func (k *Claim) Key() string { return k.key }
+
+// Adopted returns the unknown outcome of an earlier run that this claim took over, or nil.
+func (k *Claim) Adopted() *UnknownError { return k.adopted }
+
+// Token returns the fencing token of the claim. The first call costs a round trip; see
+// [core.Lock.Token].
+func (k *Claim) Token(ctx context.Context) (uint64, error) { return k.lock.Token(ctx) }
+
+// Context returns the context for the handler. It has the values of the context that was passed to
+// Begin, and carries the claim and its lock. It does not end when the client hangs up. It ends when
+// the claim ends or is lost (the cause matches [core.ErrLost]), at the server's deadline, and after
+// MaxRun.
+func (k *Claim) Context() context.Context { return k.ctx }
+
+// Decide sets what becomes of the key, whatever the answer is.
+func (k *Claim) Decide(f Fate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fate = &f
+}
+
+// Fate returns what becomes of the key if the answer alone says f.
+func (k *Claim) Fate(f Fate) Fate {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fate != nil {
+		f = *k.fate
+	}
+	if k.claims.RunAgain && (f == Unknown || f == Unanswered) {
+		return Free
+	}
+	return f
+}
+
+// KeepFor sets how long this request's record is kept.
+func (k *Claim) KeepFor(d time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.retention = d
+}
+
+// end marks the claim as over. It returns false if it was before.
+func (k *Claim) end() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	was := k.over
+	k.over = true
+	return !was
+}
+
+// Close ends the context of the handler, when that has returned. It does not touch the key.
+func (k *Claim) Close() {
+	for _, stop := range k.stop {
+		stop()
+	}
+	k.cancel(nil)
+	k.cancelTimer()
+	k.mu.Lock()
+	detached := k.detached
+	k.detached = false
+	k.mu.Unlock()
+	running.remove(k, detached)
+}
+
+// Complete seals the key with r for the retention: from now on every repeat gets r, which must not be
+// modified any more.
+//
+// Complete does not end with ctx, but after 2 s. If the outcome is not known then, the error matches
+// [core.ErrUnavailable], and sealing goes on in the background; nobody else gets the claim meanwhile.
+// If the claim was lost and somebody else took it over, the error matches [core.ErrLost] and nothing
+// was recorded. A record that is too large is refused and leaves the claim as it was. After the claim
+// ended, the error matches [ErrOver].
+func (k *Claim) Complete(ctx context.Context, r *Record) error {
+	kept := *r
+	kept.Run = Run{Begun: k.began, Instance: instanceOf(k.lock.Owner()), RequestID: k.mark.requestID}
+	value, err := k.claims.encode(k.name, &kept, k.mark)
+	if err != nil {
+		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
+	}
+	if !k.end() {
+		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrOver)
+	}
+	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.complete")
+	o := ran
+	if r.NotKept {
+		o = tombstone
+	}
+	defer func() {
+		k.claims.instruments.over(ctx, o, k.route, k.began)
+		o.end(span)
+	}()
+	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
+	defer cancel()
+	if err = k.unanswered(k.seal(sealing, value), completeTimeout); err == nil {
+		k.claims.instruments.size.Record(ctx, int64(len(value)), k.claims.instruments.record[o]...)
+		return nil
+	}
+	o = unrecorded
+	switch {
+	case errors.Is(err, core.ErrLost):
+		o = lost
+	case errors.Is(err, core.ErrUnavailable):
+		running.background(func(ctx context.Context) { k.sealLater(ctx, value) })
+	}
+	return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
+}
+
+// seal tries to seal until the outcome is known, ctx ends or the lock is lost.
+func (k *Claim) seal(ctx context.Context, value []byte) error {
+	for pause := firstSealPause; ; pause = min(2*pause, longestPause) {
+		err := k.lock.Seal(ctx, value, k.retention)
+		if !errors.Is(err, core.ErrUnavailable) {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
+}
+
+// unanswered returns the error of a call with a time-out of ours. Its end is not that of a context of
+// the caller.
+func (k *Claim) unanswered(err error, gave time.Duration) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &core.UnavailableError{Key: k.key, Nodes: []error{fmt.Errorf("no answer within %v: %v", gave, err)}}
+	}
+	return err
+}
+
+// sealLater seals as soon as the backend is back. A claim without an orphan ends with its lease.
+func (k *Claim) sealLater(ctx context.Context, value []byte) {
+	log, err := k.claims.locker.Logger(), k.seal(ctx, value)
+	if err == nil {
+		log.Info("idempotency: a late answer was recorded", "key", k.key)
+		return
+	}
+	consequence := "the outcome is unknown to a repeat"
+	if k.claims.RunAgain {
+		consequence = "a repeat runs again"
+	}
+	log.Error("idempotency: an answer was not recorded: "+consequence, "key", k.key, "error", err)
+}
+
+// Free frees the key, because nothing was done. It does not end with ctx, but after 1 s. If the error
+// matches [core.ErrUnavailable], the outcome may be unknown to a repeat although nothing was done.
+// After the claim ended, Free does nothing.
+func (k *Claim) Free(ctx context.Context) error {
+	if !k.end() {
+		return nil
+	}
+	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.free")
+	o := freed
+	defer func() {
+		k.claims.instruments.over(ctx, o, k.route, k.began)
+		o.end(span)
+	}()
+	releasing, cancel := context.WithTimeout(ctx, freeTimeout)
+	defer cancel()
+	if err := k.unanswered(k.lock.Release(releasing), freeTimeout); err != nil {
+		if errors.Is(err, core.ErrLost) {
+			o = lost
+		}
+		return fmt.Errorf("idempotency: freeing key %q: %w", k.key, err)
+	}
+	return nil
+}
+
+// LeaveUnknown ends the claim without an answer: a repeat is told that the outcome is unknown, as soon
+// as the lease has ended. With RunAgain it frees the key. It does not block.
+func (k *Claim) LeaveUnknown(ctx context.Context) {
+	if !k.end() {
+		return
+	}
+	k.lock.Lapse()
+	k.claims.instruments.over(ctx, unknown, k.route, k.began)
+}

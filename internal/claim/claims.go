@@ -1,0 +1,237 @@
+package claim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+// Claims gives out claims on keys of one [core.Locker]. It is safe for concurrent use.
+type Claims struct {
+	Settings
+	locker      *core.Locker
+	instruments *instruments
+}
+
+// New returns Claims on l, which report to l's logger, meter and tracer. The transport, "http" or
+// "grpc", is an attribute of metrics and spans.
+func New(l *core.Locker, transport string, s Settings) *Claims {
+	return &Claims{Settings: s, locker: l, instruments: newInstruments(l, transport)}
+}
+
+// Request is a request that asks for a claim.
+type Request struct {
+	// Key is a text of any length that is not empty. Join its parts with [core.Join].
+	Key         string
+	Fingerprint Fingerprint
+	// ID is the request's id in logs and traces, or empty.
+	ID string
+	// Route is an attribute of metrics. There must be few of them.
+	Route string
+	// Deadline is the server's own deadline, or zero. The client's is not kept: see [Claim.Context].
+	Deadline time.Time
+}
+
+// Outcome says what to do with a request. Exactly one of its fields is set.
+type Outcome struct {
+	// Claim is set if the handler is to run.
+	Claim *Claim
+	// Replay is set if it ran already. It must not be modified.
+	Replay *Record
+	// Unprotected is set, only with FailOpen, if the backend is not available. It is the error that
+	// Begin would have returned.
+	Unprotected error
+}
+
+// Begin asks for the claim on a key. It talks to the backend once, unless it waits for a running
+// request.
+//
+// The error is [*InFlightError], [*MismatchError], [*UnknownError], one that matches [ErrRecord], or
+// an error of core: one that matches [core.ErrUnavailable], [core.ErrClosed] or [core.ErrInvalidKey],
+// or that of a context that ended.
+func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
+	if r.Key == "" {
+		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
+	}
+	spanned, span := c.instruments.start(ctx, "idempotency.begin")
+	a := &attempt{Claims: c, Request: r, name: lockKey(r.Key), mark: newMark(r.Fingerprint, r.ID)}
+	lock, replay, err := a.begin(spanned)
+	if err == nil && lock != nil {
+		span.End()
+		return Outcome{Claim: newClaim(ctx, a, lock)}, nil
+	}
+	o := replayed
+	switch {
+	case err != nil:
+		o = outcomeOf(err)
+	case replay.NotKept:
+		o = notKept
+	}
+	out := Outcome{Replay: replay}
+	// A caller whose context ended must not run beside the holder of the key.
+	if o == storeDown && c.FailOpen {
+		o, out, err = unprotected, Outcome{Unprotected: err}, nil
+	}
+	c.instruments.count(spanned, o, r.Route)
+	o.end(span)
+	return out, err
+}
+
+// attempt is a request that is asking for a claim.
+type attempt struct {
+	*Claims
+	Request
+	name    string // of the lock
+	mark    mark
+	adopted *UnknownError // the unknown outcome that the claim takes over
+}
+
+// begin returns the lock of a claim, or the record to answer from, or an error.
+func (a *attempt) begin(ctx context.Context) (*core.Lock, *Record, error) {
+	if carries(ctx, a.name) {
+		return nil, nil, &InFlightError{Key: a.Key}
+	}
+	lock, err := a.acquire(ctx)
+	var orphan *core.OrphanedError
+	if errors.As(err, &orphan) {
+		lock, err = a.adopt(ctx, orphan)
+	}
+	if err == nil {
+		return lock, nil, nil
+	}
+	replay, err := a.refused(err)
+	return nil, replay, err
+}
+
+func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
+	lock, err := a.locker.TryAcquire(ctx, a.name, a.options()...)
+	var taken *core.TakenError
+	if a.Wait == 0 || !errors.As(err, &taken) {
+		return lock, err
+	}
+	if theirs, ok := a.parseTag(a.name, taken.Tag); ok {
+		if err := theirs.check(a.Key, a.Fingerprint); err != nil {
+			return nil, err
+		}
+	}
+	opts := append(a.options(), core.WithWait(a.Wait))
+	if a.FailOpen {
+		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
+	}
+	return a.locker.Acquire(ctx, a.name, opts...)
+}
+
+func (a *attempt) options() []core.AcquireOption {
+	opts := []core.AcquireOption{core.WithTag(a.tag(a.name, a.mark))}
+	if !a.RunAgain {
+		opts = append(opts, core.WithOrphan(a.Retention))
+	}
+	return opts
+}
+
+// adopt takes an unknown outcome over if somebody is there to decide about it.
+func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.Lock, error) {
+	unknown := a.unknown(orphan)
+	if m, ok := a.parseTag(a.name, ownerTag(orphan.Owner)); ok {
+		if err := m.check(a.Key, a.Fingerprint); err != nil {
+			return nil, err
+		}
+	} else {
+		return nil, unknown // not even whose request it was can be read
+	}
+	if !a.Recovers && !a.RunAgain {
+		return nil, unknown
+	}
+	lock, err := a.locker.Adopt(ctx, orphan, append(a.options(), core.WithWait(0))...)
+	if err == nil {
+		a.adopted = unknown
+	}
+	return lock, err
+}
+
+func (a *attempt) unknown(orphan *core.OrphanedError) *UnknownError {
+	run := Run{Begun: ownertext.Asked(orphan.Owner), Instance: instanceOf(orphan.Owner)}
+	if m, ok := a.parseTag(a.name, ownerTag(orphan.Owner)); ok {
+		run.RequestID = m.requestID
+	}
+	return &UnknownError{Key: a.Key, Run: run, Since: orphan.Since, orphan: orphan}
+}
+
+func ownerTag(owner string) string {
+	_, tag := ownertext.Split(owner)
+	return tag
+}
+
+func instanceOf(owner string) string {
+	holder, _ := ownertext.Split(owner)
+	instance, _, _ := strings.Cut(holder, "/")
+	return instance
+}
+
+// refused returns what an error of core means for a request.
+func (a *attempt) refused(err error) (*Record, error) {
+	var sealed *core.SealedError
+	if errors.As(err, &sealed) {
+		record, m, err := a.decode(a.name, sealed.Value)
+		if err != nil {
+			return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
+		}
+		if err := m.check(a.Key, a.Fingerprint); err != nil {
+			return nil, err
+		}
+		return record, nil
+	}
+	var taken *core.TakenError
+	if errors.As(err, &taken) {
+		if m, ok := a.parseTag(a.name, taken.Tag); ok {
+			if err := m.check(a.Key, a.Fingerprint); err != nil {
+				return nil, err
+			}
+		}
+		return nil, &InFlightError{Key: a.Key, Cause: taken}
+	}
+	var orphan *core.OrphanedError
+	switch {
+	case errors.As(err, &orphan): // another one than the one that was to be adopted
+		return nil, a.unknown(orphan)
+	case errors.Is(err, ErrMismatch), errors.Is(err, ErrUnknown):
+		return nil, err
+	}
+	return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
+}
+
+const (
+	// KeyPrefix begins the key of every claim, and keeps claims apart from plain locks.
+	KeyPrefix   = "claim:"
+	hashPrefix  = "sha256:"
+	maxPlainKey = 500 // core takes 512 bytes with the prefix
+)
+
+// lockKey returns the key of the lock. It shows the key as it is if core takes it, and its hash
+// otherwise. Different keys never make the same one.
+func lockKey(key string) string {
+	plain := len(key) <= maxPlainKey && !strings.HasPrefix(key, hashPrefix) && !strings.ContainsAny(key, "{}") &&
+		utf8.ValidString(key) && strings.IndexFunc(key, unicode.IsControl) < 0
+	if plain {
+		return KeyPrefix + key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return KeyPrefix + hashPrefix + hex.EncodeToString(sum[:])
+}
+
+// On reports whether the claims are on l.
+func (c *Claims) On(l *core.Locker) bool { return c.locker == l }
+
+// CountWithoutKey counts a request that runs unprotected because it has no key.
+func (c *Claims) CountWithoutKey(ctx context.Context, route string) {
+	c.instruments.count(ctx, withoutKey, route)
+}

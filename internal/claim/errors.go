@@ -1,0 +1,94 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+var (
+	// ErrInFlight means that the first request with the key is running. See [InFlightError].
+	ErrInFlight = errors.New("idempotency: a request with this key is running")
+	// ErrMismatch means that the key belongs to another request. See [MismatchError].
+	ErrMismatch = errors.New("idempotency: the key belongs to another request")
+	// ErrRecord means that the value under a key is no record that this version can read.
+	ErrRecord = errors.New("idempotency: the record cannot be read")
+	// ErrUnknown means that nobody knows what the first request did. See [UnknownError].
+	ErrUnknown = errors.New("idempotency: the outcome of an earlier request is unknown")
+	// ErrOver means that the claim has ended.
+	ErrOver = errors.New("idempotency: the claim has ended")
+)
+
+// InFlightError says that the first request with the key is running. It matches [ErrInFlight], and
+// the error of the context that ended the wait, if one did.
+type InFlightError struct {
+	Key   string
+	Cause error // a *core.TakenError, which names the holder
+}
+
+// Error names the key.
+func (e *InFlightError) Error() string {
+	return fmt.Sprintf("idempotency: key %q: a request with this key is running", e.Key)
+}
+
+// Is makes the error match [ErrInFlight].
+func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
+
+// Unwrap returns the cause.
+func (e *InFlightError) Unwrap() error { return e.Cause }
+
+// MismatchError says that the key belongs to another request. It matches [ErrMismatch].
+type MismatchError struct {
+	Key string
+	// Credentials means that the credentials differ. Whether the payload differs too stays hidden: a
+	// stranger must not be able to guess at it.
+	Credentials bool
+}
+
+// Error names the key and what differs.
+func (e *MismatchError) Error() string {
+	what := "payload"
+	if e.Credentials {
+		what = "credentials"
+	}
+	return fmt.Sprintf("idempotency: key %q was used with another %s", e.Key, what)
+}
+
+// Is makes the error match [ErrMismatch].
+func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
+
+// Run describes one run of a request.
+type Run struct {
+	// Begun is when the run began, by the clock of its instance. It is zero if that is not known.
+	Begun time.Time
+	// Instance names the process, as [core.WithInstance] set it.
+	Instance string
+	// RequestID is the request's id, or empty.
+	RequestID string
+}
+
+// UnknownError says that an earlier run of the request ended without an answer: its process died, its
+// claim was lost, or its handler panicked or ran into a time-out. It matches [ErrUnknown].
+type UnknownError struct {
+	Key string
+	// Run is the run whose outcome is unknown.
+	Run Run
+	// Since is when its claim ended.
+	Since time.Time
+
+	orphan *core.OrphanedError
+}
+
+// Error names the key, the run and what an operator can do.
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("idempotency: key %q: the outcome of the run on %s, which ended at %s, is unknown: "+
+		"find out what it did, then free or complete the key", e.Key, e.Run.Instance, e.Since.Format(time.RFC3339))
+}
+
+// Is makes the error match [ErrUnknown].
+func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
+
+// Unwrap returns the [*core.OrphanedError].
+func (e *UnknownError) Unwrap() error { return e.orphan }

@@ -1,0 +1,122 @@
+package claim
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// maxDetached is how many handlers of one process may run on after their clients hung up. The
+// contexts of more end with their clients.
+const maxDetached = 1000
+
+// registry knows the claims of this process.
+type registry struct {
+	mu       sync.Mutex
+	claims   map[*Claim]struct{}
+	detached int
+	sealing  int
+	idle     chan struct{} // closed when nothing runs; nil if nobody waits
+
+	stopSealing context.CancelFunc
+	sealCtx     context.Context
+}
+
+var running = &registry{claims: make(map[*Claim]struct{})}
+
+func (r *registry) add(k *Claim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.claims[k] = struct{}{}
+}
+
+func (r *registry) remove(k *Claim, detached bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.claims, k)
+	if detached {
+		r.detached--
+	}
+	r.wake()
+}
+
+// detach counts a handler that goes on without its client. It returns false if there are too many.
+func (r *registry) detach() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.detached >= maxDetached {
+		return false
+	}
+	r.detached++
+	return true
+}
+
+// background runs fn in a goroutine that Shutdown waits for.
+func (r *registry) background(fn func(context.Context)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sealCtx == nil {
+		r.sealCtx, r.stopSealing = context.WithCancel(context.Background())
+	}
+	ctx := r.sealCtx
+	r.sealing++
+	go func() {
+		defer func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.sealing--
+			r.wake()
+		}()
+		fn(ctx)
+	}()
+}
+
+// wake tells those who wait for the end of everything. r.mu is held.
+func (r *registry) wake() {
+	if r.idle != nil && len(r.claims) == 0 && r.sealing == 0 {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+// wait returns a channel that is closed when nothing runs.
+func (r *registry) wait() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.idle == nil {
+		r.idle = make(chan struct{})
+	}
+	idle := r.idle
+	r.wake()
+	return idle
+}
+
+// cancel ends the contexts of all handlers, and the attempts to record late answers.
+func (r *registry) cancel(cause error) (handlers, answers int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k := range r.claims {
+		k.cancel(cause)
+	}
+	if r.stopSealing != nil {
+		r.stopSealing()
+		r.sealCtx, r.stopSealing = nil, nil
+	}
+	return len(r.claims), r.sealing
+}
+
+// Shutdown waits until no handler runs under a claim and every answer is recorded. If ctx ends before
+// that, it ends their contexts and returns an error that says how many there were.
+func Shutdown(ctx context.Context) error {
+	select {
+	case <-running.wait():
+		return nil
+	case <-ctx.Done():
+	}
+	cause := fmt.Errorf("idempotency: shutdown: %w", context.Cause(ctx))
+	handlers, answers := running.cancel(cause)
+	if handlers+answers == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %d handlers were still running and %d answers were not recorded", cause, handlers, answers)
+}

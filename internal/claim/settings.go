@@ -1,0 +1,118 @@
+package claim
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Defaults and limits of the options.
+const (
+	DefaultRetention = 24 * time.Hour
+	MinRetention     = 10 * time.Millisecond
+	DefaultMaxRun    = 5 * time.Minute
+	DefaultMaxBody   = 1 << 20
+	LargestMaxBody   = 8 << 20
+)
+
+// Settings are what the options that HTTP and gRPC share set.
+type Settings struct {
+	Locker    *core.Locker // nil: core.Default
+	Service   string
+	Require   bool
+	FailOpen  bool
+	RunAgain  bool
+	Recovers  bool // an adapter adopts unknown outcomes
+	Wait      time.Duration
+	Retention time.Duration
+	MaxRun    time.Duration
+	MaxBody   int
+	Keys      []EncryptionKey // the first encrypts
+	ReadPlain bool
+
+	mistakes []string
+}
+
+// DefaultSettings returns the settings without an option.
+func DefaultSettings() Settings {
+	return Settings{Retention: DefaultRetention, MaxRun: DefaultMaxRun, MaxBody: DefaultMaxBody}
+}
+
+// Common implements [Target].
+func (s *Settings) Common() *Settings { return s }
+
+// Check notes a mistake in an option.
+func (s *Settings) Check(ok bool, format string, args ...any) {
+	if !ok {
+		s.mistakes = append(s.mistakes, fmt.Sprintf(format, args...))
+	}
+}
+
+// Err returns the mistakes in the options as one text, or "".
+func (s *Settings) Err() string { return strings.Join(s.mistakes, "; ") }
+
+// UseLocker returns the Locker to use, or nil if there is none.
+func (s *Settings) UseLocker() *core.Locker {
+	if s.Locker != nil {
+		return s.Locker
+	}
+	return core.Default()
+}
+
+// Target is the configuration of an adapter, which has the shared settings in it.
+type Target interface{ Common() *Settings }
+
+// HTTPOption configures idempotency over HTTP.
+type HTTPOption interface{ HTTP(Target) }
+
+// GRPCOption configures idempotency over gRPC.
+type GRPCOption interface{ GRPC(Target) }
+
+// HTTPLockOption configures a plain lock over HTTP.
+type HTTPLockOption interface{ HTTPLock(Target) }
+
+// GRPCLockOption configures a plain lock over gRPC.
+type GRPCLockOption interface{ GRPCLock(Target) }
+
+// Option configures idempotency over HTTP or gRPC.
+type Option interface {
+	HTTPOption
+	GRPCOption
+}
+
+// SharedOption configures idempotency or a plain lock, over HTTP or gRPC.
+type SharedOption interface {
+	Option
+	HTTPLockOption
+	GRPCLockOption
+}
+
+// Shared is a [SharedOption], and an [Option].
+type Shared func(*Settings)
+
+// HTTP implements [HTTPOption].
+func (o Shared) HTTP(t Target) { o(t.Common()) }
+
+// GRPC implements [GRPCOption].
+func (o Shared) GRPC(t Target) { o(t.Common()) }
+
+// HTTPLock implements [HTTPLockOption].
+func (o Shared) HTTPLock(t Target) { o(t.Common()) }
+
+// GRPCLock implements [GRPCLockOption].
+func (o Shared) GRPCLock(t Target) { o(t.Common()) }
+
+// AcquireLock acquires a plain lock as the settings say.
+func (s *Settings) AcquireLock(ctx context.Context, l *core.Locker, key string) (*core.Lock, error) {
+	if s.Wait == 0 {
+		return l.TryAcquire(ctx, key)
+	}
+	opts := []core.AcquireOption{core.WithWait(s.Wait)}
+	if s.FailOpen {
+		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
+	}
+	return l.Acquire(ctx, key, opts...)
+}
