@@ -17,9 +17,8 @@ func Canonical(m protoreflect.Message) []byte {
 
 // For the fuzz tests, and those with forged records.
 var (
-	FingerprintOf  = fingerprint
+	FingerprintOf  = canonicalDigest
 	ResolvePath    = resolvePath
 	TemplateSource = templateSource
 	QualifiedField = qualifiedField
-	UUID4Key       = uuid4
 )

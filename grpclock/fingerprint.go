@@ -15,12 +15,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// fingerprint is a digest of a message that is the same whether this process knows a field or not: of all fields, in the
-// order of their numbers. What proto.Marshal makes, deterministic or not, has the unknown ones at the end, and so
-// differs between two versions of a schema: in the middle of a roll-out a retry would look like another request.
-//
-// A field that is not known stays as the client sent it: the order of a map in it is the client's.
-func fingerprint(m protoreflect.Message) []byte {
+// canonicalDigest returns a digest of all fields of a message in the order of their numbers. It is the
+// same whether this process knows a field or not. proto.Marshal, deterministic or not, puts unknown
+// fields at the end, and so differs between two versions of a schema: during a roll-out a retry would
+// look like another request. An unknown field stays as the client sent it, also the order of a map in it.
+func canonicalDigest(m protoreflect.Message) []byte {
 	h := sha256.New()
 	w := walk{out: make([]byte, 0, proto.Size(m.Interface()))}
 	w.message(m)
@@ -28,8 +27,9 @@ func fingerprint(m protoreflect.Message) []byte {
 	return h.Sum(nil)
 }
 
-// walk collects the bytes of a message without the lengths of the messages in it, and where those belong. A length is
-// known when its message is done; to move the bytes then would take forever with messages that are deep and large.
+// walk collects the bytes of a message without the lengths of the messages in it, and where those
+// belong. A length is known when its message is done. To move the bytes then would be quadratic in the
+// depth.
 type walk struct {
 	out     []byte
 	lengths []length
@@ -37,7 +37,7 @@ type walk struct {
 
 type length struct{ at, n int }
 
-// write writes it all to what takes everything.
+// write writes all bytes and lengths.
 func (w *walk) write(to io.Writer) {
 	from := 0
 	var size [binary.MaxVarintLen64]byte
@@ -78,8 +78,8 @@ func (w *walk) message(m protoreflect.Message) int {
 	return size
 }
 
-// start is where a field that is not known begins, after its number. A request may be nothing but such fields, of two
-// bytes each: they must not cost many times its size.
+// start is the number of an unknown field and where it begins. A request may be nothing but such fields,
+// of two bytes each, so a start must be small.
 type start uint64
 
 func newStart(number protoreflect.FieldNumber, at int) start { return start(number)<<32 | start(at) }
@@ -95,7 +95,7 @@ func (p start) of(raw []byte) []byte {
 	return raw
 }
 
-// sortedStarts are those of all fields in raw, by number, then as they came.
+// sortedStarts returns the starts of all fields in raw, by number, then as they came.
 func sortedStarts(raw []byte) []start {
 	count := 0
 	for range eachField(raw) {
@@ -113,7 +113,7 @@ func eachField(raw []byte) iter.Seq[start] {
 	return func(yield func(start) bool) {
 		for at := 0; at < len(raw); {
 			number, _, n := protowire.ConsumeField(raw[at:])
-			if n < 0 { // nothing that was received; it must count all the same
+			if n < 0 { // not received, but it must count
 				number, n = math.MaxInt32, len(raw)-at
 			}
 			if !yield(newStart(number, at)) {
@@ -175,7 +175,7 @@ func (w *walk) singular(f protoreflect.FieldDescriptor, v protoreflect.Value) in
 	return size
 }
 
-// nested writes what comes with its length before it.
+// nested writes bytes with their length before them.
 func (w *walk) nested(write func() int) int {
 	i := len(w.lengths)
 	w.lengths = append(w.lengths, length{at: len(w.out)})

@@ -23,6 +23,7 @@ import (
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -166,7 +167,7 @@ func TestRule28_FingerprintOnTheWire(t *testing.T) {
 	s.create("k", r).want(t, 1, false)
 	s.create("k", full()).want(t, 1, true)
 	r.ProtoReflect().SetUnknown(nil)
-	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
 // A request of nothing but small fields that this process does not know, as large as a server takes by default, costs no
@@ -196,7 +197,7 @@ func TestFingerprintOption(t *testing.T) {
 	s := once(t, counter(&runs), grpclock.Fingerprint(func(_ context.Context, m proto.Message) []byte { return []byte(m.(*request).OrderId) }))
 	s.create("k", &request{OrderId: "1", Quantity: 1}).want(t, 1, false)
 	s.create("k", &request{OrderId: "1", Quantity: 2}).want(t, 1, true)
-	s.create("k", &request{OrderId: "2", Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+	s.create("k", &request{OrderId: "2", Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
 // raw is a codec that makes no messages.
@@ -220,12 +221,12 @@ func TestRule28_NoMessage(t *testing.T) {
 		return serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, &orders{}) }, grpc.ForceServerCodec(raw{}), grpc.UnaryInterceptor(i))
 	}
 	locker := testutil.Locker(t)
-	serveRaw(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
-	serveRaw(grpclock.ByField("order_id", grpclock.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
+	serveRaw(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, reasonMisconfigured)
+	serveRaw(grpclock.ByField("order_id", idempotency.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, reasonMisconfigured)
 	if runs.Load() != 0 {
 		t.Errorf("%d runs", runs.Load())
 	}
-	locked := serveRaw(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(locker), grpclock.LockOnly()), "x")
+	locked := serveRaw(grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(locker)), "x")
 	if a := locked.create("k", &request{}); a.err != nil || runs.Load() != 1 {
 		t.Errorf("%v, %d runs", a.err, runs.Load())
 	}

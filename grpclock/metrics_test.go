@@ -16,6 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -38,7 +39,7 @@ func TestMetricsAndSpans(t *testing.T) {
 			n.Client().FlushAll(context.Background())
 		}
 		return &order{}, nil
-	}}, grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(), grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.FailOpen())))
+	}}, grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(), grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), idempotency.FailOpen())))
 	for _, id := range []string{"lose", "ok", "ok", "fail", "panic", "large", "large"} {
 		s.create("k"+id, &request{OrderId: id})
 	}

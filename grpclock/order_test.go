@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -30,8 +31,8 @@ func TestRule30_Panics(t *testing.T) {
 		},
 	} {
 		for kind, i := range map[string]grpc.UnaryServerInterceptor{
-			"once":   grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l)),
-			"locked": grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly()),
+			"once":   grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l)),
+			"locked": grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(l)),
 		} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				var runs atomic.Int64
@@ -65,7 +66,7 @@ func selected(i grpc.UnaryServerInterceptor, names ...string) grpc.UnaryServerIn
 func TestSelector(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(selected(i, "Create")))
 	s.create("k", &request{}).want(t, 1, false)
 	s.create("k", &request{}).want(t, 1, true)
@@ -77,7 +78,7 @@ func TestSelector(t *testing.T) {
 func TestNoSideEffectsPass(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	s := once(t, counter(&runs), grpclock.Require())
+	s := once(t, counter(&runs), idempotency.Require())
 	ask(t.Context(), s.Get, &request{}, idempotencyKey, "k").want(t, 1, false)
 	ask(t.Context(), s.Get, &request{}, idempotencyKey, "k").want(t, 2, false)
 	ask(t.Context(), s.Get, &request{}).want(t, 3, false)
@@ -88,17 +89,17 @@ func TestInterceptorsInARow(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
-	byKey := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))
-	lock := grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))
-	inner := grpclock.ByMetadata("inner-key", grpclock.Require(), grpclock.WithLocker(l))
+	byKey := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))
+	lock := grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))
+	inner := grpclock.ByMetadata("inner-key", idempotency.Require(), idempotency.WithLocker(l))
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey, lock, inner, byKey))
 	r := &request{OrderId: "7"}
-	s.create("k", r).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing) // by the inner one
+	s.create("k", r).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing) // by the inner one
 	k, err := l.Acquire(t.Context(), "order:7")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.create("k", r, "inner-key", "i").wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	s.create("k", r, "inner-key", "i").wantRefusal(t, codes.Aborted, reasonLockBusy)
 	if err := k.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -116,11 +117,11 @@ func TestLockOutsideOfTheKey(t *testing.T) {
 	l := testutil.Locker(t)
 	g := newGate(t)
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(
-		grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+		grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
 	r := &request{OrderId: "7"}
 	first := later(func() answer { return s.create("k", r) })
 	g.wait(t)
-	s.create("k", r).wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	s.create("k", r).wantRefusal(t, codes.Aborted, reasonLockBusy)
 	close(g.open)
 	(<-first).want(t, 1, false)
 	s.create("k", r).want(t, 1, true)
@@ -134,7 +135,7 @@ func TestARequestThatIsChangedOnTheWay(t *testing.T) {
 		req.(*request).Quantity = int32(changes.Add(1))
 		return handler(ctx, req)
 	}
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t))), change))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t))), change))
 	s.create("k", &request{}).want(t, 1, false)
 	s.create("k", &request{}).want(t, 1, true)
 }

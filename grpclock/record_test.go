@@ -23,6 +23,7 @@ import (
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -113,12 +114,12 @@ func TestRule28_LargeAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var runs atomic.Int64
-			s := once(t, func(ctx context.Context, r *request) (*order, error) { runs.Add(1); return h(ctx, r) }, grpclock.MaxBody(1000))
+			s := once(t, func(ctx context.Context, r *request) (*order, error) { runs.Add(1); return h(ctx, r) }, idempotency.MaxBody(1000))
 			if a := s.create("k", &request{}); a.replayed() || a.reason() != "" {
 				t.Errorf("%v, %v", a.order, a.err)
 			}
 			for range 2 {
-				s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+				s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept)
 			}
 			if runs.Load() != 1 {
 				t.Errorf("%d runs", runs.Load())
@@ -161,7 +162,7 @@ func TestRule29_HeadersAndTrailers(t *testing.T) {
 					t.Error(err)
 				}
 				return &order{}, errFirst(grpc.SetTrailer(ctx, metadata.Pairs("cost", "7", "x-bin", "\x01", "www-authenticate", "secret")), tc.err)
-			}}, grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t))), inside))
+			}}, grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t))), inside))
 			first, again := s.create("k", &request{}), s.create("k", &request{})
 			if !again.replayed() || runs.Load() != 1 {
 				t.Fatalf("%v, %v, %d runs", again.err, again.trailer, runs.Load())
@@ -215,7 +216,7 @@ func TestRule29_WrappedStream(t *testing.T) {
 			return nil, status.Error(codes.Internal, "a header was set after it was sent")
 		}
 		return counter(&runs)(ctx, r)
-	}}, grpc.ChainUnaryInterceptor(wrap, grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
+	}}, grpc.ChainUnaryInterceptor(wrap, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
 	s.create("k", &request{}).want(t, 1, false)
 	a := s.create("k", &request{})
 	a.want(t, 1, true)
@@ -288,7 +289,7 @@ func TestRule28_FreshMessages(t *testing.T) {
 		return o, err
 	}
 	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) { return &order{Id: "1"}, nil }},
-		grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
+		grpc.ChainUnaryInterceptor(outside, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
 	for range 3 {
 		if a := s.create("k", &request{}); a.err != nil || a.order.Id != "1!" {
 			t.Errorf("%v, %v", a.order, a.err)

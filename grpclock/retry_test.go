@@ -37,7 +37,7 @@ func TestRule27_RetryPolicyHonoursARefusal(t *testing.T) {
 	t.Parallel()
 	var runs, tries atomic.Int64
 	g := newGate(t)
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), i))
 	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
 	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
@@ -66,12 +66,12 @@ func TestRule27_AHeaderSetOutsideSwitchesRetriesOff(t *testing.T) {
 		_ = grpc.SetHeader(ctx, metadata.Pairs("x-request-id", "1"))
 		return handler(ctx, req)
 	}
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), header, i))
 	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
 	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
 	g.wait(t)
-	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Unavailable, grpclock.ReasonInFlight)
+	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Unavailable, reasonInFlight)
 	if tries.Load() != 2 {
 		t.Errorf("%d attempts, want 2", tries.Load())
 	}
@@ -141,7 +141,7 @@ func TestRule31_RetryAfterALostAnswer(t *testing.T) {
 		c.cut()
 		<-ctx.Done() // the client is gone, the handler makes the order all the same
 		return counter(&runs)(ctx, r)
-	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), grpclock.Wait(5*time.Second))))
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), idempotency.Wait(5*time.Second))))
 	c = newCutter(t, s.addr)
 	conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor()))
@@ -224,7 +224,7 @@ func TestRule32_Hedging(t *testing.T) {
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
 		time.Sleep(20 * time.Millisecond)
 		return counter(&runs)(ctx, r)
-	}, grpclock.Wait(10*time.Second))
+	}, idempotency.Wait(10*time.Second))
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
