@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
@@ -12,42 +13,43 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
-// A panic goes on to whoever recovers from it, and the key is free: a retry runs.
+// A panic goes on to whoever recovers from it. With a lock or RunAgain the key is free. Otherwise the outcome is unknown,
+// unless an interceptor inside makes it an answer.
 func TestRule30_Panics(t *testing.T) {
 	t.Parallel()
-	l := testutil.Locker(t)
-	recoverer := recovery.UnaryServerInterceptor()
-	for name, wire := range map[string]func(i grpc.UnaryServerInterceptor) grpc.ServerOption{
-		"recovery outside": func(i grpc.UnaryServerInterceptor) grpc.ServerOption {
-			return grpc.ChainUnaryInterceptor(recoverer, i)
-		},
-		"recovery inside": func(i grpc.UnaryServerInterceptor) grpc.ServerOption {
-			return grpc.ChainUnaryInterceptor(i, recoverer)
-		},
+	_, l := newHanging(t, core.WithTTL(300*time.Millisecond))
+	use, recoverer := idempotency.WithLocker(l), recovery.UnaryServerInterceptor()
+	byKey := grpclock.ByMetadata(idempotencyKey, use)
+	for _, tc := range []struct {
+		name  string
+		chain []grpc.UnaryServerInterceptor
+		retry func(a answer) bool
+	}{
+		{"outside", []grpc.UnaryServerInterceptor{recoverer, byKey}, func(a answer) bool { return a.reason() == reasonOutcomeUnknown }},
+		{"inside", []grpc.UnaryServerInterceptor{byKey, recoverer}, answer.replayed},
+		{"run again", []grpc.UnaryServerInterceptor{recoverer, grpclock.ByMetadata(idempotencyKey, use, idempotency.RunAgain())}, func(a answer) bool { return a.err == nil && a.order.Run == 2 }},
+		{"locked", []grpc.UnaryServerInterceptor{recoverer, grpclock.LockByKey("{metadata.idempotency-key}", use)}, func(a answer) bool { return a.err == nil && a.order.Run == 2 }},
 	} {
-		for kind, i := range map[string]grpc.UnaryServerInterceptor{
-			"once":   grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l)),
-			"locked": grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(l)),
-		} {
-			t.Run(name+"/"+kind, func(t *testing.T) {
-				var runs atomic.Int64
-				s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
-					if runs.Add(1) == 1 {
-						panic("oops")
-					}
-					return &order{Run: runs.Load()}, nil
-				}}, wire(i))
-				if a := s.create(name+kind, &request{}); status.Code(a.err) != codes.Internal && status.Code(a.err) != codes.Unknown {
-					t.Errorf("a panic is %v", a.err)
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+				if runs.Add(1) == 1 {
+					panic("oops")
 				}
-				s.create(name+kind, &request{}).want(t, 2, false)
-			})
-		}
+				return &order{Run: runs.Load()}, nil
+			}}, grpc.ChainUnaryInterceptor(tc.chain...))
+			if a := s.create(tc.name, &request{}); status.Code(a.err) != codes.Unknown && status.Code(a.err) != codes.Internal {
+				t.Errorf("a panic is %v", a.err)
+			}
+			until(t, func() answer { return s.create(tc.name, &request{}) }, tc.retry)
+		})
 	}
 }
 
@@ -84,7 +86,7 @@ func TestNoSideEffectsPass(t *testing.T) {
 	ask(t.Context(), s.Get, &request{}).want(t, 3, false)
 }
 
-// The same interceptor twice is one; what an inner one refuses is not the handler's answer, and is not recorded.
+// What an inner interceptor refuses is not the handler's answer, and is not recorded.
 func TestInterceptorsInARow(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -92,7 +94,7 @@ func TestInterceptorsInARow(t *testing.T) {
 	byKey := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))
 	lock := grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))
 	inner := grpclock.ByMetadata("inner-key", idempotency.Require(), idempotency.WithLocker(l))
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey, lock, inner, byKey))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, lock, inner))
 	r := &request{OrderId: "7"}
 	s.create("k", r).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing) // by the inner one
 	k, err := l.Acquire(t.Context(), "order:7")
@@ -107,6 +109,20 @@ func TestInterceptorsInARow(t *testing.T) {
 	s.create("k", r, "inner-key", "i").want(t, 1, true)
 	s.create("k2", r, "inner-key", "i").want(t, 1, true)  // the inner one's replay, under a new key of the outer one
 	s.create("k2", r, "inner-key", "i2").want(t, 1, true) // which has it now
+}
+
+// The options of the inner one would be ignored.
+func TestByMetadata_Twice(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	byKey := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey))
+	for range 2 {
+		s.create("k", &request{}).wantRefusal(t, codes.Internal, reasonMisconfigured)
+	}
+	if runs.Load() != 0 {
+		t.Errorf("%d runs", runs.Load())
+	}
 }
 
 // In another order than the documented one: the lock outside of the key makes duplicates wait or fail, and nothing runs

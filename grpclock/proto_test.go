@@ -48,7 +48,7 @@ func TestByProto(t *testing.T) {
 	if ttl := n.Client().PTTL(t.Context(), key).Val(); ttl > time.Hour || ttl < 50*time.Minute {
 		t.Errorf("%s is kept for %v", key, ttl)
 	}
-	call(s.Pay, "").wantRefusal(t, codes.InvalidArgument, reasonKeyInvalid)
+	call(s.Pay, "").wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 	// Refund: by metadata, required.
 	call(s.Refund, "1").wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 	call(s.Refund, "1", idempotencyKey, "k").want(t, 2, false)

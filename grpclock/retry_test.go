@@ -139,9 +139,9 @@ func TestRule31_RetryAfterALostAnswer(t *testing.T) {
 	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		keys.Store(incoming(ctx, idempotencyKey), true)
 		c.cut()
-		<-ctx.Done() // the client is gone, the handler makes the order all the same
+		<-clientGone(ctx) // the handler makes the order all the same
 		return counter(&runs)(ctx, r)
-	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), idempotency.Wait(5*time.Second))))
+	}}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), idempotency.Wait(5*time.Second))))
 	c = newCutter(t, s.addr)
 	conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor()))
