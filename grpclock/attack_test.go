@@ -98,7 +98,7 @@ func TestForgedRecords(t *testing.T) {
 }
 
 // What is never replayed does not stand in Redis either.
-func TestCredentialsAreNotStored(t *testing.T) {
+func TestMetadata_CredentialsNotStored(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
@@ -128,7 +128,7 @@ func TestUnreadableRecords(t *testing.T) {
 }
 
 // A claim that was lost, and taken over, cannot complete; its own client still gets its answer.
-func TestRule19_LostClaim(t *testing.T) {
+func TestByMetadata_ClaimTakenOver(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	first, second, n := newGate(t), newGate(t), testutil.Redis(t)
@@ -154,7 +154,7 @@ func TestRule19_LostClaim(t *testing.T) {
 }
 
 // A handler that gives up since its claim is lost is not a cancelled client; one that fails otherwise says why.
-func TestRule26_ClaimLost(t *testing.T) {
+func TestByMetadata_ClaimLost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(time.Second))
@@ -172,7 +172,7 @@ func TestRule26_ClaimLost(t *testing.T) {
 }
 
 // An answer that is not of the method's type, which somebody inside has put there, is no answer to replay.
-func TestRule28_AnotherMessage(t *testing.T) {
+func TestRecord_AnotherMessage(t *testing.T) {
 	t.Parallel()
 	other := func(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
 		return &testpb.Receipt{Id: "x"}, nil
@@ -185,7 +185,7 @@ func TestRule28_AnotherMessage(t *testing.T) {
 }
 
 // A service that is made at run time has types that nobody else knows: its answers are replayed as what its handler made.
-func TestRule28_TypesOfNoRegistry(t *testing.T) {
+func TestReplay_TypesOfNoRegistry(t *testing.T) {
 	t.Parallel()
 	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
@@ -207,7 +207,7 @@ func TestRule28_TypesOfNoRegistry(t *testing.T) {
 }
 
 // One interceptor may serve two programs' types of one method: generated ones, and those made at run time.
-func TestRule25_TwoTypesOfOneMethod(t *testing.T) {
+func TestByField_TwoTypesOfOneMethod(t *testing.T) {
 	t.Parallel()
 	i := grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(testutil.Locker(t)))
 	file, err := protodesc.NewFile(protodesc.ToFileDescriptorProto(testpb.File_test_proto), protoregistry.GlobalFiles)
@@ -226,7 +226,7 @@ func TestRule25_TwoTypesOfOneMethod(t *testing.T) {
 }
 
 // No metadata of a client, however much or strange, gets past the key.
-func TestHugeMetadata(t *testing.T) {
+func TestByMetadata_HugeMetadata(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -246,7 +246,7 @@ func TestHugeMetadata(t *testing.T) {
 }
 
 // A handler that sends more metadata than is kept.
-func TestHugeMetadataOfTheHandler(t *testing.T) {
+func TestMaxBody_Metadata(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
@@ -260,7 +260,7 @@ func TestHugeMetadataOfTheHandler(t *testing.T) {
 }
 
 // A request as large as the server takes.
-func TestLargeRequests(t *testing.T) {
+func TestByMetadata_LargeRequests(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -272,7 +272,7 @@ func TestLargeRequests(t *testing.T) {
 }
 
 // The names of methods are not what a key is joined from by chance.
-func TestKeysCannotImitateEachOther(t *testing.T) {
+func TestKeys_CannotImitateEachOther(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), grpclock.Principal(byUser))
@@ -285,7 +285,7 @@ func TestKeysCannotImitateEachOther(t *testing.T) {
 	}
 }
 
-func TestEnumsAndBoolsAreKeys(t *testing.T) {
+func TestByKey_EnumsAndBools(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("{req.state}:{req.cash}", idempotency.WithLocker(testutil.Locker(t)))))

@@ -67,7 +67,7 @@ func narrowed(t testing.TB, known func(n int32) bool) protoreflect.MessageType {
 }
 
 // In the middle of a roll-out one process knows a field and the other does not: the same request must look the same.
-func TestRule28_FingerprintOfTwoSchemaVersions(t *testing.T) {
+func TestFingerprint_TwoSchemaVersions(t *testing.T) {
 	t.Parallel()
 	r := full()
 	r.Attributes, r.Friends = map[string]string{"a": "b"}, map[int32]*testpb.Customer{5: {Id: "f"}} // see fingerprint
@@ -96,7 +96,7 @@ func TestRule28_FingerprintOfTwoSchemaVersions(t *testing.T) {
 	}
 }
 
-func TestRule28_FingerprintTellsRequestsApart(t *testing.T) {
+func TestFingerprint_TellsRequestsApart(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
 	for i, change := range []func(r *request){
@@ -145,7 +145,7 @@ func TestRule28_FingerprintTellsRequestsApart(t *testing.T) {
 }
 
 // A message can be deep and large at once: the time must not be the product.
-func TestRule28_FingerprintOfDeepMessages(t *testing.T) {
+func TestFingerprint_DeepMessages(t *testing.T) {
 	t.Parallel()
 	deep := &testpb.Customer{Id: strings.Repeat("x", 3<<20)}
 	for range 9000 { // protobuf takes 10,000
@@ -159,7 +159,7 @@ func TestRule28_FingerprintOfDeepMessages(t *testing.T) {
 }
 
 // What a client leaves out, or fills in with what is the default, and fields that only a newer server knows.
-func TestRule28_FingerprintOnTheWire(t *testing.T) {
+func TestFingerprint_OnTheWire(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -172,7 +172,7 @@ func TestRule28_FingerprintOnTheWire(t *testing.T) {
 
 // A request of nothing but small fields that this process does not know, as large as a server takes by default, costs no
 // multiple of its size that matters. Not parallel: what is allocated is counted for the whole process.
-func TestRule28_FingerprintOfManyFields(t *testing.T) {
+func TestFingerprint_ManyFields(t *testing.T) {
 	var r request
 	wire := bytes.Repeat([]byte{0xb0, 0x06, 1, 0xa8, 0x06, 1}, 4<<20/6) // 102: 1, 101: 1
 	if err := proto.Unmarshal(wire, &r); err != nil {
@@ -191,7 +191,7 @@ func TestRule28_FingerprintOfManyFields(t *testing.T) {
 	}
 }
 
-func TestFingerprintOption(t *testing.T) {
+func TestFingerprint_Option(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), grpclock.Fingerprint(func(_ context.Context, m proto.Message) []byte { return []byte(m.(*request).OrderId) }))
@@ -208,7 +208,7 @@ func (raw) Marshal(any) ([]byte, error)     { return []byte{}, nil }
 func (raw) Unmarshal(_ []byte, v any) error { return nil }
 
 // A request that is no protobuf message fails before anything runs, unless nobody has to read it.
-func TestRule28_NoMessage(t *testing.T) {
+func TestFingerprint_NoMessage(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	serveRaw := func(i grpc.UnaryServerInterceptor, resp any) *server {

@@ -17,7 +17,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule25_KeyFromMetadata(t *testing.T) {
+func TestByMetadata_Key(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -43,7 +43,7 @@ func TestRule25_KeyFromMetadata(t *testing.T) {
 	ask(t.Context(), s.Create, &request{}).want(t, 4, false)
 }
 
-func TestRule25_Require(t *testing.T) {
+func TestByMetadata_Require(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), idempotency.Require())
@@ -55,7 +55,7 @@ func TestRule25_Require(t *testing.T) {
 	s.create("k", &request{}).want(t, 1, false)
 }
 
-func TestRule25_KeyFromField(t *testing.T) {
+func TestByField_Key(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -77,7 +77,7 @@ func TestRule25_KeyFromField(t *testing.T) {
 	}
 }
 
-func TestRule25_KeyFromNestedField(t *testing.T) {
+func TestByField_NestedKey(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	for path, make := range map[string]func(v int) *request{
@@ -104,7 +104,7 @@ func TestRule25_KeyFromNestedField(t *testing.T) {
 }
 
 // Nobody knew the services when the interceptor was made.
-func TestRule25_UnknownFieldFailsAtTheFirstCall(t *testing.T) {
+func TestByField_UnknownField(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	for name, i := range map[string]grpc.UnaryServerInterceptor{
@@ -129,7 +129,7 @@ func TestRule25_UnknownFieldFailsAtTheFirstCall(t *testing.T) {
 	}
 }
 
-func TestRule25_KeyFromTemplate(t *testing.T) {
+func TestByKey_Key(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}:{metadata.X-Tenant}:{principal}",
@@ -150,7 +150,7 @@ func TestRule25_KeyFromTemplate(t *testing.T) {
 	create("a\x00b", "x-tenant", "t", "user", "ann").wantRefusal(t, codes.InvalidArgument, reasonKeyInvalid)
 }
 
-func TestRule25_KeyFromFunction(t *testing.T) {
+func TestBy_Key(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	key := func(ctx context.Context, req any) (string, error) {
@@ -177,7 +177,7 @@ func TestRule25_KeyFromFunction(t *testing.T) {
 }
 
 // A key of another method is another key, and so is one from another place.
-func TestRule25_KeysAreApart(t *testing.T) {
+func TestKeys_AreApart(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)

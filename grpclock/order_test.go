@@ -21,7 +21,7 @@ import (
 
 // A panic goes on to whoever recovers from it. With a lock or RunAgain the key is free. Otherwise the outcome is unknown,
 // unless an interceptor inside makes it an answer.
-func TestRule30_Panics(t *testing.T) {
+func TestByMetadata_Panics(t *testing.T) {
 	t.Parallel()
 	_, l := newHanging(t, core.WithTTL(300*time.Millisecond))
 	use, recoverer := idempotency.WithLocker(l), recovery.UnaryServerInterceptor()
@@ -77,7 +77,7 @@ func TestSelector(t *testing.T) {
 }
 
 // Methods without side effects have nothing that could happen twice.
-func TestNoSideEffectsPass(t *testing.T) {
+func TestByMetadata_NoSideEffects(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), idempotency.Require())
@@ -87,7 +87,7 @@ func TestNoSideEffectsPass(t *testing.T) {
 }
 
 // What an inner interceptor refuses is not the handler's answer, and is not recorded.
-func TestInterceptorsInARow(t *testing.T) {
+func TestRefusal_OfInnerInterceptor(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -127,7 +127,7 @@ func TestByMetadata_Twice(t *testing.T) {
 
 // In another order than the documented one: the lock outside of the key makes duplicates wait or fail, and nothing runs
 // twice.
-func TestLockOutsideOfTheKey(t *testing.T) {
+func TestLockByKey_OutsideOfKey(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -144,7 +144,7 @@ func TestLockOutsideOfTheKey(t *testing.T) {
 }
 
 // An interceptor between us and the handler may change the request; what counts is what the client sent.
-func TestARequestThatIsChangedOnTheWay(t *testing.T) {
+func TestFingerprint_RequestChangedInside(t *testing.T) {
 	t.Parallel()
 	var runs, changes atomic.Int64
 	change := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

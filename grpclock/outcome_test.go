@@ -32,7 +32,7 @@ func (a answer) retryDelay() time.Duration {
 	return 0
 }
 
-func TestRule26_InFlight(t *testing.T) {
+func TestRefusal_InFlight(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
@@ -64,7 +64,7 @@ func TestRule26_InFlight(t *testing.T) {
 	}
 }
 
-func TestRule26_WaitForTheAnswer(t *testing.T) {
+func TestWait_ForTheAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
@@ -82,7 +82,7 @@ func TestRule26_WaitForTheAnswer(t *testing.T) {
 	(<-second).want(t, 1, true)
 }
 
-func TestRule26_OneEffect(t *testing.T) {
+func TestByMetadata_OneEffect(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
@@ -108,7 +108,7 @@ func TestRule26_OneEffect(t *testing.T) {
 	}
 }
 
-func TestRule26_LockBusyAndSealed(t *testing.T) {
+func TestLockByKey_BusyAndSealed(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g, l := newGate(t), testutil.Locker(t)
@@ -134,7 +134,7 @@ func TestRule26_LockBusyAndSealed(t *testing.T) {
 	grab("8").wantRefusal(t, codes.FailedPrecondition, reasonLockSealed)
 }
 
-func TestRule26_LockOnlyWaits(t *testing.T) {
+func TestLockByKey_Wait(t *testing.T) {
 	t.Parallel()
 	var inside, runs atomic.Int64
 	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) {
@@ -164,7 +164,7 @@ func TestRule26_LockOnlyWaits(t *testing.T) {
 	}
 }
 
-func TestRule26_LockLost(t *testing.T) {
+func TestLockByKey_Lost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(2*time.Second))
@@ -191,7 +191,7 @@ func TestRule26_LockLost(t *testing.T) {
 	}
 }
 
-func TestRule26_StoreDown(t *testing.T) {
+func TestRefusal_StoreDown(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
@@ -218,7 +218,7 @@ func TestRule26_StoreDown(t *testing.T) {
 }
 
 // After the handler: the answer goes out, nothing else may run, and it is recorded once Redis answers again.
-func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
+func TestByMetadata_StoreDownAfterHandler(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
@@ -233,7 +233,7 @@ func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
 	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil }).want(t, 1, true)
 }
 
-func TestRule28_WhatIsRecorded(t *testing.T) {
+func TestDefaultFate_EachCode(t *testing.T) {
 	t.Parallel()
 	const replayed, again, unknown = "replayed", "again", "unknown"
 	fates := map[codes.Code]string{codes.InvalidArgument: again, codes.Unauthenticated: again,
@@ -293,7 +293,7 @@ func TestRule28_WhatIsRecorded(t *testing.T) {
 }
 
 // An error without a status, and one around a status, are what the server makes of them.
-func TestRule28_PlainErrors(t *testing.T) {
+func TestRecord_PlainErrors(t *testing.T) {
 	t.Parallel()
 	for name, err := range map[string]error{
 		"plain": errors.New("oops"), "wrapped": fmt.Errorf("wrapped: %w", status.Error(codes.NotFound, "gone")),
@@ -309,7 +309,7 @@ func TestRule28_PlainErrors(t *testing.T) {
 	}
 }
 
-func TestRule28_Retention(t *testing.T) {
+func TestRecord_Retention(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), idempotency.Retain(50*time.Millisecond))
@@ -319,7 +319,7 @@ func TestRule28_Retention(t *testing.T) {
 
 // A call whose deadline passes while Redis is asked, or whose client hangs up, does not run, FailOpen or not: it would run for nobody, and
 // maybe beside the one that has the key. Redis may be given up a moment before the context's own timer, which must not matter.
-func TestRule26_FailOpenForNobody(t *testing.T) {
+func TestFailOpen_ClientGone(t *testing.T) {
 	t.Parallel()
 	backend, l := newHanging(t)
 	var runs atomic.Int64

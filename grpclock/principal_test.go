@@ -26,7 +26,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule24b_PrincipalsAreApart(t *testing.T) {
+func TestPrincipal_KeysAreApart(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), grpclock.Principal(byUser))
@@ -40,7 +40,7 @@ func TestRule24b_PrincipalsAreApart(t *testing.T) {
 	s.create("k", &request{Quantity: 1}, "user", "eve").want(t, 4, false)
 }
 
-func TestRule24b_AnonymousCallersRepeatTheirCredentials(t *testing.T) {
+func TestPrincipal_AnonymousCredentials(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -61,7 +61,7 @@ func TestRule24b_AnonymousCallersRepeatTheirCredentials(t *testing.T) {
 }
 
 // Whoever may not come in does not get a replay either.
-func TestRule24b_AuthenticationRunsFirst(t *testing.T) {
+func TestPrincipal_AuthenticationFirst(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	var revoked atomic.Bool
@@ -84,9 +84,9 @@ type authority struct {
 	cert *x509.Certificate
 }
 
-func newAuthority(t testing.TB) *authority {
+func newAuthority(t testing.TB, name string) *authority {
 	a := &authority{t: t}
-	a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: "root"}, KeyUsage: x509.KeyUsageCertSign})
+	a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: name}, KeyUsage: x509.KeyUsageCertSign})
 	return a
 }
 
@@ -119,10 +119,10 @@ func (a *authority) pair(c *x509.Certificate) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
 }
 
-func TestRule24b_TLSIdentity(t *testing.T) {
+func TestPrincipal_TLS(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	a, stranger := newAuthority(t), newAuthority(t)
+	a, stranger := newAuthority(t, "root"), newAuthority(t, "root")
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)
 	for name, mode := range map[string]tls.ClientAuthType{"verified": tls.VerifyClientCertIfGiven, "not verified": tls.RequestClientCert} {
@@ -167,8 +167,31 @@ func TestRule24b_TLSIdentity(t *testing.T) {
 	}
 }
 
+// Two authorities may give one name to two callers.
+func TestPrincipal_TwoAuthorities(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	a, b := newAuthority(t, "first root"), newAuthority(t, "second root")
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	pool.AddCert(b.cert)
+	s := serve(t, &orders{handle: counter(&runs)},
+		grpc.Creds(credentials.NewTLS(&tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, Certificates: []tls.Certificate{a.pair(&x509.Certificate{DNSNames: []string{"shop"}})}})),
+		grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
+	spiffe := []*url.URL{{Scheme: "spiffe", Host: "shop", Path: "/ann"}}
+	for i, c := range []*x509.Certificate{{Subject: pkix.Name{CommonName: "ann"}}, {URIs: spiffe}} {
+		for j, issuer := range []*authority{a, b} {
+			certs := []tls.Certificate{issuer.pair(c)}
+			client := testpb.NewOrdersClient(s.dial(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "shop", Certificates: certs}))))
+			for _, replayed := range []bool{false, true} {
+				ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").want(t, int64(2*i+j+1), replayed)
+			}
+		}
+	}
+}
+
 // An anonymous caller, and one without a name, cannot take a key that is made of the principal.
-func TestRule24b_TemplateOfThePrincipal(t *testing.T) {
+func TestPrincipal_Template(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)

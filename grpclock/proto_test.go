@@ -71,7 +71,7 @@ func TestByProto(t *testing.T) {
 }
 
 // Principal, which IDEMPOTENT methods need, makes no locks of what LOCK_ONLY excludes everybody from.
-func TestByProto_LocksExcludeAllPrincipals(t *testing.T) {
+func TestByProto_LocksExcludeAll(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)

@@ -26,7 +26,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule28_ErrorsReplayWithDetails(t *testing.T) {
+func TestReplay_ErrorDetails(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(context.Context, *request) (*order, error) {
@@ -52,7 +52,7 @@ func TestRule28_ErrorsReplayWithDetails(t *testing.T) {
 	}
 }
 
-func TestRule28_MessagesReplay(t *testing.T) {
+func TestReplay_Messages(t *testing.T) {
 	t.Parallel()
 	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 99, protowire.BytesType), []byte("from a newer version"))
 	withUnknown := &order{Id: "1"}
@@ -99,7 +99,7 @@ func TestRule28_MessagesReplay(t *testing.T) {
 }
 
 // What is larger than MaxBody is sent, and is not kept.
-func TestRule28_LargeAnswers(t *testing.T) {
+func TestMaxBody_LargeAnswers(t *testing.T) {
 	t.Parallel()
 	for name, h := range map[string]handler{
 		"message": func(context.Context, *request) (*order, error) { return &order{Blob: make([]byte, 2000)}, nil },
@@ -127,7 +127,7 @@ func TestRule28_LargeAnswers(t *testing.T) {
 	}
 }
 
-func TestRule29_HeadersAndTrailers(t *testing.T) {
+func TestMetadata_HeadersAndTrailers(t *testing.T) {
 	t.Parallel()
 	outside := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if err := grpc.SetSendCompressor(ctx, gzip.Name); err != nil {
@@ -201,7 +201,7 @@ func errFirst(errs ...error) error {
 type wrapper struct{ grpc.ServerTransportStream }
 
 // A stream that cannot be asked is listened to.
-func TestRule29_WrappedStream(t *testing.T) {
+func TestMetadata_WrappedStream(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	wrap := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -226,7 +226,7 @@ func TestRule29_WrappedStream(t *testing.T) {
 }
 
 // The messages are copies: a handler, or an interceptor outside, may do with its own what it likes.
-func TestRule28_FreshMessages(t *testing.T) {
+func TestReplay_FreshMessages(t *testing.T) {
 	t.Parallel()
 	var seen []*order
 	outside := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -33,7 +33,7 @@ func attempts(n *atomic.Int64) grpc.UnaryServerInterceptor {
 }
 
 // A refusal is nothing but trailers, so that the client's own policy goes on with it, when the trailers say so.
-func TestRule27_RetryPolicyHonoursARefusal(t *testing.T) {
+func TestRefusal_RetryPolicy(t *testing.T) {
 	t.Parallel()
 	var runs, tries atomic.Int64
 	g := newGate(t)
@@ -58,7 +58,7 @@ func TestRule27_RetryPolicyHonoursARefusal(t *testing.T) {
 }
 
 // What the package's text warns of: with a header the refusal is an answer for the client's policy.
-func TestRule27_AHeaderSetOutsideSwitchesRetriesOff(t *testing.T) {
+func TestRefusal_HeaderSetOutside(t *testing.T) {
 	t.Parallel()
 	var runs, tries atomic.Int64
 	g := newGate(t)
@@ -131,7 +131,7 @@ func (c *cutter) cut() {
 
 // The connection is cut after the handler ran and before its answer is sent: gRPC's own retry gets that answer, with
 // the same key, which nobody but the client's interceptor chose.
-func TestRule31_RetryAfterALostAnswer(t *testing.T) {
+func TestClient_RetryAfterLostAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	var keys sync.Map
@@ -160,7 +160,7 @@ func TestRule31_RetryAfterALostAnswer(t *testing.T) {
 	}
 }
 
-func TestRule31_ClientKeys(t *testing.T) {
+func TestClient_Keys(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var keys []string
@@ -200,7 +200,7 @@ func TestRule31_ClientKeys(t *testing.T) {
 }
 
 // An attempt's number is no part of a key, and no part of the request.
-func TestRule32_AttemptsAreNoKey(t *testing.T) {
+func TestByMetadata_AttemptsAreNoKey(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -218,7 +218,7 @@ func TestRule32_AttemptsAreNoKey(t *testing.T) {
 }
 
 // Hedging sends the same call several times at once.
-func TestRule32_Hedging(t *testing.T) {
+func TestByMetadata_Hedging(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {

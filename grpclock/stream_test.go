@@ -53,7 +53,7 @@ func say(c grpc.BidiStreamingClient[request, order]) (o *order, err error) {
 	return c.Recv()
 }
 
-func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
+func TestStreamLockByKey_Lifetime(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
@@ -88,7 +88,7 @@ func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
 
 var errOwn = status.Error(codes.DataLoss, "half of it is done")
 
-func TestRule30_StreamEndsWithItsLock(t *testing.T) {
+func TestStreamLockByKey_Lost(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]func(s grpc.BidiStreamingServer[request, order]) error{
 		"in Recv": echo,
@@ -145,7 +145,7 @@ func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 	}
 }
 
-func TestRule30_StreamWithoutItsClient(t *testing.T) {
+func TestStreamLockBy_ClientGone(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	g := newGate(t)
@@ -175,7 +175,7 @@ func TestRule30_StreamWithoutItsClient(t *testing.T) {
 	_ = k.Release(t.Context())
 }
 
-func TestRule30_StreamsThatPanicOrAreRefused(t *testing.T) {
+func TestStreamLockByKey_Refused(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
@@ -199,7 +199,7 @@ func TestRule30_StreamsThatPanicOrAreRefused(t *testing.T) {
 	}
 }
 
-func TestRule30_StreamWithoutAKey(t *testing.T) {
+func TestStreamLockBy_NoKey(t *testing.T) {
 	t.Parallel()
 	none := func(context.Context, any) (string, error) { return "", nil }
 	l := testutil.Locker(t)

@@ -69,7 +69,7 @@ func (s *server) hangUp(t testing.TB, g *gate, deadline bool) {
 	}
 }
 
-func TestRule18_ClientGone(t *testing.T) {
+func TestMaxRun_ClientGone(t *testing.T) {
 	t.Parallel()
 	for name, deadline := range map[string]bool{"cancelled": false, "deadline": true} {
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestRule18_ClientGone(t *testing.T) {
 	}
 }
 
-func TestRule18_ServerDeadline(t *testing.T) {
+func TestMaxRun_ServerDeadline(t *testing.T) {
 	t.Parallel()
 	limit := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -121,7 +121,7 @@ func TestRule18_ServerDeadline(t *testing.T) {
 	}
 }
 
-func TestRule13_UnknownOutcomes(t *testing.T) {
+func TestUnknown_Codes(t *testing.T) {
 	t.Parallel()
 	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
 		t.Run(code.String(), func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestRule13_UnknownOutcomes(t *testing.T) {
 	}
 }
 
-func TestRule13_NothingDone(t *testing.T) {
+func TestNothingDone(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
