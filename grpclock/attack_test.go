@@ -36,7 +36,7 @@ func TestForgedRecords(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), grpclock.Metadata("ok"))))
 	fingerprint := claim.Fingerprint{
-		Payload:     claim.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.FingerprintOf((&request{}).ProtoReflect())),
+		Payload:     claim.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.Canonical((&request{}).ProtoReflect())),
 		Credentials: claim.Credentials(nil, nil, nil),
 	}
 	forge := func(key string, r *claim.Record) {

@@ -83,7 +83,7 @@ func BenchmarkFingerprint(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				_ = grpclock.FingerprintOf(r.ProtoReflect())
+				_ = grpclock.Canonical(r.ProtoReflect())
 			}
 		})
 	}

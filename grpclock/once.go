@@ -36,7 +36,7 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	if c.fingerprint != nil {
 		payload = c.fingerprint(c.ctx, msg)
 	} else {
-		payload = canonicalDigest(msg.ProtoReflect())
+		payload = canonical(msg.ProtoReflect())
 	}
 	req.Fingerprint = claim.Fingerprint{Payload: claim.Digest([]byte(c.full), payload), Credentials: c.credentials(who)}
 	out, err := c.claims.on(l, c.Settings).Begin(c.ctx, req)
