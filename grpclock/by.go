@@ -142,7 +142,11 @@ func (c *call) log(level slog.Level, text string, err error) {
 	if used := c.UseLocker(); used != nil {
 		l = used.Logger()
 	}
-	l.Log(context.WithoutCancel(c.ctx), level, "grpclock: "+text, "method", c.full, "error", err)
+	args := []any{"method", c.full}
+	if err != nil {
+		args = append(args, "error", err)
+	}
+	l.Log(context.WithoutCancel(c.ctx), level, "grpclock: "+text, args...)
 }
 
 var errConstant = errors.New("without a field every call would get the first answer: add one")

@@ -23,6 +23,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
 )
 
 // count is a method that counts its calls.
@@ -233,4 +234,47 @@ func ExampleByMetadata_encryption() {
 	// a book about roses <nil>
 	// a book about roses <nil>
 	// readable in Redis: false
+}
+
+// The process died, or the provider did not answer in time: nobody knows whether the customer paid. The retry asks.
+func ExampleRecover() {
+	locker, err := core.New(testutil.Memory(), core.WithTTL(100*time.Millisecond)) // a service keeps the default
+	if err != nil {
+		panic(err)
+	}
+	defer locker.Close()
+	paid := make(map[string]bool) // at the provider
+	ask := func(ctx context.Context, _ any, _ idempotency.Run) (any, idempotency.Recovery, error) {
+		charge, err := idempotency.DeriveKey(ctx, "charge")
+		if err != nil {
+			return nil, idempotency.StillUnknown, err
+		}
+		if paid[charge] {
+			return &testpb.Order{Id: "paid"}, idempotency.Answered, nil
+		}
+		return nil, idempotency.RunHandler, nil
+	}
+	conn, stop := start(func(ctx context.Context, _ *testpb.Request) (*testpb.Order, error) {
+		charge, err := idempotency.DeriveKey(ctx, "charge")
+		if err != nil {
+			return nil, err
+		}
+		paid[charge] = true
+		return nil, status.Error(codes.DeadlineExceeded, "the provider did not answer")
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.Recover(ask), idempotency.WithLocker(locker))))
+	defer stop()
+	for {
+		order, err := testpb.NewOrdersClient(conn).Pay(with("idempotency-key", "k1"), &testpb.Request{})
+		if status.Code(err) == codes.Aborted { // the lease of the first has not ended
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		fmt.Println(order.GetId(), told(err))
+		if err == nil {
+			return
+		}
+	}
+	// Output:
+	// DeadlineExceeded
+	// paid OK
 }

@@ -44,11 +44,10 @@ var grpcCodes = map[string]codes.Code{
 // refuse answers a call without its handler. It sets nothing but trailers, because a client's retry
 // policy takes any header for an answer.
 func (c *call) refuse(p idempotency.Refusal) error {
-	// The handler of a claim outside of this interceptor did not run.
-	if k, ok := claim.FromContext(c.ctx); ok && p.Code != idempotency.CodeLockLost {
-		k.Decide(claim.Free)
-	} else if ok {
-		k.Decide(claim.Unknown)
+	if p.Code == idempotency.CodeLockLost {
+		c.decideOuter(claim.Unknown)
+	} else {
+		c.decideOuter(claim.Free)
 	}
 	code := grpcCodes[p.Code]
 	if c.retryInFlight && p.Code == idempotency.CodeInFlight {
@@ -74,6 +73,14 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	return st.Err()
 }
 
+// decideOuter decides about the claim of an interceptor outside: its handler did not run, or not to its
+// end.
+func (c *call) decideOuter(f claim.Fate) {
+	if k, ok := claim.FromContext(c.ctx); ok {
+		k.Decide(f)
+	}
+}
+
 // refuseKey answers a call whose key could not be read.
 func (c *call) refuseKey(err error) error {
 	s := c.source
@@ -90,6 +97,7 @@ func (c *call) refuseKey(err error) error {
 		return c.refuse(p)
 	}
 	if _, ok := status.FromError(err); ok { // of a KeyFunc
+		c.decideOuter(claim.Free)
 		return err
 	}
 	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
@@ -117,8 +125,10 @@ func (c *call) refuseErr(err error) error {
 		c.log(slog.LevelError, "the call is refused", err)
 	}
 	refused := c.refuse(p)
-	if p.Code == idempotency.CodeLockUnavailable && !loud { // the client is gone
-		return status.FromContextError(context.Cause(c.ctx)).Err()
+	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
+		if p.Code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
+			return status.FromContextError(ended).Err()
+		}
 	}
 	return refused
 }
