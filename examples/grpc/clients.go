@@ -136,10 +136,10 @@ func (c *clients) call(ctx context.Context, user, key string, do func(context.Co
 
 // result is what came of it.
 type result struct {
-	customers, grabbed                        int
+	customers, grabbed                 int
 	requests, replayed, refused, taken int
-	errs                                      []error
-	orders, doubled, twice                    int // in the book
+	errs                               []error
+	orders, doubled, twice             int // in the book
 }
 
 func (r *result) add(a answer) {
