@@ -279,7 +279,7 @@ func (k *Claim) sealLater(ctx context.Context, value []byte) {
 	if k.claims.RunAgain {
 		consequence = "a repeat runs again"
 	}
-	log.Error("idempotency: an answer was not recorded: "+consequence, "key", k.key, "error", err)
+	log.Error("idempotency: an answer was not recorded", "consequence", consequence, "key", k.key, "error", err)
 }
 
 // Free frees the key, because nothing was done. It does not end with ctx, but after 1 s. If the error
