@@ -91,17 +91,15 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 	if t.turn != nil {
 		tx.Statement.ConnPool = newTurnConn(t.turn, tx.Statement.ConnPool)
 	}
-	if err := fn(tx); err != nil {
+	if err = fn(tx); err != nil {
 		_ = t.Rollback()
-		if t.turn != nil && t.turn.lost != nil {
-			err = errors.Join(err, t.turn.lost)
-		}
-		return err
+	} else if err = t.Commit(); err != nil {
+		err = db.Session(&gorm.Session{}).AddError(err) // translates it, if GORM is set to
 	}
-	if err := t.Commit(); err != nil {
-		return db.Session(&gorm.Session{}).AddError(err) // translates it, if GORM is set to
+	if err != nil && t.turn != nil && t.turn.lost != nil {
+		err = errors.Join(err, t.turn.lost)
 	}
-	return nil
+	return err
 }
 
 // limited returns the context of a new transaction, which ends after DefaultTransactionTimeout.
