@@ -146,7 +146,9 @@ func pausedHolder(c *childProcess) error {
 func TestFenced_PausedHolder(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	each(t, func(t *testing.T, db *gorm.DB) {
+	// The holder is a process of its own, and prepares nothing.
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "Use", db.Use(gormlock.New(locker(t, redisbackend.New(node.Client())), gormlock.Fenced())))
 		sku := int(time.Now().UnixNano() % 1_000_000_000)
@@ -160,6 +162,9 @@ func TestFenced_PausedHolder(t *testing.T) {
 			{where: pausedInside, level: sql.LevelRepeatableRead}, {where: pausedInside, blind: true},
 		} {
 			if db.Name() == "sqlite" { // has one isolation, and a stopped transaction stops everybody
+				if p.blind && p.level != sql.LevelDefault {
+					continue // the case before it
+				}
 				p.level = sql.LevelDefault
 			}
 			sku++
