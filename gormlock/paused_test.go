@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -151,8 +152,12 @@ func TestFenced_PausedHolder(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "Use", db.Use(gormlock.New(locker(t, redisbackend.New(node.Client())), gormlock.Fenced())))
+		var holders sync.WaitGroup // most of their time they are stopped
+		defer holders.Wait()
+		running := make(chan struct{}, 4)
 		sku := int(time.Now().UnixNano() % 1_000_000_000)
 		if db.Name() == "sqlite" {
+			running = make(chan struct{}, 1)
 			pool(t, db).SetMaxOpenConns(1)
 			ok(t, "PRAGMA", db.Exec("PRAGMA busy_timeout = 500").Error)
 		}
@@ -170,11 +175,10 @@ func TestFenced_PausedHolder(t *testing.T) {
 			sku++
 			p.sku = sku
 			put(t, db, p.sku, 10)
-			t.Run(p.String(), func(t *testing.T) {
-				if db.Name() != "sqlite" {
-					t.Parallel()
-				}
-				wakesUp(t, db, node.Addr(), p)
+			running <- struct{}{}
+			holders.Go(func() {
+				defer func() { <-running }()
+				t.Run(p.String(), func(t *testing.T) { wakesUp(t, db, node.Addr(), p) })
 			})
 		}
 	})
