@@ -173,20 +173,20 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 			m.complete(r, k, claim.Tombstone())
 		}
 	}
+	inner := r.WithContext(k.Context())
 	returned := false
 	defer func() {
-		if !returned { // a panic
+		r.MultipartForm = inner.MultipartForm // the server removes its files
+		if !returned {                        // a panic
 			m.end(r, k, rec, k.Fate(claim.Unknown))
 		}
 		k.Close()
 	}()
-	inner := r.WithContext(k.Context())
 	if !m.recovered(rec, inner, k) {
 		next.ServeHTTP(rec, inner)
 	}
-	returned = true
-	r.MultipartForm = inner.MultipartForm // the server removes its files
 	m.end(r, k, rec, m.fate(k, rec))
+	returned = true
 	if !rec.passing {
 		_ = rec.send() // an error means that the client is gone
 	}
@@ -240,7 +240,9 @@ func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim
 		m.complete(r, k, claim.Tombstone())
 	case f == claim.NotKept:
 		m.complete(r, k, claim.Tombstone())
-	case !rec.passing: // else there is a tombstone
+	case rec.passing:
+		m.complete(r, k, claim.Tombstone()) // there is one already, except after a change of mind
+	default:
 		m.complete(r, k, rec.record(m.headers))
 	}
 }

@@ -114,6 +114,9 @@ func FromContext(ctx context.Context) (*Claim, bool) {
 	return k, ok
 }
 
+// Outer returns the claim that the context carried when this one was made, or nil.
+func (k *Claim) Outer() *Claim { return k.outer }
+
 // Carries reports whether ctx carries a claim on key.
 func Carries(ctx context.Context, key string) bool {
 	k, _ := FromContext(ctx)
