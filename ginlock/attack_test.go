@@ -121,10 +121,9 @@ func TestRule14_ForgedHeaders(t *testing.T) {
 			ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return nil })), func(*gin.Context) {})
 	})
 	forge := func(key string, record *claim.Record) {
-		host := strings.TrimPrefix(s.url, "http://")
 		out, err := claim.New(l, "http", claim.DefaultSettings()).Begin(context.Background(), claim.Request{
-			Key:         core.Join("", "", "POST", host, "/orders", idempotencyKey, key),
-			Fingerprint: claim.Fingerprint{Payload: claim.Digest([]byte("POST"), []byte(host), []byte("/orders"), nil)},
+			Key:         core.Join("", "", "POST", s.host, "/orders", idempotencyKey, key),
+			Fingerprint: claim.Fingerprint{Payload: claim.Digest([]byte("POST"), []byte(s.host), []byte("/orders"), nil)},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -95,12 +95,10 @@ func TestByHeader_Encryption(t *testing.T) {
 	n := testutil.Redis(t)
 	var runs atomic.Int64
 	service := func(keys ...idempotency.EncryptionKey) *server {
-		s := serve(t, func(r *gin.Engine) {
+		return serve(t, func(r *gin.Engine) {
 			r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(lockerOn(t, n)),
 				idempotency.WithEncryption(keys[0], keys[1:]...)), counter(&runs))
 		})
-		s.host = "shop.example"
-		return s
 	}
 	service(secret(t, "a")).order("k", "card 4711").want(t, 201, "run 1", false)
 	service(secret(t, "b"), secret(t, "a")).order("k", "card 4711").want(t, 201, "run 1", true)

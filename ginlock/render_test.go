@@ -200,6 +200,7 @@ func TestRule15_EventStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Host = s.host
 	req.Header.Set(idempotencyKey, "k")
 	req.Header.Set("Content-Type", "application/json")
 	time.AfterFunc(10*time.Millisecond, func() { next <- struct{}{} })

@@ -48,7 +48,7 @@ func serve(t testing.TB, routes func(r *gin.Engine)) *server {
 		s.Close()
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return &server{t: t, url: s.URL}
+	return &server{t: t, url: s.URL, host: "shop.example"}
 }
 
 // post is the most used server: one route, POST /orders, under ByHeader on a private Redis.
@@ -95,7 +95,6 @@ func (s *server) doCtx(ctx context.Context, method, path, body string, header ..
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Add(header[i], header[i+1])
 	}
-	req.Host = s.host
 	if req.Header.Get("Content-Type") == "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -106,6 +105,7 @@ func (s *server) send(req *http.Request) answer { return s.sendBy(http.DefaultCl
 
 func (s *server) sendBy(client *http.Client, req *http.Request) answer {
 	s.t.Helper()
+	req.Host = s.host
 	resp, err := client.Do(req)
 	if err != nil {
 		if req.Context().Err() == nil {

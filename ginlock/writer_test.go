@@ -166,7 +166,7 @@ func TestRule15_Hijack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_, _ = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n%s: k\r\nUpgrade: echo\r\nConnection: Upgrade\r\nContent-Type: application/json\r\n\r\n", idempotencyKey)
+	_, _ = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 0\r\n%s: k\r\nUpgrade: echo\r\nConnection: Upgrade\r\nContent-Type: application/json\r\n\r\n", idempotencyKey)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || resp.StatusCode != 101 {
 		t.Fatal(resp, err)
