@@ -172,9 +172,9 @@ func next(w http.ResponseWriter, r *http.Request) {
 			outer.WriteHeader(inner.status)
 		}
 	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
-		k.Decide(claim.NotKept)
+		k.Suggest(claim.NotKept)
 	case len(c.Errors) > before && !inner.decided: // an error writer outside will answer
-		k.Decide(claim.Unanswered)
+		k.Suggest(claim.Unanswered)
 	default:
 		inner.finish()
 	}

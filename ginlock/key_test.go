@@ -115,8 +115,8 @@ func TestRule03_KeysOfPrincipalsMethodsAndRoutes(t *testing.T) {
 			}
 		}
 	}
-	// The route's pattern counts, not the path.
-	s.do("POST", "/orders/2", "", "X-User", "a", idempotencyKey, "k").want(t, 201, "run 5", true)
+	// The key belongs to the route's pattern, and the path to the fingerprint, also to one of the program.
+	s.do("POST", "/orders/2", "", "X-User", "a", idempotencyKey, "k").wantProblem(t, 422, idempotency.CodeKeyReused)
 }
 
 // A key may come from the path, too: PUT /orders/:id, if the client chooses the id.

@@ -296,16 +296,6 @@ func TestRule15_SealThenSend(t *testing.T) {
 		"no body":  func(c *gin.Context) { c.Status(204) },
 		"flush":    func(c *gin.Context) { c.String(201, "made"); c.Writer.Flush() },
 		"too much": func(c *gin.Context) { c.String(201, "%s", strings.Repeat("x", 2<<20)) },
-		"hijack": func(c *gin.Context) {
-			conn, rw, err := c.Writer.Hijack()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			_, _ = rw.WriteString("HTTP/1.1 299 Mine\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-			_ = rw.Flush()
-			_ = conn.Close()
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -31,8 +31,8 @@ func answers(file string) map[string]gin.HandlerFunc {
 	return map[string]gin.HandlerFunc{
 		"JSON":          func(c *gin.Context) { c.JSON(201, gin.H{"text": text}) },
 		"JSON, short":   func(c *gin.Context) { c.JSON(201, gin.H{"a": 1}) },
-		"400":           func(c *gin.Context) { c.JSON(400, gin.H{"error": text}) },
-		"400 and abort": func(c *gin.Context) { c.AbortWithStatusJSON(404, gin.H{"error": "none"}) },
+		"418":           func(c *gin.Context) { c.JSON(418, gin.H{"error": text}) },
+		"404 and abort": func(c *gin.Context) { c.AbortWithStatusJSON(404, gin.H{"error": "none"}) },
 		"410, empty":    func(c *gin.Context) { c.AbortWithStatus(410) },
 		"204":           func(c *gin.Context) { c.Status(204) },
 		"nothing":       func(*gin.Context) {},

@@ -188,7 +188,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	m.end(r, k, rec, m.fate(k, rec))
 	returned = true
 	if !rec.passing {
-		_ = rec.send() // an error means that the client is gone
+		_ = rec.send(false) // an error means that the client is gone
 	}
 }
 
@@ -253,7 +253,7 @@ func (m *middleware) complete(r *http.Request, k *claim.Claim, record *claim.Rec
 	switch {
 	case err == nil, errors.Is(err, claim.ErrOver):
 	case errors.Is(err, core.ErrLost):
-		m.log(r, slog.LevelError, "idempotency: the claim was lost and taken over while the handler ran; its answer is not recorded", err)
+		m.log(r, slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
 	case errors.Is(err, core.ErrUnavailable):
 		m.log(r, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
 	default:

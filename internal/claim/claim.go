@@ -165,6 +165,15 @@ func (k *Claim) Decide(f Fate) {
 	k.fate = &f
 }
 
+// Suggest sets what becomes of the key, unless that was decided.
+func (k *Claim) Suggest(f Fate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fate == nil {
+		k.fate = &f
+	}
+}
+
 // Fate returns what becomes of the key if the answer alone says f.
 func (k *Claim) Fate(f Fate) Fate {
 	k.mu.Lock()
