@@ -144,6 +144,17 @@ func (k *Lock) Context() context.Context {
 	return k.ctx
 }
 
+// Detach keeps the lock's context from ending with the context that the lock was acquired with. Its
+// values stay. Call it before [Lock.Context]; later it does nothing.
+func (k *Lock) Detach() {
+	s := k.hold.lease
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k.ctx == nil {
+		k.parent = context.WithoutCancel(k.parent)
+	}
+}
+
 // again returns another handle on the same lock for a context that carries it, or nil if the lock
 // was given up meanwhile.
 func (k *Lock) again(ctx context.Context) (*Lock, error) {

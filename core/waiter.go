@@ -86,7 +86,11 @@ func (w *waiter) takenHere(q *queue) error {
 	}
 	// A waiter of this process is about to get the key. Inspect does not get in between.
 	st, err := l.backend.Inspect(w.traced, w.name)
-	if err != nil {
+	switch {
+	case err != nil && head != nil && w.ctx.Err() == nil:
+		// The head asks the backend now, and its votes may be what a quorum cannot agree about.
+		return &TakenError{Key: w.key, Holder: l.instance, Tag: head.tag}
+	case err != nil:
 		return withKey(err, w.key)
 	}
 	switch st.Status {

@@ -6,14 +6,14 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 )
 
 // Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts: the amount and the
 // currency of a payment, say. Only a salted hash of them is stored. A run without a fingerprint is not compared.
 func Fingerprint(parts ...[]byte) TransactionOption {
 	return transactionOption(func(g *guard) {
-		digest := idempotency.Digest(parts...)
+		digest := claim.Digest(parts...)
 		g.fingerprint = digest[:]
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 )
 
 const (
@@ -92,17 +92,17 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 }
 
 // ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock: the key of the
-// request's claim (see idempotency.FromContext) and a name, which tells several effects of one
-// request apart. Without a claim in ctx it returns "", which Once refuses. In Gin pass
-// c.Request.Context(), because a *gin.Context does not carry the claim.
+// request's claim and a name, which tells several effects of one request apart. Without a claim in
+// ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context
+// does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
-	claim, ok := idempotency.FromContext(ctx)
+	k, ok := claim.FromContext(ctx)
 	if !ok {
 		return ""
 	}
-	key := core.Join(name, claim.Key())
+	key := core.Join(name, k.Key())
 	if len(key) > maxOnceKey {
-		key = core.Join(name, "sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(claim.Key()))))
+		key = core.Join(name, "sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(k.Key()))))
 	}
 	return key
 }

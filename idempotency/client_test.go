@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
 // base is a RoundTripper that answers from a list, and notes what it got and when.
@@ -113,7 +114,7 @@ func TestTransport_OneKeyPerCall(t *testing.T) {
 }
 
 // A key of the caller stays: in the header as it is, or in the context.
-func TestTransport_KeyOfTheCaller(t *testing.T) {
+func TestTransport_CallersKey(t *testing.T) {
 	t.Parallel()
 	b := &base{answers: []any{200}}
 	rt := idempotency.NewTransport(b)
@@ -129,7 +130,7 @@ func TestTransport_KeyOfTheCaller(t *testing.T) {
 	if _, err := rt.RoundTrip(request(t, ctx, "PATCH", "")); err != nil || b.calls[1].key != `"or\"der\\7"` {
 		t.Errorf("%+v, %v", b.calls, err)
 	}
-	if key, err := idempotency.ParseKey([]string{b.calls[1].key}); err != nil || key != `or"der\7` {
+	if key, err := keytext.Parse([]string{b.calls[1].key}); err != nil || key != `or"der\7` {
 		t.Errorf("the server reads %q, %v", key, err)
 	}
 	for _, bad := range []string{"", "a\nb", "ä", strings.Repeat("x", 256)} {
@@ -146,7 +147,7 @@ func TestTransport_KeyOfTheCaller(t *testing.T) {
 	}
 }
 
-func TestTransport_WhatIsNotSentAgain(t *testing.T) {
+func TestTransport_NotSentAgain(t *testing.T) {
 	t.Parallel()
 	noGetBody := func(r *http.Request) { r.GetBody = nil }
 	for name, tc := range map[string]struct {
@@ -156,7 +157,10 @@ func TestTransport_WhatIsNotSentAgain(t *testing.T) {
 	}{
 		"GET":                                  {"GET", 503, nil},
 		"success":                              {"POST", 201, nil},
+		"408":                                  {"POST", 408, nil},
 		"500":                                  {"POST", 500, nil},
+		"502":                                  {"POST", 502, nil},
+		"504":                                  {"POST", retryAfter(504, "1"), nil},
 		"400":                                  {"POST", 400, nil},
 		"401":                                  {"POST", 401, nil},
 		"422":                                  {"POST", 422, nil},
@@ -261,7 +265,7 @@ func TestTransport_LostAnswer(t *testing.T) {
 		_, _ = io.WriteString(w, what)
 	}))
 	defer s.Close()
-	client := &http.Client{Transport: idempotency.NewTransport(nil, idempotency.WithPause(time.Millisecond, time.Millisecond), idempotency.WithAttempts(9))}
+	client := &http.Client{Transport: idempotency.NewTransport(nil, idempotency.WithPause(time.Millisecond, time.Millisecond), idempotency.WithAttempts(9, time.Minute))}
 	defer client.CloseIdleConnections()
 	for range 3 {
 		resp, err := client.Post(s.URL, "text/plain", strings.NewReader("7 EUR"))
@@ -279,20 +283,121 @@ func TestTransport_LostAnswer(t *testing.T) {
 	}
 }
 
+// Each attempt has its own bound, until the header of the answer is there.
+func TestTransport_AttemptTooLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var times []time.Duration
+		began := time.Now()
+		hangs := roundTripper(func(r *http.Request) (*http.Response, error) {
+			times = append(times, time.Since(began))
+			if len(times) < 3 {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}
+			return &http.Response{StatusCode: 200, Body: io.NopCloser(slowBody{r.Context()})}, nil
+		})
+		rt := idempotency.NewTransport(hangs, idempotency.WithAttempts(4, time.Second), idempotency.WithPause(time.Second, time.Second))
+		resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body"))
+		if err != nil || len(times) != 3 || times[1] < 1750*time.Millisecond || times[2] > 4*time.Second {
+			t.Fatalf("%v after %v", err, times)
+		}
+		if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "slow" { // longer than an attempt may take
+			t.Errorf("%q, %v", b, err)
+		}
+		_ = resp.Body.Close()
+
+		times = nil
+		rt = idempotency.NewTransport(hangs, idempotency.WithAttempts(2, time.Second))
+		_, err = rt.RoundTrip(request(t, t.Context(), "POST", "body"))
+		var timeout interface{ Timeout() bool }
+		if len(times) != 2 || !errors.As(err, &timeout) || !timeout.Timeout() || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v after %v", err, times)
+		}
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// slowBody takes an hour, unless its request's context ends.
+type slowBody struct{ ctx context.Context }
+
+func (b slowBody) Read(p []byte) (int, error) {
+	select {
+	case <-time.After(time.Hour):
+		return copy(p, "slow"), io.EOF
+	case <-b.ctx.Done():
+		return 0, b.ctx.Err()
+	}
+}
+
+func TestTransport_RetryStatuses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := &base{answers: []any{502, 425, 504, 429, 201}}
+		rt := idempotency.NewTransport(b, idempotency.RetryStatuses(502, 504), idempotency.WithAttempts(9, time.Second))
+		if resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body")); err != nil || resp.StatusCode != 201 || len(b.calls) != 5 {
+			t.Errorf("%v, %v after %d calls", resp, err, len(b.calls))
+		}
+	})
+}
+
+// The key is known before the call is sent, and afterwards.
+func TestTransport_OnKey(t *testing.T) {
+	t.Parallel()
+	b := &base{answers: []any{503, 200}}
+	var keys []string
+	note := func(r *http.Request, key string) error {
+		if len(b.calls) > 0 || r.URL.Path != "/pay" {
+			t.Errorf("OnKey after %d calls of %s", len(b.calls), r.URL)
+		}
+		keys = append(keys, key)
+		return nil
+	}
+	rt := idempotency.NewTransport(b, idempotency.OnKey(note), idempotency.WithPause(1, 1))
+	resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body"))
+	if err != nil || len(keys) != 1 || len(b.calls) != 2 {
+		t.Fatalf("%v, %v after %d calls", keys, err, len(b.calls))
+	}
+	sent := resp.Request.Header.Get("Idempotency-Key")
+	if key, err := keytext.Parse([]string{sent}); err != nil || key != keys[0] || b.calls[1].key != sent {
+		t.Errorf("the answer's request has %q, OnKey got %q, sent was %q", sent, keys[0], b.calls[1].key)
+	}
+	full := errors.New("the disk is full")
+	rt = idempotency.NewTransport(b, idempotency.OnKey(func(*http.Request, string) error { return full }))
+	if _, err := rt.RoundTrip(request(t, t.Context(), "POST", "body")); !errors.Is(err, full) || len(b.calls) != 2 {
+		t.Errorf("%v after %d calls", err, len(b.calls))
+	}
+}
+
+func TestTransport_BadKeyInHeader(t *testing.T) {
+	t.Parallel()
+	b := &base{answers: []any{200}}
+	r := request(t, t.Context(), "POST", "body")
+	r.Header["Idempotency-Key"] = []string{"a", "b"}
+	if _, err := idempotency.NewTransport(b).RoundTrip(r); err == nil || len(b.calls) > 0 {
+		t.Errorf("%v after %d calls", err, len(b.calls))
+	}
+}
+
 func TestTransport_WiringPanics(t *testing.T) {
 	t.Parallel()
-	for want, wire := range map[string]func(){
-		"WithHeader":   func() { idempotency.WithHeader("a b") },
-		"WithAttempts": func() { idempotency.WithAttempts(0) },
-		"WithPause":    func() { idempotency.WithPause(2, 1) },
+	for want, option := range map[string]idempotency.TransportOption{
+		"WithHeader":   idempotency.WithHeader("a b"),
+		"WithAttempts": idempotency.WithAttempts(0, time.Second),
+		"must be":      idempotency.WithAttempts(1, 0),
+		"WithPause":    idempotency.WithPause(2, 1),
+		"OnKey":        idempotency.OnKey(nil),
 	} {
 		func() {
 			defer func() {
-				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, "idempotency: "+want) {
+				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, "idempotency: ") || !strings.Contains(got, want) {
 					t.Errorf("panic %q does not say %q", got, want)
 				}
 			}()
-			wire()
+			idempotency.NewTransport(nil, option)
 		}()
 	}
 }

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -71,9 +70,13 @@ const (
 
 // NothingDone says that the handler of ctx did nothing: whatever it answers, and even if it panics, the
 // key is free and a retry runs. Without a claim in ctx it does nothing.
-func NothingDone(ctx context.Context) {
-	if k, ok := claim.FromContext(ctx); ok {
-		k.Decide(claim.Free)
+func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
+
+// decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,
+// for example.
+func decide(ctx context.Context, f claim.Fate) {
+	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {
+		k.Decide(f)
 	}
 }
 
@@ -87,17 +90,12 @@ func RetainFor(ctx context.Context, d time.Duration) {
 
 // ErrNoClaim means that the context carries no claim: the request runs unprotected, or the context is
 // not the handler's.
-var ErrNoClaim = errors.New("idempotency: the context carries no claim")
+var ErrNoClaim = claim.ErrNoClaim
 
-// Token returns the fencing token of the innermost claim that ctx carries. Pass it to a resource that
-// refuses smaller tokens. The first call costs a round trip. Without a claim the error is [ErrNoClaim].
-func Token(ctx context.Context) (uint64, error) {
-	k, ok := claim.FromContext(ctx)
-	if !ok {
-		return 0, ErrNoClaim
-	}
-	return k.Token(ctx)
-}
+// Token returns the fencing token of the innermost claim or lock that ctx carries. Pass it to a resource
+// that refuses smaller tokens. The first call costs a round trip. If ctx carries none, the error is
+// [ErrNoClaim].
+func Token(ctx context.Context) (uint64, error) { return claim.Token(ctx) }
 
 // Shutdown waits until no handler of this process runs under a claim, and until every answer is
 // recorded. Call it after the server stopped accepting requests. It also waits for handlers whose

@@ -13,8 +13,11 @@ import (
 const (
 	completeTimeout = 2 * time.Second // then the answer is sent, and sealing goes on in the background
 	freeTimeout     = time.Second
-	firstSealPause  = 20 * time.Millisecond
+	firstPause      = 20 * time.Millisecond
 	longestPause    = 5 * time.Second
+
+	// holdGrace is for how long a lock is renewed after MaxRun: a handler that goes on keeps its key.
+	holdGrace = 10 * time.Minute
 )
 
 // ErrMaxRun is the cause of a claim's context that ran into MaxRun.
@@ -45,6 +48,7 @@ type Claim struct {
 	name        string // of the lock
 	route       string
 	mark        mark
+	fingerprint Fingerprint
 	began       time.Time
 	adopted     *UnknownError
 	lock        *core.Lock
@@ -56,6 +60,7 @@ type Claim struct {
 
 	mu        sync.Mutex
 	over      bool
+	closed    bool
 	detached  bool
 	retention time.Duration
 	fate      *Fate // what the handler said
@@ -65,8 +70,8 @@ type claimKey struct{}
 
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
-		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, began: time.Now(),
-		adopted: a.adopted, lock: lock, retention: a.Retention,
+		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint,
+		began: time.Now(), adopted: a.adopted, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)
 	k.detach(ctx, a.Deadline)
@@ -81,6 +86,7 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	if !deadline.IsZero() && deadline.Before(end) {
 		end, cause = deadline, context.DeadlineExceeded
 	}
+	k.lock.Detach()
 	inner := context.WithValue(core.WithLock(context.WithoutCancel(ctx), k.lock), claimKey{}, k)
 	inner, k.cancel = context.WithCancelCause(inner)
 	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
@@ -100,7 +106,7 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 func (k *Claim) clientGone(cause error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.over {
+	if k.closed {
 		return
 	}
 	if k.detached = running.detach(); !k.detached {
@@ -114,6 +120,9 @@ func FromContext(ctx context.Context) (*Claim, bool) {
 	return k, ok
 }
 
+// Outer returns the claim that the context carried when this one was made, or nil.
+func (k *Claim) Outer() *Claim { return k.outer }
+
 // Carries reports whether ctx carries a claim on key.
 func Carries(ctx context.Context, key string) bool {
 	k, _ := FromContext(ctx)
@@ -123,10 +132,10 @@ func Carries(ctx context.Context, key string) bool {
 }
 
 // carries reports whether ctx carries a live claim on the lock of this name.
-func carries(ctx context.Context, name string) bool {
+func carries(ctx context.Context, l *core.Locker, name string) bool {
 	k, _ := FromContext(ctx)
 	for ; k != nil; k = k.outer {
-		if k.name == name && k.lock.Err() == nil {
+		if k.name == name && k.claims.locker == l && k.lock.Err() == nil {
 			return true
 		}
 	}
@@ -156,6 +165,15 @@ func (k *Claim) Decide(f Fate) {
 	k.fate = &f
 }
 
+// Suggest sets what becomes of the key, unless that was decided.
+func (k *Claim) Suggest(f Fate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fate == nil {
+		k.fate = &f
+	}
+}
+
 // Fate returns what becomes of the key if the answer alone says f.
 func (k *Claim) Fate(f Fate) Fate {
 	k.mu.Lock()
@@ -169,11 +187,17 @@ func (k *Claim) Fate(f Fate) Fate {
 	return f
 }
 
-// KeepFor sets how long this request's record is kept.
+// KeepFor sets how long this request's record is kept, within the limits of a retention.
 func (k *Claim) KeepFor(d time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.retention = d
+	k.retention = min(max(d, MinRetention), MaxRetention)
+}
+
+func (k *Claim) keptFor() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.retention
 }
 
 // end marks the claim as over. It returns false if it was before.
@@ -185,8 +209,10 @@ func (k *Claim) end() bool {
 	return !was
 }
 
-// Close ends the context of the handler, when that has returned. It does not touch the key.
+// Close ends the context of the handler, when that has returned. A claim that has not ended is left
+// unknown.
 func (k *Claim) Close() {
+	k.LeaveUnknown(k.ctx)
 	for _, stop := range k.stop {
 		stop()
 	}
@@ -194,7 +220,7 @@ func (k *Claim) Close() {
 	k.cancelTimer()
 	k.mu.Lock()
 	detached := k.detached
-	k.detached = false
+	k.detached, k.closed = false, true
 	k.mu.Unlock()
 	running.remove(k, detached)
 }
@@ -226,26 +252,52 @@ func (k *Claim) Complete(ctx context.Context, r *Record) error {
 		k.claims.instruments.over(ctx, o, k.route, k.began)
 		o.end(span)
 	}()
-	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
-	defer cancel()
-	if err = k.unanswered(k.seal(sealing, value), completeTimeout); err == nil {
-		k.claims.instruments.size.Record(ctx, int64(len(value)), k.claims.instruments.record[o]...)
-		return nil
+	if err := k.claims.seal(ctx, k.lock, value, k.keptFor()); err != nil {
+		o = unrecorded
+		if errors.Is(err, core.ErrLost) {
+			o = lost
+		}
+		return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
 	}
-	o = unrecorded
-	switch {
-	case errors.Is(err, core.ErrLost):
-		o = lost
-	case errors.Is(err, core.ErrUnavailable):
-		running.background(func(ctx context.Context) { k.sealLater(ctx, value) })
-	}
-	return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
+	k.claims.instruments.size.Record(ctx, int64(len(value)), k.claims.instruments.record[o]...)
+	return nil
 }
 
-// seal tries to seal until the outcome is known, ctx ends or the lock is lost.
-func (k *Claim) seal(ctx context.Context, value []byte) error {
-	for pause := firstSealPause; ; pause = min(2*pause, longestPause) {
-		err := k.lock.Seal(ctx, value, k.retention)
+// seal seals a lock for at most 2 s. If the outcome is not known then, the error matches
+// [core.ErrUnavailable], and sealing goes on in the background.
+func (c *Claims) seal(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
+	seal := func(ctx context.Context) error { return lock.Seal(ctx, value, retention) }
+	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
+	defer cancel()
+	err := unanswered(lock.Key(), untilAnswered(sealing, seal), completeTimeout)
+	switch {
+	case errors.Is(err, core.ErrUnavailable):
+		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, seal) })
+	case err != nil:
+		lock.Lapse()
+	}
+	return err
+}
+
+// sealLater seals as soon as the backend is back. A lock without an orphan ends with its lease.
+func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, seal func(context.Context) error) {
+	err := untilAnswered(ctx, seal)
+	if err == nil {
+		c.locker.Logger().Info("idempotency: a late result was recorded", "key", lock.Key())
+		return
+	}
+	lock.Lapse()
+	consequence := "the outcome is unknown to a repeat"
+	if c.RunAgain {
+		consequence = "a repeat runs again"
+	}
+	c.locker.Logger().Error("idempotency: a result was not recorded: "+consequence, "key", lock.Key(), "error", err)
+}
+
+// untilAnswered calls fn until the backend has answered or ctx ends.
+func untilAnswered(ctx context.Context, fn func(context.Context) error) error {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		err := fn(ctx)
 		if !errors.Is(err, core.ErrUnavailable) {
 			return err
 		}
@@ -261,30 +313,16 @@ func (k *Claim) seal(ctx context.Context, value []byte) error {
 
 // unanswered returns the error of a call with a time-out of ours. Its end is not that of a context of
 // the caller.
-func (k *Claim) unanswered(err error, gave time.Duration) error {
+func unanswered(key string, err error, gave time.Duration) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return &core.UnavailableError{Key: k.key, Nodes: []error{fmt.Errorf("no answer within %v: %v", gave, err)}}
+		return &core.UnavailableError{Key: key, Nodes: []error{fmt.Errorf("no answer within %v: %v", gave, err)}}
 	}
 	return err
 }
 
-// sealLater seals as soon as the backend is back. A claim without an orphan ends with its lease.
-func (k *Claim) sealLater(ctx context.Context, value []byte) {
-	log, err := k.claims.locker.Logger(), k.seal(ctx, value)
-	if err == nil {
-		log.Info("idempotency: a late answer was recorded", "key", k.key)
-		return
-	}
-	consequence := "the outcome is unknown to a repeat"
-	if k.claims.RunAgain {
-		consequence = "a repeat runs again"
-	}
-	log.Error("idempotency: an answer was not recorded: "+consequence, "key", k.key, "error", err)
-}
-
 // Free frees the key, because nothing was done. It does not end with ctx, but after 1 s. If the error
-// matches [core.ErrUnavailable], the outcome may be unknown to a repeat although nothing was done.
-// After the claim ended, Free does nothing.
+// matches [core.ErrUnavailable], freeing goes on in the background. After the claim ended, Free does
+// nothing.
 func (k *Claim) Free(ctx context.Context) error {
 	if !k.end() {
 		return nil
@@ -295,15 +333,34 @@ func (k *Claim) Free(ctx context.Context) error {
 		k.claims.instruments.over(ctx, o, k.route, k.began)
 		o.end(span)
 	}()
-	releasing, cancel := context.WithTimeout(ctx, freeTimeout)
-	defer cancel()
-	if err := k.unanswered(k.lock.Release(releasing), freeTimeout); err != nil {
+	if err := k.claims.free(ctx, k.lock); err != nil {
 		if errors.Is(err, core.ErrLost) {
 			o = lost
 		}
 		return fmt.Errorf("idempotency: freeing key %q: %w", k.key, err)
 	}
 	return nil
+}
+
+// free releases a lock, for at most 1 s. After an error it goes on in the background, because the lease
+// may have left an orphan.
+func (c *Claims) free(ctx context.Context, lock *core.Lock) error {
+	releasing, cancel := context.WithTimeout(ctx, freeTimeout)
+	defer cancel()
+	err := unanswered(lock.Key(), lock.Release(releasing), freeTimeout)
+	if err != nil {
+		running.background(func(ctx context.Context) { c.freeLater(ctx, lock) })
+	}
+	return err
+}
+
+// freeLater frees a key as soon as the backend is back, unless somebody else has it by then.
+func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
+	err := untilAnswered(ctx, func(ctx context.Context) error { return c.locker.Revoke(ctx, lock.Key(), lock.Owner()) })
+	if err != nil && !errors.Is(err, core.ErrLost) {
+		c.locker.Logger().Error("idempotency: a key could not be freed: the outcome is unknown to a repeat, although nothing was done",
+			"key", lock.Key(), "error", err)
+	}
 }
 
 // LeaveUnknown ends the claim without an answer: a repeat is told that the outcome is unknown, as soon

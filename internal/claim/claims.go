@@ -63,7 +63,7 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
 	}
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
-	a := &attempt{Claims: c, Request: r, name: lockKey(r.Key), mark: newMark(r.Fingerprint, r.ID)}
+	a := &attempt{Claims: c, Request: r, name: lockKey(KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID)}
 	lock, replay, err := a.begin(spanned)
 	if err == nil && lock != nil {
 		span.End()
@@ -97,7 +97,7 @@ type attempt struct {
 
 // begin returns the lock of a claim, or the record to answer from, or an error.
 func (a *attempt) begin(ctx context.Context) (*core.Lock, *Record, error) {
-	if carries(ctx, a.name) {
+	if carries(ctx, a.locker, a.name) {
 		return nil, nil, &InFlightError{Key: a.Key}
 	}
 	lock, err := a.acquire(ctx)
@@ -123,19 +123,23 @@ func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 			return nil, err
 		}
 	}
-	opts := append(a.options(), core.WithWait(a.Wait))
-	if a.FailOpen {
-		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
-	}
-	return a.locker.Acquire(ctx, a.name, opts...)
+	return a.locker.Acquire(ctx, a.name, a.options()...)
 }
 
 func (a *attempt) options() []core.AcquireOption {
-	opts := []core.AcquireOption{core.WithTag(a.tag(a.name, a.mark))}
+	opts := []core.AcquireOption{core.WithTag(a.tag(a.name, a.mark)), core.WithWait(a.Wait), a.maxHold()}
+	if a.FailOpen {
+		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
+	}
 	if !a.RunAgain {
 		opts = append(opts, core.WithOrphan(a.Retention))
 	}
 	return opts
+}
+
+// maxHold lets a lock be renewed while the handler runs, and somewhat longer.
+func (c *Claims) maxHold() core.AcquireOption {
+	return core.WithMaxHold(max(c.MaxRun, c.MaxRun+holdGrace)) // the sum may overflow
 }
 
 // adopt takes an unknown outcome over if somebody is there to decide about it.
@@ -151,7 +155,7 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	if !a.Recovers && !a.RunAgain {
 		return nil, unknown
 	}
-	lock, err := a.locker.Adopt(ctx, orphan, append(a.options(), core.WithWait(0))...)
+	lock, err := a.locker.Adopt(ctx, orphan, a.options()...)
 	if err == nil {
 		a.adopted = unknown
 	}
@@ -211,21 +215,23 @@ func (a *attempt) refused(err error) (*Record, error) {
 
 const (
 	// KeyPrefix begins the key of every claim, and keeps claims apart from plain locks.
-	KeyPrefix   = "claim:"
+	KeyPrefix = "claim:"
+	// StepPrefix begins the key of every step.
+	StepPrefix  = "claimstep:"
 	hashPrefix  = "sha256:"
 	maxPlainKey = 500 // core takes 512 bytes with the prefix
 )
 
 // lockKey returns the key of the lock. It shows the key as it is if core takes it, and its hash
 // otherwise. Different keys never make the same one.
-func lockKey(key string) string {
+func lockKey(prefix, key string) string {
 	plain := len(key) <= maxPlainKey && !strings.HasPrefix(key, hashPrefix) && !strings.ContainsAny(key, "{}") &&
 		utf8.ValidString(key) && strings.IndexFunc(key, unicode.IsControl) < 0
 	if plain {
-		return KeyPrefix + key
+		return prefix + key
 	}
 	sum := sha256.Sum256([]byte(key))
-	return KeyPrefix + hashPrefix + hex.EncodeToString(sum[:])
+	return prefix + hashPrefix + hex.EncodeToString(sum[:])
 }
 
 // On reports whether the claims are on l.

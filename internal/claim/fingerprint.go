@@ -68,9 +68,12 @@ func newMark(fp Fingerprint, requestID string) mark {
 	var salt [markPart]byte
 	_, _ = rand.Read(salt[:]) // never fails
 	m := saltedMark(salt, fp)
-	m.requestID = requestID[:min(len(requestID), maxRequestID)]
+	m.requestID = text(requestID[:min(len(requestID), maxRequestID)])
 	return m
 }
+
+// text returns s without what protobuf does not take as text.
+func text(s string) string { return strings.ToValidUTF8(s, "") }
 
 func saltedMark(salt [markPart]byte, fp Fingerprint) mark {
 	return mark{salt: salt, payload: keyed(salt, 'p', fp.Payload), credentials: keyed(salt, 'c', fp.Credentials)}

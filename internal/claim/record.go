@@ -37,12 +37,12 @@ type Record struct {
 func Tombstone() *Record { return &Record{NotKept: true} }
 
 // encode is the record, and the mark of the request it answers, as protobuf of version 1: see
-// internal/recordpb/record.proto.
+// recordpb/record.proto.
 func (r *Record) encode(m mark) ([]byte, error) {
 	p := &recordpb.Record{
 		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
 		NotKept:  r.NotKept,
-		Instance: r.Run.Instance, RequestId: m.requestID,
+		Instance: text(r.Run.Instance), RequestId: m.requestID,
 	}
 	if !r.Run.Begun.IsZero() {
 		p.BegunMs = r.Run.Begun.UnixMilli()

@@ -15,14 +15,11 @@ type registry struct {
 	mu       sync.Mutex
 	claims   map[*Claim]struct{}
 	detached int
-	sealing  int
-	idle     chan struct{} // closed when nothing runs; nil if nobody waits
-
-	stopSealing context.CancelFunc
-	sealCtx     context.Context
+	late     map[*context.CancelFunc]struct{} // what goes on in the background
+	idle     chan struct{}                    // closed when nothing runs; nil if nobody waits
 }
 
-var running = &registry{claims: make(map[*Claim]struct{})}
+var running = &registry{claims: make(map[*Claim]struct{}), late: make(map[*context.CancelFunc]struct{})}
 
 func (r *registry) add(k *Claim) {
 	r.mu.Lock()
@@ -53,18 +50,16 @@ func (r *registry) detach() bool {
 
 // background runs fn in a goroutine that Shutdown waits for.
 func (r *registry) background(fn func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sealCtx == nil {
-		r.sealCtx, r.stopSealing = context.WithCancel(context.Background())
-	}
-	ctx := r.sealCtx
-	r.sealing++
+	r.late[&cancel] = struct{}{}
 	go func() {
 		defer func() {
+			cancel()
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.sealing--
+			delete(r.late, &cancel)
 			r.wake()
 		}()
 		fn(ctx)
@@ -73,7 +68,7 @@ func (r *registry) background(fn func(context.Context)) {
 
 // wake tells those who wait for the end of everything. r.mu is held.
 func (r *registry) wake() {
-	if r.idle != nil && len(r.claims) == 0 && r.sealing == 0 {
+	if r.idle != nil && len(r.claims)+len(r.late) == 0 {
 		close(r.idle)
 		r.idle = nil
 	}
@@ -91,18 +86,17 @@ func (r *registry) wait() <-chan struct{} {
 	return idle
 }
 
-// cancel ends the contexts of all handlers, and the attempts to record late answers.
+// cancel ends the contexts of all handlers, and what goes on in the background.
 func (r *registry) cancel(cause error) (handlers, answers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for k := range r.claims {
 		k.cancel(cause)
 	}
-	if r.stopSealing != nil {
-		r.stopSealing()
-		r.sealCtx, r.stopSealing = nil, nil
+	for stop := range r.late {
+		(*stop)()
 	}
-	return len(r.claims), r.sealing
+	return len(r.claims), len(r.late)
 }
 
 // Shutdown waits until no handler runs under a claim and every answer is recorded. If ctx ends before

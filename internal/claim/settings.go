@@ -13,6 +13,7 @@ import (
 const (
 	DefaultRetention = 24 * time.Hour
 	MinRetention     = 10 * time.Millisecond
+	MaxRetention     = 10 * 365 * 24 * time.Hour
 	DefaultMaxRun    = 5 * time.Minute
 	DefaultMaxBody   = 1 << 20
 	LargestMaxBody   = 8 << 20

@@ -1,4 +1,4 @@
-package idempotency_test
+package claim_test
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -79,89 +79,112 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	ctx := t.Context()
-	c := idempotency.New(l, idempotency.WithTransport("test"))
-	want := map[string]int64{}
+	c := newClaims(l)
+	counts := map[string]int64{}
 	check := func(name string) {
 		t.Helper()
-		want[name]++
-		if got := m.outcomes(); !maps.Equal(got, want) {
-			t.Fatalf("after %s: %v, want %v", name, got, want)
+		counts[name]++
+		if got := m.outcomes(); !maps.Equal(got, counts) {
+			t.Fatalf("after %s: %v, want %v", name, got, counts)
 		}
 	}
-	fails := func(err, is error) {
-		t.Helper()
-		if !errors.Is(err, is) {
-			t.Fatalf("%v, want %v", err, is)
-		}
-	}
-	refuse := func(key, payload string, is error) {
-		t.Helper()
-		_, err := c.Begin(ctx, key, fp(payload))
-		fails(err, is)
-	}
-	claim := begin(t, c, "k", fp("a"))
-	refuse("k", "a", idempotency.ErrInFlight)
+	k := begin(t, c, "k", fp("a"))
+	refused(t, c, "k", fp("a"), claim.ErrInFlight)
 	check("in_flight")
-	refuse("k", "b", idempotency.ErrMismatch)
+	refused(t, c, "k", fp("b"), claim.ErrMismatch)
 	check("mismatch")
-	fails(claim.Complete(ctx, record("done")), nil)
+	ok(t, "Complete", k.Complete(ctx, record("done")))
 	check("ran")
-	fails(claim.Abandon(ctx), nil) // does nothing, and is not counted
-	fails(claim.Complete(ctx, record("done")), idempotency.ErrCompleted)
+	ok(t, "Free", k.Free(ctx)) // does nothing, and is not counted
+	k.Close()
+	want(t, "Complete", k.Complete(ctx, record("done")), claim.ErrOver)
 	replay(t, c, "k", fp("a"), "done")
 	check("replayed")
-	fails(begin(t, c, "streamed", fp("a")).Complete(ctx, idempotency.Tombstone()), nil)
+	ok(t, "Complete", begin(t, c, "streamed", fp("a")).Complete(ctx, claim.Tombstone()))
 	check("tombstone")
 	replay(t, c, "streamed", fp("a"), "")
 	check("not_kept")
-	fails(begin(t, c, "panicked", fp("a")).Abandon(ctx), nil)
-	check("abandoned")
-	for _, end := range []func(*idempotency.Claim) error{
-		func(k *idempotency.Claim) error { return k.Complete(ctx, record("late")) },
-		func(k *idempotency.Claim) error { return k.Abandon(ctx) },
+	free(t, begin(t, c, "nothing done", fp("a")))
+	check("freed")
+	begin(t, c, "panicked", fp("a")).Close()
+	check("unknown")
+	for _, end := range []func(*claim.Claim) error{
+		func(k *claim.Claim) error { return k.Complete(ctx, record("late")) },
+		func(k *claim.Claim) error { return k.Free(ctx) },
 	} {
-		claim = begin(t, c, "lost", fp("a"))
+		k = begin(t, c, "lost", fp("a"))
 		n.Client().Del(ctx, "onelane:{claim:lost}")
-		fails(end(claim), core.ErrLost)
+		want(t, "the end of a lost claim", end(k), core.ErrLost)
 		check("lost")
 	}
-	k, err := l.Acquire(ctx, "claim:odd")
-	fails(err, nil)
-	fails(k.Seal(ctx, []byte("sold out"), time.Minute), nil)
-	refuse("odd", "a", idempotency.ErrRecord)
+	lock, err := l.Acquire(ctx, "claim:odd")
+	ok(t, "Acquire", err)
+	ok(t, "Seal", lock.Seal(ctx, []byte("sold out"), time.Minute))
+	refused(t, c, "odd", fp("a"), claim.ErrRecord)
 	check("unreadable")
-	if p := m.read("onelane.idempotency.run.duration").Data.(metricdata.Histogram[float64]); len(p.DataPoints) != 4 {
-		t.Errorf("%d outcomes with a duration, want ran, tombstone, abandoned and lost", len(p.DataPoints))
+	orphan, err := l.Acquire(ctx, "claim:orphan", core.WithOrphan(time.Minute), core.WithTTL(20*time.Millisecond), core.WithMaxHold(0))
+	ok(t, "Acquire", err)
+	<-orphan.Context().Done()
+	becomes(t, l, "orphan", core.Orphaned)
+	refused(t, c, "orphan", fp("a"), claim.ErrUnknown)
+	check("refused_unknown")
+	c.CountWithoutKey(ctx, "")
+	check("without_key")
+	if p := m.read("onelane.idempotency.run.duration").Data.(metricdata.Histogram[float64]); len(p.DataPoints) != 5 {
+		t.Errorf("%d outcomes with a duration, want ran, tombstone, freed, unknown and lost", len(p.DataPoints))
 	}
 	if p := m.read("onelane.idempotency.record.size").Data.(metricdata.Histogram[int64]); len(p.DataPoints) != 2 {
 		t.Errorf("%d outcomes with a size, want ran and tombstone", len(p.DataPoints))
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	_, err = c.Begin(done, "k", fp("a"))
-	fails(err, context.Canceled)
+	_, err = ask(done, c, "k", fp("a"))
+	want(t, "Begin", err, context.Canceled)
 	check("refused")
-	claim = begin(t, c, "unrecorded", fp("a"))
+	k = begin(t, c, "unrecorded", fp("a"))
 	n.Stop()
-	refuse("k2", "a", core.ErrUnavailable)
+	refused(t, c, "k2", fp("a"), core.ErrUnavailable)
 	check("store_down")
-	open := idempotency.New(l, idempotency.WithTransport("test"), idempotency.WithFailOpen())
-	if out, err := open.Begin(ctx, "k2", fp("a")); err != nil || !errors.Is(out.Unprotected, core.ErrUnavailable) || out.Claim != nil || out.Replay != nil {
+	if out, err := ask(ctx, newClaims(l, failOpen), "k2", fp("a")); err != nil || !errors.Is(out.Unprotected, core.ErrUnavailable) || out.Claim != nil || out.Replay != nil {
 		t.Fatalf("%+v, %v", out, err)
 	}
 	check("unprotected")
-	fails(claim.Complete(ctx, record("done")), core.ErrUnavailable)
+	want(t, "Complete", k.Complete(ctx, record("done")), core.ErrUnavailable)
 	check("unrecorded")
-	for _, name := range idempotency.OutcomeNames {
-		if want[name] == 0 {
+	for _, name := range claim.OutcomeNames {
+		if counts[name] == 0 {
 			t.Errorf("the outcome %q was not seen", name)
 		}
 	}
 	n.Cont()
-	for out := (idempotency.Outcome{}); out.Replay == nil; time.Sleep(10 * time.Millisecond) { // it is recorded late
-		if out, err = c.Begin(ctx, "unrecorded", fp("a")); err != nil && !errors.Is(err, idempotency.ErrInFlight) && !errors.Is(err, core.ErrUnavailable) {
+	for out := (claim.Outcome{}); out.Replay == nil; time.Sleep(10 * time.Millisecond) { // it is recorded late
+		if out, err = ask(ctx, c, "unrecorded", fp("a")); err != nil && !errors.Is(err, claim.ErrInFlight) && !errors.Is(err, core.ErrUnavailable) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A route is an attribute of the counter of requests.
+func TestTelemetry_Routes(t *testing.T) {
+	t.Parallel()
+	m := newMeter(t)
+	c := newClaims(memoryLocker(t, m))
+	for range 2 {
+		out, err := c.Begin(t.Context(), claim.Request{Key: "k", Route: "/pay"})
+		ok(t, "Begin", err)
+		if out.Claim != nil {
+			complete(t, out.Claim, "done")
+		}
+	}
+	c.CountWithoutKey(t.Context(), "/pay")
+	seen := map[string]int64{}
+	for _, p := range m.read("onelane.idempotency.requests").Data.(metricdata.Sum[int64]).DataPoints {
+		route, _ := p.Attributes.Value("onelane.route")
+		o, _ := p.Attributes.Value("onelane.outcome")
+		seen[route.AsString()+" "+o.AsString()] += p.Value
+	}
+	if want := map[string]int64{"/pay ran": 1, "/pay replayed": 1, "/pay without_key": 1}; !maps.Equal(seen, want) {
+		t.Errorf("%v, want %v", seen, want)
 	}
 }
 
@@ -172,19 +195,18 @@ func TestTelemetry_Spans(t *testing.T) {
 	p := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 	t.Cleanup(func() { _ = p.Shutdown(context.Background()) })
 	l := memoryLocker(t, core.WithTelemetry(nil, p))
-	c := idempotency.New(l, idempotency.WithTransport("test"))
+	c := newClaims(l)
 	ctx, parent := p.Tracer("test").Start(t.Context(), "request")
-	out, err := c.Begin(ctx, "k", fp("a"))
+	out, err := ask(ctx, c, "k", fp("a"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := out.Claim.Complete(ctx, record("done")); err != nil {
+	ok(t, "Complete", out.Claim.Complete(ctx, record("done")))
+	out.Claim.Close()
+	if _, err := ask(ctx, c, "k", fp("a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Begin(ctx, "k", fp("a")); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = c.Begin(ctx, "k", fp("b"))
+	_, _ = ask(ctx, c, "k", fp("b"))
 	type seen struct{ name, outcome string }
 	var got []seen
 	for _, s := range spans.Ended() {

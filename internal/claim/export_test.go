@@ -1,0 +1,41 @@
+package claim
+
+import "crypto/sha256"
+
+// For the fuzz tests.
+var LockKey = lockKey
+
+// Decode reads what is stored under the lock of this name.
+func (c *Claims) Decode(name string, b []byte) (*Record, error) {
+	r, _, err := c.decode(name, b)
+	return r, err
+}
+
+// Encode returns what is stored for a request with this fingerprint.
+func (c *Claims) Encode(name string, r *Record, payload [sha256.Size]byte) ([]byte, error) {
+	return c.encode(name, r, newMark(Fingerprint{Payload: payload}, ""))
+}
+
+// TagMatches reports whether a tag can be read, and whether it matches the fingerprint.
+func (c *Claims) TagMatches(name, tag string, fp Fingerprint) (ours, same bool) {
+	m, ok := c.parseTag(name, tag)
+	return ok, ok && m.check("k", fp) == nil
+}
+
+// NewTag returns the tag of a new claim.
+func (c *Claims) NewTag(name string, fp Fingerprint, requestID string) string {
+	return c.tag(name, newMark(fp, requestID))
+}
+
+// OutcomeNames are the values of onelane.outcome.
+var OutcomeNames = outcomeNames[:]
+
+// MaxDetached is how many handlers may go on without their clients.
+const MaxDetached = maxDetached
+
+// Running returns how many handlers, handlers without a client, and late calls there are.
+func Running() (handlers, detached, late int) {
+	running.mu.Lock()
+	defer running.mu.Unlock()
+	return len(running.claims), running.detached, len(running.late)
+}

@@ -1,0 +1,196 @@
+package claim_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/testutil"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	// go-redis dials a dead server until up to a second after its client was closed.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
+
+func fp(payload string) claim.Fingerprint {
+	return claim.Fingerprint{Payload: claim.Digest([]byte(payload))}
+}
+
+func fpBy(payload, who string) claim.Fingerprint {
+	f := fp(payload)
+	f.Credentials = claim.Digest([]byte(who))
+	return f
+}
+
+func newLocker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(o, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func memoryLocker(t testing.TB, opts ...core.Option) *core.Locker {
+	t.Helper()
+	return newLocker(t, testutil.Memory(), opts...)
+}
+
+func lockerOn(t testing.TB, n *testutil.Node, opts ...core.Option) *core.Locker {
+	t.Helper()
+	return newLocker(t, redisbackend.New(n.Client()), opts...)
+}
+
+type change = func(*claim.Settings)
+
+func newClaims(l *core.Locker, changes ...change) *claim.Claims {
+	s := claim.DefaultSettings()
+	for _, c := range changes {
+		c(&s)
+	}
+	return claim.New(l, "test", s)
+}
+
+func waiting(d time.Duration) change { return func(s *claim.Settings) { s.Wait = d } }
+func maxRun(d time.Duration) change  { return func(s *claim.Settings) { s.MaxRun = d } }
+func keep(d time.Duration) change    { return func(s *claim.Settings) { s.Retention = d } }
+func recovers(s *claim.Settings)     { s.Recovers = true }
+func runAgain(s *claim.Settings)     { s.RunAgain = true }
+func failOpen(s *claim.Settings)     { s.FailOpen = true }
+func readPlain(s *claim.Settings)    { s.ReadPlain = true }
+
+func ask(ctx context.Context, c *claim.Claims, key string, f claim.Fingerprint) (claim.Outcome, error) {
+	return c.Begin(ctx, claim.Request{Key: key, Fingerprint: f})
+}
+
+// begin returns a new claim, which is closed at the end of the test.
+func begin(t testing.TB, c *claim.Claims, key string, f claim.Fingerprint) *claim.Claim {
+	t.Helper()
+	return beginWith(t, t.Context(), c, key, f)
+}
+
+func beginWith(t testing.TB, ctx context.Context, c *claim.Claims, key string, f claim.Fingerprint) *claim.Claim {
+	t.Helper()
+	out, err := ask(ctx, c, key, f)
+	if err != nil || out.Claim == nil || out.Replay != nil {
+		t.Fatalf("%+v, %v; want a claim", out, err)
+	}
+	t.Cleanup(out.Claim.Close)
+	return out.Claim
+}
+
+// complete ends a claim with an answer.
+func complete(t testing.TB, k *claim.Claim, body string) {
+	t.Helper()
+	ok(t, "Complete", k.Complete(t.Context(), record(body)))
+	k.Close()
+}
+
+// leave begins a request and leaves its outcome unknown.
+func leave(t testing.TB, c *claim.Claims, key string, f claim.Fingerprint) {
+	t.Helper()
+	k := begin(t, c, key, f)
+	k.LeaveUnknown(t.Context())
+	k.Close()
+}
+
+func free(t testing.TB, k *claim.Claim) {
+	t.Helper()
+	ok(t, "Free", k.Free(t.Context()))
+	k.Close()
+}
+
+func replay(t testing.TB, c *claim.Claims, key string, f claim.Fingerprint, body string) {
+	t.Helper()
+	out, err := ask(t.Context(), c, key, f)
+	if err != nil || out.Claim != nil || out.Replay == nil || string(out.Replay.Body) != body {
+		t.Fatalf("%+v, %v; want the replay of %q", out, err, body)
+	}
+}
+
+func refused(t testing.TB, c *claim.Claims, key string, f claim.Fingerprint, want error) {
+	t.Helper()
+	out, err := ask(t.Context(), c, key, f)
+	if out != (claim.Outcome{}) || !errors.Is(err, want) {
+		t.Fatalf("Begin = %+v, %v; want %v", out, err, want)
+	}
+}
+
+func record(body string) *claim.Record { return &claim.Record{Status: 200, Body: []byte(body)} }
+
+func ok(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func want(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("%s: %v; want %v", what, err, target)
+	}
+}
+
+func status(t testing.TB, l *core.Locker, key string) core.Status {
+	t.Helper()
+	st, err := l.Inspect(t.Context(), "claim:"+key)
+	ok(t, "Inspect", err)
+	return st.Status
+}
+
+// becomes waits until the key of a claim has a status.
+func becomes(t testing.TB, l *core.Locker, key string, want core.Status) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); status(t, l, key) != want; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the key is %v, want %v", status(t, l, key), want)
+		}
+	}
+}
+
+// onBackends runs fn with Lockers on every kind of backend. Each call of lockers makes another process's.
+func onBackends(t *testing.T, fn func(t *testing.T, locker func(...core.Option) *core.Locker)) {
+	t.Helper()
+	redis := func(n int) func(t *testing.T) core.Opener {
+		return func(t *testing.T) core.Opener {
+			b := redisbackend.New(testutil.Cluster(t, n).Clients()...)
+			b.NewInstallation = n > 1
+			return b
+		}
+	}
+	for name, open := range map[string]func(t *testing.T) core.Opener{
+		"memory":   func(*testing.T) core.Opener { return testutil.Memory() },
+		"Redis":    redis(1),
+		"3 Redis":  redis(3),
+		"5 Redis":  redis(5),
+		"database": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run := func(t *testing.T, b core.Opener) {
+				fn(t, func(opts ...core.Option) *core.Locker { return newLocker(t, b, opts...) })
+			}
+			if open != nil {
+				run(t, open(t))
+				return
+			}
+			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+				ok(t, "Migrate", gormlock.Migrate(db))
+				run(t, gormlock.Table(db))
+			})
+		})
+	}
+}

@@ -1,0 +1,258 @@
+package claim_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
+)
+
+func TestUnknown(t *testing.T) {
+	t.Parallel()
+	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
+		l := locker(core.WithTTL(500*time.Millisecond), core.WithInstance("shop-1"))
+		c, before := newClaims(l, failOpen), time.Now()
+		out, err := c.Begin(t.Context(), claim.Request{Key: "k", Fingerprint: fp("a"), ID: "request-7"})
+		ok(t, "Begin", err)
+		out.Claim.LeaveUnknown(t.Context())
+		out.Claim.LeaveUnknown(t.Context())
+		ok(t, "Free after LeaveUnknown", out.Claim.Free(t.Context()))
+		out.Claim.Close()
+		want(t, "Complete after LeaveUnknown", out.Claim.Complete(t.Context(), record("x")), claim.ErrOver)
+		if _, err := ask(t.Context(), c, "k", fp("a")); !errors.Is(err, claim.ErrInFlight) && !errors.Is(err, claim.ErrUnknown) {
+			t.Errorf("until the lease ends: %v", err)
+		}
+		becomes(t, l, "k", core.Orphaned)
+
+		_, err = ask(t.Context(), newClaims(locker(core.WithInstance("shop-2"))), "k", fp("a"))
+		var unknown *claim.UnknownError
+		if !errors.As(err, &unknown) || !errors.Is(err, core.ErrOrphaned) || unknown.Key != "k" || !strings.Contains(err.Error(), "shop-1") {
+			t.Fatalf("%v", err)
+		}
+		if r := unknown.Run; r.Instance != "shop-1" || r.RequestID != "request-7" || r.Begun.Before(before.Add(-time.Second)) || r.Begun.After(unknown.Since) {
+			t.Errorf("%+v, since %v", r, unknown.Since)
+		}
+		refused(t, newClaims(locker(), recovers), "k", fp("b"), claim.ErrMismatch)
+		refused(t, newClaims(locker()), "k", fp("b"), claim.ErrMismatch)
+		ok(t, "Unseal", l.Unseal(t.Context(), "claim:k"))
+		free(t, begin(t, newClaims(locker()), "k", fp("a")))
+	})
+}
+
+// Of many that adopt at once exactly one gets the claim.
+func TestAdopt_OneOfMany(t *testing.T) {
+	t.Parallel()
+	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
+		first := locker(core.WithTTL(100 * time.Millisecond))
+		leave(t, newClaims(first), "k", fp("a"))
+		becomes(t, first, "k", core.Orphaned)
+		var all sync.WaitGroup
+		var claims, refusals atomic.Int64
+		done := make(chan struct{})
+		for range 4 {
+			c := newClaims(locker(), recovers)
+			for range 4 {
+				all.Go(func() {
+					out, err := ask(t.Context(), c, "k", fp("a"))
+					switch {
+					case err == nil && out.Claim != nil:
+						claims.Add(1)
+						if out.Claim.Adopted() == nil {
+							t.Error("the claim was not adopted")
+						}
+						<-done
+						if err := out.Claim.Complete(t.Context(), record("told")); err != nil {
+							t.Error(err)
+						}
+						out.Claim.Close()
+						return
+					case errors.Is(err, claim.ErrInFlight):
+					default:
+						t.Errorf("%+v, %v", out, err)
+					}
+					if refusals.Add(1) == 15 {
+						close(done)
+					}
+				})
+			}
+		}
+		all.Wait()
+		if claims.Load() != 1 {
+			t.Errorf("%d claims", claims.Load())
+		}
+		replay(t, newClaims(first), "k", fp("a"), "told")
+	})
+}
+
+func TestAdopt_AdopterDies(t *testing.T) {
+	t.Parallel()
+	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
+		l := locker(core.WithTTL(300 * time.Millisecond))
+		leave(t, newClaims(l), "k", fp("a"))
+		becomes(t, l, "k", core.Orphaned)
+		leave(t, newClaims(locker(core.WithTTL(300*time.Millisecond)), recovers), "k", fp("a"))
+		becomes(t, l, "k", core.Orphaned)
+		refused(t, newClaims(locker()), "k", fp("a"), claim.ErrUnknown)
+		k := begin(t, newClaims(locker(), runAgain), "k", fp("a"))
+		if k.Adopted() == nil {
+			t.Error("the claim was not adopted")
+		}
+		complete(t, k, "again")
+		replay(t, newClaims(l), "k", fp("a"), "again")
+	})
+}
+
+// A claim with RunAgain leaves no orphan.
+func TestRunAgain_FreesKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memoryLocker(t)
+		leave(t, newClaims(l, runAgain), "k", fp("a"))
+		time.Sleep(time.Minute)
+		if got := status(t, l, "k"); got != core.Free {
+			t.Errorf("the key is %v", got)
+		}
+	})
+}
+
+func TestUnknown_ForgottenAfterRetention(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newClaims(memoryLocker(t), keep(time.Hour))
+		leave(t, c, "k", fp("a"))
+		time.Sleep(time.Hour)
+		refused(t, c, "k", fp("a"), claim.ErrUnknown)
+		time.Sleep(time.Minute)
+		free(t, begin(t, c, "k", fp("b")))
+	})
+}
+
+// A claim whose lease ended seals over its own orphan, unless somebody adopted it.
+func TestComplete_AfterLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memoryLocker(t, core.WithTTL(time.Second))
+		c := newClaims(l, maxRun(time.Second), recovers)
+		k := begin(t, c, "own", fp("a"))
+		adopted := begin(t, c, "adopted", fp("a"))
+		freed := begin(t, c, "freed", fp("a"))
+		time.Sleep(time.Hour) // far beyond all that renews them
+		want(t, "the context", context.Cause(k.Context()), claim.ErrMaxRun)
+		refused(t, newClaims(l), "own", fp("a"), claim.ErrUnknown)
+		ok(t, "Complete over the own orphan", k.Complete(t.Context(), record("late")))
+		replay(t, c, "own", fp("a"), "late")
+
+		next := begin(t, c, "adopted", fp("a"))
+		want(t, "Complete of an adopted claim", adopted.Complete(t.Context(), record("late")), core.ErrLost)
+		complete(t, next, "next")
+		replay(t, c, "adopted", fp("a"), "next")
+
+		want(t, "Free of a lost claim", freed.Free(t.Context()), core.ErrLost)
+		synctest.Wait()
+		if got := status(t, l, "freed"); got != core.Free {
+			t.Errorf("the key is %v", got)
+		}
+	})
+}
+
+// A request that waits for one whose process dies gets the unknown outcome, or adopts it.
+func TestWait_OverOrphan(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := memoryLocker(t)
+		for name, tc := range map[string]struct {
+			changes []change
+			want    error
+		}{
+			"refused": {[]change{waiting(time.Minute)}, claim.ErrUnknown},
+			"adopted": {[]change{waiting(time.Minute), recovers}, nil},
+		} {
+			k := begin(t, newClaims(b), name, fp("a"))
+			got := make(chan error)
+			go func() {
+				out, err := ask(t.Context(), newClaims(b, tc.changes...), name, fp("a"))
+				if err == nil {
+					if out.Claim.Adopted() == nil {
+						t.Error("the claim was not adopted")
+					}
+					out.Claim.Close()
+				}
+				got <- err
+			}()
+			synctest.Wait()
+			k.LeaveUnknown(t.Context())
+			if err := <-got; !errors.Is(err, tc.want) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// A request with Wait that loses the race for an orphan waits for the answer of the one that won.
+func TestWait_ForAdopter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memoryLocker(t)
+		leave(t, newClaims(l), "k", fp("a"))
+		time.Sleep(time.Minute)
+		c := newClaims(l, recovers, waiting(time.Minute))
+		answers := make(chan string, 8)
+		for range cap(answers) {
+			go func() {
+				out, err := ask(t.Context(), c, "k", fp("a"))
+				switch {
+				case err != nil:
+					answers <- err.Error()
+				case out.Claim != nil:
+					time.Sleep(time.Second)
+					complete(t, out.Claim, "told")
+					answers <- "claim"
+				default:
+					answers <- string(out.Replay.Body)
+				}
+			}()
+		}
+		got := map[string]int{}
+		for range cap(answers) {
+			got[<-answers]++
+		}
+		if got["claim"] != 1 || got["told"] != 7 {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+func TestWait_MismatchAtOnceAndAfter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newClaims(memoryLocker(t), waiting(time.Minute))
+		k, began := begin(t, c, "k", fp("a")), time.Now()
+		refused(t, c, "k", fp("b"), claim.ErrMismatch)
+		if time.Since(began) > 0 {
+			t.Error("a mismatch waited")
+		}
+		go func() {
+			time.Sleep(time.Second)
+			complete(t, k, "done")
+		}()
+		replay(t, c, "k", fp("a"), "done")
+		k = begin(t, c, "long", fp("a"))
+		refused(t, c, "long", fp("a"), claim.ErrInFlight)
+		if waited := time.Since(began); waited < 61*time.Second || waited > 62*time.Second {
+			t.Errorf("waited %v", waited)
+		}
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := ask(short, c, "long", fp("a"))
+		want(t, "a wait whose context ended", err, context.DeadlineExceeded)
+		want(t, "a wait whose context ended", err, claim.ErrInFlight)
+		free(t, k)
+	})
+}
