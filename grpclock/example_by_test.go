@@ -289,3 +289,44 @@ func ExampleLockBy() {
 	// held <nil>
 	// free <nil>
 }
+
+// A key belongs to one tenant. The values of a template are escaped, and cannot imitate each other.
+func ExampleByKey() {
+	locker := exampleLocker()
+	defer locker.Close()
+	conn, stop := start(count(), grpc.UnaryInterceptor(
+		grpclock.ByKey("{metadata.x-tenant}:{req.order_id}", idempotency.WithLocker(locker))))
+	defer stop()
+	for _, tenant := range []string{"a", "a", "b"} {
+		order, err := testpb.NewOrdersClient(conn).Pay(with("x-tenant", tenant), &testpb.Request{OrderId: "7"})
+		fmt.Println(tenant, order.GetRun(), err)
+	}
+	// Output:
+	// a 1 <nil>
+	// a 1 <nil>
+	// b 2 <nil>
+}
+
+// The key is made by a function. Calls without an order run unprotected.
+func ExampleBy() {
+	locker := exampleLocker()
+	defer locker.Close()
+	key := func(_ context.Context, req any) (string, error) {
+		r, ok := req.(*testpb.Request)
+		if !ok || r.GetOrderId() == "" {
+			return "", nil
+		}
+		return core.Join(r.GetCustomer().GetId(), r.GetOrderId()), nil
+	}
+	conn, stop := start(count(), grpc.UnaryInterceptor(grpclock.By(key, idempotency.WithLocker(locker))))
+	defer stop()
+	for _, id := range []string{"7", "7", "", ""} {
+		order, err := testpb.NewOrdersClient(conn).Pay(with(), &testpb.Request{OrderId: id})
+		fmt.Println(order.GetRun(), err)
+	}
+	// Output:
+	// 1 <nil>
+	// 1 <nil>
+	// 2 <nil>
+	// 3 <nil>
+}

@@ -278,3 +278,44 @@ func ExampleRecover() {
 	// DeadlineExceeded
 	// paid OK
 }
+
+// A retry also gets the header that says where the order is.
+func ExampleMetadata() {
+	locker := exampleLocker()
+	defer locker.Close()
+	conn, stop := start(func(ctx context.Context, _ *testpb.Request) (*testpb.Order, error) {
+		return &testpb.Order{}, grpc.SetHeader(ctx, metadata.Pairs("location", "/orders/1", "x-trace", "42"))
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.Metadata("location"), idempotency.WithLocker(locker))))
+	defer stop()
+	for range 2 {
+		var header metadata.MD
+		_, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{}, grpc.Header(&header))
+		fmt.Println(header["location"], header["x-trace"], err)
+	}
+	// Output:
+	// [/orders/1] [42] <nil>
+	// [/orders/1] [] <nil>
+}
+
+// A client stores its key before the call, so that it can send the call again after a crash.
+func ExampleOnKey() {
+	locker := exampleLocker()
+	defer locker.Close()
+	var stored string
+	store := func(_ context.Context, method, key string) error {
+		stored = key
+		return nil
+	}
+	conn, stop := startWith(&orders{handle: count()},
+		[]grpc.DialOption{grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.OnKey(store)))},
+		grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(locker))))
+	defer stop()
+	client := testpb.NewOrdersClient(conn)
+	order, err := client.Create(with(), &testpb.Request{})
+	fmt.Println(order.GetRun(), err)
+	order, err = client.Create(idempotency.ContextWithKey(with(), stored), &testpb.Request{}) // after the crash
+	fmt.Println(order.GetRun(), err)
+	// Output:
+	// 1 <nil>
+	// 1 <nil>
+}
