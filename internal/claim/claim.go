@@ -291,7 +291,7 @@ func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, seal func(conte
 	if c.RunAgain {
 		consequence = "a repeat runs again"
 	}
-	c.locker.Logger().Error("idempotency: a result was not recorded: "+consequence, "key", lock.Key(), "error", err)
+	c.locker.Logger().Error("idempotency: a result was not recorded", "consequence", consequence, "key", lock.Key(), "error", err)
 }
 
 // untilAnswered calls fn until the backend has answered or ctx ends.
