@@ -1,0 +1,445 @@
+//go:build unix
+
+package idempotency_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/glebarez/sqlite"
+	"github.com/redis/go-redis/v9"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A process serves a request and dies at one of these moments.
+const (
+	beforeHandler = "before the handler"
+	beforeEffect  = "before the effect"
+	afterEffect   = "after the effect"
+	beforeRecord  = "before the record"
+	afterRecord   = "after the record, before the answer"
+	afterAnswer   = "after the answer, before the record"
+)
+
+var moments = []string{beforeHandler, beforeEffect, afterEffect, beforeRecord, afterRecord, afterAnswer}
+
+// payment is a service whose handler has one effect. The process that dies and the one that serves the
+// retry have one each.
+type payment struct {
+	Redis   []string // addresses of one Redis or of a quorum
+	Prefix  string   // of the keys there
+	Table   string   // or the file of a database with locks
+	Effects string   // a file with a line for each effect, or a database for modeOnce
+	Mode    string
+	Dies    string // or empty
+}
+
+const (
+	modeRefuse   = "default"
+	modeRecover  = "Recover"
+	modeRunAgain = "RunAgain"
+	modeOnce     = "RunAgain and gormlock.Once"
+)
+
+var modes = []string{modeRefuse, modeRecover, modeRunAgain, modeOnce}
+
+// childPayment is set for the process that dies. It is this test binary, started again.
+const childPayment = "ONELANE_TEST_PAYMENT"
+
+// init does not return in a child.
+func init() {
+	text := os.Getenv(childPayment)
+	if text == "" {
+		return
+	}
+	go func() { // the parent has ended
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	var p payment
+	err := json.Unmarshal([]byte(text), &p)
+	if err == nil {
+		var h http.Handler
+		if h, _, err = p.handler(); err == nil {
+			fmt.Println(httptest.NewServer(h).URL)
+			select {}
+		}
+	}
+	fmt.Println(err)
+	os.Exit(1)
+}
+
+// reached ends the process if this is the moment.
+func (p *payment) reached(moment string) {
+	if p.Dies == moment {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+}
+
+// handler returns the service, and a function that ends it.
+func (p *payment) handler() (http.Handler, func(), error) {
+	var closers []func() error
+	end := func() {
+		for _, c := range slices.Backward(closers) {
+			_ = c()
+		}
+	}
+	db := func(file string) (*gorm.DB, error) {
+		conns, err := sql.Open(sqlite.DriverName, "file:"+file+"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_txlock=immediate")
+		if err != nil {
+			return nil, err
+		}
+		closers = append(closers, conns.Close)
+		db, err := gorm.Open(&sqlite.Dialector{Conn: conns}, &gorm.Config{Logger: logger.Discard})
+		if err != nil {
+			return nil, err
+		}
+		return db, gormlock.Migrate(db)
+	}
+	var opener core.Opener
+	if p.Table != "" {
+		locks, err := db(p.Table)
+		if err != nil {
+			return nil, end, err
+		}
+		opener = gormlock.Table(locks)
+	} else {
+		var clients []redis.UniversalClient
+		for _, addr := range p.Redis {
+			c := redis.NewClient(&redis.Options{Addr: addr})
+			closers = append(closers, c.Close)
+			clients = append(clients, c)
+		}
+		b := redisbackend.New(clients...)
+		b.NewInstallation = len(clients) > 1
+		opener = b
+	}
+	locker, err := core.New(&dyingBackend{payment: p, opener: opener}, core.WithTTL(400*time.Millisecond),
+		core.WithPrefix(p.Prefix), core.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		return nil, end, err
+	}
+	closers = append(closers, locker.Close)
+	opts := []idempotency.HTTPOption{idempotency.WithLocker(locker)}
+	pay := p.inFile
+	switch p.Mode {
+	case modeRecover:
+		opts = append(opts, idempotency.Recover(p.tell))
+	case modeRunAgain:
+		opts = append(opts, idempotency.RunAgain())
+	case modeOnce:
+		opts = append(opts, idempotency.RunAgain())
+		effects, err := db(p.Effects)
+		if err == nil {
+			err = effects.Use(gormlock.New(locker))
+		}
+		if err == nil {
+			err = effects.Exec("CREATE TABLE IF NOT EXISTS effects (id TEXT)").Error
+		}
+		if err != nil {
+			return nil, end, err
+		}
+		pay = func(r *http.Request) (string, error) { return p.inDatabase(r, effects) }
+	}
+	protected := idempotency.ByHeader("Idempotency-Key", opts...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, err := pay(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		_, _ = io.WriteString(w, answer)
+	}))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		protected.ServeHTTP(w, r)
+		_ = http.NewResponseController(w).Flush()
+		p.reached(afterAnswer)
+	}), end, nil
+}
+
+// inFile has its effect in a file.
+func (p *payment) inFile(*http.Request) (string, error) {
+	p.reached(beforeEffect)
+	f, err := os.OpenFile(p.Effects, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if _, err := fmt.Fprintln(f, "paid"); err != nil {
+		return "", err
+	}
+	p.reached(afterEffect)
+	return fmt.Sprint("paid by ", os.Getpid()), nil
+}
+
+// inDatabase has its effect in a transaction of gormlock.Once.
+func (p *payment) inDatabase(r *http.Request, db *gorm.DB) (string, error) {
+	p.reached(beforeEffect)
+	answer, err := gormlock.Once(r.Context(), db, gormlock.ClaimKey(r.Context(), "pay"), func(tx *gorm.DB) (string, error) {
+		return fmt.Sprint("paid by ", os.Getpid()), tx.Exec("INSERT INTO effects (id) VALUES ('paid')").Error
+	})
+	if err == nil {
+		p.reached(afterEffect)
+	}
+	return answer, err
+}
+
+// tell is the Recover function: it looks at the effects, as one asks a payment provider.
+func (p *payment) tell(w http.ResponseWriter, r *http.Request, earlier idempotency.Run) idempotency.Recovery {
+	b, err := os.ReadFile(p.Effects)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return idempotency.RunHandler
+	case err != nil || earlier.Instance == "" || earlier.Begun.IsZero():
+		return idempotency.StillUnknown
+	}
+	fmt.Fprintf(w, "told: %d", strings.Count(string(b), "\n"))
+	return idempotency.Answered
+}
+
+// effects returns how many effects there were.
+func (p *payment) effects(t *testing.T) int {
+	t.Helper()
+	if p.Mode == modeOnce {
+		db, err := sql.Open(sqlite.DriverName, "file:"+p.Effects)
+		check(t, err)
+		defer db.Close()
+		var n int
+		check(t, db.QueryRow("SELECT COUNT(*) FROM effects").Scan(&n))
+		return n
+	}
+	b, err := os.ReadFile(p.Effects)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "\n")
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dyingBackend ends the process around the verbs of a backend.
+type dyingBackend struct {
+	core.Backend
+	*payment
+	opener core.Opener
+}
+
+// Open implements core.Opener.
+func (b *dyingBackend) Open(env core.Environment) (core.Backend, error) {
+	var err error
+	b.Backend, err = b.opener.Open(env)
+	return b, err
+}
+
+func (b *dyingBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, r)
+	if err == nil {
+		b.reached(beforeHandler)
+	}
+	return g, err
+}
+
+func (b *dyingBackend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+	b.reached(beforeRecord)
+	if b.Dies == afterAnswer { // the record is held back until the answer was sent
+		return &core.UnavailableError{Key: g.Key, Nodes: []error{errors.New("held back")}}
+	}
+	err := b.Backend.Seal(ctx, g, value, retention)
+	b.reached(afterRecord)
+	return err
+}
+
+// post sends the payment.
+func post(url string) (body, code string, err error) {
+	r, err := http.NewRequest(http.MethodPost, url+"/pay", strings.NewReader(`{"cents":700}`))
+	if err != nil {
+		return "", "", err
+	}
+	r.Host = "pay.example" // the two processes are one service
+	r.Header.Set("Idempotency-Key", `"k"`)
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}).Do(r)
+	if err != nil {
+		return "", "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		var refusal idempotency.Refusal
+		if err := json.Unmarshal(b, &refusal); err != nil {
+			return "", "", fmt.Errorf("%d %s", resp.StatusCode, b)
+		}
+		return "", refusal.Code, nil
+	}
+	if resp.Header.Get("Idempotency-Replayed") == "true" {
+		code = "replay"
+	}
+	return string(b), code, err
+}
+
+// dies lets a child serve the payment, and returns the answer if there was one.
+func (p payment) dies(t *testing.T) string {
+	t.Helper()
+	text, err := json.Marshal(p)
+	check(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), childPayment+"="+string(text))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	check(t, err)
+	defer in.Close()
+	out, err := cmd.StdoutPipe()
+	check(t, err)
+	check(t, cmd.Start())
+	url, err := bufio.NewReader(out).ReadString('\n')
+	check(t, err)
+	answer, code, err := post(strings.TrimSpace(url))
+	if err == nil && code != "" {
+		t.Errorf("the first request got %s", code)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL || ctx.Err() != nil {
+		t.Fatalf("the process ended with %v, %s", err, url)
+	}
+	return answer
+}
+
+// Whenever the process dies, the retry that another process serves is told the truth, and nothing
+// happens twice. The exception is RunAgain alone, which says that a second run does no harm.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	one, quorum := testutil.Redis(t), testutil.Cluster(t, 3)
+	if !one.Real() {
+		t.Log("miniredis serves the locks")
+	}
+	var addrs []string
+	for _, n := range quorum {
+		addrs = append(addrs, n.Addr())
+	}
+	var mu sync.Mutex
+	table := map[string]string{}
+	t.Cleanup(func() {
+		var b bytes.Buffer
+		for _, line := range slices.Sorted(maps.Keys(table)) {
+			fmt.Fprintf(&b, "%s -> %s\n", line, table[line])
+		}
+		t.Logf("what the retry gets, and how many effects there were:\n%s", b.String())
+	})
+	slots := make(chan struct{}, 8)
+	for _, backend := range []string{"one Redis", "quorum of 3", "database"} {
+		for i, moment := range moments {
+			for _, mode := range modes {
+				t.Run(backend+"/"+mode+"/"+moment, func(t *testing.T) {
+					t.Parallel()
+					slots <- struct{}{}
+					defer func() { <-slots }()
+					dir := t.TempDir()
+					p := payment{Prefix: fmt.Sprint(mode, i, ":"), Mode: mode, Effects: filepath.Join(dir, "effects")}
+					switch backend {
+					case "one Redis":
+						p.Redis = []string{one.Addr()}
+					case "quorum of 3":
+						p.Redis = addrs
+					default:
+						p.Table = filepath.Join(dir, "locks.db")
+					}
+					got := p.crash(t, moment)
+					mu.Lock()
+					defer mu.Unlock()
+					table[fmt.Sprintf("%-12s %-27s %d %-36s", backend, mode, i+1, moment)] = got
+				})
+			}
+		}
+	}
+}
+
+// crash runs one case, and says what came out.
+func (p payment) crash(t *testing.T, moment string) string {
+	t.Helper()
+	dying := p
+	dying.Dies = moment
+	first := dying.dies(t)
+	if (first != "") != (moment == afterAnswer) {
+		t.Errorf("the first request was answered %q", first)
+	}
+	h, end, err := p.handler()
+	defer end()
+	check(t, err)
+	server := httptest.NewServer(h)
+	defer server.Close()
+	var body, code string
+	for until := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		body, code, err = post(server.URL)
+		check(t, err)
+		if code != idempotency.CodeInFlight || time.Now().After(until) {
+			break
+		}
+	}
+	effects, happened := p.effects(t), moment != beforeHandler && moment != beforeEffect
+	wantCode, wantEffects := "", 1
+	switch {
+	case moment == afterRecord:
+		wantCode = "replay"
+	case p.Mode == modeRefuse:
+		wantCode = idempotency.CodeOutcomeUnknown
+		if !happened {
+			wantEffects = 0
+		}
+	case p.Mode == modeRunAgain && happened:
+		wantEffects = 2
+	case p.Mode == modeRecover && happened:
+		if body != "told: 1" {
+			t.Errorf("the retry got %q", body)
+		}
+	case p.Mode == modeOnce && happened:
+		if body == fmt.Sprint("paid by ", os.Getpid()) || first != "" && body != first {
+			t.Errorf("the retry got %q, the first request %q", body, first)
+		}
+	}
+	if code != wantCode || effects != wantEffects {
+		t.Errorf("the retry got %q %q after %d effects, want %q and %d effects", body, code, effects, wantCode, wantEffects)
+	}
+	// Whatever came out stays.
+	again, codeAgain, err := post(server.URL)
+	check(t, err)
+	if code == "" && (again != body || codeAgain != "replay") || p.effects(t) != effects {
+		t.Errorf("the second retry got %q %q after %d effects", again, codeAgain, p.effects(t))
+	}
+	if code == "" {
+		code = strings.TrimRight(body, "0123456789")
+	}
+	return fmt.Sprintf("%s, %d", code, effects)
+}

@@ -1,0 +1,275 @@
+package idempotency_test
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// stepLocker has short leases: a step that failed is unknown when its lease has ended.
+func stepLocker(t testing.TB, b core.Opener) *core.Locker {
+	t.Helper()
+	l, err := core.New(b, core.WithTTL(100*time.Millisecond))
+	check(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// runStep calls fn in the handler of a request with the key k, which is freed afterwards.
+func runStep(t testing.TB, l *core.Locker, body string, fn func(ctx context.Context), opts ...idempotency.HTTPOption) {
+	t.Helper()
+	ran := false
+	h := idempotency.ByHeader("Idempotency-Key", append(opts, idempotency.WithLocker(l))...)(http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			ran = true
+			fn(r.Context())
+			w.WriteHeader(http.StatusConflict) // nothing was done, as far as the claim goes
+		}))
+	r := httptest.NewRequest(http.MethodPost, "/pay", strings.NewReader(body))
+	r.Header.Set("Idempotency-Key", "k")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if !ran {
+		t.Fatalf("the handler did not run: %d %s", w.Code, w.Body)
+	}
+}
+
+type charge struct{ ID string }
+
+var errDeclined = errors.New("declined")
+
+// oneStep runs a step in a request of its own. It returns what the step returned, and whether it ran.
+func oneStep(t testing.TB, l *core.Locker, name string, fails error, opts ...idempotency.HTTPOption) (got charge, ran bool, err error) {
+	t.Helper()
+	runStep(t, l, "7 EUR", func(ctx context.Context) {
+		got, err = idempotency.Step(ctx, name, func(context.Context) (charge, error) {
+			ran = true
+			return charge{name}, fails
+		})
+	}, opts...)
+	return got, ran, err
+}
+
+func TestStep(t *testing.T) {
+	t.Parallel()
+	quorum := redisbackend.New(testutil.Cluster(t, 3).Clients()...)
+	quorum.NewInstallation = true
+	for name, b := range map[string]core.Opener{
+		"memory": testutil.Memory(), "Redis": redisbackend.New(testutil.Redis(t).Client()), "quorum": quorum,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := stepLocker(t, b)
+			for i := range 3 {
+				got, ran, err := oneStep(t, l, "done", nil)
+				if got.ID != "done" || ran != (i == 0) || err != nil {
+					t.Errorf("run %d: %+v, ran %v, %v", i, got, ran, err)
+				}
+			}
+			for range 2 {
+				_, ran, err := oneStep(t, l, "nothing done", fmt.Errorf("%w: %w", idempotency.ErrNothingDone, errDeclined))
+				if !ran || !errors.Is(err, errDeclined) || !errors.Is(err, idempotency.ErrNothingDone) {
+					t.Errorf("ran %v, %v", ran, err)
+				}
+			}
+			if _, ran, err := oneStep(t, l, "failed", errDeclined); !ran || err != errDeclined {
+				t.Errorf("ran %v, %v", ran, err)
+			}
+			for range 2 { // waits until the lease has ended
+				if _, ran, err := oneStep(t, l, "failed", nil); ran || !errors.Is(err, idempotency.ErrStepUnknown) {
+					t.Errorf("after a failure: ran %v, %v", ran, err)
+				}
+			}
+		})
+	}
+}
+
+func TestStep_Panic(t *testing.T) {
+	t.Parallel()
+	l := stepLocker(t, testutil.Memory())
+	runStep(t, l, "7 EUR", func(ctx context.Context) {
+		defer func() {
+			if recover() != "oh" {
+				t.Error("the panic was swallowed")
+			}
+		}()
+		_, _ = idempotency.Step(ctx, "charge", func(context.Context) (int, error) { panic("oh") })
+	})
+	if _, ran, err := oneStep(t, l, "charge", nil); ran || !errors.Is(err, idempotency.ErrStepUnknown) {
+		t.Errorf("ran %v, %v", ran, err)
+	}
+}
+
+// Two goroutines with the same step: one runs it, and both get its result.
+func TestStep_SameNameAtOnce(t *testing.T) {
+	t.Parallel()
+	l := stepLocker(t, testutil.Memory())
+	runStep(t, l, "7 EUR", func(ctx context.Context) {
+		var runs atomic.Int64
+		results := make(chan error, 4)
+		for range cap(results) {
+			go func() {
+				n, err := idempotency.Step(ctx, "charge", func(context.Context) (int64, error) {
+					time.Sleep(10 * time.Millisecond)
+					return runs.Add(1), nil
+				})
+				if err == nil && n != 1 {
+					err = fmt.Errorf("result %d", n)
+				}
+				results <- err
+			}()
+		}
+		for range cap(results) {
+			if err := <-results; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestStep_InsideItself(t *testing.T) {
+	t.Parallel()
+	runStep(t, stepLocker(t, testutil.Memory()), "7 EUR", func(ctx context.Context) {
+		_, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (int, error) {
+			if n, err := idempotency.Step(ctx, "another", func(context.Context) (int, error) { return 1, nil }); n != 1 || err != nil {
+				t.Errorf("another step inside: %d, %v", n, err)
+			}
+			return idempotency.Step(ctx, "charge", func(context.Context) (int, error) {
+				t.Error("the step ran inside itself")
+				return 0, nil
+			})
+		})
+		if err == nil || !strings.Contains(err.Error(), "inside itself") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// A freed key may serve another request, which must not get the steps of the first.
+func TestStep_OfAnotherPayload(t *testing.T) {
+	t.Parallel()
+	l := stepLocker(t, testutil.Memory())
+	if _, ran, err := oneStep(t, l, "charge", nil); !ran || err != nil {
+		t.Fatalf("ran %v, %v", ran, err)
+	}
+	runStep(t, l, "8 EUR", func(ctx context.Context) {
+		got, err := idempotency.Step(ctx, "charge", func(context.Context) (charge, error) {
+			t.Error("it ran")
+			return charge{}, nil
+		})
+		if err == nil || got.ID != "" {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+}
+
+func TestStep_ResultDoesNotDecode(t *testing.T) {
+	t.Parallel()
+	l := stepLocker(t, testutil.Memory())
+	if _, _, err := oneStep(t, l, "charge", nil); err != nil {
+		t.Fatal(err)
+	}
+	runStep(t, l, "7 EUR", func(ctx context.Context) {
+		if _, err := idempotency.Step(ctx, "charge", func(context.Context) (int, error) { return 1, nil }); err == nil || !strings.Contains(err.Error(), "is no int") {
+			t.Errorf("a result of another type: %v", err)
+		}
+		if _, err := idempotency.Step(ctx, "channel", func(context.Context) (chan int, error) { return nil, nil }); err == nil {
+			t.Error("a result that is no JSON was recorded")
+		}
+		if _, err := idempotency.Step(ctx, "", func(context.Context) (int, error) { return 1, nil }); err == nil {
+			t.Error("a step without a name ran")
+		}
+	})
+	if _, ran, err := oneStep(t, l, "channel", nil); ran || !errors.Is(err, idempotency.ErrStepUnknown) {
+		t.Errorf("after a result that cannot be recorded: ran %v, %v", ran, err)
+	}
+}
+
+func TestStep_Encrypted(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	l := stepLocker(t, redisbackend.New(node.Client()))
+	if _, _, err := oneStep(t, l, "plain", nil); err != nil {
+		t.Fatal(err)
+	}
+	block, err := aes.NewCipher(make([]byte, 32))
+	check(t, err)
+	aead, err := cipher.NewGCM(block)
+	check(t, err)
+	encrypted := idempotency.WithEncryption(idempotency.EncryptionKey{ID: "a", AEAD: aead})
+	for i := range 2 {
+		if got, ran, err := oneStep(t, l, "secret", nil, encrypted); got.ID != "secret" || ran != (i == 0) || err != nil {
+			t.Errorf("run %d: %+v, ran %v, %v", i, got, ran, err)
+		}
+	}
+	ctx, client, values := t.Context(), node.Client(), 0
+	names, err := client.Keys(ctx, "*claimstep:*").Result()
+	check(t, err)
+	for _, name := range names {
+		if value, err := client.Get(ctx, name).Result(); err == nil && strings.HasSuffix(name, ":secret}") {
+			values++
+			if strings.Contains(value, "secret") {
+				t.Errorf("%s can be read: %q", name, value)
+			}
+		}
+	}
+	if values != 1 {
+		t.Errorf("the steps are %q", names)
+	}
+	if _, ran, err := oneStep(t, l, "secret", nil); ran || err == nil {
+		t.Errorf("without the key: ran %v, %v", ran, err)
+	}
+	if _, ran, err := oneStep(t, l, "plain", nil, encrypted); ran || err == nil {
+		t.Errorf("a plain result: ran %v, %v", ran, err)
+	}
+	if got, ran, err := oneStep(t, l, "plain", nil, encrypted, idempotency.ReadPlain()); ran || err != nil || got.ID != "plain" {
+		t.Errorf("ReadPlain: %+v, ran %v, %v", got, ran, err)
+	}
+}
+
+func TestStep_WithoutClaim(t *testing.T) {
+	t.Parallel()
+	_, err := idempotency.Step(t.Context(), "charge", func(context.Context) (int, error) { return 1, nil })
+	if !errors.Is(err, idempotency.ErrNoClaim) {
+		t.Errorf("Step: %v", err)
+	}
+	if _, err := idempotency.DeriveKey(t.Context(), "charge"); !errors.Is(err, idempotency.ErrNoClaim) {
+		t.Errorf("DeriveKey: %v", err)
+	}
+}
+
+func TestDeriveKey(t *testing.T) {
+	t.Parallel()
+	derive := func(l *core.Locker, name string) (key string) {
+		runStep(t, l, "7 EUR", func(ctx context.Context) {
+			var err error
+			key, err = idempotency.DeriveKey(ctx, name)
+			check(t, err)
+		})
+		return key
+	}
+	a := stepLocker(t, testutil.Memory())
+	one := derive(a, "charge")
+	if again := derive(a, "charge"); len(one) != 32 || again != one {
+		t.Errorf("%q and %q", one, again)
+	}
+	b, err := core.New(testutil.Memory(), core.WithPrefix("other:"))
+	check(t, err)
+	defer b.Close()
+	if refund, other := derive(a, "refund"), derive(b, "charge"); refund == one || other == one {
+		t.Errorf("%q, %q, %q", one, refund, other)
+	}
+}
