@@ -27,7 +27,7 @@ import (
 
 // A middleware outside that parses the form, as those against CSRF do, leaves no body to read: another payload must
 // not get the first one's answer all the same.
-func TestRule10_FormParsedBefore(t *testing.T) {
+func TestFingerprint_FormParsedBefore(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	var runs atomic.Int64
@@ -67,7 +67,7 @@ func TestRule10_FormParsedBefore(t *testing.T) {
 }
 
 // One that reads the body and leaves nothing is a mistake of the program: what cannot be compared is refused.
-func TestRule10_BodyIsGone(t *testing.T) {
+func TestFingerprint_BodyIsGone(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	var runs atomic.Int64
@@ -113,7 +113,7 @@ func TestHandleContext(t *testing.T) {
 
 // Who writes to Redis can forge a record that is not encrypted; headers that are never recorded are not replayed even
 // so.
-func TestRule14_ForgedHeaders(t *testing.T) {
+func TestHeaders_ForgedHeaders(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -152,7 +152,7 @@ func TestRule14_ForgedHeaders(t *testing.T) {
 }
 
 // Where no principal is known a retry must come with the same credentials, whatever kind they are.
-func TestRule04_OtherCredentials(t *testing.T) {
+func TestPrincipal_OtherCredentials(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs))
@@ -163,7 +163,7 @@ func TestRule04_OtherCredentials(t *testing.T) {
 }
 
 // A client certificate is who asks, too.
-func TestRule04_ClientCertificates(t *testing.T) {
+func TestPrincipal_ClientCertificates(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	r := gin.New()
@@ -249,7 +249,7 @@ func clientCertificates(t testing.TB, names ...string) ([]tls.Certificate, *x509
 }
 
 // Whoever may not ask any more gets no replay: authentication comes first.
-func TestRule22_AccessRevoked(t *testing.T) {
+func TestOrder_AccessRevoked(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	var runs atomic.Int64
@@ -270,7 +270,7 @@ func TestRule22_AccessRevoked(t *testing.T) {
 }
 
 // Middlewares in an order that is not the documented one: nothing runs twice.
-func TestRule22_OtherOrders(t *testing.T) {
+func TestOrder_OtherOrders(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	var runs atomic.Int64
@@ -316,7 +316,7 @@ func TestRule22_OtherOrders(t *testing.T) {
 }
 
 // A middleware outside that reads a multipart body part by part leaves neither a body nor a parsed form.
-func TestRule10_MultipartReadBefore(t *testing.T) {
+func TestFingerprint_MultipartReadBefore(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	upload := func(c *gin.Context) {
@@ -343,7 +343,7 @@ func TestRule10_MultipartReadBefore(t *testing.T) {
 }
 
 // An answer whose headers are too large for a record is not kept: it must not run again.
-func TestRule15_HugeHeader(t *testing.T) {
+func TestTombstone_HugeHeader(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {

@@ -13,7 +13,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule01_Key(t *testing.T) {
+func TestKey_InAHeader(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs))
@@ -58,7 +58,7 @@ func TestRule01_Key(t *testing.T) {
 	s.order(strings.Repeat("k", 255), "").want(t, 201, "run 3", false)
 }
 
-func TestRule02_MissingKey(t *testing.T) {
+func TestKey_MissingKey(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -89,7 +89,7 @@ func TestRule02_MissingKey(t *testing.T) {
 	s.do("POST", "/patch", "").want(t, 201, fmt.Sprintf("run %d", before+1), false)
 }
 
-func TestRule03_KeysOfPrincipalsMethodsAndRoutes(t *testing.T) {
+func TestKey_OfPrincipalsMethodsAndRoutes(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule05_FirstRequestRuns(t *testing.T) {
+func TestFirstRequest_Runs(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(c *gin.Context) {
 		if token, err := idempotency.Token(c.Request.Context()); err != nil || token == 0 {
@@ -33,7 +33,7 @@ func TestRule05_FirstRequestRuns(t *testing.T) {
 	}
 }
 
-func TestRule06_ReplayAfterCompletion(t *testing.T) {
+func TestRetry_ReplayAfterCompletion(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name   string
@@ -85,7 +85,7 @@ func (s *server) orderBy(client *http.Client, key string) answer {
 	return s.sendBy(client, req)
 }
 
-func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
+func TestRetry_RetryWhileTheFirstRuns(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
@@ -109,7 +109,7 @@ func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
 	s.order("k", "{}").want(t, 201, "run 1", true)
 }
 
-func TestRule07_WaitForTheAnswer(t *testing.T) {
+func TestRetry_WaitForTheAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g, n := newGate(t), testutil.Redis(t)
@@ -150,7 +150,7 @@ func TestRule07_WaitForTheAnswer(t *testing.T) {
 }
 
 // The answer comes to who waits within milliseconds of the first one's, in this process and in another: it is woken, not polling.
-func TestRule07_WaitIsWoken(t *testing.T) {
+func TestRetry_WaitIsWoken(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	var completed atomic.Int64
@@ -200,7 +200,7 @@ func TestRule07_WaitIsWoken(t *testing.T) {
 }
 
 // A waiter for a claim that is then freed runs itself, and the others get its answer.
-func TestRule07_WaitForAFreedClaim(t *testing.T) {
+func TestRetry_WaitForAFreedClaim(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
@@ -229,7 +229,7 @@ func TestRule07_WaitForAFreedClaim(t *testing.T) {
 	}
 }
 
-func TestRule08_OtherPayload(t *testing.T) {
+func TestRetry_OtherPayload(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
@@ -248,7 +248,7 @@ func TestRule08_OtherPayload(t *testing.T) {
 	s.order("k", `{"n":1}`).want(t, 201, "run 1", true)
 }
 
-func TestRule09_ProblemWriter(t *testing.T) {
+func TestRetry_ProblemWriter(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(*gin.Context) {}, idempotency.Require(), idempotency.WithProblemWriter(func(w http.ResponseWriter, _ *http.Request, p idempotency.Refusal) {
 		w.WriteHeader(p.Status)
@@ -259,7 +259,7 @@ func TestRule09_ProblemWriter(t *testing.T) {
 	}
 }
 
-func TestRule09_Problem(t *testing.T) {
+func TestRetry_Problem(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(*gin.Context) {}, idempotency.Require())
 	p := s.do("POST", "/orders", "").problem(t)
@@ -269,7 +269,7 @@ func TestRule09_Problem(t *testing.T) {
 	}
 }
 
-func TestRule12_ConcurrentRequests(t *testing.T) {
+func TestRetry_ConcurrentRequests(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	for _, wait := range []time.Duration{0, time.Minute} {

@@ -11,7 +11,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule04_BasicAuthUser(t *testing.T) {
+func TestPrincipal_BasicAuthUser(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -29,7 +29,7 @@ func TestRule04_BasicAuthUser(t *testing.T) {
 	}
 }
 
-func TestRule04_UserThatIsNoName(t *testing.T) {
+func TestPrincipal_UserThatIsNoName(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -46,7 +46,7 @@ func TestRule04_UserThatIsNoName(t *testing.T) {
 	}
 }
 
-func TestRule04_CredentialsChanged(t *testing.T) {
+func TestPrincipal_CredentialsChanged(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
@@ -75,7 +75,7 @@ func TestRule04_CredentialsChanged(t *testing.T) {
 	}
 }
 
-func TestRule04_PrincipalOption(t *testing.T) {
+func TestPrincipal_PrincipalOption(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs), ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-User") }))

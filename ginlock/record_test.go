@@ -20,7 +20,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule13_WhatIsRecorded(t *testing.T) {
+func TestFate_WhatIsRecorded(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	answerAs := func(c *gin.Context) {
@@ -78,7 +78,7 @@ func TestRule13_WhatIsRecorded(t *testing.T) {
 }
 
 // A panic leaves the outcome unknown, once the claim has ended.
-func TestRule13_Panic(t *testing.T) {
+func TestFate_Panic(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -99,7 +99,7 @@ func TestRule13_Panic(t *testing.T) {
 }
 
 // With RunAgain server errors, panics and time-outs free the key.
-func TestRule13_RunAgain(t *testing.T) {
+func TestFate_RunAgain(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -128,7 +128,7 @@ func TestRule13_RunAgain(t *testing.T) {
 }
 
 // A status that net/http panics at is no answer, whatever Decide says.
-func TestRule13_NoStatus(t *testing.T) {
+func TestFate_NoStatus(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{99, 1000} {
 		var runs atomic.Int64
@@ -146,7 +146,7 @@ func TestRule13_NoStatus(t *testing.T) {
 }
 
 // A refusal of a middleware of this kit inside is not the handler's answer.
-func TestRule13_OwnRefusalsAreNotRecorded(t *testing.T) {
+func TestFate_OwnRefusalsAreNotRecorded(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g, l := newGate(t), testutil.Locker(t)
@@ -162,7 +162,7 @@ func TestRule13_OwnRefusalsAreNotRecorded(t *testing.T) {
 	s.do("POST", "/orders/1", "", idempotencyKey, "b").want(t, 201, "run 2", false)
 }
 
-func TestRule13_UnmatchedRoutesPass(t *testing.T) {
+func TestFate_UnmatchedRoutesPass(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -180,7 +180,7 @@ func TestRule13_UnmatchedRoutesPass(t *testing.T) {
 	}
 }
 
-func TestRule14_Headers(t *testing.T) {
+func TestHeaders_Recorded(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -234,7 +234,7 @@ func TestRule14_Headers(t *testing.T) {
 	}
 }
 
-func TestRule15_TooLarge(t *testing.T) {
+func TestTombstone_TooLarge(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -251,7 +251,7 @@ func TestRule15_TooLarge(t *testing.T) {
 }
 
 // The first byte of a stream goes out after its tombstone is sealed, and the handler goes on.
-func TestRule15_Flush(t *testing.T) {
+func TestTombstone_Flush(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
@@ -277,7 +277,7 @@ func TestRule15_Flush(t *testing.T) {
 }
 
 // A stream of an answer that frees the key leaves no tombstone.
-func TestRule15_FlushOfARefusal(t *testing.T) {
+func TestTombstone_FlushOfARefusal(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -289,7 +289,7 @@ func TestRule15_FlushOfARefusal(t *testing.T) {
 }
 
 // The answer is held back until it is sealed: whoever has it gets a replay.
-func TestRule15_SealThenSend(t *testing.T) {
+func TestTombstone_SealThenSend(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]gin.HandlerFunc{
 		"answer":   func(c *gin.Context) { c.String(201, "made") },
@@ -337,7 +337,7 @@ func (b *sealSpy) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 }
 
 // A retry that follows the answer at once is a replay.
-func TestRule15_RetryAtOnce(t *testing.T) {
+func TestTombstone_RetryAtOnce(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs))
@@ -349,7 +349,7 @@ func TestRule15_RetryAtOnce(t *testing.T) {
 }
 
 // The answer of an error writer outside is not seen: a tombstone, and a warning that says where it belongs.
-func TestRule16_ErrorLeftToAnOuterWriter(t *testing.T) {
+func TestErrors_LeftToAnOuterWriter(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	var log lines
@@ -378,7 +378,7 @@ func TestRule16_ErrorLeftToAnOuterWriter(t *testing.T) {
 }
 
 // A handler that leaves an error and sets a status has answered: a logging c.Error must not change that.
-func TestRule16_ErrorAndStatus(t *testing.T) {
+func TestErrors_ErrorAndStatus(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -394,7 +394,7 @@ func TestRule16_ErrorAndStatus(t *testing.T) {
 }
 
 // A response that fails while it is rendered leaves its error and no answer.
-func TestRule16_RenderError(t *testing.T) {
+func TestErrors_RenderError(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -409,7 +409,7 @@ func TestRule16_RenderError(t *testing.T) {
 }
 
 // An error beside a body is an answer.
-func TestRule16_ErrorWithABody(t *testing.T) {
+func TestErrors_ErrorWithABody(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
@@ -420,7 +420,7 @@ func TestRule16_ErrorWithABody(t *testing.T) {
 	s.order("k", "").want(t, 410, "run 1", true)
 }
 
-func TestRule17_NoBody(t *testing.T) {
+func TestAnswer_NoBody(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) { runs.Add(1); c.Status(204) })
@@ -432,7 +432,7 @@ func TestRule17_NoBody(t *testing.T) {
 }
 
 // What is recorded is what is sent: somebody outside who answers where nobody has written finds this written.
-func TestRule17_NoBodyIsAnAnswer(t *testing.T) {
+func TestAnswer_NoBodyIsWritten(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -450,7 +450,7 @@ func TestRule17_NoBodyIsAnAnswer(t *testing.T) {
 
 // The client hangs up in the middle: the handler's context lives, there is one effect, and the retry gets
 // its answer.
-func TestRule18_ClientHangsUp(t *testing.T) {
+func TestClient_ClientHangsUp(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g, gone := newGate(t), make(chan struct{})

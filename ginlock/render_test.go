@@ -75,7 +75,7 @@ func answers(file string) map[string]gin.HandlerFunc {
 
 // A client sees the same with the middleware and without, at the first try and at the retry, whatever middleware
 // compresses outside or inside of it.
-func TestRule21_Answers(t *testing.T) {
+func TestWriter_Answers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file.txt")
 	if err := os.WriteFile(file, []byte(strings.Repeat("file ", 500)), 0o644); err != nil {
@@ -119,7 +119,7 @@ func TestRule21_Answers(t *testing.T) {
 
 // A compression outside may hold the answer until the end, and say then how long it is: what it has removed from the
 // header stays removed.
-func TestRule22_HeaderChangedOutside(t *testing.T) {
+func TestOrder_HeaderChangedOutside(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -184,7 +184,7 @@ func (s *server) plainly(path, key string) answer {
 func (a answer) String() string { return fmt.Sprintf("%d %.60q %q", a.status, a.body, a.header) }
 
 // Server-sent events come one by one, while the handler runs; a retry is told that they were not kept.
-func TestRule15_EventStream(t *testing.T) {
+func TestTombstone_EventStream(t *testing.T) {
 	t.Parallel()
 	next := make(chan struct{})
 	s := post(t, func(c *gin.Context) {
@@ -231,7 +231,7 @@ func TestRule15_EventStream(t *testing.T) {
 }
 
 // HEAD has no effect to protect: it passes, with its header and without a body, key or not.
-func TestRule02_Head(t *testing.T) {
+func TestKey_Head(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)

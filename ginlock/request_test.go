@@ -19,7 +19,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule10_Fingerprint(t *testing.T) {
+func TestFingerprint_WhatCounts(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -56,7 +56,7 @@ func TestRule10_Fingerprint(t *testing.T) {
 	send("/custom?n=2", "text/plain", "hello").wantProblem(t, 422, idempotency.CodeKeyReused)
 }
 
-func TestRule10_Multipart(t *testing.T) {
+func TestFingerprint_Multipart(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs))
@@ -77,7 +77,7 @@ func TestRule10_Multipart(t *testing.T) {
 }
 
 // A form of more parts than handlers read is compared as it is: to take it apart would cost many times its size.
-func TestRule10_MultipartOfManyParts(t *testing.T) {
+func TestFingerprint_MultipartOfManyParts(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs))
@@ -93,7 +93,7 @@ func TestRule10_MultipartOfManyParts(t *testing.T) {
 }
 
 // A middleware that has read the body left it under gin.BodyBytesKey; what is left to read is empty.
-func TestRule10_BodyReadBefore(t *testing.T) {
+func TestFingerprint_BodyReadBefore(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
@@ -110,7 +110,7 @@ func TestRule10_BodyReadBefore(t *testing.T) {
 	s.order("l", `{"n":"`+strings.Repeat("x", 100)+`"}`).wantProblem(t, 413, idempotency.CodeRequestTooLarge)
 }
 
-func TestRule20_RequestBody(t *testing.T) {
+func TestBody_RequestBody(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -151,7 +151,7 @@ func TestRule20_RequestBody(t *testing.T) {
 }
 
 // Two middlewares read one body: each keeps its own limit, and what somebody between them has read is gone.
-func TestRule20_TwoReaders(t *testing.T) {
+func TestBody_TwoReaders(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	var runs atomic.Int64
@@ -169,7 +169,7 @@ func TestRule20_TwoReaders(t *testing.T) {
 }
 
 // A client that asks before it sends a body that is too large is not told to go on.
-func TestRule20_ExpectContinue(t *testing.T) {
+func TestBody_ExpectContinue(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(*gin.Context) { t.Error("it ran") })
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
@@ -185,7 +185,7 @@ func TestRule20_ExpectContinue(t *testing.T) {
 }
 
 // A body that is too slow, or too large for a limit outside, is refused before anything is locked.
-func TestRule20_SlowAndLimitedBody(t *testing.T) {
+func TestBody_SlowAndLimitedBody(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	r := gin.New()

@@ -27,7 +27,7 @@ func claimOf(t testing.TB, n *testutil.Node) (key, value string) {
 	return keys[0], client.Get(ctx, keys[0]).Val()
 }
 
-func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
+func TestClaim_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g, n := newGate(t), testutil.Redis(t)
@@ -59,7 +59,7 @@ func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 }
 
 // A claim that was lost, and taken over, cannot complete; its own client still gets its answer.
-func TestRule19_LostClaim(t *testing.T) {
+func TestClaim_LostClaim(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	first, second, n := newGate(t), newGate(t), testutil.Redis(t)
@@ -88,7 +88,7 @@ func TestRule19_LostClaim(t *testing.T) {
 }
 
 // The handler is told when the claim is lost.
-func TestRule19_LossCancelsTheRequest(t *testing.T) {
+func TestClaim_LossCancelsTheRequest(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(2*time.Second))
@@ -105,7 +105,7 @@ func TestRule19_LossCancelsTheRequest(t *testing.T) {
 	}
 }
 
-func TestRule23_StoreDownBeforeTheHandler(t *testing.T) {
+func TestOutage_StoreDownBeforeTheHandler(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
@@ -136,7 +136,7 @@ func TestRule23_StoreDownBeforeTheHandler(t *testing.T) {
 }
 
 // After the handler: the answer goes out, nothing else may run, and it is recorded once Redis answers again.
-func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
+func TestOutage_StoreDownAfterTheHandler(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
@@ -182,7 +182,7 @@ func TestCorruptRecord(t *testing.T) {
 
 // A request that ends while Redis is asked, since its client hangs up or an outer deadline passes, says nothing about
 // Redis: with FailOpen it would run beside the one that has the key.
-func TestRule23_FailOpenForNobody(t *testing.T) {
+func TestOutage_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
 	var log lines
 	backend, l := newHanging(t, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))

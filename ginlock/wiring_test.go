@@ -91,7 +91,7 @@ func TestWiringPanics(t *testing.T) {
 }
 
 // After the retention a key runs anew.
-func TestRule11_Retention(t *testing.T) {
+func TestRetry_Retention(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, counter(&runs), idempotency.Retain(50*time.Millisecond))

@@ -97,7 +97,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 func (w *writer) CloseNotify() <-chan bool {
 	for inner := w.ResponseWriter; ; {
 		switch x := inner.(type) {
-		case http.CloseNotifier: //nolint:staticcheck // see above
+		case interface{ CloseNotify() <-chan bool }:
 			return x.CloseNotify()
 		case interface{ Unwrap() http.ResponseWriter }:
 			inner = x.Unwrap()

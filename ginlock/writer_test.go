@@ -111,7 +111,7 @@ var writings = map[string]func(w gin.ResponseWriter, saw func(...any)){
 }
 
 // A handler sees the same writer, and its client the same answer, with the middleware and without.
-func TestRule21_Writer(t *testing.T) {
+func TestWriter_SeesTheSame(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	for name, writing := range writings {
@@ -147,7 +147,7 @@ func TestRule21_Writer(t *testing.T) {
 }
 
 // A WebSocket and the like: the tombstone is sealed before the connection is the handler's.
-func TestRule15_Hijack(t *testing.T) {
+func TestTombstone_Hijack(t *testing.T) {
 	t.Parallel()
 	g := newGate(t)
 	s := post(t, func(c *gin.Context) {
@@ -177,7 +177,7 @@ func TestRule15_Hijack(t *testing.T) {
 }
 
 // HTTP/2 has a Pusher, and the wrapper does not hide it.
-func TestRule21_Pusher(t *testing.T) {
+func TestWriter_Pusher(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	r := gin.New()
@@ -205,8 +205,8 @@ func TestRule21_Pusher(t *testing.T) {
 	}
 }
 
-// Rule 22: an outer compression compresses the replay too, by what that client accepts.
-func TestRule22_CompressionOutside(t *testing.T) {
+// An outer compression compresses the replay too, by what that client accepts.
+func TestOrder_CompressionOutside(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -241,7 +241,7 @@ func (w *shouting) Write(b []byte) (int, error) {
 
 // A compression may decide at the first byte what it is: nothing is sent before that, though the answer is too large to
 // be held.
-func TestRule22_DecidedAtTheFirstByte(t *testing.T) {
+func TestOrder_DecidedAtTheFirstByte(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
@@ -263,7 +263,7 @@ func (w *deciding) Write(b []byte) (int, error) {
 }
 
 // What is set after the body, and was announced before it, is a trailer: it is sent, though the answer was held.
-func TestRule21_Trailers(t *testing.T) {
+func TestWriter_Trailers(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(c *gin.Context) {
 		c.Header("Trailer", "X-Sum")

@@ -106,9 +106,10 @@ func (m *repeats) formKey(r *http.Request) (string, error) {
 // run runs the handler under its claim, and leaves a tombstone. The answer need not wait for it: a
 // repeat is refused as long as the claim is held.
 func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
-	sent := newTracker(w)
+	sent, inner := newTracker(w), r.WithContext(k.Context())
 	f := claim.Unknown // after a panic
 	defer func() {
+		r.MultipartForm = inner.MultipartForm // the server removes its files
 		var err error
 		switch f = k.Fate(f); f {
 		case claim.Free:
@@ -123,9 +124,7 @@ func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler,
 		}
 		k.Close()
 	}()
-	inner := r.WithContext(k.Context())
 	next.ServeHTTP(sent, inner)
-	r.MultipartForm = inner.MultipartForm
 	f = claim.Fate(m.decide(sent.final(), sent.Header()))
 	if m.RunAgain && sent.final() >= 500 {
 		f = claim.Free

@@ -1,0 +1,415 @@
+package idempotency_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// counter answers 201 and the number of the run.
+func counter(runs *atomic.Int64) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, "run %d", runs.Add(1))
+	}
+}
+
+func TestMaxRun_EndsTheContext(t *testing.T) {
+	t.Parallel()
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		fmt.Fprintf(w, "%v, MaxRun: %v", r.Context().Err(), strings.Contains(context.Cause(r.Context()).Error(), "MaxRun"))
+	}, idempotency.MaxRun(50*time.Millisecond))
+	s.order("").want(t, 200, "context deadline exceeded, MaxRun: true", false)
+	s.order("").want(t, 200, "context deadline exceeded, MaxRun: true", true)
+}
+
+// The server's own deadline stays, although the handler outlives its client.
+func TestDeadline_OfTheServerStays(t *testing.T) {
+	t.Parallel()
+	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))(http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			fmt.Fprint(w, r.Context().Err())
+		}))
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 50*time.Millisecond)
+		defer cancel()
+		h.ServeHTTP(w, r.WithContext(ctx))
+	}))
+	s.order("").want(t, 200, "context deadline exceeded", false)
+}
+
+func TestNothingDone_FreesTheKey(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		switch runs.Add(1) {
+		case 1:
+			idempotency.NothingDone(r.Context())
+			w.WriteHeader(500)
+		case 2:
+			idempotency.NothingDone(r.Context())
+			panic("boom")
+		default:
+			fmt.Fprint(w, "made")
+		}
+	})
+	s.order("").want(t, 500, "", false)
+	s.order("").want(t, 500, "", false)
+	s.order("").want(t, 200, "made", false)
+	s.order("").want(t, 200, "made", true)
+}
+
+// NothingDone is about all claims of a request, and RefuseRepeats has one of its own.
+func TestNothingDone_AllClaims(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, idempotency.ByHeader("Idempotency-Key", l)(idempotency.RefuseRepeats(time.Minute, l)(http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				idempotency.NothingDone(r.Context())
+				w.WriteHeader(500)
+				return
+			}
+			fmt.Fprint(w, "made")
+		}))))
+	s.order("").want(t, 500, "", false)
+	s.order("").want(t, 200, "made", false)
+}
+
+func TestRetainFor_OneRequest(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		idempotency.RetainFor(r.Context(), 50*time.Millisecond)
+		counter(&runs)(w, r)
+	})
+	s.order("").want(t, 201, "run 1", false)
+	for a := s.order(""); a.body != "run 2"; a = s.order("") {
+		a.want(t, 201, "run 1", true)
+	}
+}
+
+func TestDecide_ByStatusAndHeader(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, _ *http.Request) {
+		if runs.Add(1) == 1 {
+			w.Header().Set("X-Declined", "1")
+		}
+		w.WriteHeader(402)
+	}, idempotency.Decide(func(status int, header http.Header) idempotency.Fate {
+		if header.Get("X-Declined") != "" {
+			return idempotency.FreeKey
+		}
+		return idempotency.DefaultFate(status, header)
+	}))
+	s.order("").want(t, 402, "", false)
+	s.order("").want(t, 402, "", false)
+	s.order("").want(t, 402, "", true)
+}
+
+func TestRecover_Answers(t *testing.T) {
+	t.Parallel()
+	for name, recovery := range map[string]idempotency.Recovery{
+		"answered": idempotency.Answered, "run": idempotency.RunHandler, "unknown": idempotency.StillUnknown,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs, recoveries atomic.Int64
+			s := orders(t, shortLocker(t), func(w http.ResponseWriter, _ *http.Request) {
+				if runs.Add(1) == 1 {
+					panic("boom")
+				}
+				fmt.Fprint(w, "from the handler")
+			}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, earlier idempotency.Run) idempotency.Recovery {
+				recoveries.Add(1)
+				if earlier.RequestID != "first" || earlier.Instance == "" || earlier.Begun.IsZero() || earlier.Ended.IsZero() {
+					t.Errorf("the earlier run is %+v", earlier)
+				}
+				if b, err := io.ReadAll(r.Body); string(b) != "{}" || err != nil {
+					t.Errorf("the body is %q, %v", b, err)
+				}
+				if recovery != idempotency.RunHandler {
+					fmt.Fprint(w, "from Recover")
+				}
+				return recovery
+			}))
+			ask := func() answer { return s.order("{}", "X-Request-Id", "first") }
+			ask().want(t, 500, "", false)
+			a := ended(t, ask)
+			switch recovery {
+			case idempotency.Answered:
+				a.want(t, 200, "from Recover", false)
+				ask().want(t, 200, "from Recover", true)
+			case idempotency.StillUnknown:
+				a.refused(t, idempotency.CodeOutcomeUnknown)
+				ended(t, ask).refused(t, idempotency.CodeOutcomeUnknown)
+				if n := recoveries.Load(); n < 2 {
+					t.Errorf("%d recoveries; the next retry must ask again", n)
+				}
+				return
+			default:
+				t.Log(a)
+			}
+			if n := recoveries.Load(); n != 1 {
+				t.Errorf("%d recoveries", n)
+			}
+		})
+	}
+}
+
+// Two retries at once find the unknown outcome: one of them recovers.
+func TestRecover_TwoRetriesAtOnce(t *testing.T) {
+	t.Parallel()
+	var runs, effects atomic.Int64
+	s := orders(t, shortLocker(t), func(http.ResponseWriter, *http.Request) {
+		runs.Add(1)
+		panic("boom")
+	}, idempotency.Wait(20*time.Second), idempotency.Recover(
+		func(w http.ResponseWriter, _ *http.Request, _ idempotency.Run) idempotency.Recovery {
+			fmt.Fprintf(w, "effect %d", effects.Add(1))
+			return idempotency.Answered
+		}))
+	s.order("").want(t, 500, "", false)
+	var all sync.WaitGroup
+	var replays atomic.Int64
+	for range 2 {
+		all.Go(func() {
+			a := ended(t, func() answer { return s.order("") })
+			if a.status != 200 || a.body != "effect 1" {
+				t.Errorf("%d %s", a.status, a.body)
+			}
+			if a.replayed() {
+				replays.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if runs.Load() != 1 || effects.Load() != 1 || replays.Load() != 1 {
+		t.Errorf("%d runs, %d effects, %d replays", runs.Load(), effects.Load(), replays.Load())
+	}
+}
+
+func TestRecover_HandlerRunsOnce(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, _ *http.Request) {
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		fmt.Fprint(w, "made")
+	}, idempotency.Recover(func(http.ResponseWriter, *http.Request, idempotency.Run) idempotency.Recovery {
+		return idempotency.RunHandler
+	}))
+	s.order("").want(t, 500, "", false)
+	ended(t, func() answer { return s.order("") }).want(t, 200, "made", false)
+	s.order("").want(t, 200, "made", true)
+	if n := runs.Load(); n != 2 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// A handler may set headers in goroutines that it waits for.
+func TestHeaders_FromGoroutines(t *testing.T) {
+	t.Parallel()
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, _ *http.Request) {
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		for i := range 8 {
+			all.Go(func() {
+				mu.Lock()
+				defer mu.Unlock()
+				w.Header().Add("Link", fmt.Sprint(i))
+			})
+		}
+		all.Wait()
+		fmt.Fprint(w, "made")
+	})
+	first, again := s.order(""), s.order("")
+	again.want(t, 200, "made", true)
+	if got, want := fmt.Sprint(again.header["Link"]), fmt.Sprint(first.header["Link"]); got != want || len(first.header["Link"]) != 8 {
+		t.Errorf("Link %s, at first %s", got, want)
+	}
+}
+
+// Keys of two services, and of two hosts, never meet.
+func TestKeys_ServicesAndHosts(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	n := testutil.Redis(t)
+	servers := make([]*server, 2)
+	for i, name := range []string{"shop", "billing"} {
+		servers[i] = orders(t, lockerOn(t, n), counter(&runs), idempotency.Service(name))
+	}
+	servers[0].order("").want(t, 201, "run 1", false)
+	servers[1].order("").want(t, 201, "run 2", false)
+	servers[0].host = "other.example"
+	servers[0].order("").want(t, 201, "run 3", false)
+	servers[0].host = "shop.example"
+	servers[0].order("").want(t, 201, "run 1", true)
+	servers[1].order("").want(t, 201, "run 2", true)
+}
+
+// A fingerprint of the program's own covers the body. Path and host count all the same.
+func TestFingerprint_PathCounts(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), counter(&runs), idempotency.Fingerprint(func(*http.Request, []byte) []byte { return nil }))
+	s.order("a").want(t, 201, "run 1", false)
+	s.order("b").want(t, 201, "run 1", true)
+	s.post(t.Context(), "/orders/8", strings.NewReader("a"), "Idempotency-Key", "k").refused(t, idempotency.CodeKeyReused)
+	s.host = "other.example"
+	s.order("a").want(t, 201, "run 2", false)
+}
+
+// A body that was read outside, in part or as a whole, would look like another one: it is refused.
+func TestBody_ReadOutside(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))(counter(&runs))
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Part") != "" {
+			_, _ = io.ReadFull(r.Body, make([]byte, 3))
+		} else {
+			_, _ = io.Copy(io.Discard, r.Body)
+		}
+		h.ServeHTTP(w, r)
+	}))
+	s.order("123456", "X-Part", "1").refused(t, idempotency.CodeMisconfigured)
+	s.order("123456").refused(t, idempotency.CodeMisconfigured)
+	chunked := struct{ io.Reader }{strings.NewReader("123456")}
+	s.post(t.Context(), "/orders/7", chunked, "Idempotency-Key", "k").refused(t, idempotency.CodeMisconfigured)
+	if n := runs.Load(); n != 0 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// Without a principal there is one warning for each route.
+func TestPrincipal_WarnsOncePerRoute(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(writerFunc(func(b []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return log.Write(b)
+	}), nil))
+	once := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t, core.WithLogger(logger))))
+	mux := http.NewServeMux()
+	for _, route := range []string{"/a", "/b"} {
+		mux.Handle("POST "+route, once(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	}
+	s := serve(t, mux)
+	for _, path := range []string{"/a", "/b", "/a", "/b"} {
+		s.post(t.Context(), path, nil, "Idempotency-Key", "k")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n := strings.Count(log.String(), "no principal is known"); n != 2 {
+		t.Errorf("%d warnings, want 2:\n%s", n, &log)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// HTTP/2 cannot be hijacked. The handler then answers in another way, and that answer is recorded.
+func TestHijack_HTTP2LeavesTheKey(t *testing.T) {
+	t.Parallel()
+	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))(http.HandlerFunc(
+		func(w http.ResponseWriter, _ *http.Request) {
+			_, _, err := http.NewResponseController(w).Hijack()
+			fmt.Fprint(w, errors.Is(err, http.ErrNotSupported))
+		}))
+	ts := httptest.NewUnstartedServer(h)
+	ts.EnableHTTP2 = true
+	ts.StartTLS()
+	defer ts.Close()
+	client := ts.Client()
+	defer client.CloseIdleConnections()
+	for i := range 2 {
+		req, err := http.NewRequest("POST", ts.URL, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Idempotency-Key", "k")
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err != nil || resp.ProtoMajor != 2 {
+			t.Fatal(resp.Proto, err)
+		}
+		answer{resp.StatusCode, string(b), resp.Header}.want(t, 200, "true", i > 0)
+	}
+}
+
+// A multipart form is compared by its parts: each try has a boundary of its own.
+func TestBody_MultipartByParts(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), counter(&runs))
+	submit := func(boundary, value string) answer {
+		body := "--" + boundary + "\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n" + value + "\r\n--" + boundary + "--\r\n"
+		return s.order(body, "Content-Type", "multipart/form-data; boundary="+boundary)
+	}
+	submit("one", "1").want(t, 201, "run 1", false)
+	submit("two", "1").want(t, 201, "run 1", true)
+	submit("two", "2").refused(t, idempotency.CodeKeyReused)
+}
+
+// Shutdown is about the whole process: no other test may run beside this one.
+func TestShutdown_WaitsAndCancels(t *testing.T) {
+	entered, open := make(chan struct{}, 1), make(chan struct{})
+	s := orders(t, testutil.Locker(t), func(_ http.ResponseWriter, r *http.Request) {
+		entered <- struct{}{}
+		select {
+		case <-open:
+		case <-r.Context().Done():
+		}
+	})
+	answers := make(chan answer, 1)
+	go func() { answers <- s.order("") }()
+	<-entered
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if err := idempotency.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(fmt.Sprint(err), "1 handlers") {
+		t.Errorf("Shutdown while a handler runs: %v", err)
+	}
+	(<-answers).want(t, 200, "", false) // its context ended
+
+	go func() { answers <- s.order("", "Idempotency-Key", "k2") }()
+	<-entered
+	done := make(chan error, 1)
+	go func() { done <- idempotency.Shutdown(context.Background()) }()
+	select {
+	case err := <-done:
+		t.Errorf("Shutdown did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(open)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	(<-answers).want(t, 200, "", false)
+}

@@ -1,0 +1,138 @@
+package idempotency_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// server is a server of net/http on a socket.
+type server struct {
+	t    testing.TB
+	url  string
+	host string // of requests
+}
+
+func serve(t testing.TB, h http.Handler) *server {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if recover() != nil {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+		}()
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		s.Close()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return &server{t: t, url: s.URL, host: "shop.example"}
+}
+
+// orders serves POST /orders/{id} under ByHeader.
+func orders(t testing.TB, l *core.Locker, h http.HandlerFunc, opts ...idempotency.HTTPOption) *server {
+	t.Helper()
+	mux := http.NewServeMux()
+	opts = append([]idempotency.HTTPOption{idempotency.WithLocker(l)}, opts...)
+	mux.Handle("POST /orders/{id}", idempotency.ByHeader("Idempotency-Key", opts...)(h))
+	return serve(t, mux)
+}
+
+// shortLocker returns a Locker whose unknown outcomes show soon.
+func shortLocker(t testing.TB) *core.Locker {
+	return testutil.Locker(t, core.WithTTL(300*time.Millisecond))
+}
+
+type answer struct {
+	status int
+	body   string
+	header http.Header
+}
+
+func (a answer) replayed() bool { return a.header.Get("Idempotency-Replayed") == "true" }
+
+func (a answer) code() string {
+	var r idempotency.Refusal
+	_ = json.Unmarshal([]byte(a.body), &r)
+	return r.Code
+}
+
+func (a answer) want(t testing.TB, status int, body string, replayed bool) {
+	t.Helper()
+	if a.status != status || a.body != body || a.replayed() != replayed {
+		t.Fatalf("got %d %q, replayed %v; want %d %q, replayed %v", a.status, a.body, a.replayed(), status, body, replayed)
+	}
+}
+
+func (a answer) refused(t testing.TB, code string) {
+	t.Helper()
+	if want := idempotency.RefusalOf(code).Status; a.status != want || a.code() != code {
+		t.Fatalf("got %d %s, want %d %s", a.status, a.body, want, code)
+	}
+}
+
+// order posts an order with the key k. Header is names and values.
+func (s *server) order(body string, header ...string) answer {
+	s.t.Helper()
+	return s.post(context.Background(), "/orders/7", strings.NewReader(body), append([]string{"Idempotency-Key", "k"}, header...)...)
+}
+
+func (s *server) post(ctx context.Context, path string, body io.Reader, header ...string) answer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, body)
+	if err != nil {
+		s.t.Error(err)
+		return answer{}
+	}
+	req.Host = s.host
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.t.Error(err)
+		}
+		return answer{}
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil && ctx.Err() == nil {
+		s.t.Error(err)
+	}
+	return answer{resp.StatusCode, string(b), resp.Header}
+}
+
+// ended asks again until no first request is running.
+func ended(t testing.TB, ask func() answer) answer {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if a := ask(); a.code() != idempotency.CodeInFlight {
+			return a
+		} else if time.Now().After(end) {
+			t.Fatal("a request is still running after 20 s")
+		}
+	}
+}
+
+// lockerOn returns a Locker on a node.
+func lockerOn(t testing.TB, n *testutil.Node) *core.Locker {
+	t.Helper()
+	l, err := core.New(redisbackend.New(n.Client()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
