@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net/http"
+	"net/http/httptest"
 	"time"
 
 	"gorm.io/gorm"
@@ -155,14 +157,15 @@ func ExampleSQLTx() {
 	// <nil>
 }
 
-// The handler behind ginlock or grpclock has a claim in its context. The payment is made once for it, even if the process
-// dies after the COMMIT and before the answer is recorded.
+// A handler behind ginlock, grpclock or a middleware of package idempotency has a claim in its context.
+// The payment is made once for it, even if the process dies after COMMIT and before the answer was
+// recorded. All effects are in that transaction, so the handler may run again.
 func ExampleClaimKey() {
 	type Payment struct {
 		ID    uint
 		Cents int
 	}
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(testutil.Memory())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -172,28 +175,25 @@ func ExampleClaimKey() {
 	if err := db.Use(gormlock.New(locker)); err != nil {
 		log.Fatal(err)
 	}
-	pay := func(ctx context.Context, cents int) (Payment, error) {
-		return gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Payment, error) {
-			p := Payment{Cents: cents}
+	pay := func(w http.ResponseWriter, r *http.Request) {
+		ctx := r.Context()
+		payment, err := gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Payment, error) {
+			p := Payment{Cents: 700}
 			return p, tx.Create(&p).Error
-		}, gormlock.Fingerprint(fmt.Append(nil, cents))) // another amount is another payment
+		})
+		fmt.Println(payment.ID, payment.Cents, err)
+		w.WriteHeader(http.StatusInternalServerError) // with RunAgain the retry runs
 	}
-	claims := idempotency.New(locker)
-	for _, cents := range []int{700, 700, 900} { // the process dies each time before its answer is recorded
-		out, err := claims.Begin(context.Background(), "ann/k1", idempotency.Fingerprint{})
-		if err != nil {
-			log.Fatal(err)
-		}
-		payment, err := pay(out.Claim.Context(), cents)
-		fmt.Println(payment.ID, payment.Cents, errors.Is(err, gormlock.ErrMismatch))
-		if err := out.Claim.Abandon(context.Background()); err != nil {
-			log.Fatal(err)
-		}
+	once := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(locker), idempotency.RunAgain())
+	handler := once(http.HandlerFunc(pay))
+	for range 2 {
+		r := httptest.NewRequest(http.MethodPost, "/payments", nil)
+		r.Header.Set("Idempotency-Key", "k1")
+		handler.ServeHTTP(httptest.NewRecorder(), r)
 	}
 	// Output:
-	// 1 700 false
-	// 1 700 false
-	// 0 0 true
+	// 1 700 <nil>
+	// 1 700 <nil>
 }
 
 // The token of a later sale is larger, so a warehouse that remembers the largest token it has seen

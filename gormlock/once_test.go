@@ -19,7 +19,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -270,7 +270,7 @@ func TestOnce_Fingerprint(t *testing.T) {
 		ok(t, "without one", err)
 		var stored []byte
 		ok(t, "Row", db.Raw("SELECT fingerprint FROM onelane_once").Row().Scan(&stored))
-		digest := idempotency.Digest([]byte("10"), []byte("EUR"))
+		digest := claim.Digest([]byte("10"), []byte("EUR"))
 		if len(stored) < 32 || bytes.Contains(stored, digest[:]) {
 			t.Error("the fingerprint is stored as it is")
 		}
@@ -400,12 +400,13 @@ func TestOnce_Deadlock(t *testing.T) {
 
 func TestClaimKey(t *testing.T) {
 	t.Parallel()
-	claims := idempotency.New(locker(t, testutil.Memory()))
-	key := func(claim, name string) string {
-		got, err := claims.Begin(t.Context(), claim, idempotency.Fingerprint{})
+	claims := claim.New(locker(t, testutil.Memory()), "", claim.DefaultSettings())
+	key := func(request, name string) string {
+		got, err := claims.Begin(t.Context(), claim.Request{Key: request})
 		ok(t, "Begin", err)
 		run := got.Claim
-		defer func() { ok(t, "Abandon", run.Abandon(context.Background())) }()
+		defer run.Close()
+		defer func() { ok(t, "Free", run.Free(context.Background())) }()
 		return gormlock.ClaimKey(run.Context(), name)
 	}
 	long := strings.Repeat("k", 450)

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -87,17 +86,12 @@ func RetainFor(ctx context.Context, d time.Duration) {
 
 // ErrNoClaim means that the context carries no claim: the request runs unprotected, or the context is
 // not the handler's.
-var ErrNoClaim = errors.New("idempotency: the context carries no claim")
+var ErrNoClaim = claim.ErrNoClaim
 
-// Token returns the fencing token of the innermost claim that ctx carries. Pass it to a resource that
-// refuses smaller tokens. The first call costs a round trip. Without a claim the error is [ErrNoClaim].
-func Token(ctx context.Context) (uint64, error) {
-	k, ok := claim.FromContext(ctx)
-	if !ok {
-		return 0, ErrNoClaim
-	}
-	return k.Token(ctx)
-}
+// Token returns the fencing token of the innermost claim or lock that ctx carries. Pass it to a resource
+// that refuses smaller tokens. The first call costs a round trip. If ctx carries none, the error is
+// [ErrNoClaim].
+func Token(ctx context.Context) (uint64, error) { return claim.Token(ctx) }
 
 // Shutdown waits until no handler of this process runs under a claim, and until every answer is
 // recorded. Call it after the server stopped accepting requests. It also waits for handlers whose

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
 )
 
 // LockByKey returns a middleware that holds the lock on a key while the handler runs, so that there is
@@ -86,7 +87,7 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 
 func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *core.Lock) {
 	sent := newTracker(w)
-	inner := r.WithContext(core.WithLock(k.Context(), k))
+	inner := r.WithContext(claim.WithLock(k))
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm

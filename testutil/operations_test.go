@@ -16,7 +16,7 @@ import (
 // logs are the functions that write a line, and instruments those that make a metric.
 var (
 	logs = []string{"Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext", "Log", "Later",
-		"log", "note", "misconfigured"}
+		"log", "note", "misconfigured", "warn", "warnOnce"}
 	instruments = []string{"seconds", "gauge", "Int64Counter", "Int64Histogram", "Int64UpDownCounter", "Float64Histogram",
 		"Int64ObservableGauge", "Int64ObservableCounter", "Float64ObservableGauge"}
 
@@ -86,8 +86,10 @@ func TestOperations_NamesEachMessageAndMetric(t *testing.T) {
 		explained = append(explained, found[1])
 	}
 	var there []string
-	for _, folder := range []string{"core", "core/redisbackend", "idempotency", "ginlock", "grpclock", "gormlock"} {
-		prefix := filepath.Base(folder) + ": "
+	for folder, prefix := range map[string]string{
+		"core": "core: ", "core/redisbackend": "redisbackend: ", "internal/claim": "idempotency: ",
+		"idempotency": "idempotency: ", "grpclock": "grpclock: ", "gormlock": "gormlock: ",
+	} {
 		messages := calls(t, folder, logs, func(text string) bool { return strings.HasPrefix(text, prefix) })
 		if len(messages) == 0 {
 			t.Errorf("%s logs nothing: this test tests nothing", folder)

@@ -17,6 +17,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -35,11 +36,11 @@ func TestGinWithoutRedis(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := gin.New()
-			r.POST("/pay", ginlock.ByHeader("Idempotency-Key", ginlock.WithLocker(l), ginlock.Principal(everybody)), func(c *gin.Context) {
+			r.POST("/pay", ginlock.ByHeader("Idempotency-Key", idempotency.WithLocker(l), ginlock.Principal(everybody)), func(c *gin.Context) {
 				time.Sleep(20 * time.Millisecond)
 				c.JSON(http.StatusCreated, gin.H{"charge": charged.Add(1)})
 			})
-			r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.Wait(30*time.Second), ginlock.WithLocker(l)), func(c *gin.Context) {
+			r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}", idempotency.Wait(30*time.Second), idempotency.WithLocker(l)), func(c *gin.Context) {
 				if inside.Add(1) != 1 {
 					t.Error("two at a time")
 				}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 )
 
 // Order is what drivers grab.
@@ -45,7 +46,7 @@ func (s *service) routes() http.Handler {
 	if s.unguarded {
 		r.POST("/orders/:id/grab", s.grab)
 	} else {
-		r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(s.locker)), s.grab)
+		r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(s.locker)), s.grab)
 	}
 	return r
 }
@@ -86,7 +87,7 @@ func (s *service) token(c *gin.Context) (uint64, error) {
 	if s.unguarded {
 		return 0, nil
 	}
-	return ginlock.Token(c)
+	return idempotency.Token(c.Request.Context())
 }
 
 // openDB makes a SQLite file with so many orders.

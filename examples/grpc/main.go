@@ -1,5 +1,5 @@
-// Command grpc is one order service on two transports, Gin and gRPC, with one Locker: clients click twice, retry, and
-// change from one transport to the other; drivers grab the same orders over both.
+// Command grpc is one order service on two transports, Gin and gRPC, with one Locker: clients click
+// twice and retry, and drivers grab the same orders over both transports.
 //
 //	go run ./examples/grpc              # embedded Redis: nothing to install
 //	go run ./examples/grpc -unguarded   # the same service without the kit's lines

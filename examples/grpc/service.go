@@ -18,6 +18,7 @@ import (
 	"github.com/onelane/onelane/examples/grpc/orderpb"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 )
 
 var (
@@ -79,15 +80,12 @@ func (b *book) grab(taker, id string) (*orderpb.Order, error) {
 	return b.get(id)
 }
 
-// space is where the keys of both transports are: a retry may change from one to the other.
-const space = "orders"
-
 // grpcServer is the service on gRPC: a login, and what the .proto file says of each method.
 // Check finds what is wrong in it before the first call does.
 func grpcServer(b *book, unguarded bool) (*grpc.Server, error) {
 	chain := []grpc.UnaryServerInterceptor{login}
 	if !unguarded {
-		chain = append(chain, grpclock.ByProto(grpclock.Space(space), grpclock.Principal(user)))
+		chain = append(chain, grpclock.ByProto(grpclock.Principal(user)))
 	}
 	s := grpc.NewServer(grpc.ChainUnaryInterceptor(chain...))
 	orderpb.RegisterOrdersServer(s, &service{book: b})
@@ -154,8 +152,8 @@ func httpServer(b *book, unguarded bool) http.Handler {
 	})
 	create, grab := gin.HandlersChain{}, gin.HandlersChain{}
 	if !unguarded {
-		create = append(create, ginlock.ByHeader("Idempotency-Key", ginlock.Space(space), ginlock.Require()))
-		grab = append(grab, ginlock.ByKey("order:{param.id}", ginlock.LockOnly(), ginlock.Wait(10*time.Second)))
+		create = append(create, ginlock.ByHeader("Idempotency-Key", idempotency.Require()))
+		grab = append(grab, ginlock.LockByKey("order:{param.id}", idempotency.Wait(10*time.Second)))
 	}
 	r.POST("/orders", append(create, func(c *gin.Context) {
 		c.JSON(http.StatusCreated, b.create(c.GetString(gin.AuthUserKey), c.Query("item")))

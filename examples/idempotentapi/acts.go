@@ -19,7 +19,7 @@ import (
 
 // badNetwork lets many pay at once, each with three clicks, while answers are lost on the way.
 func badNetwork(ctx context.Context, w *world, out io.Writer, customers int) (bool, error) {
-	s, stop, err := newService(w.redis, w.dbFile)
+	s, stop, err := newService(w.redis, w.dbFile, w.provider.URL)
 	if err != nil {
 		return false, err
 	}
@@ -30,7 +30,8 @@ func badNetwork(ctx context.Context, w *world, out io.Writer, customers int) (bo
 	server.Start()
 	defer server.Close()
 	// The client's half: one key per call, kept over its retries.
-	client := &http.Client{Transport: idempotency.NewTransport(&http.Transport{MaxIdleConnsPerHost: 64}, idempotency.WithAttempts(20), idempotency.WithPause(5*time.Millisecond, 2*time.Second))}
+	client := &http.Client{Transport: idempotency.NewTransport(&http.Transport{MaxIdleConnsPerHost: 64},
+		idempotency.WithAttempts(20, 30*time.Second), idempotency.WithPause(5*time.Millisecond, 2*time.Second))}
 	defer client.CloseIdleConnections()
 
 	const clicks = 3
@@ -79,7 +80,7 @@ func badNetwork(ctx context.Context, w *world, out io.Writer, customers int) (bo
 
 // otherAmount uses a key again for something else.
 func otherAmount(ctx context.Context, w *world, out io.Writer) (bool, error) {
-	s, stop, err := newService(w.redis, w.dbFile)
+	s, stop, err := newService(w.redis, w.dbFile, w.provider.URL)
 	if err != nil {
 		return false, err
 	}
@@ -102,9 +103,9 @@ func otherAmount(ctx context.Context, w *world, out io.Writer) (bool, error) {
 	return status == http.StatusUnprocessableEntity && p.Code == "idempotency_key_reused", nil
 }
 
-// crash lets the service die after it has charged and before it has answered; a second one is up. The client's
-// transport sends the call again.
-func crash(ctx context.Context, w *world, out io.Writer, path, title string) (bool, error) {
+// crash lets the service die after it has charged and before it has answered. A second one is up, and
+// the client's transport sends the call again until the answer has the status that is wanted.
+func crash(ctx context.Context, w *world, out io.Writer, path string, want int, title string) (bool, error) {
 	dying, err := startChild(ctx, w, true)
 	if err != nil {
 		return false, err
@@ -115,7 +116,7 @@ func crash(ctx context.Context, w *world, out io.Writer, path, title string) (bo
 		return false, err
 	}
 	defer living.stop()
-	// What stands before the services, a proxy or DNS, finds one that is up.
+	// A proxy or DNS before the services finds one that is up.
 	base := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		addr := dying.addr
 		if dying.exited() {
@@ -125,7 +126,7 @@ func crash(ctx context.Context, w *world, out io.Writer, path, title string) (bo
 	}}
 	fmt.Fprintln(out, title)
 	tries := &telling{base: base, out: out}
-	client := &http.Client{Transport: idempotency.NewTransport(tries, idempotency.WithAttempts(10), idempotency.WithPause(50*time.Millisecond, 2*time.Second))}
+	client := &http.Client{Transport: idempotency.NewTransport(tries, idempotency.WithAttempts(10, 30*time.Second), idempotency.WithPause(50*time.Millisecond, 2*time.Second))}
 	customer := "crash" + strings.ReplaceAll(path, "/", "-")
 	status, body, err := pay(ctx, client, "http://payments.example"+path, customer, 4200)
 	if err != nil {
@@ -144,12 +145,7 @@ func crash(ctx context.Context, w *world, out io.Writer, path, title string) (bo
 	if !dying.crashed() {
 		return false, errors.New("the service did not die as it should have")
 	}
-	if strings.HasSuffix(path, "/once") {
-		return n == 1 && status == http.StatusCreated, nil
-	}
-	fmt.Fprintln(out, "   A record in Redis cannot tell of an effect whose answer nobody recorded: when the dead service's")
-	fmt.Fprintln(out, "   lease ended the retry ran. The docs say so, and what to do where it matters:")
-	return n == 2 && status == http.StatusCreated, nil
+	return n == 1 && status == want, nil
 }
 
 // pay sends one payment.

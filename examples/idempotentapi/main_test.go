@@ -25,7 +25,9 @@ func TestPlay(t *testing.T) {
 		"charged: 20 customers, 0 of them more than once",
 		"422 idempotency_key_reused",
 		"no answer",
-		"the customer was charged 2 time(s)",
+		"the client sees 409",
+		"idempotency_outcome_unknown",
+		"the client sees 201",
 		"the customer was charged 1 time(s)",
 		"OK: nobody",
 	} {

@@ -18,7 +18,7 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// A child is this command with childEnv set to "REDIS FILE CRASH": it serves on a free port and prints its address.
+// A child is this command with childEnv set to "REDIS FILE PROVIDER CRASH": it serves on a free port and prints its address.
 const (
 	childEnv    = "IDEMPOTENTAPI_SERVICE"
 	exitCrashed = 86
@@ -41,7 +41,7 @@ func startChild(ctx context.Context, w *world, crash bool) (*child, error) {
 		return nil, err
 	}
 	c := &child{cmd: exec.CommandContext(ctx, self), done: make(chan struct{})}
-	c.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s\n%s\n%t", childEnv, w.redis, w.dbFile, crash))
+	c.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s\n%s\n%s\n%t", childEnv, w.redis, w.dbFile, w.provider.URL, crash))
 	c.cmd.Stderr = os.Stderr
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
@@ -99,15 +99,15 @@ func (c *child) stop() {
 // serveChild is the main of a child.
 func serveChild(ctx context.Context, stdout io.Writer) error {
 	parts := strings.Split(os.Getenv(childEnv), "\n")
-	if len(parts) != 3 {
+	if len(parts) != 4 {
 		return fmt.Errorf("%s is set by this command itself: unset it", childEnv)
 	}
-	s, stop, err := newService(parts[0], parts[1], core.WithTTL(shortTTL))
+	s, stop, err := newService(parts[0], parts[1], parts[2], core.WithTTL(shortTTL))
 	if err != nil {
 		return err
 	}
 	defer stop()
-	s.crash = parts[2] == "true"
+	s.crash = parts[3] == "true"
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("cannot listen on loopback: %w", err)

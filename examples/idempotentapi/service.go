@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/http"
@@ -17,29 +19,25 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/idempotency"
 )
-
-// Charge is money taken from a customer.
-type Charge struct {
-	ID       int    `gorm:"primaryKey" json:"payment"`
-	Customer string `gorm:"index" json:"customer"`
-	Cents    int    `json:"cents"`
-}
 
 // service takes payments.
 type service struct {
-	db     *gorm.DB
-	locker *core.Locker
-	flaky  bool // loses one answer in four
-	crash  bool // dies after the first charge, before it answers
+	db       *gorm.DB
+	locker   *core.Locker
+	provider providerClient
+	flaky    bool // loses one answer in four
+	crash    bool // dies after the first charge, before it answers
 
 	came, lost atomic.Int64
 }
 
-// shortTTL is how long a service that died blocks a key in this show. The default, 10 s, would make it a long one.
+// shortTTL is the lease of a key here. A retry learns only after it that a service has died. The
+// default, 10 s, would make this a long show.
 const shortTTL = 1500 * time.Millisecond
 
-func newService(redisAddr, dbFile string, opts ...core.Option) (*service, func(), error) {
+func newService(redisAddr, dbFile, provider string, opts ...core.Option) (*service, func(), error) {
 	client := redis.NewClient(&redis.Options{Addr: redisAddr})
 	locker, err := core.New(redisbackend.New(client), opts...)
 	if err != nil {
@@ -52,21 +50,25 @@ func newService(redisAddr, dbFile string, opts ...core.Option) (*service, func()
 	if err != nil {
 		return nil, nil, err
 	}
-	return &service{db: db, locker: locker}, func() {
+	return &service{db: db, locker: locker, provider: providerClient{provider}}, func() {
 		_ = locker.Close()
 		closeDB(db)
 		_ = client.Close()
 	}, nil
 }
 
-// routes are the service as a team would write it: authentication, then idempotency, then the handlers.
+// routes is the service as a team would write it: authentication, then idempotency, then the handlers.
 func (s *service) routes() http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
-	r.Use(s.loseAnswers, authenticate, ginlock.ByHeader("Idempotency-Key",
-		ginlock.WithLocker(s.locker), ginlock.Require(), ginlock.Wait(5*time.Second)))
-	r.POST("/payments", s.pay)
-	r.POST("/payments/once", s.payOnce)
+	r.Use(s.loseAnswers, authenticate)
+	once := func(opts ...idempotency.HTTPOption) gin.HandlerFunc {
+		opts = append(opts, idempotency.WithLocker(s.locker), idempotency.Require(), idempotency.Wait(5*time.Second))
+		return ginlock.ByHeader("Idempotency-Key", opts...)
+	}
+	r.POST("/payments", once(), s.pay)
+	r.POST("/payments/recovered", once(idempotency.Recover(s.recoverPayment)), s.pay)
+	r.POST("/payments/once", once(idempotency.RunAgain()), s.payOnce)
 	return r
 }
 
@@ -84,23 +86,50 @@ type payment struct {
 	Cents int `json:"cents" binding:"required,min=1"`
 }
 
-// pay charges the customer. Nothing but the record in Redis says that it was done.
+// pay charges the customer at the provider, under a key that is the same in every run of the request.
 func (s *service) pay(c *gin.Context) {
 	var p payment
 	if err := c.ShouldBindJSON(&p); err != nil {
 		c.JSON(http.StatusBadRequest, gin.H{"error": err.Error()})
 		return
 	}
-	charge := Charge{Customer: c.GetString(gin.AuthUserKey), Cents: p.Cents}
-	if err := s.db.WithContext(c.Request.Context()).Create(&charge).Error; err != nil {
+	ctx := c.Request.Context()
+	key, err := idempotency.DeriveKey(ctx, "charge")
+	if err != nil {
 		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
+		return
+	}
+	charge, err := s.provider.charge(ctx, key, Charge{Customer: c.GetString(gin.AuthUserKey), Cents: p.Cents})
+	if err != nil {
+		// Nobody knows whether the provider took the money: 504 leaves the outcome unknown.
+		c.JSON(http.StatusGatewayTimeout, gin.H{"error": err.Error()})
 		return
 	}
 	s.mayDie()
 	c.JSON(http.StatusCreated, charge)
 }
 
-// payOnce charges the customer in a transaction that also keeps the result, under the key of the request's claim.
+// recoverPayment decides about a payment whose first run disappeared: the provider knows.
+func (s *service) recoverPayment(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+	key, err := idempotency.DeriveKey(r.Context(), "charge")
+	if err != nil {
+		return idempotency.StillUnknown
+	}
+	charge, err := s.provider.find(r.Context(), key)
+	switch {
+	case errors.Is(err, errNoCharge):
+		return idempotency.RunHandler
+	case err != nil:
+		return idempotency.StillUnknown
+	}
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(charge) // an error means that the client is gone
+	return idempotency.Answered
+}
+
+// payOnce charges the customer's account in our database, in a transaction that also keeps the result
+// under the key of the request. All effects are in that transaction, so the handler may run again.
 func (s *service) payOnce(c *gin.Context) {
 	var p payment
 	if err := c.ShouldBindJSON(&p); err != nil {
@@ -120,7 +149,7 @@ func (s *service) payOnce(c *gin.Context) {
 	c.JSON(http.StatusCreated, charge)
 }
 
-// mayDie is the worst moment: the money is taken, and nobody has been told.
+// mayDie is the worst moment: the money is taken, and nobody knows.
 func (s *service) mayDie() {
 	if s.crash {
 		os.Exit(exitCrashed)
@@ -129,7 +158,7 @@ func (s *service) mayDie() {
 
 var seed = maphash.MakeSeed()
 
-// loseAnswers stands for the network: the connection ends before the answer is through.
+// loseAnswers stands for the network: the connection ends before the answer arrives.
 func (s *service) loseAnswers(c *gin.Context) {
 	c.Next()
 	if n := s.came.Add(1); s.flaky && maphash.String(seed, fmt.Sprint(n))%4 == 0 {

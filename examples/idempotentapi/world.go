@@ -17,12 +17,13 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// world is what services share: a Redis and a database.
+// world is what the services share: a Redis, a database and the payment provider.
 type world struct {
-	redis  string
-	dbFile string
-	db     *gorm.DB
-	stops  []func()
+	redis    string
+	dbFile   string
+	db       *gorm.DB
+	provider *provider
+	stops    []func()
 }
 
 func (w *world) close() {
@@ -44,6 +45,8 @@ func newWorld() (w *world, err error) {
 	}
 	w.redis = m.Addr()
 	w.stops = append(w.stops, m.Close, expire(m))
+	w.provider = newProvider()
+	w.stops = append(w.stops, w.provider.Close)
 	dir, err := os.MkdirTemp("", "idempotentapi")
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a folder for SQLite: %w", err)
@@ -60,7 +63,7 @@ func newWorld() (w *world, err error) {
 	return w, nil
 }
 
-// expire lets the embedded Redis's keys expire: by itself its clock stands still.
+// expire makes keys of the embedded Redis expire. By itself its clock stands still.
 func expire(m *miniredis.Miniredis) (stop func()) {
 	const tick = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
@@ -91,16 +94,17 @@ func closeDB(db *gorm.DB) {
 	}
 }
 
-// charges are how often each customer of this prefix was charged.
+// charges returns how often each customer with this prefix was charged, by the provider or in the
+// database.
 func (w *world) charges(prefix string) (map[string]int, error) {
 	var rows []struct {
 		Customer string
 		N        int
 	}
 	err := w.db.Model(&Charge{}).Select("customer, count(*) AS n").Where("customer LIKE ?", prefix+"%").Group("customer").Scan(&rows).Error
-	counts := make(map[string]int, len(rows))
+	counts := w.provider.counts(prefix)
 	for _, r := range rows {
-		counts[r.Customer] = r.N
+		counts[r.Customer] += r.N
 	}
 	return counts, err
 }

@@ -73,7 +73,7 @@ func routes(pay, grab gin.HandlerFunc) http.Handler {
 	r.Use(gin.Recovery(), login)               // first who it is: keys belong to users
 	r.Use(ginlock.ByHeader("Idempotency-Key")) // a retried POST runs once; the retry gets the first answer
 	r.POST("/payments", pay)
-	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly()), grab) // one at a time per order
+	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab) // one at a time per order
 	return r
 }
 

@@ -269,9 +269,9 @@ func (c *Claims) seal(ctx context.Context, lock *core.Lock, value []byte, retent
 
 // sealLater seals as soon as the backend is back. A lock without an orphan ends with its lease.
 func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, seal func(context.Context) error) {
-	err := untilAnswered(ctx, seal)
+	log, err := c.locker.Logger(), untilAnswered(ctx, seal)
 	if err == nil {
-		c.locker.Logger().Info("idempotency: a late result was recorded", "key", lock.Key())
+		log.Info("idempotency: a late answer was recorded", "key", lock.Key())
 		return
 	}
 	lock.Lapse()
@@ -279,7 +279,7 @@ func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, seal func(conte
 	if c.RunAgain {
 		consequence = "a repeat runs again"
 	}
-	c.locker.Logger().Error("idempotency: a result was not recorded: "+consequence, "key", lock.Key(), "error", err)
+	log.Error("idempotency: an answer was not recorded", "consequence", consequence, "key", lock.Key(), "error", err)
 }
 
 // untilAnswered calls fn until the backend has answered or ctx ends.
@@ -346,8 +346,7 @@ func (c *Claims) free(ctx context.Context, lock *core.Lock) error {
 func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
 	err := untilAnswered(ctx, func(ctx context.Context) error { return c.locker.Revoke(ctx, lock.Key(), lock.Owner()) })
 	if err != nil && !errors.Is(err, core.ErrLost) {
-		c.locker.Logger().Error("idempotency: a key could not be freed: the outcome is unknown to a repeat, although nothing was done",
-			"key", lock.Key(), "error", err)
+		c.locker.Logger().Warn("idempotency: a key could not be freed; the outcome is unknown to a retry", "key", lock.Key(), "error", err)
 	}
 }
 

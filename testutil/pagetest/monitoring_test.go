@@ -28,6 +28,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -211,7 +212,7 @@ func requests(t *testing.T, l *core.Locker, paths ...string) {
 	t.Helper()
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
-	r.Use(ginlock.ByHeader("Idempotency-Key", ginlock.WithLocker(l), ginlock.MaxBody(8), ginlock.FailOpen()))
+	r.Use(ginlock.ByHeader("Idempotency-Key", idempotency.WithLocker(l), idempotency.MaxBody(8), idempotency.FailOpen()))
 	r.POST("/:size", func(c *gin.Context) { c.String(http.StatusOK, strings.Repeat("x", len(c.Param("size")))) })
 	server := httptest.NewServer(r)
 	defer server.Close()

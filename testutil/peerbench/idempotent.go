@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 )
 
 const (
@@ -74,7 +75,7 @@ func idempotent(goroutines int) scenario {
 				}
 			}
 			return []contender{
-				{name: "ginlock.ByHeader", kind: ours, run: measure(engine(ginlock.ByHeader(idempotencyHeader, ginlock.WithLocker(l)))),
+				{name: "ginlock.ByHeader", kind: ours, run: measure(engine(ginlock.ByHeader(idempotencyHeader, idempotency.WithLocker(l)))),
 					close: func() { _, _ = l.Close(), client.Close() }},
 				{name: "by hand", kind: theirs, run: measure(engine(byHand(client)))},
 			}, nil
