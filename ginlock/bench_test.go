@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -44,8 +45,8 @@ func BenchmarkMiddleware(b *testing.B) {
 		}{
 			{"bare", nil},
 			{"byhand", []gin.HandlerFunc{byHand(n.Client())}},
-			{"ginlock", []gin.HandlerFunc{ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l))}},
-			{"ginlock-memory", []gin.HandlerFunc{ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(memory))}}, // its own work alone
+			{"ginlock", []gin.HandlerFunc{ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l))}},
+			{"ginlock-memory", []gin.HandlerFunc{ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(memory))}}, // its own work alone
 		} {
 			r := gin.New()
 			r.POST("/orders", append(kind.by, answer)...)

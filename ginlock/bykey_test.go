@@ -12,15 +12,16 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
 // lockedAs is a server that answers POST /orders/:id with the name of the one lock that a middleware took, as core
 // knows it.
-func lockedAs(t testing.TB, by func(...ginlock.Option) gin.HandlerFunc, opts ...ginlock.Option) *server {
+func lockedAs(t testing.TB, by func(...idempotency.LockOption) gin.HandlerFunc, opts ...idempotency.LockOption) *server {
 	t.Helper()
 	n := testutil.Redis(t)
-	opts = append([]ginlock.Option{ginlock.LockOnly(), ginlock.WithLocker(lockerOn(t, n))}, opts...)
+	opts = append([]idempotency.LockOption{idempotency.WithLocker(lockerOn(t, n))}, opts...)
 	return serve(t, func(r *gin.Engine) {
 		r.POST("/orders/:id", by(opts...), func(c *gin.Context) {
 			var held []string
@@ -37,8 +38,8 @@ func lockedAs(t testing.TB, by func(...ginlock.Option) gin.HandlerFunc, opts ...
 
 func TestByKey_Fields(t *testing.T) {
 	t.Parallel()
-	s := lockedAs(t, func(opts ...ginlock.Option) gin.HandlerFunc {
-		return ginlock.ByKey("o:{param.id}:{header.X-User}:{query.q}:{cookie.c}:{json.order.id}:{principal}", opts...)
+	s := lockedAs(t, func(opts ...idempotency.LockOption) gin.HandlerFunc {
+		return ginlock.LockByKey("o:{param.id}:{header.X-User}:{query.q}:{cookie.c}:{json.order.id}:{principal}", opts...)
 	}, ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-Who") }))
 	body := `{"other":[{"id":1}], "order": {"ID": 12345678901234567890, "x": 1.5}}`
 	a := s.do("POST", "/orders/4:2?q=a%3Ab&r=1", body, "X-User", `"ann"`, "Cookie", "a=1; c=%C3%A4", "X-Who", "bob")
@@ -52,69 +53,69 @@ func TestByKey_BadRequests(t *testing.T) {
 		header                          []string
 		code                            string // "": it is taken
 	}{
-		{field: "header.X-User", code: ginlock.CodeKeyMissing},
-		{field: "header.X-User", header: []string{"X-User", ""}, code: ginlock.CodeKeyInvalid},
-		{field: "header.X-User", header: []string{"X-User", "a", "X-User", "a"}, code: ginlock.CodeKeyInvalid},
-		{field: "query.q", code: ginlock.CodeKeyMissing},
-		{field: "query.q", query: "q=", code: ginlock.CodeKeyInvalid},
-		{field: "query.q", query: "q=1&q=1", code: ginlock.CodeKeyInvalid},
-		{field: "query.q", query: "q=1;q=2", code: ginlock.CodeKeyInvalid},
-		{field: "query.q", query: "q=1&x=%zz", code: ginlock.CodeKeyInvalid},
-		{field: "query.q", query: "q=%00", code: ginlock.CodeKeyInvalid},
-		{field: "query.q", query: "q=" + strings.Repeat("x", 256), code: ginlock.CodeKeyInvalid},
+		{field: "header.X-User", code: idempotency.CodeKeyMissing},
+		{field: "header.X-User", header: []string{"X-User", ""}, code: idempotency.CodeKeyInvalid},
+		{field: "header.X-User", header: []string{"X-User", "a", "X-User", "a"}, code: idempotency.CodeKeyInvalid},
+		{field: "query.q", code: idempotency.CodeKeyMissing},
+		{field: "query.q", query: "q=", code: idempotency.CodeKeyInvalid},
+		{field: "query.q", query: "q=1&q=1", code: idempotency.CodeKeyInvalid},
+		{field: "query.q", query: "q=1;q=2", code: idempotency.CodeKeyInvalid},
+		{field: "query.q", query: "q=1&x=%zz", code: idempotency.CodeKeyInvalid},
+		{field: "query.q", query: "q=%00", code: idempotency.CodeKeyInvalid},
+		{field: "query.q", query: "q=" + strings.Repeat("x", 256), code: idempotency.CodeKeyInvalid},
 		{field: "query.q", query: "q=" + strings.Repeat("x", 255)},
-		{field: "cookie.c", code: ginlock.CodeKeyMissing},
-		{field: "cookie.c", header: []string{"Cookie", "c=1; c=2"}, code: ginlock.CodeKeyInvalid},
-		{field: "cookie.c", header: []string{"Cookie", "c=1", "Cookie", "c=2"}, code: ginlock.CodeKeyInvalid},
-		{field: "cookie.c", header: []string{"Cookie", "c=%"}, code: ginlock.CodeKeyInvalid},
-		{field: "principal", code: ginlock.CodeKeyMissing},
-		{field: "param.nope", code: ginlock.CodeMisconfigured},
+		{field: "cookie.c", code: idempotency.CodeKeyMissing},
+		{field: "cookie.c", header: []string{"Cookie", "c=1; c=2"}, code: idempotency.CodeKeyInvalid},
+		{field: "cookie.c", header: []string{"Cookie", "c=1", "Cookie", "c=2"}, code: idempotency.CodeKeyInvalid},
+		{field: "cookie.c", header: []string{"Cookie", "c=%"}, code: idempotency.CodeKeyInvalid},
+		{field: "principal", code: idempotency.CodeKeyMissing},
+		{field: "param.nope", code: idempotency.CodeMisconfigured},
 		{field: "json.a.b", body: `{"a":{"b":"x"}}`},
 		{field: "json.a.b", body: `{"a":{"b":"x"}}`, contentType: "application/vnd.api+json; charset=utf-8"},
 		{field: "json.a.b", body: `{"a":{"b":-7}}`},
-		{field: "json.a.b", body: `{"a":{"c":1}}`, code: ginlock.CodeKeyMissing},
-		{field: "json.a.b", body: `{"a":{"b":null}}`, code: ginlock.CodeKeyMissing},
-		{field: "json.a.b", body: `{"a":[{"b":1}]}`, code: ginlock.CodeKeyMissing},
-		{field: "json.a.b", body: `[]`, code: ginlock.CodeKeyMissing},
-		{field: "json.a.b", body: ``, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":""}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":true}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":{}}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":1.0}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":1e2}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":-0}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":1,"b":2}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":1,"B":2}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.k", body: "{\"k\":1,\"\u212a\":2}", code: ginlock.CodeKeyInvalid}, // the Kelvin sign, for encoding/json
-		{field: "json.a.b", body: `{"a":{"b":1},"a":{"b":2}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":1}}{"a":{"b":2}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":1}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: "{\"a\":{\"b\":\"\xff\"}}", code: ginlock.CodeKeyInvalid},
-		{field: "json.a.b", body: `{"a":{"b":"\u0000"}}`, code: ginlock.CodeKeyInvalid},
-		{field: "json.id", body: `{"x":"&id=2&","id":1}`, contentType: "application/x-www-form-urlencoded", code: ginlock.CodeKeyInvalid},
-		{field: "json.id", body: `{"id":"` + strings.Repeat("x", 2000) + `"}`, code: ginlock.CodeRequestTooLarge},
+		{field: "json.a.b", body: `{"a":{"c":1}}`, code: idempotency.CodeKeyMissing},
+		{field: "json.a.b", body: `{"a":{"b":null}}`, code: idempotency.CodeKeyMissing},
+		{field: "json.a.b", body: `{"a":[{"b":1}]}`, code: idempotency.CodeKeyMissing},
+		{field: "json.a.b", body: `[]`, code: idempotency.CodeKeyMissing},
+		{field: "json.a.b", body: ``, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":""}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":true}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":{}}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":1.0}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":1e2}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":-0}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":1,"b":2}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":1,"B":2}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.k", body: "{\"k\":1,\"\u212a\":2}", code: idempotency.CodeKeyInvalid}, // the Kelvin sign, for encoding/json
+		{field: "json.a.b", body: `{"a":{"b":1},"a":{"b":2}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":1}}{"a":{"b":2}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":1}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: "{\"a\":{\"b\":\"\xff\"}}", code: idempotency.CodeKeyInvalid},
+		{field: "json.a.b", body: `{"a":{"b":"\u0000"}}`, code: idempotency.CodeKeyInvalid},
+		{field: "json.id", body: `{"x":"&id=2&","id":1}`, contentType: "application/x-www-form-urlencoded", code: idempotency.CodeKeyInvalid},
+		{field: "json.id", body: `{"id":"` + strings.Repeat("x", 2000) + `"}`, code: idempotency.CodeRequestTooLarge},
 	} {
 		t.Run(fmt.Sprintf("%s %.40s %.40s %v", tc.field, tc.query, tc.body, tc.header), func(t *testing.T) {
 			t.Parallel()
-			var opts []ginlock.Option
+			var opts []idempotency.LockOption
 			if strings.HasPrefix(tc.field, "json") {
-				opts = append(opts, ginlock.MaxRequestBody(1000))
+				opts = append(opts, idempotency.MaxRequestBody(1000))
 			}
 			l, err := core.New(testutil.Memory())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			opts = append(opts, ginlock.LockOnly(), ginlock.WithLocker(l))
+			opts = append(opts, idempotency.WithLocker(l))
 			s := serve(t, func(r *gin.Engine) {
-				r.POST("/x", ginlock.ByKey("lock:{"+tc.field+"}", opts...), func(*gin.Context) {})
+				r.POST("/x", ginlock.LockByKey("lock:{"+tc.field+"}", opts...), func(*gin.Context) {})
 			})
 			header := tc.header
 			if tc.contentType != "" {
 				header = append(header, "Content-Type", tc.contentType)
 			}
 			a := s.do("POST", "/x?"+tc.query, tc.body, header...)
-			status := map[string]int{"": 200, ginlock.CodeMisconfigured: 500, ginlock.CodeRequestTooLarge: 413}[tc.code]
+			status := map[string]int{"": 200, idempotency.CodeMisconfigured: 500, idempotency.CodeRequestTooLarge: 413}[tc.code]
 			if status == 0 {
 				status = 400
 			}
@@ -138,7 +139,7 @@ func TestByKey_Records(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.Use(gin.BasicAuth(gin.Accounts{"ann": "a", "bob": "b"}))
-		byOrder := ginlock.ByKey("{json.order}", ginlock.WithLocker(l))
+		byOrder := ginlock.ByKey("{json.order}", idempotency.WithLocker(l))
 		r.POST("/pay", byOrder, counter(&runs))
 		r.POST("/cancel", byOrder, counter(&runs))
 	})
@@ -146,11 +147,11 @@ func TestByKey_Records(t *testing.T) {
 	pay := func(path, body, who string) answer { return s.do("POST", path, body, "Authorization", who) }
 	pay("/pay", `{"order":1}`, ann).want(t, 201, "run 1", false)
 	pay("/pay", `{"order":1}`, ann).want(t, 201, "run 1", true)
-	pay("/pay", `{"order":1, "more":1}`, ann).wantProblem(t, 422, ginlock.CodeKeyReused)
+	pay("/pay", `{"order":1, "more":1}`, ann).wantProblem(t, 422, idempotency.CodeKeyReused)
 	pay("/pay", `{"order":1}`, bob).want(t, 201, "run 2", false)
 	pay("/cancel", `{"order":1}`, ann).want(t, 201, "run 3", false)
 	pay("/pay", `{"order":2}`, ann).want(t, 201, "run 4", false)
-	pay("/pay", `{}`, ann).wantProblem(t, 400, ginlock.CodeKeyMissing)
+	pay("/pay", `{}`, ann).wantProblem(t, 400, idempotency.CodeKeyMissing)
 }
 
 func TestBy(t *testing.T) {
@@ -166,9 +167,9 @@ func TestBy(t *testing.T) {
 		}
 	}
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/once", ginlock.By(byTenant, ginlock.WithLocker(l)), counter(&runs))
-		r.POST("/required", ginlock.By(byTenant, ginlock.Require(), ginlock.WithLocker(l)), counter(&runs))
-		r.POST("/locked", ginlock.By(byTenant, ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
+		r.POST("/once", ginlock.By(byTenant, idempotency.WithLocker(l)), counter(&runs))
+		r.POST("/required", ginlock.By(byTenant, idempotency.Require(), idempotency.WithLocker(l)), counter(&runs))
+		r.POST("/locked", ginlock.LockBy(byTenant, idempotency.WithLocker(l)), func(c *gin.Context) {
 			_, err := l.TryAcquire(context.Background(), "acme")
 			c.String(200, "%v", errors.Is(err, core.ErrTaken))
 		})
@@ -176,54 +177,46 @@ func TestBy(t *testing.T) {
 	s.do("POST", "/once", "", "X-Tenant", "acme").want(t, 201, "run 1", false)
 	s.do("POST", "/once", "", "X-Tenant", "acme").want(t, 201, "run 1", true)
 	s.do("POST", "/once", "").want(t, 201, "run 2", false)
-	s.do("POST", "/required", "").wantProblem(t, 400, ginlock.CodeKeyMissing)
+	s.do("POST", "/required", "").wantProblem(t, 400, idempotency.CodeKeyMissing)
 	a := s.do("POST", "/once", "", "X-Tenant", "secret")
-	a.wantProblem(t, 400, ginlock.CodeKeyInvalid)
+	a.wantProblem(t, 400, idempotency.CodeKeyInvalid)
 	if strings.Contains(a.body, "4711") {
 		t.Errorf("the client is told %s", a.body)
 	}
 	s.do("POST", "/locked", "", "X-Tenant", "acme").want(t, 200, "true", false)
-	s.do("POST", "/locked", "", "X-Tenant", strings.Repeat("x", 600)).wantProblem(t, 400, ginlock.CodeKeyInvalid)
+	s.do("POST", "/locked", "", "X-Tenant", strings.Repeat("x", 600)).wantProblem(t, 400, idempotency.CodeKeyInvalid)
 }
 
-func TestByQuery(t *testing.T) {
+func TestByKey_QueryOnce(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByQuery("key", ginlock.WithLocker(l)), counter(&runs))
-		r.POST("/required", ginlock.ByQuery("key", ginlock.Require(), ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/orders", ginlock.ByKey("{query.key}", idempotency.WithLocker(l)), counter(&runs))
 	})
 	s.do("POST", "/orders?key=a", "").want(t, 201, "run 1", false)
 	s.do("POST", "/orders?key=a", "").want(t, 201, "run 1", true)
-	s.do("POST", "/orders?key=a&x=1", "").wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.do("POST", "/orders?key=a&x=1", "").wantProblem(t, 422, idempotency.CodeKeyReused)
 	s.do("POST", "/orders?key=b", "").want(t, 201, "run 2", false)
-	s.do("POST", "/orders", "").want(t, 201, "run 3", false)
-	s.do("POST", "/orders?key=a&key=b", "").wantProblem(t, 400, ginlock.CodeKeyInvalid)
-	s.do("POST", "/required", "").wantProblem(t, 400, ginlock.CodeKeyMissing)
-	lockedAs(t, func(opts ...ginlock.Option) gin.HandlerFunc { return ginlock.ByQuery("key", opts...) }).
-		do("POST", "/orders/1?key=a:b", "").want(t, 200, "query:key:a%253Ab ", false)
+	s.do("POST", "/orders?key=a&key=b", "").wantProblem(t, 400, idempotency.CodeKeyInvalid)
+	s.do("POST", "/orders", "").wantProblem(t, 400, idempotency.CodeKeyMissing)
 }
 
-// Lock names, as core knows them, with and without a principal.
-func TestLockNames(t *testing.T) {
+// A lock has the name that the template makes, without the principal.
+func TestLockByKey_Names(t *testing.T) {
 	t.Parallel()
 	ann := ginlock.Principal(func(*gin.Context) string { return "a:n" })
-	for want, by := range map[string]func(...ginlock.Option) gin.HandlerFunc{
-		"header:X-K:v":         func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByHeader("X-K", o...) },
-		"header:X-K:v:a%253An": func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByHeader("X-K", append(o, ann)...) },
-		"/orders/7":            func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByParam("id", o...) },
-		"/orders/7:a%253An":    func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByParam("id", append(o, ann)...) },
-		"order:7":              func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByKey("order:{param.id}", o...) },
-		"order:7:a%253An":      func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByKey("order:{param.id}", append(o, ann)...) },
-		"a%253An:7": func(o ...ginlock.Option) gin.HandlerFunc {
-			return ginlock.ByKey("{principal}:{param.id}", append(o, ann)...)
-		},
-		"all": func(o ...ginlock.Option) gin.HandlerFunc { return ginlock.ByKey("all", o...) },
+	for template, want := range map[string]string{
+		"order:{param.id}":             "order:7",
+		"{principal}:{param.id}":       "a%253An:7",
+		"header:{header.X-K}":          "header:v",
+		"/orders/{param.id}:{query.q}": "/orders/7:b",
+		"all":                          "all",
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
-			lockedAs(t, by).do("POST", "/orders/7", "", "X-K", "v").want(t, 200, want+" ", false)
+			s := lockedAs(t, func(o ...idempotency.LockOption) gin.HandlerFunc { return ginlock.LockByKey(template, o...) }, ann)
+			s.do("POST", "/orders/7?q=b", "", "X-K", "v").want(t, 200, want+" ", false)
 		})
 	}
 }
@@ -233,7 +226,7 @@ func TestByKey_JSONThatIsBoundAsAForm(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Any("/x", ginlock.ByKey("order:{json.order_id}", ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
+		r.Any("/x", ginlock.LockByKey("order:{json.order_id}", idempotency.WithLocker(l)), func(c *gin.Context) {
 			var in struct {
 				OrderID int `json:"order_id"`
 			}
@@ -245,10 +238,10 @@ func TestByKey_JSONThatIsBoundAsAForm(t *testing.T) {
 	for _, tc := range []struct{ method, query, contentType, code string }{
 		{"POST", "?OrderID=2", "application/json", ""},
 		{"POST", "?OrderID=2", "application/json; charset=utf-8", ""},
-		{"POST", "?OrderID=2", "Application/JSON", ginlock.CodeKeyInvalid},
-		{"POST", "?OrderID=2", "application/json\t;", ginlock.CodeKeyInvalid},
-		{"POST", "?OrderID=2", "application/merge-patch+json", ginlock.CodeKeyInvalid},
-		{"GET", "?OrderID=2", "application/json", ginlock.CodeKeyInvalid},
+		{"POST", "?OrderID=2", "Application/JSON", idempotency.CodeKeyInvalid},
+		{"POST", "?OrderID=2", "application/json\t;", idempotency.CodeKeyInvalid},
+		{"POST", "?OrderID=2", "application/merge-patch+json", idempotency.CodeKeyInvalid},
+		{"GET", "?OrderID=2", "application/json", idempotency.CodeKeyInvalid},
 	} {
 		a := s.do(tc.method, "/x"+tc.query, `{"order_id":1}`, "Content-Type", tc.contentType)
 		if tc.code == "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -33,11 +34,14 @@ func TestManyRequests_OneEffect(t *testing.T) {
 		time.Sleep(time.Duration(chance.IntN(3000)) * time.Microsecond)
 		switch chance.IntN(6) {
 		case 0:
+			idempotency.NothingDone(c.Request.Context())
 			panic("boom")
 		case 1:
+			c.Header("Retry-After", "1")
 			c.String(503, "later")
 			return
 		case 2:
+			idempotency.NothingDone(c.Request.Context())
 			_ = c.Error(fmt.Errorf("left to a writer outside"))
 			return
 		}
@@ -50,9 +54,9 @@ func TestManyRequests_OneEffect(t *testing.T) {
 	var services []*server
 	for i := range 3 {
 		l := lockerOn(t, n, core.WithTTL(time.Minute))
-		opts := []ginlock.Option{ginlock.WithLocker(l)}
+		opts := []idempotency.HTTPOption{idempotency.WithLocker(l)}
 		if i > 0 {
-			opts = append(opts, ginlock.Wait(time.Duration(i)*200*time.Millisecond))
+			opts = append(opts, idempotency.Wait(time.Duration(i)*200*time.Millisecond))
 		}
 		services = append(services, serve(t, func(r *gin.Engine) { r.POST("/orders", ginlock.ByHeader(idempotencyKey, opts...), handler) }))
 	}
@@ -78,7 +82,7 @@ func TestManyRequests_OneEffect(t *testing.T) {
 							replays.Add(1)
 						}
 						return
-					case a.status == 409 && a.problem(t).Code == ginlock.CodeResponseNotKept:
+					case a.status == 409 && a.problem(t).Code == idempotency.CodeResponseNotKept:
 						refused.Add(1)
 						return
 					}

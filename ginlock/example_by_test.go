@@ -1,6 +1,7 @@
 package ginlock_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -53,10 +55,10 @@ func ExampleByHeader() {
 	r := gin.New()
 	payments := 0
 	r.POST("/payments", ginlock.ByHeader("Idempotency-Key",
-		ginlock.Require(),              // no payment without a key
-		ginlock.Retain(7*24*time.Hour), // for so long a retry gets the answer of the first
-		ginlock.Principal(userOf),      // Ann's keys are not Ben's
-		ginlock.WithLocker(locker),     // or core.SetDefault(locker), once
+		idempotency.Require(),              // no payment without a key
+		idempotency.Retain(7*24*time.Hour), // for so long a retry gets the answer of the first
+		ginlock.Principal(userOf),          // Ann's keys are not Ben's
+		idempotency.WithLocker(locker),     // or core.SetDefault(locker), once
 	), func(c *gin.Context) {
 		payments++
 		c.JSON(http.StatusCreated, gin.H{"payment": payments})
@@ -81,11 +83,11 @@ func ExampleByHeader() {
 func userOf(c *gin.Context) string { return c.GetHeader("X-User") }
 
 // Many drivers grab one order: one of them at a time.
-func ExampleByParam() {
+func ExampleLockByKey() {
 	locker := exampleLocker()
 	defer locker.Close()
 	r := gin.New()
-	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(locker)), func(c *gin.Context) {
 		if c.GetHeader("X-User") == "ann" { // while Ann grabs it, Ben tries
 			fmt.Println("ben:", code(send(r, "POST", "/orders/7/grab", "", "X-User: ben")))
 			fmt.Println("ben, another order:", code(send(r, "POST", "/orders/8/grab", "", "X-User: ben")))
@@ -100,11 +102,11 @@ func ExampleByParam() {
 }
 
 // A payment provider calls back with the number of its event, and again when it got no answer.
-func ExampleByQuery() {
+func ExampleByKey() {
 	locker := exampleLocker()
 	defer locker.Close()
 	r := gin.New()
-	r.POST("/webhook", ginlock.ByQuery("event", ginlock.Require(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+	r.POST("/webhook", ginlock.ByKey("{query.event}", idempotency.WithLocker(locker)), func(c *gin.Context) {
 		fmt.Println("booked", c.Query("event"))
 		c.Status(http.StatusNoContent)
 	})
@@ -118,7 +120,7 @@ func ExampleByQuery() {
 }
 
 // The key is what two headers say together; an error refuses the request.
-func ExampleBy() {
+func ExampleLockBy() {
 	locker := exampleLocker()
 	defer locker.Close()
 	key := func(c *gin.Context) (string, error) {
@@ -129,7 +131,7 @@ func ExampleBy() {
 		return core.Join("order", shop, number), nil // Join, since both come from outside
 	}
 	r := gin.New()
-	r.POST("/pack", ginlock.By(key, ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
+	r.POST("/pack", ginlock.LockBy(key, idempotency.WithLocker(locker)), func(c *gin.Context) {
 		state, err := locker.Inspect(c, "order:berlin:7")
 		fmt.Println(state.Status, err)
 	})
@@ -141,23 +143,24 @@ func ExampleBy() {
 	// 400 idempotency_key_invalid
 }
 
-// Whoever writes for a request can hand on its token, which grows with each holder: what remembers the largest one
-// refuses a holder that was overtaken without noticing.
-func ExampleToken() {
+// This client writes the time into each try: what makes it the same payment is the amount.
+func ExampleFingerprint() {
 	locker := exampleLocker()
 	defer locker.Close()
 	r := gin.New()
-	var tokens []uint64
-	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
-		token, err := ginlock.Token(c)
-		fmt.Println(err)
-		tokens = append(tokens, token)
+	amount := func(_ *gin.Context, body []byte) []byte {
+		var payment struct{ Cents int }
+		_ = json.Unmarshal(body, &payment) // a body that is no JSON has no amount: the handler refuses it
+		return fmt.Append(nil, payment.Cents)
+	}
+	r.POST("/payments", ginlock.ByHeader("Idempotency-Key", ginlock.Fingerprint(amount), idempotency.WithLocker(locker)), func(c *gin.Context) {
+		c.Status(http.StatusCreated)
 	})
-	send(r, "POST", "/orders/7/grab", "")
-	send(r, "POST", "/orders/7/grab", "")
-	fmt.Println(tokens[0] < tokens[1])
+	fmt.Println(code(send(r, "POST", "/payments", `{"cents":700,"sent":"10:00"}`, "Idempotency-Key: k1")))
+	fmt.Println(code(send(r, "POST", "/payments", `{"cents":700,"sent":"10:01"}`, "Idempotency-Key: k1")))
+	fmt.Println(code(send(r, "POST", "/payments", `{"cents":900,"sent":"10:02"}`, "Idempotency-Key: k1")))
 	// Output:
-	// <nil>
-	// <nil>
-	// true
+	// 201
+	// 201
+	// 422 idempotency_key_reused
 }

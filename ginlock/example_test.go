@@ -1,8 +1,6 @@
 package ginlock_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -33,7 +32,7 @@ func Example() {
 		orders++
 		c.JSON(http.StatusCreated, gin.H{"order": orders})
 	})
-	r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly()), func(c *gin.Context) {
+	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), func(c *gin.Context) {
 		c.String(http.StatusOK, "grabbed %s", c.Param("id")) // one at a time per order
 	})
 
@@ -55,35 +54,6 @@ func Example() {
 	// 200 grabbed 7 []
 }
 
-func ExampleByKey() {
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer locker.Close()
-	r := gin.New()
-	// One at a time per order that the body names: the same lock as core's Acquire of "order:42".
-	r.POST("/grab", ginlock.ByKey("order:{json.order.id}", ginlock.LockOnly(), ginlock.WithLocker(locker)), func(c *gin.Context) {
-		_, err := locker.TryAcquire(context.Background(), "order:42")
-		c.String(http.StatusOK, "taken for others: %v", errors.Is(err, core.ErrTaken))
-	})
-	for _, body := range []string{`{"order":{"id":42}}`, `{"order":{}}`} {
-		req := httptest.NewRequest(http.MethodPost, "/grab", strings.NewReader(body))
-		req.Header.Set("Content-Type", "application/json")
-		w := httptest.NewRecorder()
-		r.ServeHTTP(w, req)
-		if w.Code == http.StatusOK {
-			fmt.Println(w.Body)
-		} else {
-			fmt.Println(w.Code)
-		}
-	}
-	// Output:
-	// taken for others: true
-	// 400
-}
-
 func ExampleRefuseRepeats() {
 	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
@@ -92,7 +62,7 @@ func ExampleRefuseRepeats() {
 	}
 	defer locker.Close()
 	r := gin.New()
-	r.POST("/comments", ginlock.RefuseRepeats(3*time.Second, ginlock.WithLocker(locker)), func(c *gin.Context) {
+	r.POST("/comments", ginlock.RefuseRepeats(3*time.Second, idempotency.WithLocker(locker)), func(c *gin.Context) {
 		c.Redirect(http.StatusSeeOther, "/comments")
 	})
 	for _, text := range []string{"text=hello", "text=hello", "text=bye"} { // the second is a double click

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -79,7 +80,7 @@ func FuzzWriter(f *testing.F) {
 			h.Del("Idempotency-Replayed")
 			return fmt.Sprint(w.Code, h, " ", w.Body), replayed
 		}
-		once := ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxBody(24))
+		once := ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.MaxBody(24))
 		want, _ := ask()
 		told := seen
 		if got, _ := ask(once); got != want || !slices.Equal(seen, told) {

@@ -110,8 +110,9 @@ func user(c *gin.Context) (string, error) {
 
 // request is a request on its way through a middleware.
 type request struct {
-	c   *gin.Context
-	ran bool
+	c    *gin.Context
+	sent *sender
+	ran  bool
 }
 
 type requestKey struct{}
@@ -127,11 +128,15 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		if c.FullPath() == "" {
 			return // no route matched
 		}
-		req := &request{c: c}
-		ctx := context.WithValue(c.Request.Context(), requestKey{}, req)
-		r := c.Request.WithContext(ctx)
-		h.ServeHTTP(c.Writer, r)
-		c.Request.MultipartForm = r.MultipartForm // the server removes its files
+		outside, req := c.Request, &request{c: c, sent: &sender{ResponseWriter: c.Writer}}
+		r := outside.WithContext(context.WithValue(outside.Context(), requestKey{}, req))
+		c.Request = r // a KeyFunc may read the body and put it back
+		defer func() {
+			outside.MultipartForm = r.MultipartForm // the server removes its files
+			c.Request = outside
+		}()
+		h.ServeHTTP(req.sent, r)
+		req.sent.finish()
 		if !req.ran {
 			c.Abort()
 		}
@@ -144,10 +149,8 @@ func next(w http.ResponseWriter, r *http.Request) {
 	req.ran = true
 	c := req.c
 	outer, outside := c.Writer, c.Request
-	if w == http.ResponseWriter(outer) { // the request runs unprotected
-		c.Request = r.WithContext(outside.Context())
+	if w == http.ResponseWriter(req.sent) { // the request runs unprotected
 		c.Next()
-		c.Request = outside
 		return
 	}
 	inner := newWriter(w, outer)
@@ -158,15 +161,21 @@ func next(w http.ResponseWriter, r *http.Request) {
 	}()
 	before := len(c.Errors)
 	c.Next()
-	k, ok := claim.FromContext(r.Context())
-	switch {
-	case inner.Written(), !ok:
-	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
-		k.Decide(claim.NotKept)
-		return
-	case len(c.Errors) > before && !inner.decided: // an error writer outside will answer
-		k.Decide(claim.Unanswered)
-		return
+	k, claimed := claim.FromContext(r.Context())
+	if around, ok := claim.FromContext(outside.Context()); ok && k == around {
+		claimed = false // a plain lock
 	}
-	inner.finish()
+	switch {
+	case inner.Written():
+	case !claimed: // whoever is outside may still answer
+		if inner.decided {
+			outer.WriteHeader(inner.status)
+		}
+	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
+		k.Suggest(claim.NotKept)
+	case len(c.Errors) > before && !inner.decided: // an error writer outside will answer
+		k.Suggest(claim.Unanswered)
+	default:
+		inner.finish()
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -25,7 +26,6 @@ func TestRule01_Key(t *testing.T) {
 		{"unterminated quote", []string{`"k`}},
 		{"quote inside", []string{`k"k`}},
 		{"something after the quote", []string{`"k" x`}},
-		{"parameter", []string{`"k";p=1`}},
 		{"list", []string{`"a", "b"`}},
 		{"raw list", []string{`a, b`}},
 		{"repeated line", []string{`"k"`, `"k"`}},
@@ -42,7 +42,7 @@ func TestRule01_Key(t *testing.T) {
 				header = append(header, idempotencyKey, line)
 			}
 			a := s.do("POST", "/orders", "", header...)
-			a.wantProblem(t, 400, ginlock.CodeKeyInvalid)
+			a.wantProblem(t, 400, idempotency.CodeKeyInvalid)
 			if p := a.problem(t); p.Correction == "" || p.Retryable {
 				t.Errorf("%+v does not say what to change", p)
 			}
@@ -53,6 +53,7 @@ func TestRule01_Key(t *testing.T) {
 	}
 	s.order(`"k"`, "").want(t, 201, "run 1", false)
 	s.order(`k`, "").want(t, 201, "run 1", true) // the raw form names the same key
+	s.order(`"k";p=1; q="x"`, "").want(t, 201, "run 1", true)
 	s.order(`"a\"\\b"`, "").want(t, 201, "run 2", false)
 	s.order(strings.Repeat("k", 255), "").want(t, 201, "run 3", false)
 }
@@ -62,14 +63,14 @@ func TestRule02_MissingKey(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/optional", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
-		r.POST("/required", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Require()), counter(&runs))
-		r.Any("/any", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Require()), counter(&runs))
-		r.Any("/patch", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Require(), ginlock.Methods("PATCH")), counter(&runs))
+		r.POST("/optional", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
+		r.POST("/required", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Require()), counter(&runs))
+		r.Any("/any", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Require()), counter(&runs))
+		r.Any("/patch", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Require(), idempotency.Methods("PATCH")), counter(&runs))
 	})
 	s.do("POST", "/optional", "").want(t, 201, "run 1", false)
 	s.do("POST", "/optional", "").want(t, 201, "run 2", false)
-	s.do("POST", "/required", "").wantProblem(t, 400, ginlock.CodeKeyMissing)
+	s.do("POST", "/required", "").wantProblem(t, 400, idempotency.CodeKeyMissing)
 	for _, method := range []string{"GET", "HEAD", "OPTIONS", "TRACE"} {
 		for range 2 {
 			if a := s.do(method, "/any", "", idempotencyKey, "k"); a.status != 201 || a.replayed() {
@@ -82,9 +83,9 @@ func TestRule02_MissingKey(t *testing.T) {
 	}
 	before := runs.Load()
 	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
-		s.do(method, "/any", "").wantProblem(t, 400, ginlock.CodeKeyMissing)
+		s.do(method, "/any", "").wantProblem(t, 400, idempotency.CodeKeyMissing)
 	}
-	s.do("PATCH", "/patch", "").wantProblem(t, 400, ginlock.CodeKeyMissing)
+	s.do("PATCH", "/patch", "").wantProblem(t, 400, idempotency.CodeKeyMissing)
 	s.do("POST", "/patch", "").want(t, 201, fmt.Sprintf("run %d", before+1), false)
 }
 
@@ -93,7 +94,7 @@ func TestRule03_KeysOfPrincipalsMethodsAndRoutes(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-User") }),
+		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-User") }),
 			ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return nil })))
 		r.Any("/orders", counter(&runs))
 		r.Any("/orders/:id", counter(&runs))
@@ -114,23 +115,23 @@ func TestRule03_KeysOfPrincipalsMethodsAndRoutes(t *testing.T) {
 			}
 		}
 	}
-	// The route's pattern counts, not the path.
-	s.do("POST", "/orders/2", "", "X-User", "a", idempotencyKey, "k").want(t, 201, "run 5", true)
+	// The key belongs to the route's pattern, and the path to the fingerprint, also to one of the program.
+	s.do("POST", "/orders/2", "", "X-User", "a", idempotencyKey, "k").wantProblem(t, 422, idempotency.CodeKeyReused)
 }
 
-// A key may come from the path, too: PUT /orders/:id, where the client chooses the id.
-func TestByParamRecords(t *testing.T) {
+// A key may come from the path, too: PUT /orders/:id, if the client chooses the id.
+func TestByKey_Param(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.PUT("/orders/:id", ginlock.ByParam("id", ginlock.WithLocker(l)), counter(&runs))
-		r.PUT("/wrong/:number", ginlock.ByParam("id", ginlock.WithLocker(l)), counter(&runs))
+		r.PUT("/orders/:id", ginlock.ByKey("{param.id}", idempotency.WithLocker(l)), counter(&runs))
+		r.PUT("/wrong/:number", ginlock.ByKey("{param.id}", idempotency.WithLocker(l)), counter(&runs))
 	})
 	s.do("PUT", "/orders/1", "{}").want(t, 201, "run 1", false)
 	s.do("PUT", "/orders/1", "{}").want(t, 201, "run 1", true)
 	s.do("PUT", "/orders/2", "{}").want(t, 201, "run 2", false)
-	s.do("PUT", "/orders/"+strings.Repeat("x", 256), "{}").wantProblem(t, 400, ginlock.CodeKeyInvalid)
-	s.do("PUT", "/orders/a%00b", "{}").wantProblem(t, 400, ginlock.CodeKeyInvalid)
-	s.do("PUT", "/wrong/1", "{}").wantProblem(t, 500, ginlock.CodeMisconfigured)
+	s.do("PUT", "/orders/"+strings.Repeat("x", 256), "{}").wantProblem(t, 400, idempotency.CodeKeyInvalid)
+	s.do("PUT", "/orders/a%00b", "{}").wantProblem(t, 400, idempotency.CodeKeyInvalid)
+	s.do("PUT", "/wrong/1", "{}").wantProblem(t, 500, idempotency.CodeMisconfigured)
 }

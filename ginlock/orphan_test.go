@@ -9,6 +9,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -27,7 +28,7 @@ func orphan(t *testing.T, l *core.Locker, key string) {
 	}
 }
 
-func TestLockOnly_OrphanedKey(t *testing.T) {
+func TestLockByKey_OrphanedKey(t *testing.T) {
 	t.Parallel()
 	l, err := core.New(testutil.Memory())
 	if err != nil {
@@ -35,16 +36,16 @@ func TestLockOnly_OrphanedKey(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	s := serve(t, func(r *gin.Engine) {
-		opts := []ginlock.Option{ginlock.WithLocker(l), ginlock.LockOnly(), ginlock.FailOpen()}
-		r.POST("/orders/:id", ginlock.ByParam("id", opts...), func(c *gin.Context) { c.String(200, "ran") })
+		opts := []idempotency.LockOption{idempotency.WithLocker(l), idempotency.FailOpen()}
+		r.POST("/orders/:id", ginlock.LockByKey("order:{param.id}", opts...), func(c *gin.Context) { c.String(200, "ran") })
 	})
-	orphan(t, l, "/orders/1")
+	orphan(t, l, "order:1")
 	a := s.do("POST", "/orders/1", "")
-	a.wantProblem(t, 409, ginlock.CodeLockUnavailable)
+	a.wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
 	if p := a.problem(t); p.Retryable || p.Correction == "" || a.header.Get("Retry-After") != "" {
 		t.Errorf("problem %+v, Retry-After %q; want one that is not retryable", p, a.header.Get("Retry-After"))
 	}
-	if err := l.Unseal(t.Context(), "/orders/1"); err != nil {
+	if err := l.Unseal(t.Context(), "order:1"); err != nil {
 		t.Fatal(err)
 	}
 	s.do("POST", "/orders/1", "").want(t, 200, "ran", false)

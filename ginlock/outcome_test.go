@@ -14,13 +14,14 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
 func TestRule05_FirstRequestRuns(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(c *gin.Context) {
-		if token, err := ginlock.Token(c); err != nil || token == 0 {
+		if token, err := idempotency.Token(c.Request.Context()); err != nil || token == 0 {
 			t.Errorf("token %d, %v", token, err)
 		}
 		c.String(201, "made")
@@ -43,12 +44,13 @@ func TestRule06_ReplayAfterCompletion(t *testing.T) {
 			c.Header("Location", "/orders/7")
 			c.JSON(201, gin.H{"id": 7})
 		}, 201},
-		{"error", func(c *gin.Context) { c.JSON(422, gin.H{"error": "no such sku"}) }, 422},
+		{"error", func(c *gin.Context) { c.JSON(404, gin.H{"error": "no such sku"}) }, 404},
+		{"server error", func(c *gin.Context) { c.JSON(500, gin.H{"error": "sorry"}) }, 500},
 		{"redirect", func(c *gin.Context) { c.Redirect(303, "/orders/7") }, 303},
 		{"bytes that are no text", func(c *gin.Context) { c.Data(200, "application/x-thing", []byte{0, 255, 254, 1}) }, 200},
 		{"large", func(c *gin.Context) { c.String(200, "%s", strings.Repeat("x", 1<<20)) }, 200},
 		{"empty", func(*gin.Context) {}, 200},
-		{"abort", func(c *gin.Context) { c.AbortWithStatus(404) }, 404},
+		{"abort", func(c *gin.Context) { c.AbortWithStatus(410) }, 410},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -90,12 +92,12 @@ func TestRule07_RetryWhileTheFirstRuns(t *testing.T) {
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithInstance("secret-host:1"))
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), g.behind(counter(&runs)))
 	})
 	first := later(func() answer { return s.order("k", "{}") })
 	g.wait(t)
 	a := s.order("k", "{}")
-	a.wantProblem(t, 409, ginlock.CodeInFlight)
+	a.wantProblem(t, 409, idempotency.CodeInFlight)
 	if a.header.Get("Retry-After") == "" || !a.problem(t).Retryable {
 		t.Errorf("%v %s does not say when to retry", a.header, a.body)
 	}
@@ -114,7 +116,7 @@ func TestRule07_WaitForTheAnswer(t *testing.T) {
 	here, there := lockerOn(t, n), lockerOn(t, n) // as in two processes
 	route := func(path string, l *core.Locker, wait time.Duration) *server {
 		return serve(t, func(r *gin.Engine) {
-			r.POST(path, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Wait(wait)), g.behind(counter(&runs)))
+			r.POST(path, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Wait(wait)), g.behind(counter(&runs)))
 		})
 	}
 	s, other := route("/orders", here, time.Minute), route("/orders", there, time.Minute)
@@ -127,12 +129,12 @@ func TestRule07_WaitForTheAnswer(t *testing.T) {
 		go func() { answers <- other.order("k", "{}") }()
 	}
 	began := time.Now()
-	hasty.order("k", "{}").wantProblem(t, 409, ginlock.CodeInFlight)
+	hasty.order("k", "{}").wantProblem(t, 409, idempotency.CodeInFlight)
 	if waited := time.Since(began); waited < 20*time.Millisecond {
 		t.Errorf("Wait(20ms) waited %v", waited)
 	}
 	// Another payload does not wait.
-	s.order("k", `{"other":1}`).wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.order("k", `{"other":1}`).wantProblem(t, 422, idempotency.CodeKeyReused)
 	close(g.open)
 	replays := 0
 	for range 7 {
@@ -155,7 +157,7 @@ func TestRule07_WaitIsWoken(t *testing.T) {
 	g := newGate(t)
 	route := func(l *core.Locker) *server {
 		return serve(t, func(r *gin.Engine) {
-			r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Wait(time.Minute)), g.behind(func(c *gin.Context) {
+			r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Wait(time.Minute)), g.behind(func(c *gin.Context) {
 				c.String(201, "done")
 				completed.Store(time.Now().UnixNano())
 			}))
@@ -197,19 +199,19 @@ func TestRule07_WaitIsWoken(t *testing.T) {
 	}
 }
 
-// Who waits for a claim that is then abandoned runs itself, and the others get its answer.
-func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
+// A waiter for a claim that is then freed runs itself, and the others get its answer.
+func TestRule07_WaitForAFreedClaim(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
 	s := post(t, func(c *gin.Context) {
 		if runs.Add(1) == 1 {
 			g.handle(c)
-			c.String(500, "sorry")
+			c.String(409, "sorry")
 			return
 		}
 		c.String(201, "made")
-	}, ginlock.Wait(time.Minute))
+	}, idempotency.Wait(time.Minute))
 	answers := make(chan answer, 8)
 	go func() { answers <- s.order("k", "{}") }()
 	g.wait(t)
@@ -222,7 +224,7 @@ func TestRule07_WaitForAnAbandonedClaim(t *testing.T) {
 		a := <-answers
 		seen[fmt.Sprintf("%d %s %v", a.status, a.body, a.replayed())]++
 	}
-	if seen["500 sorry false"] != 1 || seen["201 made false"] != 1 || seen["201 made true"] != 3 || runs.Load() != 2 {
+	if seen["409 sorry false"] != 1 || seen["201 made false"] != 1 || seen["201 made true"] != 3 || runs.Load() != 2 {
 		t.Errorf("%v after %d runs", seen, runs.Load())
 	}
 }
@@ -234,12 +236,12 @@ func TestRule08_OtherPayload(t *testing.T) {
 	s := post(t, g.behind(counter(&runs)))
 	first := later(func() answer { return s.order("k", `{"n":1}`) })
 	g.wait(t)
-	s.order("k", `{"n":2}`).wantProblem(t, 422, ginlock.CodeKeyReused) // the mismatch wins over in flight
-	s.order("k", `{"n":1}`).wantProblem(t, 409, ginlock.CodeInFlight)
+	s.order("k", `{"n":2}`).wantProblem(t, 422, idempotency.CodeKeyReused) // the mismatch wins over in flight
+	s.order("k", `{"n":1}`).wantProblem(t, 409, idempotency.CodeInFlight)
 	close(g.open)
 	(<-first).want(t, 201, "run 1", false)
 	a := s.order("k", `{"n":2}`)
-	a.wantProblem(t, 422, ginlock.CodeKeyReused)
+	a.wantProblem(t, 422, idempotency.CodeKeyReused)
 	if p := a.problem(t); p.Retryable || p.Correction == "" {
 		t.Errorf("%+v does not say what to change", p)
 	}
@@ -248,8 +250,9 @@ func TestRule08_OtherPayload(t *testing.T) {
 
 func TestRule09_ProblemWriter(t *testing.T) {
 	t.Parallel()
-	s := post(t, func(*gin.Context) {}, ginlock.Require(), ginlock.WithProblemWriter(func(c *gin.Context, p ginlock.Problem) {
-		c.String(p.Status, "error=%s", p.Code)
+	s := post(t, func(*gin.Context) {}, idempotency.Require(), idempotency.WithProblemWriter(func(w http.ResponseWriter, _ *http.Request, p idempotency.Refusal) {
+		w.WriteHeader(p.Status)
+		_, _ = fmt.Fprintf(w, "error=%s", p.Code)
 	}))
 	if a := s.do("POST", "/orders", ""); a.status != 400 || a.body != "error=idempotency_key_missing" {
 		t.Errorf("%d %s", a.status, a.body)
@@ -258,9 +261,9 @@ func TestRule09_ProblemWriter(t *testing.T) {
 
 func TestRule09_Problem(t *testing.T) {
 	t.Parallel()
-	s := post(t, func(*gin.Context) {}, ginlock.Require())
+	s := post(t, func(*gin.Context) {}, idempotency.Require())
 	p := s.do("POST", "/orders", "").problem(t)
-	if p.Type != "https://pkg.go.dev/github.com/onelane/onelane/ginlock#idempotency_key_missing" || p.Title == "" || p.Status != 400 ||
+	if p.Type != "https://pkg.go.dev/github.com/onelane/onelane/idempotency#idempotency_key_missing" || p.Title == "" || p.Status != 400 ||
 		!strings.Contains(p.Correction, idempotencyKey) {
 		t.Errorf("%+v", p)
 	}
@@ -276,7 +279,7 @@ func TestRule12_ConcurrentRequests(t *testing.T) {
 			for range 3 {
 				l := lockerOn(t, n)
 				servers = append(servers, serve(t, func(r *gin.Engine) {
-					r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Wait(wait)), counter(&runs))
+					r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Wait(wait)), counter(&runs))
 				}))
 			}
 			for round := range 20 {
@@ -311,7 +314,7 @@ func TestRoundTrips(t *testing.T) {
 	l := lockerOn(t, n)
 	var runs atomic.Int64
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
 	})
 	s.order("warm up", "") // loads the scripts
 	for _, tc := range []struct {

@@ -7,6 +7,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -15,7 +16,7 @@ func TestRule04_BasicAuthUser(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(gin.BasicAuth(gin.Accounts{"ann": "1", "bob": "2"}), ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.Use(gin.BasicAuth(gin.Accounts{"ann": "1", "bob": "2"}), ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
 		r.POST("/orders", counter(&runs))
 	})
 	ann, bob := "Basic YW5uOjE=", "Basic Ym9iOjI="
@@ -35,10 +36,10 @@ func TestRule04_UserThatIsNoName(t *testing.T) {
 	type user struct{ name string }
 	for _, value := range []any{&user{"ann"}, user{"ann"}, "", 7, nil} {
 		s := serve(t, func(r *gin.Engine) {
-			r.Use(func(c *gin.Context) { c.Set(gin.AuthUserKey, value) }, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+			r.Use(func(c *gin.Context) { c.Set(gin.AuthUserKey, value) }, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
 			r.POST("/orders", counter(&runs))
 		})
-		s.order("k", "").wantProblem(t, 500, ginlock.CodeMisconfigured)
+		s.order("k", "").wantProblem(t, 500, idempotency.CodeMisconfigured)
 	}
 	if n := runs.Load(); n != 0 {
 		t.Errorf("%d runs", n)
@@ -58,9 +59,9 @@ func TestRule04_CredentialsChanged(t *testing.T) {
 			{"Authorization", "Bearer b", "Cookie", "s=1"}, {"Authorization", "Bearer a", "Cookie", "s=2"}, {"Authorization", "Bearer a"}, {},
 			{"Authorization", "Bearer a", "Authorization", "Bearer a", "Cookie", "s=1"},
 		} {
-			s.order("k", "{}", header...).wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+			s.order("k", "{}", header...).wantProblem(t, 422, idempotency.CodeCredentialsChanged)
 			// The same answer whatever the payload: a stranger cannot guess at it.
-			s.order("k", `{"n":1}`, header...).wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+			s.order("k", `{"n":1}`, header...).wantProblem(t, 422, idempotency.CodeCredentialsChanged)
 		}
 	}
 	others()
@@ -68,7 +69,7 @@ func TestRule04_CredentialsChanged(t *testing.T) {
 	(<-first).want(t, 201, "run 1", false)
 	others()
 	s.order("k", "{}", "Authorization", "Bearer a", "Cookie", "s=1").want(t, 201, "run 1", true)
-	s.order("k", `{"n":1}`, "Authorization", "Bearer a", "Cookie", "s=1").wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.order("k", `{"n":1}`, "Authorization", "Bearer a", "Cookie", "s=1").wantProblem(t, 422, idempotency.CodeKeyReused)
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
@@ -83,5 +84,5 @@ func TestRule04_PrincipalOption(t *testing.T) {
 	s.order("k", "{}", "X-User", "bob", "Authorization", "Bearer a").want(t, 201, "run 2", false)
 	// Anonymous: the last resort.
 	s.order("k", "{}").want(t, 201, "run 3", false)
-	s.order("k", "{}", "Authorization", "Bearer a").wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+	s.order("k", "{}", "Authorization", "Bearer a").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -24,64 +27,121 @@ func TestRule13_WhatIsRecorded(t *testing.T) {
 		runs.Add(1)
 		var status int
 		_, _ = fmt.Sscan(c.Query("status"), &status)
+		if c.Query("after") != "" {
+			c.Header("Retry-After", c.Query("after"))
+		}
 		c.String(status, "%d", status)
 	}
-	l := testutil.Locker(t)
+	l := testutil.Locker(t, core.WithTTL(200*time.Millisecond))
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/default", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), answerAs)
-		r.POST("/all", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.RecordIf(func(int) bool { return true })), answerAs)
-		r.POST("/none", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.RecordIf(func(int) bool { return false })), answerAs)
+		r.POST("/default", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), answerAs)
+		r.POST("/all", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.KeepAnswer })), answerAs)
+		r.POST("/none", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.FreeKey })), answerAs)
 	})
-	for status, recorded := range map[int][3]bool{
-		200: {true, true, false}, 201: {true, true, false}, 302: {true, true, false}, 400: {true, true, false}, 403: {true, true, false},
-		404: {true, true, false}, 409: {true, true, false}, 422: {true, true, false}, 499: {true, true, false},
-		401: {}, 407: {}, // a retry with the right credentials must get through
-		408: {false, true, false}, 425: {false, true, false}, 429: {false, true, false},
-		500: {false, true, false}, 502: {false, true, false}, 503: {false, true, false}, 504: {false, true, false},
+	// What becomes of the key by default. With KeepAnswer all but 401 and 407 are kept, with FreeKey none.
+	const kept, freed, unknown = "kept", "freed", "unknown"
+	for status, want := range map[int]string{
+		200: kept, 201: kept, 302: kept, 402: kept, 404: kept, 410: kept, 412: kept, 500: kept, 501: kept, 502: kept,
+		400: freed, 401: freed, 403: freed, 407: freed, 409: freed, 422: freed, 423: freed, 425: freed, 429: freed,
+		408: unknown, 499: unknown, 503: unknown, 504: unknown,
 	} {
-		for i, route := range []string{"/default", "/all", "/none"} {
-			before := runs.Load()
-			for try := range 2 {
-				a := s.do("POST", fmt.Sprintf("%s?status=%d", route, status), "", idempotencyKey, fmt.Sprint("k", status))
-				if a.status != status || a.replayed() != (recorded[i] && try == 1) {
-					t.Errorf("%s, try %d of %d: %d, replayed %v", route, try, status, a.status, a.replayed())
-				}
+		for _, tc := range []struct{ route, want string }{{"/default", want}, {"/all", kept}, {"/none", freed}} {
+			if status == 401 || status == 407 {
+				tc.want = freed // a retry with the right credentials must get through
 			}
-			if want := int64(2); recorded[i] && runs.Load()-before != 1 || !recorded[i] && runs.Load()-before != want {
-				t.Errorf("%s: %d ran %d times", route, status, runs.Load()-before)
+			before := runs.Load()
+			ask := func() answer {
+				return s.do("POST", fmt.Sprintf("%s?status=%d", tc.route, status), "", idempotencyKey, fmt.Sprint("k", status))
+			}
+			if a := ask(); a.status != status || a.replayed() {
+				t.Errorf("%s: %v, want %d", tc.route, a, status)
+			}
+			again, ran := ask(), int64(1)
+			switch tc.want {
+			case kept, freed:
+				if again.status != status || again.replayed() != (tc.want == kept) {
+					t.Errorf("%s, %d again: %v, want it %s", tc.route, status, again, tc.want)
+				}
+				if tc.want == freed {
+					ran = 2
+				}
+			default:
+				until(t, ask, notRunning(t)).wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
+			}
+			if got := runs.Load() - before; got != ran {
+				t.Errorf("%s: %d ran %d times, want %d", tc.route, status, got, ran)
 			}
 		}
 	}
+	s.do("POST", "/default?status=503&after=1", "", idempotencyKey, "later").want(t, 503, "503", false)
+	s.do("POST", "/default?status=503&after=1", "", idempotencyKey, "later").want(t, 503, "503", false)
 }
 
-func TestRule13_PanicAbandons(t *testing.T) {
+// A panic leaves the outcome unknown, once the claim has ended.
+func TestRule13_Panic(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
+		runs.Add(1)
 		c.String(200, "half of the ans")
-		if runs.Add(1) == 1 {
-			panic("boom")
-		}
-	})
+		panic("boom")
+	}, idempotency.WithLocker(testutil.Locker(t, core.WithTTL(200*time.Millisecond))))
 	s.order("k", "").want(t, 500, "", false)
-	s.order("k", "").want(t, 200, "half of the ans", false)
-	s.order("k", "").want(t, 200, "half of the ans", true)
+	a := until(t, func() answer { return s.order("k", "") }, notRunning(t))
+	a.wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
+	if p := a.problem(t); p.Retryable || p.Correction == "" || a.header.Get("Retry-After") != "" {
+		t.Errorf("%+v, %v: it must not be retryable, and say what to do", p, a.header)
+	}
+	s.order("k", "{}").wantProblem(t, 422, idempotency.CodeKeyReused)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
 }
 
-// A status that net/http panics at is no answer, whatever RecordIf says.
+// With RunAgain server errors, panics and time-outs free the key.
+func TestRule13_RunAgain(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, func(c *gin.Context) {
+		switch runs.Add(1) {
+		case 1:
+			panic("boom")
+		case 2:
+			c.String(500, "sorry")
+		case 3:
+			c.String(504, "too slow")
+		case 4:
+			c.String(499, "gone")
+		case 5:
+			_ = c.Error(errors.New("left to a writer outside"))
+		default:
+			c.String(201, "made")
+		}
+	}, idempotency.RunAgain())
+	for _, status := range []int{500, 500, 504, 499, 200} {
+		if a := s.order("k", ""); a.status != status || a.replayed() {
+			t.Errorf("%v, want %d", a, status)
+		}
+	}
+	s.order("k", "").want(t, 201, "made", false)
+	s.order("k", "").want(t, 201, "made", true)
+}
+
+// A status that net/http panics at is no answer, whatever Decide says.
 func TestRule13_NoStatus(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{99, 1000} {
 		var runs atomic.Int64
 		s := post(t, func(c *gin.Context) {
-			if runs.Add(1) == 1 {
-				c.String(status, "made")
-			} else {
-				c.String(201, "made")
-			}
-		}, ginlock.RecordIf(func(int) bool { return true }))
+			runs.Add(1)
+			c.String(status, "made")
+		}, idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.KeepAnswer }),
+			idempotency.WithLocker(testutil.Locker(t, core.WithTTL(200*time.Millisecond))))
 		s.order("k", "")
-		s.order("k", "").want(t, 201, "made", false)
+		until(t, func() answer { return s.order("k", "") }, notRunning(t)).wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
+		if n := runs.Load(); n != 1 {
+			t.Errorf("%d: %d runs", status, n)
+		}
 	}
 }
 
@@ -91,12 +151,12 @@ func TestRule13_OwnRefusalsAreNotRecorded(t *testing.T) {
 	var runs atomic.Int64
 	g, l := newGate(t), testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
-		r.POST("/orders/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), g.behind(counter(&runs)))
+		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
+		r.POST("/orders/:id", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(l)), g.behind(counter(&runs)))
 	})
 	first := later(func() answer { return s.do("POST", "/orders/1", "", idempotencyKey, "a") })
 	g.wait(t)
-	s.do("POST", "/orders/1", "", idempotencyKey, "b").wantProblem(t, 409, ginlock.CodeLockBusy)
+	s.do("POST", "/orders/1", "", idempotencyKey, "b").wantProblem(t, 409, idempotency.CodeLockBusy)
 	close(g.open)
 	(<-first).want(t, 201, "run 1", false)
 	s.do("POST", "/orders/1", "", idempotencyKey, "b").want(t, 201, "run 2", false)
@@ -107,7 +167,7 @@ func TestRule13_UnmatchedRoutesPass(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.HandleMethodNotAllowed = true
-		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Require()))
+		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Require()))
 		r.GET("/orders", func(c *gin.Context) {})
 	})
 	for range 2 {
@@ -134,8 +194,8 @@ func TestRule14_Headers(t *testing.T) {
 				c.Writer.Header().Del("Content-Encoding")
 			}
 		})
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l),
-			ginlock.Headers("x-order", "X-Request-Id", "Set-Cookie", "Date", "Proxy-Authenticate", "WWW-Authenticate", "Connection")), func(c *gin.Context) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l),
+			idempotency.Headers("x-order", "X-Request-Id", "Set-Cookie", "Date", "Proxy-Authenticate", "WWW-Authenticate", "Connection")), func(c *gin.Context) {
 			for _, name := range []string{"X-Order", "X-Private", "Www-Authenticate", "Proxy-Authenticate", "Authorization",
 				"Content-Language", "Content-Disposition", "Location", "Etag", "Last-Modified", "Cache-Control"} {
 				c.Header(name, "of "+name)
@@ -181,10 +241,10 @@ func TestRule15_TooLarge(t *testing.T) {
 		runs.Add(1)
 		_, _ = c.Writer.WriteString(strings.Repeat("a", 60))
 		_, _ = c.Writer.Write([]byte(strings.Repeat("b", 60)))
-	}, ginlock.MaxBody(100))
+	}, idempotency.MaxBody(100))
 	s.order("k", "").want(t, 200, strings.Repeat("a", 60)+strings.Repeat("b", 60), false)
-	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
-	s.order("k", "{}").wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
+	s.order("k", "{}").wantProblem(t, 422, idempotency.CodeKeyReused)
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
@@ -207,25 +267,25 @@ func TestRule15_Flush(t *testing.T) {
 	})
 	first := later(func() answer { return s.order("k", "") })
 	g.wait(t)
-	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	close(g.open)
 	(<-first).want(t, 200, "first,second", false)
-	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
 }
 
-// A stream of an answer that is not recorded leaves no tombstone.
-func TestRule15_FlushOfAnError(t *testing.T) {
+// A stream of an answer that frees the key leaves no tombstone.
+func TestRule15_FlushOfARefusal(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
-		c.String(500, "run %d", runs.Add(1))
+		c.String(409, "run %d", runs.Add(1))
 		c.Writer.Flush()
 	})
-	s.order("k", "").want(t, 500, "run 1", false)
-	s.order("k", "").want(t, 500, "run 2", false)
+	s.order("k", "").want(t, 409, "run 1", false)
+	s.order("k", "").want(t, 409, "run 2", false)
 }
 
 // The answer is held back until it is sealed: whoever has it gets a replay.
@@ -236,16 +296,6 @@ func TestRule15_SealThenSend(t *testing.T) {
 		"no body":  func(c *gin.Context) { c.Status(204) },
 		"flush":    func(c *gin.Context) { c.String(201, "made"); c.Writer.Flush() },
 		"too much": func(c *gin.Context) { c.String(201, "%s", strings.Repeat("x", 2<<20)) },
-		"hijack": func(c *gin.Context) {
-			conn, rw, err := c.Writer.Hijack()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			_, _ = rw.WriteString("HTTP/1.1 299 Mine\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-			_ = rw.Flush()
-			_ = conn.Close()
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -257,7 +307,7 @@ func TestRule15_SealThenSend(t *testing.T) {
 			defer l.Close()
 			s := serve(t, func(r *gin.Engine) {
 				r.Use(func(c *gin.Context) { spy.written = c.Writer.Written })
-				r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), handle)
+				r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), handle)
 			})
 			s.order("k", "")
 			if spy.seals.Load() != 1 || spy.late.Load() {
@@ -298,36 +348,63 @@ func TestRule15_RetryAtOnce(t *testing.T) {
 	}
 }
 
+// The answer of an error writer outside is not seen: a tombstone, and a warning that says where it belongs.
 func TestRule16_ErrorLeftToAnOuterWriter(t *testing.T) {
 	t.Parallel()
-	for name, fail := range map[string]func(*gin.Context){
-		"Error":            func(c *gin.Context) { _ = c.Error(errors.New("no stock")) },
-		"Error and Status": func(c *gin.Context) { c.Status(400); _ = c.Error(errors.New("no stock")) },
-		"AbortWithError":   func(c *gin.Context) { _ = c.AbortWithError(400, errors.New("no stock")) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var runs atomic.Int64
-			l := testutil.Locker(t)
-			s := serve(t, func(r *gin.Engine) {
-				r.Use(func(c *gin.Context) {
-					c.Next()
-					if len(c.Errors) > 0 && c.Writer.Size() <= 0 {
-						c.String(400, "%s", c.Errors.Last().Error())
-					}
-				}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
-				r.POST("/orders", func(c *gin.Context) {
-					if runs.Add(1) == 1 {
-						fail(c)
-						return
-					}
-					c.String(201, "made")
-				})
-			})
-			s.order("k", "").want(t, 400, "no stock", false)
-			s.order("k", "").want(t, 201, "made", false)
-			s.order("k", "").want(t, 201, "made", true)
+	var runs atomic.Int64
+	var log lines
+	l := testutil.Locker(t, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			c.Next()
+			if len(c.Errors) > 0 && c.Writer.Size() <= 0 {
+				c.String(418, "%s", c.Errors.Last().Error())
+			}
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
+		r.POST("/orders", func(c *gin.Context) {
+			runs.Add(1)
+			_ = c.Error(errors.New("no stock"))
 		})
+	})
+	s.order("k", "").want(t, 418, "no stock", false)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
+	s.order("k2", "").want(t, 418, "no stock", false)
+	if n := runs.Load(); n != 2 {
+		t.Errorf("%d runs", n)
+	}
+	if n := log.count("put the error writer inside", "route=/orders"); n != 1 {
+		t.Errorf("%d warnings, want 1 for the route", n)
+	}
+}
+
+// A handler that leaves an error and sets a status has answered: a logging c.Error must not change that.
+func TestRule16_ErrorAndStatus(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, func(c *gin.Context) {
+		runs.Add(1)
+		_ = c.Error(errors.New("a mail was not sent"))
+		c.Status(204)
+	})
+	s.order("k", "").want(t, 204, "", false)
+	s.order("k", "").want(t, 204, "", true)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// A response that fails while it is rendered leaves its error and no answer.
+func TestRule16_RenderError(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := post(t, func(c *gin.Context) {
+		runs.Add(1)
+		c.JSON(201, math.NaN())
+	})
+	s.order("k", "")
+	a := s.order("k", "")
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs, then %v", n, a)
 	}
 }
 
@@ -337,10 +414,10 @@ func TestRule16_ErrorWithABody(t *testing.T) {
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
 		_ = c.Error(errors.New("no stock"))
-		c.String(409, "run %d", runs.Add(1))
+		c.String(410, "run %d", runs.Add(1))
 	})
-	s.order("k", "").want(t, 409, "run 1", false)
-	s.order("k", "").want(t, 409, "run 1", true)
+	s.order("k", "").want(t, 410, "run 1", false)
+	s.order("k", "").want(t, 410, "run 1", true)
 }
 
 func TestRule17_NoBody(t *testing.T) {
@@ -364,32 +441,38 @@ func TestRule17_NoBodyIsAnAnswer(t *testing.T) {
 			if !c.Writer.Written() {
 				c.String(500, "nobody answered")
 			}
-		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
 		r.POST("/orders", func(c *gin.Context) { c.Status(204) })
 	})
 	s.order("k", "").want(t, 204, "", false)
 	s.order("k", "").want(t, 204, "", true)
 }
 
+// The client hangs up in the middle: the handler's context lives, there is one effect, and the retry gets
+// its answer.
 func TestRule18_ClientHangsUp(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	entered := make(chan struct{}, 1)
-	s := post(t, func(c *gin.Context) {
-		n := runs.Add(1)
-		entered <- struct{}{}
-		<-c.Request.Context().Done() // the client is gone
-		c.String(http.StatusCreated, "run %d", n)
+	g, gone := newGate(t), make(chan struct{})
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			ctx := c.Request.Context()
+			defer context.AfterFunc(ctx, func() { close(gone) })()
+			c.Next()
+		})
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
+			g.handle(c)
+			<-gone
+			c.String(http.StatusCreated, "run %d, %v", runs.Add(1), c.Request.Context().Err())
+		})
 	})
 	ctx, hangUp := context.WithCancel(context.Background())
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		s.doCtx(ctx, "POST", "/orders", "", idempotencyKey, "k")
-	}()
-	<-entered
+	first := later(func() answer { return s.doCtx(ctx, "POST", "/orders", "", idempotencyKey, "k") })
+	g.wait(t)
 	hangUp()
-	<-gone
-	a := until(t, func() answer { return s.order("k", "") }, func(a answer) bool { return a.status != 409 })
-	a.want(t, 201, "run 1", true)
+	<-first
+	close(g.open)
+	a := until(t, func() answer { return s.order("k", "") }, notRunning(t))
+	a.want(t, 201, "run 1, <nil>", true)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -30,8 +31,8 @@ func answers(file string) map[string]gin.HandlerFunc {
 	return map[string]gin.HandlerFunc{
 		"JSON":          func(c *gin.Context) { c.JSON(201, gin.H{"text": text}) },
 		"JSON, short":   func(c *gin.Context) { c.JSON(201, gin.H{"a": 1}) },
-		"400":           func(c *gin.Context) { c.JSON(400, gin.H{"error": text}) },
-		"400 and abort": func(c *gin.Context) { c.AbortWithStatusJSON(404, gin.H{"error": "none"}) },
+		"418":           func(c *gin.Context) { c.JSON(418, gin.H{"error": text}) },
+		"404 and abort": func(c *gin.Context) { c.AbortWithStatusJSON(404, gin.H{"error": "none"}) },
 		"410, empty":    func(c *gin.Context) { c.AbortWithStatus(410) },
 		"204":           func(c *gin.Context) { c.Status(204) },
 		"nothing":       func(*gin.Context) {},
@@ -81,7 +82,7 @@ func TestRule21_Answers(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := testutil.Locker(t)
-	once := ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Headers("X-Extra"))
+	once := ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Headers("X-Extra"))
 	zip := ginzip.Gzip(ginzip.DefaultCompression)
 	for around, chains := range map[string][2][]gin.HandlerFunc{
 		"alone":        {{}, {once}},
@@ -128,7 +129,7 @@ func TestRule22_HeaderChangedOutside(t *testing.T) {
 			c.Writer = h
 			c.Next()
 			_, _ = outer.Write(bytes.ToUpper(h.held[:len(h.held)/2]))
-		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
 		r.POST("/orders", func(c *gin.Context) {
 			c.DataFromReader(200, 4, "text/plain", strings.NewReader("abcd"), nil)
 		})
@@ -199,6 +200,7 @@ func TestRule15_EventStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Host = s.host
 	req.Header.Set(idempotencyKey, "k")
 	req.Header.Set("Content-Type", "application/json")
 	time.AfterFunc(10*time.Millisecond, func() { next <- struct{}{} })
@@ -217,7 +219,7 @@ func TestRule15_EventStream(t *testing.T) {
 				t.Fatalf("%q, %v; want %q", line, err, want)
 			}
 		}
-		s.do("POST", "/orders", "", idempotencyKey, "k").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+		s.do("POST", "/orders", "", idempotencyKey, "k").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	}
 	close(next)
 	if rest, err := io.ReadAll(events); err != nil || len(rest) > 0 {
@@ -234,7 +236,7 @@ func TestRule02_Head(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
 		r.Any("/orders", counter(&runs))
 	})
 	for i := range 2 {

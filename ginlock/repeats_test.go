@@ -2,6 +2,7 @@ package ginlock_test
 
 import (
 	"errors"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -9,14 +10,16 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
 // form is a server that refuses repeats at POST /forms/:id.
-func form(t testing.TB, window time.Duration, handler gin.HandlerFunc, opts ...ginlock.Option) *server {
+func form(t testing.TB, window time.Duration, handler gin.HandlerFunc, opts ...idempotency.HTTPOption) *server {
 	t.Helper()
-	opts = append([]ginlock.Option{ginlock.WithLocker(testutil.Locker(t))}, opts...)
+	opts = append([]idempotency.HTTPOption{idempotency.WithLocker(testutil.Locker(t))}, opts...)
 	return serve(t, func(r *gin.Engine) {
 		r.POST("/forms/:id", ginlock.RefuseRepeats(window, opts...), handler)
 		r.PUT("/forms/:id", ginlock.RefuseRepeats(window, opts...), handler)
@@ -39,16 +42,16 @@ func TestRefuseRepeats(t *testing.T) {
 	submit := func(header ...string) answer { return s.do("POST", "/forms/1", "a=1", header...) }
 	first := later(func() answer { return submit("X-Stand", "1") })
 	g.wait(t)
-	submit().wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit().wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 	close(g.open)
 	(<-first).want(t, 201, "a=1 1", false)
-	submit().wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit().wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 	s.do("POST", "/forms/1", "a=2").want(t, 201, "a=2 2", false)
 	s.do("POST", "/forms/2", "a=1").want(t, 201, "a=1 3", false)
 	s.do("POST", "/forms/1?x=1", "a=1").want(t, 201, "a=1 4", false)
 	s.do("PUT", "/forms/1", "a=1").want(t, 201, "a=1 5", false)
 	submit("Cookie", "session=ann").want(t, 201, "a=1 6", false)
-	submit("Cookie", "session=ann").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit("Cookie", "session=ann").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 	submit("X-Forwarded-For", "203.0.113.9").want(t, 201, "a=1 7", false) // gin believes every proxy by default
 	for range 2 {
 		if a := s.do("GET", "/forms/1", ""); a.status != 201 {
@@ -66,17 +69,20 @@ func TestRefuseRepeats_Multipart(t *testing.T) {
 		return s.do("POST", "/forms/1", "--"+b+"\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--"+b+"--\r\n", "Content-Type", "multipart/form-data; boundary="+b)
 	}
 	submit("one").want(t, 201, "run 1", false)
-	submit("two").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit("two").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 }
 
-// What failed may be sent again at once.
-func TestRefuseRepeats_AfterAFailure(t *testing.T) {
+// A form that did nothing may be sent again at once.
+func TestRefuseRepeats_AfterNothingDone(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]gin.HandlerFunc{
-		"500":   func(c *gin.Context) { c.String(500, "sorry") },
-		"401":   func(c *gin.Context) { c.String(401, "who?") },
-		"panic": func(*gin.Context) { panic("boom") },
-		"error": func(c *gin.Context) { _ = c.Error(errors.New("left to a writer outside")) },
+		"422": func(c *gin.Context) { c.String(422, "no") },
+		"401": func(c *gin.Context) { c.String(401, "who?") },
+		"503": func(c *gin.Context) { c.Header("Retry-After", "1"); c.String(503, "later") },
+		"panic, nothing done": func(c *gin.Context) {
+			idempotency.NothingDone(c.Request.Context())
+			panic("boom")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -94,7 +100,34 @@ func TestRefuseRepeats_AfterAFailure(t *testing.T) {
 				}
 			}
 			s.do("POST", "/forms/1", "a").want(t, 204, "", false)
-			s.do("POST", "/forms/1", "a").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+			s.do("POST", "/forms/1", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
+		})
+	}
+}
+
+// A form with an unknown outcome is refused: after a server error, and after a panic also when its claim
+// has ended.
+func TestRefuseRepeats_AfterAFailure(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]gin.HandlerFunc{
+		"500":   func(c *gin.Context) { c.String(500, "sorry") },
+		"504":   func(c *gin.Context) { c.String(504, "too slow") },
+		"panic": func(*gin.Context) { panic("boom") },
+		"error": func(c *gin.Context) { _ = c.Error(errors.New("left to a writer outside")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			l := lockerOn(t, testutil.Redis(t), core.WithTTL(200*time.Millisecond))
+			s := form(t, time.Minute, func(c *gin.Context) { runs.Add(1); fail(c) }, idempotency.WithLocker(l))
+			s.do("POST", "/forms/1", "a")
+			s.do("POST", "/forms/1", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
+			for end := time.Now().Add(400 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				s.do("POST", "/forms/1", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
+			}
+			if n := runs.Load(); n != 1 {
+				t.Errorf("%d runs", n)
+			}
 		})
 	}
 }
@@ -120,12 +153,17 @@ func TestRefuseRepeats_Options(t *testing.T) {
 	s := form(t, time.Minute, counter(&runs),
 		ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-Who") }),
 		ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return []byte("all the same") }),
-		ginlock.RecordIf(func(status int) bool { return status == 201 }))
+		idempotency.Decide(func(status int, _ http.Header) idempotency.Fate {
+			if status == 201 {
+				return idempotency.KeepAnswer
+			}
+			return idempotency.FreeKey
+		}))
 	submit := func(body, who, cookie string) answer {
 		return s.do("POST", "/forms/1", body, "X-Who", who, "Cookie", cookie)
 	}
 	submit("a", "ann", "x=1").want(t, 201, "run 1", false)
-	submit("b", "ann", "x=2").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	submit("b", "ann", "x=2").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 	submit("a", "bob", "x=1").want(t, 201, "run 2", false)
 }
 
@@ -135,11 +173,11 @@ func TestRefuseRepeats_UnderByHeader(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), ginlock.RefuseRepeats(200*time.Millisecond, ginlock.WithLocker(l)))
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs)) // once more: the outer one does it
+		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), ginlock.RefuseRepeats(200*time.Millisecond, idempotency.WithLocker(l)))
+		r.POST("/orders", ginlock.RefuseRepeats(time.Minute, idempotency.WithLocker(l)), counter(&runs)) // once more: the outer one does it
 	})
 	s.order("k1", "a").want(t, 201, "run 1", false)
 	s.order("k1", "a").want(t, 201, "run 1", true)
-	s.order("k2", "a").wantProblem(t, 409, ginlock.CodeDuplicateSubmit)
+	s.order("k2", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 	until(t, func() answer { return s.order("k2", "a") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
 }

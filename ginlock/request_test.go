@@ -15,6 +15,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -23,8 +24,8 @@ func TestRule10_Fingerprint(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders/:id", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
-		r.POST("/custom", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.Fingerprint(func(c *gin.Context, body []byte) []byte {
+		r.POST("/orders/:id", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
+		r.POST("/custom", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), ginlock.Fingerprint(func(c *gin.Context, body []byte) []byte {
 			return append([]byte(c.Query("n")), body[:1]...)
 		})), counter(&runs))
 	})
@@ -52,7 +53,7 @@ func TestRule10_Fingerprint(t *testing.T) {
 
 	send("/custom?n=1&x=1", "text/plain", "hello").want(t, 201, "run 3", false)
 	send("/custom?n=1&x=2", "text/html", "huhu").want(t, 201, "run 3", true)
-	send("/custom?n=2", "text/plain", "hello").wantProblem(t, 422, ginlock.CodeKeyReused)
+	send("/custom?n=2", "text/plain", "hello").wantProblem(t, 422, idempotency.CodeKeyReused)
 }
 
 func TestRule10_Multipart(t *testing.T) {
@@ -71,8 +72,8 @@ func TestRule10_Multipart(t *testing.T) {
 	}
 	form("aaa", "a.txt", "hello").want(t, 201, "run 1", false)
 	form("bbb", "a.txt", "hello").want(t, 201, "run 1", true)
-	form("ccc", "b.txt", "hello").wantProblem(t, 422, ginlock.CodeKeyReused)
-	form("ddd", "a.txt", "hello!").wantProblem(t, 422, ginlock.CodeKeyReused)
+	form("ccc", "b.txt", "hello").wantProblem(t, 422, idempotency.CodeKeyReused)
+	form("ddd", "a.txt", "hello!").wantProblem(t, 422, idempotency.CodeKeyReused)
 }
 
 // A form of more parts than handlers read is compared as it is: to take it apart would cost many times its size.
@@ -88,7 +89,7 @@ func TestRule10_MultipartOfManyParts(t *testing.T) {
 	form("k1", "b", 1000).want(t, 201, "run 1", true)
 	form("k2", "a", 1001).want(t, 201, "run 2", false)
 	form("k2", "a", 1001).want(t, 201, "run 2", true)
-	form("k2", "b", 1001).wantProblem(t, 422, ginlock.CodeKeyReused)
+	form("k2", "b", 1001).wantProblem(t, 422, idempotency.CodeKeyReused)
 }
 
 // A middleware that has read the body left it under gin.BodyBytesKey; what is left to read is empty.
@@ -100,20 +101,20 @@ func TestRule10_BodyReadBefore(t *testing.T) {
 		r.Use(func(c *gin.Context) {
 			var v map[string]any
 			_ = c.ShouldBindBodyWithJSON(&v)
-		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxRequestBody(100)))
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.MaxRequestBody(100)))
 		r.POST("/orders", counter(&runs))
 	})
 	s.order("k", `{"n":1}`).want(t, 201, "run 1", false)
-	s.order("k", `{"n":2}`).wantProblem(t, 422, ginlock.CodeKeyReused)
+	s.order("k", `{"n":2}`).wantProblem(t, 422, idempotency.CodeKeyReused)
 	s.order("k", `{"n":1}`).want(t, 201, "run 1", true)
-	s.order("l", `{"n":"`+strings.Repeat("x", 100)+`"}`).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	s.order("l", `{"n":"`+strings.Repeat("x", 100)+`"}`).wantProblem(t, 413, idempotency.CodeRequestTooLarge)
 }
 
 func TestRule20_RequestBody(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxRequestBody(64)), func(c *gin.Context) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.MaxRequestBody(64)), func(c *gin.Context) {
 			var a, b map[string]any
 			if err := c.ShouldBindBodyWithJSON(&a); err != nil {
 				t.Error(err)
@@ -123,7 +124,7 @@ func TestRule20_RequestBody(t *testing.T) {
 			}
 			c.String(200, "%v %v %d %v", a["n"], b["n"], c.Request.ContentLength, c.Request.TransferEncoding)
 		})
-		r.POST("/raw", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+		r.POST("/raw", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
 			b, err := c.GetRawData()
 			c.String(200, "%s %v", b, err)
 		})
@@ -139,13 +140,13 @@ func TestRule20_RequestBody(t *testing.T) {
 	s.do("POST", "/raw", "body", idempotencyKey, "k").want(t, 200, "body <nil>", false)
 
 	large := `{"n":"` + strings.Repeat("x", 64) + `"}`
-	s.order("large", large).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	s.order("large", large).wantProblem(t, 413, idempotency.CodeRequestTooLarge)
 	req, err = http.NewRequest("POST", s.url+"/orders", struct{ *strings.Reader }{strings.NewReader(large)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set(idempotencyKey, "large")
-	s.send(req).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	s.send(req).wantProblem(t, 413, idempotency.CodeRequestTooLarge)
 	s.order("large", `{"n":3}`).want(t, 200, "3 3 7 []", false) // nothing was locked
 }
 
@@ -155,16 +156,16 @@ func TestRule20_TwoReaders(t *testing.T) {
 	l := testutil.Locker(t)
 	var runs atomic.Int64
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(ginlock.ByKey("{json.id}", ginlock.LockOnly(), ginlock.WithLocker(l)), func(c *gin.Context) {
+		r.Use(ginlock.LockByKey("{json.id}", idempotency.WithLocker(l)), func(c *gin.Context) {
 			if c.GetHeader("X-Read") != "" {
 				_, _ = io.Copy(io.Discard, c.Request.Body)
 			}
-		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxRequestBody(10)))
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.MaxRequestBody(10)))
 		r.POST("/orders", counter(&runs))
 	})
 	s.order("k", `{"id":1}`).want(t, 201, "run 1", false)
-	s.order("k", `{"id":1000}`).wantProblem(t, 413, ginlock.CodeRequestTooLarge)
-	s.order("k", `{"id":1}`, "X-Read", "1").wantProblem(t, 500, ginlock.CodeMisconfigured)
+	s.order("k", `{"id":1000}`).wantProblem(t, 413, idempotency.CodeRequestTooLarge)
+	s.order("k", `{"id":1}`, "X-Read", "1").wantProblem(t, 500, idempotency.CodeMisconfigured)
 }
 
 // A client that asks before it sends a body that is too large is not told to go on.
@@ -192,14 +193,14 @@ func TestRule20_SlowAndLimitedBody(t *testing.T) {
 		if c.GetHeader("X-Limit") != "" {
 			c.Request.Body = http.MaxBytesReader(c.Writer, c.Request.Body, 4)
 		}
-	}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(lockerOn(t, n))))
+	}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(lockerOn(t, n))))
 	r.POST("/orders", func(*gin.Context) { t.Error("it ran") })
 	ts := httptest.NewUnstartedServer(r)
 	ts.Config.ReadTimeout = 200 * time.Millisecond
 	ts.Start()
 	defer ts.Close()
-	s := &server{t, ts.URL}
-	s.order("k", "hello", "X-Limit", "1").wantProblem(t, 413, ginlock.CodeRequestTooLarge)
+	s := &server{t: t, url: ts.URL}
+	s.order("k", "hello", "X-Limit", "1").wantProblem(t, 413, idempotency.CodeRequestTooLarge)
 
 	conn, err := net.Dial("tcp", strings.TrimPrefix(ts.URL, "http://"))
 	if err != nil {

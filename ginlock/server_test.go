@@ -18,6 +18,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -32,8 +33,9 @@ func TestMain(m *testing.M) {
 
 // server is a Gin server on a socket.
 type server struct {
-	t   testing.TB
-	url string
+	t    testing.TB
+	url  string
+	host string // of requests, or "" for the one in the URL
 }
 
 func serve(t testing.TB, routes func(r *gin.Engine)) *server {
@@ -46,13 +48,13 @@ func serve(t testing.TB, routes func(r *gin.Engine)) *server {
 		s.Close()
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return &server{t, s.URL}
+	return &server{t: t, url: s.URL, host: "shop.example"}
 }
 
 // post is the most used server: one route, POST /orders, under ByHeader on a private Redis.
-func post(t testing.TB, handler gin.HandlerFunc, opts ...ginlock.Option) *server {
+func post(t testing.TB, handler gin.HandlerFunc, opts ...idempotency.HTTPOption) *server {
 	t.Helper()
-	opts = append([]ginlock.Option{ginlock.WithLocker(testutil.Locker(t))}, opts...)
+	opts = append([]idempotency.HTTPOption{idempotency.WithLocker(testutil.Locker(t))}, opts...)
 	return serve(t, func(r *gin.Engine) { r.POST("/orders", ginlock.ByHeader(idempotencyKey, opts...), handler) })
 }
 
@@ -65,12 +67,12 @@ type answer struct {
 
 func (a answer) replayed() bool { return a.header.Get("Idempotency-Replayed") == "true" }
 
-func (a answer) problem(t testing.TB) ginlock.Problem {
+func (a answer) problem(t testing.TB) idempotency.Refusal {
 	t.Helper()
 	if got := a.header.Get("Content-Type"); got != "application/problem+json" {
 		t.Fatalf("content type %q of %d %s, want a problem", got, a.status, a.body)
 	}
-	var p ginlock.Problem
+	var p idempotency.Refusal
 	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +105,7 @@ func (s *server) send(req *http.Request) answer { return s.sendBy(http.DefaultCl
 
 func (s *server) sendBy(client *http.Client, req *http.Request) answer {
 	s.t.Helper()
+	req.Host = s.host
 	resp, err := client.Do(req)
 	if err != nil {
 		if req.Context().Err() == nil {
@@ -196,6 +199,11 @@ func until(t testing.TB, ask func() answer, ok func(answer) bool) answer {
 			t.Fatalf("still %d %s after 10 s", a.status, a.body)
 		}
 	}
+}
+
+// notRunning is for until: it reports whether no request with the key runs any more.
+func notRunning(t testing.TB) func(answer) bool {
+	return func(a answer) bool { return a.status != 409 || a.problem(t).Code != idempotency.CodeInFlight }
 }
 
 // lockerOn returns a Locker on a node; closed at the end of the test.

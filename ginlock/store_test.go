@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -32,7 +33,7 @@ func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 	g, n := newGate(t), testutil.Redis(t)
 	l := lockerOn(t, n)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), g.behind(counter(&runs)))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), g.behind(counter(&runs)))
 	})
 	duplicates := func(status int) {
 		t.Helper()
@@ -40,15 +41,15 @@ func TestRule19_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 		if a := s.order("k", "{}"); a.status != status {
 			t.Errorf("a duplicate: %d", a.status)
 		}
-		s.order("k", `{"n":1}`).wantProblem(t, 422, ginlock.CodeKeyReused)
-		s.order("k", "{}", "Authorization", "Bearer x").wantProblem(t, 422, ginlock.CodeCredentialsChanged)
+		s.order("k", `{"n":1}`).wantProblem(t, 422, idempotency.CodeKeyReused)
+		s.order("k", "{}", "Authorization", "Bearer x").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
 		if _, after := claimOf(t, n); after != before || before == "" {
 			t.Errorf("%s was %q, and is %q", key, before, after)
 		}
 	}
 	first := later(func() answer { return s.order("k", "{}") })
 	g.wait(t)
-	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem1.") {
+	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem3.") {
 		t.Errorf("a running claim holds %q", owner)
 	}
 	duplicates(409)
@@ -65,10 +66,10 @@ func TestRule19_LostClaim(t *testing.T) {
 	l, other := lockerOn(t, n, core.WithTTL(30*time.Second)), lockerOn(t, n)
 	handle := func(g *gate) gin.HandlerFunc { return g.behind(counter(&runs)) }
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), handle(first))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), handle(first))
 	})
 	s2 := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(other)), handle(second))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(other)), handle(second))
 	})
 	answers := later(func() answer { return s.order("k", "{}") })
 	first.wait(t)
@@ -80,7 +81,7 @@ func TestRule19_LostClaim(t *testing.T) {
 	second.wait(t)
 	close(first.open)
 	(<-answers).want(t, 201, "run 1", false)
-	s2.order("k", "{}").wantProblem(t, 409, ginlock.CodeInFlight)
+	s2.order("k", "{}").wantProblem(t, 409, idempotency.CodeInFlight)
 	close(second.open)
 	(<-answers2).want(t, 201, "run 2", false)
 	s.order("k", "{}").want(t, 201, "run 2", true)
@@ -92,7 +93,7 @@ func TestRule19_LossCancelsTheRequest(t *testing.T) {
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(2*time.Second))
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
 			key, _ := claimOf(t, n)
 			n.Client().Del(context.Background(), key)
 			<-c.Request.Context().Done()
@@ -110,15 +111,15 @@ func TestRule23_StoreDownBeforeTheHandler(t *testing.T) {
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/closed", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
-		r.POST("/locked/:id", ginlock.ByParam("id", ginlock.WithLocker(l), ginlock.LockOnly()), counter(&runs))
-		r.POST("/open", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.FailOpen()), counter(&runs))
-		r.POST("/open/:id", ginlock.ByParam("id", ginlock.WithLocker(l), ginlock.FailOpen(), ginlock.LockOnly()), counter(&runs))
+		r.POST("/closed", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
+		r.POST("/locked/:id", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(l)), counter(&runs))
+		r.POST("/open", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.FailOpen()), counter(&runs))
+		r.POST("/open/:id", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(l), idempotency.FailOpen()), counter(&runs))
 	})
 	n.Kill()
 	for _, path := range []string{"/closed", "/locked/1"} {
 		a := s.do("POST", path, "", idempotencyKey, "k")
-		a.wantProblem(t, 503, ginlock.CodeLockUnavailable)
+		a.wantProblem(t, 503, idempotency.CodeLockUnavailable)
 		if a.header.Get("Retry-After") == "" || !a.problem(t).Retryable {
 			t.Errorf("%s: %v %s does not say when to retry", path, a.header, a.body)
 		}
@@ -141,7 +142,7 @@ func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(time.Minute))
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), func(c *gin.Context) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
 			if runs.Add(1) == 1 {
 				n.Stop()
 			}
@@ -149,7 +150,7 @@ func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
 		})
 	})
 	s.order("k", "").want(t, 201, "made", false)
-	s.order("k", "").wantProblem(t, 409, ginlock.CodeInFlight) // known locally: this process has the claim still
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeInFlight) // known locally: this process has the claim still
 	n.Cont()
 	until(t, func() answer { return s.order("k", "") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "made", true)
 	if n := runs.Load(); n != 1 {
@@ -164,7 +165,7 @@ func TestCorruptRecord(t *testing.T) {
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
 	})
 	s.order("k", "").want(t, 201, "run 1", false)
 	key, value := claimOf(t, n)
@@ -172,7 +173,7 @@ func TestCorruptRecord(t *testing.T) {
 		if err := n.Client().Set(context.Background(), key, forged, time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
-		s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+		s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	}
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
@@ -201,10 +202,10 @@ func TestRule23_FailOpenForNobody(t *testing.T) {
 			}
 			c.Next()
 		})
-		open := []ginlock.Option{ginlock.WithLocker(l), ginlock.FailOpen()}
-		r.POST("/once", ginlock.ByHeader(idempotencyKey, open...), counter(&runs))
-		r.POST("/locked/:id", ginlock.ByParam("id", append(open, ginlock.LockOnly())...), counter(&runs))
-		r.POST("/closed", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), counter(&runs))
+		open := []idempotency.SharedOption{idempotency.WithLocker(l), idempotency.FailOpen()}
+		r.POST("/once", ginlock.ByHeader(idempotencyKey, open[0], open[1]), counter(&runs))
+		r.POST("/locked/:id", ginlock.LockByKey("order:{param.id}", open[0], open[1]), counter(&runs))
+		r.POST("/closed", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
 	})
 	s.do("POST", "/once", "", idempotencyKey, "warm").want(t, 201, "run 1", false)
 	<-over
@@ -232,11 +233,11 @@ func TestRule23_FailOpenForNobody(t *testing.T) {
 			t.Errorf("%s: %d ran unprotected for a client that is gone", path, n)
 		}
 	}
-	if log.has("no lock can be had") {
+	if log.has("the request runs unprotected") {
 		t.Error("Redis is blamed for a client that is gone")
 	}
 	s.do("POST", "/once", "", idempotencyKey, "k").want(t, 201, "run 1", false)
-	if <-over; !log.has("no lock can be had") {
+	if <-over; !log.has("the request runs unprotected") {
 		t.Error("a request that runs unprotected is not logged")
 	}
 }

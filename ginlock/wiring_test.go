@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -21,11 +22,11 @@ func TestDefaultLocker(t *testing.T) {
 	s := serve(t, func(r *gin.Engine) {
 		r.Use(ginlock.ByHeader("Idempotency-Key"))
 		r.POST("/orders", counter(&runs))
-		r.POST("/orders/:id/grab", ginlock.ByParam("id", ginlock.LockOnly()), counter(&runs))
+		r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), counter(&runs))
 	})
 	for _, path := range []string{"/orders", "/orders/1/grab"} {
 		a := s.do("POST", path, "", idempotencyKey, "k")
-		a.wantProblem(t, 503, ginlock.CodeLockUnavailable)
+		a.wantProblem(t, 503, idempotency.CodeLockUnavailable)
 		if !strings.Contains(a.body, "core.SetDefault") {
 			t.Errorf("%s does not say what to do", a.body)
 		}
@@ -45,63 +46,55 @@ func TestWiringPanics(t *testing.T) {
 	}{
 		{"no header", "pass the name of a header", func() { ginlock.ByHeader("") }},
 		{"bad header", "pass the name of a header", func() { ginlock.ByHeader("a b") }},
-		{"Host", "reads c.Request.Host", func() { ginlock.ByHeader("host") }},
+		{"Host", "reads r.Host", func() { ginlock.ByHeader("host") }},
 		{"a header of the connection", "use another header", func() { ginlock.ByHeader("trailer") }},
-		{"field of the Host", "reads c.Request.Host", func() { ginlock.ByKey("a:{header.HOST}", ginlock.LockOnly()) }},
+		{"field of the Host", "reads r.Host", func() { ginlock.LockByKey("a:{header.HOST}") }},
 		{"field of the connection", "use another header", func() { ginlock.ByKey("a:{header.Transfer-Encoding}") }},
-		{"no parameter", "pass the name of a parameter", func() { ginlock.ByParam("") }},
-		{"nil locker", "check the error of core.New", func() { ginlock.ByHeader("K", ginlock.WithLocker(nil)) }},
+		{"nil locker", "check the error of core.New", func() { ginlock.ByHeader("K", idempotency.WithLocker(nil)) }},
 		{"nil principal", "Principal(nil)", func() { ginlock.ByHeader("K", ginlock.Principal(nil)) }},
-		{"nil problem writer", "WithProblemWriter(nil)", func() { ginlock.ByHeader("K", ginlock.WithProblemWriter(nil)) }},
-		{"nil RecordIf", "RecordIf(nil)", func() { ginlock.ByHeader("K", ginlock.RecordIf(nil)) }},
+		{"nil problem writer", "WithProblemWriter(nil)", func() { ginlock.ByHeader("K", idempotency.WithProblemWriter(nil)) }},
+		{"nil Decide", "Decide(nil)", func() { ginlock.ByHeader("K", idempotency.Decide(nil)) }},
 		{"nil Fingerprint", "Fingerprint(nil)", func() { ginlock.ByHeader("K", ginlock.Fingerprint(nil)) }},
-		{"negative wait", "Wait(-1s)", func() { ginlock.ByHeader("K", ginlock.Wait(-time.Second)) }},
-		{"short retention", "Retain(1ms)", func() { ginlock.ByHeader("K", ginlock.Retain(time.Millisecond)) }},
-		{"large MaxBody", "MaxBody", func() { ginlock.ByHeader("K", ginlock.MaxBody(1<<30)) }},
-		{"negative MaxRequestBody", "MaxRequestBody", func() { ginlock.ByHeader("K", ginlock.MaxRequestBody(-1)) }},
-		{"bad Headers", "this is no header name", func() { ginlock.ByHeader("K", ginlock.Headers("a b")) }},
-		{"no Methods", "name at least one", func() { ginlock.ByHeader("K", ginlock.Methods()) }},
-		{"safe method", "it has no effect to record", func() { ginlock.ByHeader("K", ginlock.Methods("get")) }},
-		{"no query parameter", "pass the name of a query parameter", func() { ginlock.ByQuery("") }},
+		{"negative wait", "Wait(-1s)", func() { ginlock.ByHeader("K", idempotency.Wait(-time.Second)) }},
+		{"short retention", "Retain(1ms)", func() { ginlock.ByHeader("K", idempotency.Retain(time.Millisecond)) }},
+		{"large MaxBody", "MaxBody", func() { ginlock.ByHeader("K", idempotency.MaxBody(1<<30)) }},
+		{"negative MaxRequestBody", "MaxRequestBody", func() { ginlock.ByHeader("K", idempotency.MaxRequestBody(-1)) }},
+		{"bad Headers", "it is no header name", func() { ginlock.ByHeader("K", idempotency.Headers("a b")) }},
+		{"no Methods", "name at least one", func() { ginlock.ByHeader("K", idempotency.Methods()) }},
+		{"safe method", "the method has no effect to record", func() { ginlock.ByHeader("K", idempotency.Methods("get")) }},
 		{"nil KeyFunc", "pass a function", func() { ginlock.By(nil) }},
+		{"nil KeyFunc of a lock", "pass a function", func() { ginlock.LockBy(nil) }},
+		{"nil Recover", "Recover(nil)", func() { ginlock.ByHeader("K", idempotency.Recover(nil)) }},
+		{"no service", "pass a name", func() { ginlock.ByHeader("K", idempotency.Service("")) }},
+		{"no time to run", "it must be positive", func() { ginlock.ByHeader("K", idempotency.MaxRun(0)) }},
 		{"empty template", "it is empty", func() { ginlock.ByKey("") }},
 		{"open brace", "braces must be pairs", func() { ginlock.ByKey("a:{param.id") }},
 		{"unknown field", "a field is {header.NAME}", func() { ginlock.ByKey("a:{req.id}") }},
 		{"field without a name", "a field is {header.NAME}", func() { ginlock.ByKey("a:{param}") }},
 		{"principal with a name", "a field is {header.NAME}", func() { ginlock.ByKey("a:{principal.id}") }},
-		{"field with a bad header", "is no header name", func() { ginlock.ByKey("a:{header.a b}") }},
-		{"field with a bad cookie", "is no cookie name", func() { ginlock.ByKey("a:{cookie.a=b}") }},
+		{"field with a bad header", "pass the name of a header", func() { ginlock.ByKey("a:{header.a b}") }},
+		{"field with a bad cookie", "is no name of a cookie", func() { ginlock.ByKey("a:{cookie.a=b}") }},
 		{"field with a bad path", "the path has an empty part", func() { ginlock.ByKey("a:{json.a..b}") }},
 		{"one key for all answers", "would get the first answer", func() { ginlock.ByKey("all") }},
-		{"short window", "the window must be at least", func() { ginlock.RefuseRepeats(0) }},
-		{"RefuseRepeats with others", "has no use for LockOnly, Wait, Retain", func() {
-			ginlock.RefuseRepeats(time.Second, ginlock.LockOnly(), ginlock.Wait(1), ginlock.Retain(time.Hour))
-		}},
-		{"a lock reads no body", "remove MaxRequestBody", func() { ginlock.ByKey("{param.id}", ginlock.LockOnly(), ginlock.MaxRequestBody(1)) }},
-		{"bad route", "it must be a path as it was registered", func() { ginlock.ByHeader("K", ginlock.Route("post /x")) }},
-		{"relative route", "it must be a path as it was registered", func() { ginlock.ByHeader("K", ginlock.Route("x")) }},
-		{"route twice", "is there twice", func() { ginlock.ByHeader("K", ginlock.Route("/x"), ginlock.Route("/x")) }},
-		{"route in a route", "cannot have a Route", func() { ginlock.ByHeader("K", ginlock.Route("/x", ginlock.Route("/y"))) }},
-		{"bad option of a route", "Wait(-1ns)", func() { ginlock.ByHeader("K", ginlock.Route("/x", ginlock.Wait(-1))) }},
-		{"LockOnly records nothing", "remove Retain, MaxBody", func() { ginlock.ByParam("id", ginlock.Retain(time.Hour), ginlock.LockOnly(), ginlock.MaxBody(1)) }},
+		{"short window", "must be at least 10ms", func() { ginlock.RefuseRepeats(0) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			defer func() {
-				if got := fmt.Sprint(recover()); !strings.Contains(got, "ginlock: ") || !strings.Contains(got, tc.want) {
+				if got := fmt.Sprint(recover()); !strings.Contains(got, "idempotency: ") || !strings.Contains(got, tc.want) {
 					t.Errorf("panic %q does not say %q", got, tc.want)
 				}
 			}()
 			tc.wire()
 		})
 	}
-	ginlock.ByHeader("K", nil, ginlock.Wait(0)) // nil options are ignored
+	ginlock.ByHeader("K", nil, idempotency.Wait(0)) // nil options are ignored
 }
 
 // After the retention a key runs anew.
 func TestRule11_Retention(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	s := post(t, counter(&runs), ginlock.Retain(50*time.Millisecond))
+	s := post(t, counter(&runs), idempotency.Retain(50*time.Millisecond))
 	s.order("k", "").want(t, 201, "run 1", false)
 	until(t, func() answer { return s.order("k", "") }, func(a answer) bool { return !a.replayed() }).want(t, 201, "run 2", false)
 }
@@ -125,8 +118,8 @@ func TestMultipartFilesAreRemoved(t *testing.T) {
 		c.String(200, "%d", files())
 	}
 	s := serve(t, func(r *gin.Engine) {
-		r.POST("/locked/:id", ginlock.ByParam("id", ginlock.LockOnly(), ginlock.WithLocker(l)), handle)
-		r.POST("/once/:id", ginlock.ByParam("id", ginlock.WithLocker(l)), handle)
+		r.POST("/locked/:id", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(l)), handle)
+		r.POST("/once/:id", ginlock.ByKey("{param.id}", idempotency.WithLocker(l)), handle)
 	})
 	for _, path := range []string{"/locked/1", "/once/1"} {
 		body := "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n" + strings.Repeat("x", 1<<10) + "\r\n--b--\r\n"

@@ -15,6 +15,7 @@ type writer struct {
 	status  int
 	size    int  // -1 before the first byte
 	decided bool // a handler set the status
+	pusher  http.Pusher
 }
 
 var _ gin.ResponseWriter = (*writer)(nil)
@@ -26,7 +27,7 @@ func newWriter(w http.ResponseWriter, outer gin.ResponseWriter) *writer {
 	if outer.Written() {
 		size = outer.Size()
 	}
-	return &writer{ResponseWriter: w, status: outer.Status(), size: size}
+	return &writer{ResponseWriter: w, status: outer.Status(), size: size, pusher: outer.Pusher()}
 }
 
 // Status implements gin.ResponseWriter.
@@ -52,7 +53,7 @@ func (w *writer) WriteHeaderNow() {
 		return
 	}
 	w.ResponseWriter.WriteHeader(w.status)
-	if w.status >= 100 && w.status < 200 && w.status != http.StatusSwitchingProtocols {
+	if informational(w.status) {
 		w.status = http.StatusOK
 		return
 	}
@@ -107,10 +108,54 @@ func (w *writer) CloseNotify() <-chan bool {
 }
 
 // Pusher implements gin.ResponseWriter.
-func (w *writer) Pusher() http.Pusher {
-	p, _ := w.ResponseWriter.(http.Pusher)
-	return p
-}
+func (w *writer) Pusher() http.Pusher { return w.pusher }
 
 // Unwrap is for [http.ResponseController].
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// sender is the writer of Gin as middlewares of net/http know it: a status is an answer, with a body or
+// without. The header is left to the first byte, because a compression decides there what it is.
+type sender struct {
+	gin.ResponseWriter
+	answered bool
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *sender) WriteHeader(status int) {
+	if informational(status) {
+		w.inform(status)
+		return
+	}
+	w.ResponseWriter.WriteHeader(status)
+	w.answered = true
+}
+
+// inform sends an informational status, after which Gin's writer would take no other one. Behind a
+// writer that cannot be unwrapped it is left out.
+func (w *sender) inform(status int) {
+	var inner http.ResponseWriter = w
+	for {
+		outer, ok := inner.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		inner = outer.Unwrap()
+	}
+	if _, wrapper := inner.(gin.ResponseWriter); !wrapper {
+		inner.WriteHeader(status)
+	}
+}
+
+// finish sends the header of an answer without a body.
+func (w *sender) finish() {
+	if w.answered {
+		w.ResponseWriter.WriteHeaderNow()
+	}
+}
+
+// Unwrap is for [http.ResponseController].
+func (w *sender) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func informational(status int) bool {
+	return status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -124,7 +125,7 @@ func TestRule21_Writer(t *testing.T) {
 			}
 			s := serve(t, func(r *gin.Engine) {
 				r.POST("/without", run(0))
-				r.POST("/with", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), run(1))
+				r.POST("/with", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), run(1))
 			})
 			var answers [2]answer
 			for i, path := range []string{"/without", "/with"} {
@@ -165,13 +166,13 @@ func TestRule15_Hijack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_, _ = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n%s: k\r\nUpgrade: echo\r\nConnection: Upgrade\r\nContent-Type: application/json\r\n\r\n", idempotencyKey)
+	_, _ = fmt.Fprintf(conn, "POST /orders HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 0\r\n%s: k\r\nUpgrade: echo\r\nConnection: Upgrade\r\nContent-Type: application/json\r\n\r\n", idempotencyKey)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || resp.StatusCode != 101 {
 		t.Fatal(resp, err)
 	}
 	g.wait(t)
-	s.order("k", "").wantProblem(t, 409, ginlock.CodeResponseNotKept)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	close(g.open)
 }
 
@@ -182,14 +183,14 @@ func TestRule21_Pusher(t *testing.T) {
 	r := gin.New()
 	push := func(c *gin.Context) { c.String(200, "%v", c.Writer.Pusher() != nil) }
 	r.POST("/without", push)
-	r.POST("/with", ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)), push)
+	r.POST("/with", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), push)
 	ts := httptest.NewUnstartedServer(r)
 	ts.EnableHTTP2 = true
 	ts.StartTLS()
 	defer ts.Close()
 	client := ts.Client()
 	defer client.CloseIdleConnections()
-	s := &server{t, ts.URL}
+	s := &server{t: t, url: ts.URL}
 	var bodies []string
 	for _, path := range []string{"/without", "/with"} {
 		req, err := http.NewRequest("POST", ts.URL+path, http.NoBody)
@@ -214,7 +215,7 @@ func TestRule22_CompressionOutside(t *testing.T) {
 				c.Header("Content-Encoding", "shouting")
 				c.Writer = &shouting{c.Writer}
 			}
-		}, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l)))
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
 		r.POST("/orders", func(c *gin.Context) { c.String(201, "made") })
 	})
 	for i, shout := range []string{"1", "", "1"} {
@@ -244,7 +245,7 @@ func TestRule22_DecidedAtTheFirstByte(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
-		r.Use(func(c *gin.Context) { c.Writer = &deciding{c.Writer} }, ginlock.ByHeader(idempotencyKey, ginlock.WithLocker(l), ginlock.MaxBody(3)))
+		r.Use(func(c *gin.Context) { c.Writer = &deciding{c.Writer} }, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.MaxBody(3)))
 		r.POST("/orders", func(c *gin.Context) { c.String(201, "made") })
 	})
 	a := s.order("k", "")

@@ -43,7 +43,9 @@ func (t *transaction) whileWanted(statement context.Context, giveUp func()) func
 	for _, k := range t.locks {
 		ends = append(ends, k.Context())
 	}
-	ends = append(ends, statement)
+	if statement.Done() != t.ctx.Done() {
+		ends = append(ends, statement)
+	}
 	stops := make([]func() bool, len(ends))
 	for i, end := range ends {
 		stops[i] = context.AfterFunc(end, giveUp)

@@ -72,40 +72,43 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 	})
 }
 
-// outermost runs fn in a transaction of its own.
+// outermost runs fn in a transaction of its own. It does what GORM's Transaction does, without the
+// three copies of the statement that GORM makes for it.
 func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(tx *gorm.DB) error) error {
-	ctx := db.Statement.Context
 	wrapped, err := p.wrap(db, db.Statement.ConnPool)
 	if err != nil {
 		return guardError(d.keys, err)
 	}
-	// A key that is sealed, or not acquired, is not worth what GORM makes for a transaction.
-	if inner := poolOf(wrapped); inner != nil && d.group <= 1 && db.DefaultTransactionTimeout == 0 {
-		t := &transaction{pool: inner, ctx: ctx}
-		err = t.guard(ctx, d)
-		defer func() { _ = t.Rollback() }() // ends it where GORM has not
-		wrapped = t.open(wrapped)
-	} else if !d.reopen {
-		err = p.remembered(ctx, d.keys)
-	}
+	ctx, cancel := limited(db)
+	defer cancel()
+	t, err := poolOf(wrapped).start(ctx, opts, d)
 	if err != nil {
 		return err
 	}
-	session := db.WithContext(context.WithValue(ctx, demandKey{}, d))
-	session.Statement.ConnPool = wrapped
-	var inGroup *turn
-	err = session.Transaction(func(tx *gorm.DB) error {
-		t, _ := transactionOf(tx.Statement.ConnPool)
-		tx = tx.WithContext(t.carry(ctx)) // not what session begins with
-		if inGroup = t.turn; inGroup != nil {
-			tx.Statement.ConnPool = newTurnConn(inGroup, tx.Statement.ConnPool)
-		}
-		return fn(tx)
-	}, opts)
-	if err != nil && inGroup != nil && inGroup.lost != nil {
-		err = errors.Join(err, inGroup.lost)
+	defer func() { _ = t.Rollback() }() // if fn panics
+	tx := db.WithContext(t.carry(db.Statement.Context))
+	tx.Statement.ConnPool = t.in(wrapped)
+	if t.turn != nil {
+		tx.Statement.ConnPool = newTurnConn(t.turn, tx.Statement.ConnPool)
+	}
+	if err = fn(tx); err != nil {
+		_ = t.Rollback()
+	} else if err = t.Commit(); err != nil {
+		err = db.Session(&gorm.Session{}).AddError(err) // translates it, if GORM is set to
+	}
+	if err != nil && t.turn != nil && t.turn.lost != nil {
+		err = errors.Join(err, t.turn.lost)
 	}
 	return err
+}
+
+// limited returns the context of a new transaction, which ends after DefaultTransactionTimeout.
+func limited(db *gorm.DB) (context.Context, context.CancelFunc) {
+	ctx := db.Statement.Context
+	if _, ok := ctx.Deadline(); ok || db.DefaultTransactionTimeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, db.DefaultTransactionTimeout)
 }
 
 // nested runs fn behind a savepoint in t, the transaction that db is in; t is nil if it is not ours.

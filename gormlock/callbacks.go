@@ -207,7 +207,8 @@ func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 // enter puts a statement under what its guards ask for.
 func (p *plugin) enter(db *gorm.DB, op operation) error {
 	s := db.Statement
-	guarded := len(guardsOf(s)) > 0 || len(demandOf(s.Context).keys) > 0
+	guards, inContext := guardsOf(s), demandOf(s.Context)
+	guarded := len(guards) > 0 || len(inContext.keys) > 0
 	if guarded {
 		defer notSQLTime(db, time.Now())
 		abandonSingle(db)
@@ -229,7 +230,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 			return err
 		}
 	}
-	d, err := p.resolve(s, open)
+	d, err := p.resolve(s, inContext, guards, open)
 	_, evaluating := db.Get(evaluateKey)
 	switch {
 	case err != nil:
@@ -245,7 +246,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 		}
 		s.Context = t.withLocks(s.Context)
 		return nil
-	case op.reads && len(guardsOf(s)) == 0 && s.SQL.Len() == 0: // raw SQL may write
+	case op.reads && len(guards) == 0 && s.SQL.Len() == 0: // raw SQL may write
 		return nil
 	case op.reads:
 		return guardError(d.keys, fmt.Errorf("%w: the lock would end before what this reads is used; "+

@@ -18,7 +18,7 @@ var errEndsItself = errors.New("the rest of the transaction would not be guarded
 // staysOpen returns an error for a statement that would end a guarded transaction in its
 // middle, as many do on MySQL and MariaDB. A guarded single statement may be one: nothing follows it.
 func (t *transaction) staysOpen(s *gorm.Statement) error {
-	if t.turn != nil || s.SQL.Len() == 0 {
+	if s.SQL.Len() == 0 || t.turn != nil || !t.guarded() {
 		return nil
 	}
 	why := errEndsTransaction
@@ -28,7 +28,7 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 	case t.pool.dialect.name != "mysql" || !endsTransaction(query):
 		return nil
 	}
-	if _, single := s.Settings.Load(singleKey{s}); single || !t.guarded() {
+	if _, single := s.Settings.Load(singleKey{s}); single {
 		return nil
 	}
 	word, _ := firstWord(s.SQL.String())

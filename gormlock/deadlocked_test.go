@@ -77,7 +77,8 @@ func TestEnded_WhileRowsAreRead(t *testing.T) {
 					}
 					return nil
 				}
-				_, once := gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (int, error) { return 0, fn(tx) })
+				_, once := gormlock.Once(t.Context(), db, "k", func(tx *gorm.DB) (int, error) { return 0, fn(tx) },
+					gormlock.WithRetry(1))
 				errs := map[string]error{
 					"block":       db.Scopes(gormlock.Guard("k")).Transaction(fn),
 					"Transaction": gormlock.Transaction(db, "k", fn),

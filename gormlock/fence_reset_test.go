@@ -2,6 +2,7 @@ package gormlock_test
 
 import (
 	"context"
+	"database/sql"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ func TestResetFence_HolderActive(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
+		busySoon(t, db)
 		put(t, db, 42, 10)
 		ok(t, "the old source", takeFenced(holder(t, db, 1000)))
 		old := holder(t, db, 2000).Scopes(gormlock.Guard("k", gormlock.Fenced())).Begin()
@@ -81,4 +83,26 @@ func TestResetFence_Refusals(t *testing.T) {
 		want(t, "a held key", gormlock.ResetFence(ctx, db, "k"), core.ErrTaken)
 		ok(t, "Release", k.Release(t.Context()))
 	})
+}
+
+// busySoon makes SQLite give up a wait for another transaction after 200 ms instead of 5 s.
+func busySoon(t *testing.T, db *gorm.DB) {
+	t.Helper()
+	if db.Name() != "sqlite" {
+		return
+	}
+	conns := pool(t, db)
+	conns.SetMaxIdleConns(4)
+	conns.SetMaxOpenConns(4)
+	var all []*sql.Conn
+	for range 4 { // all that there will be
+		conn, err := conns.Conn(t.Context())
+		ok(t, "Conn", err)
+		all = append(all, conn)
+		_, err = conn.ExecContext(t.Context(), "PRAGMA busy_timeout = 200")
+		ok(t, "PRAGMA", err)
+	}
+	for _, conn := range all {
+		ok(t, "Close", conn.Close())
+	}
 }

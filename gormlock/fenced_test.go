@@ -204,6 +204,7 @@ func TestFenced_Refusals(t *testing.T) {
 	t.Parallel()
 	fenced := gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(200*time.Millisecond))
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		busySoon(t, db)
 		put(t, db, 42, 10)
 		err := take(db.Scopes(fenced), 42)
 		if err == nil || !strings.Contains(err.Error(), "gormlock.Migrate") {

@@ -149,10 +149,10 @@ func guardsOf(s *gorm.Statement) []guard {
 	return gs
 }
 
-// resolve gathers what a statement asks for; open says that it is in a transaction.
-func (p *plugin) resolve(s *gorm.Statement, open bool) (demand, error) {
-	d := demandOf(s.Context)
-	for _, g := range guardsOf(s) {
+// resolve adds what a statement's guards ask for to what its context does; open says that it is in a
+// transaction.
+func (p *plugin) resolve(s *gorm.Statement, d demand, guards []guard, open bool) (demand, error) {
+	for _, g := range guards {
 		all, err := g.keys.of(s, open)
 		if err = cmp.Or(g.err, err); err != nil {
 			return d, guardError([]string{g.keys.text}, err)

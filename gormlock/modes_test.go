@@ -76,9 +76,11 @@ func openMode(t *testing.T, db *gorm.DB, change func(*gomysql.Config, *pgx.ConnC
 func TestOtherModes(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, plain *gorm.DB) {
+		var suites sync.WaitGroup // most of their time they wait
+		defer suites.Wait()
 		for name, change := range otherModes[plain.Name()] {
+			db := openMode(t, plain, change)
 			t.Run(name, func(t *testing.T) {
-				db := openMode(t, plain, change)
 				ok(t, "Migrate", gormlock.Migrate(db))
 				ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 				ok(t, "Exec", db.Exec("DELETE FROM onelane_fences").Error)
@@ -120,10 +122,13 @@ func TestOtherModes(t *testing.T) {
 				ok(t, "Grouped with a fence", gormlock.Transaction(holder(t, db, 10, gormlock.Fenced()), "k", func(tx *gorm.DB) error {
 					return take(tx.Scopes(gormlock.Guard("k")), 42)
 				}, gormlock.Grouped(4)))
-
-				b, err := gormlock.Table(db).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
-				ok(t, "Open", err)
-				testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+			})
+			b, err := gormlock.Table(db).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
+			ok(t, "Open", err)
+			suites.Go(func() {
+				t.Run(name+", Table", func(t *testing.T) {
+					testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+				})
 			})
 		}
 	})

@@ -93,8 +93,8 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 
 // ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock: the key of the
 // request's claim and a name, which tells several effects of one request apart. Without a claim in
-// ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context does
-// not carry the claim.
+// ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context
+// does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
 	k, ok := claim.FromContext(ctx)
 	if !ok {

@@ -4,14 +4,20 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"fmt"
 	"math"
+	"runtime"
+	"sync"
 	"testing"
+	"time"
 
 	"gorm.io/driver/mysql"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // nothing is a database that does nothing: what is left is what the Go side of a write costs.
@@ -36,7 +42,10 @@ func openNothing(t testing.TB, with bool) *gorm.DB {
 	db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns, SkipInitializeWithVersion: true}), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
 	if with {
-		ok(t, "Use", db.Use(gormlock.New(nil)))
+		l, err := core.New(testutil.Memory())
+		ok(t, "core.New", err)
+		t.Cleanup(func() { _ = l.Close() })
+		ok(t, "Use", db.Use(gormlock.New(l)))
 	}
 	return db
 }
@@ -45,13 +54,15 @@ func openNothing(t testing.TB, with bool) *gorm.DB {
 var unguarded = map[string]func(db *gorm.DB) error{
 	"update": updateNothing,
 	"transaction of two": func(db *gorm.DB) error {
-		return db.Transaction(func(tx *gorm.DB) error {
-			if err := updateNothing(tx); err != nil {
-				return err
-			}
-			return updateNothing(tx)
-		})
+		return db.Transaction(twoUpdates)
 	},
+}
+
+func twoUpdates(tx *gorm.DB) error {
+	if err := updateNothing(tx); err != nil {
+		return err
+	}
+	return updateNothing(tx)
 }
 
 func updateNothing(db *gorm.DB) error {
@@ -87,6 +98,37 @@ func BenchmarkUnguarded(b *testing.B) {
 				for b.Loop() {
 					ok(b, name, write(db))
 				}
+			})
+		}
+	}
+}
+
+// BenchmarkGuarded is what a guarded transaction of two writes costs where neither the database nor
+// Redis does anything, beside the same transaction in a mutex.
+func BenchmarkGuarded(b *testing.B) {
+	var mu sync.Mutex
+	two := unguarded["transaction of two"]
+	wait := gormlock.WithWait(time.Minute)
+	for _, buyers := range []int{1, 256} {
+		for name, sell := range map[string]func(db *gorm.DB) error{
+			"mutex": func(db *gorm.DB) error {
+				mu.Lock()
+				defer mu.Unlock()
+				return two(db)
+			},
+			"Guard":       func(db *gorm.DB) error { return two(db.Scopes(gormlock.Guard("stock:42", wait))) },
+			"Transaction": func(db *gorm.DB) error { return gormlock.Transaction(db, "stock:42", twoUpdates, wait) },
+		} {
+			b.Run(fmt.Sprintf("%s/buyers=%d", name, buyers), func(b *testing.B) {
+				db := openNothing(b, name != "mutex")
+				b.SetParallelism(max(1, buyers/runtime.GOMAXPROCS(0)))
+				b.ReportAllocs()
+				b.ResetTimer()
+				b.RunParallel(func(pb *testing.PB) {
+					for pb.Next() {
+						ok(b, name, sell(db))
+					}
+				})
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -25,41 +26,38 @@ type pool struct {
 // BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves BEGIN
 // to the first statement.
 func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	t := &transaction{pool: p, ctx: ctx, opts: opts}
-	d := demandOf(ctx)
 	err := ctx.Err()
-	switch {
-	case err != nil:
-	case d.group > 1 && !p.plugin.carries(ctx, d.keys):
-		t, err = p.join(ctx, p.plugin.complete(d))
-	case len(d.keys) > 0:
-		err = t.guard(ctx, p.plugin.complete(d))
+	if err == nil {
+		var t *transaction
+		if t, err = p.start(ctx, opts, p.plugin.complete(demandOf(ctx))); err == nil {
+			return t, nil
+		}
 	}
-	if err != nil {
-		// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
-		return (*transaction)(nil), err
+	// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
+	return (*transaction)(nil), err
+}
+
+// start returns a transaction that holds the locks of d, or the caller's part of a group.
+func (p *pool) start(ctx context.Context, opts *sql.TxOptions, d demand) (*transaction, error) {
+	if d.group > 1 && !p.plugin.carries(ctx, d.keys) {
+		if err := cmp.Or(p.plugin.remembered(ctx, d.keys), ctx.Err()); err != nil {
+			return nil, err
+		}
+		return p.join(ctx, d)
 	}
-	return t, nil
+	t := &transaction{pool: p, ctx: ctx, opts: opts}
+	if len(d.keys) == 0 {
+		return t, nil
+	}
+	return t, t.guard(ctx, d)
 }
 
-// opened is a pool whose next transaction is t.
-type opened struct {
-	*pool
-	t *transaction
-}
-
-// BeginTx implements gorm.ConnPoolBeginner.
-func (o opened) BeginTx(_ context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	o.t.opts = opts
-	return o.t, nil
-}
-
-// open returns the pool that wrap returned as one that begins t, which holds its locks already.
-func (t *transaction) open(wrapped gorm.ConnPool) gorm.ConnPool {
+// in returns t as the connection pool of a statement whose pool was wrapped.
+func (t *transaction) in(wrapped gorm.ConnPool) gorm.ConnPool {
 	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
-		return &gorm.PreparedStmtDB{ConnPool: opened{t.pool, t}, Mux: prepared.Mux, Stmts: prepared.Stmts}
+		return &gorm.PreparedStmtTX{PreparedStmtDB: prepared, Tx: t}
 	}
-	return opened{t.pool, t}
+	return t
 }
 
 // GetDBConn is what gorm's DB() calls.

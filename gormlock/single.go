@@ -30,10 +30,7 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	if err != nil {
 		return guardError(d.keys, err)
 	}
-	ctx, cancel := s.Context, context.CancelFunc(func() {})
-	if _, ok := ctx.Deadline(); !ok && db.DefaultTransactionTimeout > 0 {
-		ctx, cancel = context.WithTimeout(ctx, db.DefaultTransactionTimeout)
-	}
+	ctx, cancel := limited(db)
 	t := &transaction{pool: poolOf(wrapped), ctx: ctx}
 	if err := t.guard(ctx, d); err != nil {
 		cancel()
@@ -48,10 +45,7 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	if len(single.guards) > 0 {    // associations inherit it, and must not fill the template anew
 		s.Settings.Store(guardsKey, d.literal())
 	}
-	s.ConnPool = t
-	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
-		s.ConnPool = &gorm.PreparedStmtTX{PreparedStmtDB: prepared, Tx: t}
-	}
+	s.ConnPool = t.in(wrapped)
 	return nil
 }
 

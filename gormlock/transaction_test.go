@@ -325,3 +325,19 @@ func TestErrGuardTooLate_OppositeOrders(t *testing.T) {
 		wantIdle(t, db, l, "a", "b")
 	})
 }
+
+// The error of COMMIT is translated as GORM's own Transaction does.
+func TestTransaction_TranslatesCommitErrors(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		if db.Name() != "postgres" { // which checks a unique key at COMMIT
+			return
+		}
+		ok(t, "CREATE", db.Exec("CREATE TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)").Error)
+		err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			return tx.Exec("INSERT INTO late VALUES (1), (1)").Error
+		})
+		want(t, "COMMIT", err, gorm.ErrDuplicatedKey)
+		wantIdle(t, db, l, "k")
+	}, config(func(c *gorm.Config) { c.TranslateError = true }))
+}

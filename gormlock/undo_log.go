@@ -64,9 +64,12 @@ func (l *undoLog) committed() (all []func(ctx context.Context)) {
 // ROLLBACK TO is sent: GORM hides their errors on SQLite and PostgreSQL and goes on, so what a block
 // wrote would stay. Neither needs a lock; refused is why the statement itself is not sent.
 func (t *transaction) savepoint(db *gorm.DB, refused error) {
+	if t == nil {
+		return
+	}
 	query := db.Statement.SQL.String()
 	name, rollback := savepointIn(query)
-	if t == nil || name == "" {
+	if name == "" {
 		return
 	}
 	if rollback && db.Statement.Context.Err() != nil {
@@ -109,8 +112,11 @@ func noteSavepoint(db *gorm.DB, err error) {
 // whole transaction has none.
 func savepointIn(query string) (name string, rollback bool) {
 	word, rest := firstWord(query)
-	words := strings.Fields(strings.ToLower(strings.TrimRight(rest, "; \t\r\n")))
 	rollback = word == "ROLLBACK"
+	if word != "SAVEPOINT" && !rollback {
+		return "", false
+	}
+	words := strings.Fields(strings.ToLower(strings.TrimRight(rest, "; \t\r\n")))
 	if word == "SAVEPOINT" && len(words) > 0 || rollback && slices.Contains(words, "to") {
 		name = words[len(words)-1]
 	}

@@ -18,7 +18,7 @@ const savingKey = "gormlock:saving associations"
 // to theirs.
 func savingAssociations(db *gorm.DB, fn func(*gorm.DB)) {
 	s := db.Statement
-	if !reachesVersion(db) {
+	if s.Schema == nil || !related(s.Schema) || !reachesVersion(db) {
 		fn(db)
 		return
 	}

@@ -35,13 +35,14 @@ type savepointKey struct{ *gorm.Statement }
 // stale, in a transaction that goes on.
 func allOrNothing(db *gorm.DB) {
 	s := db.Statement
-	if db.Error != nil || db.DryRun || !reachesVersion(db) || !writesSeveral(s) {
+	_, open := transactionOf(s.ConnPool)
+	if !open || db.Error != nil || db.DryRun || !reachesVersion(db) || !writesSeveral(s) {
 		return
 	}
 	_, saving := s.Settings.Load(savingKey) // in the savepoint of the parent
 	_, started := db.InstanceGet("gorm:started_transaction")
 	_, guarded := s.Settings.Load(singleKey{s})
-	if _, open := transactionOf(s.ConnPool); !open || saving || started || guarded {
+	if saving || started || guarded {
 		return
 	}
 	name := fmt.Sprintf("gormlock_%p", s)
@@ -52,9 +53,6 @@ func allOrNothing(db *gorm.DB) {
 
 // endAllOrNothing ends the savepoint. After errors of the database there may be none.
 func endAllOrNothing(db *gorm.DB) {
-	if !reachesVersion(db) {
-		return
-	}
 	name, ok := db.Statement.Settings.LoadAndDelete(savepointKey{db.Statement})
 	if !ok {
 		return
@@ -126,6 +124,11 @@ func reachesVersion(db *gorm.DB) bool {
 	}
 	p.versioned.Store(s, found)
 	return found
+}
+
+// related reports whether a model has associations.
+func related(s *schema.Schema) bool {
+	return len(s.Relationships.Relations)+len(s.Relationships.EmbeddedRelations) > 0
 }
 
 func relations(s *schema.Schema) []*schema.Relationship {

@@ -1,10 +1,12 @@
 package grpclock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
@@ -15,10 +17,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 )
 
-// In a record the status is the gRPC code, and the body a google.protobuf.Any with the message, or a google.rpc.Status.
-// The names of metadata begin with where it was sent.
+// The status of a record is the gRPC code. The body is a google.protobuf.Any with the message, or a
+// google.rpc.Status. The names of metadata begin with one of these.
 const (
 	inHeader  = "header:"
 	inTrailer = "trailer:"
@@ -29,33 +32,27 @@ const replayedTrailer = "idempotency-replayed"
 
 var errTooLarge = errors.New("it is larger than MaxBody")
 
-// record is an answer as it is kept. With an error it is a tombstone.
-func (c *call) record(resp any, err error, sent *sent) (*idempotency.Record, error) {
+// record returns the record of an answer, or a tombstone.
+func (c *call) record(resp any, err error, sent *stream) *claim.Record {
 	body, problem := c.body(resp, err)
-	if problem != nil {
-		return idempotency.Tombstone(), problem
-	}
-	r := &idempotency.Record{Status: int(statusOf(err).Code()), Body: body, Header: make(map[string][]string)}
+	r := &claim.Record{Status: int(statusOf(err).Code()), Body: body, Header: sent.recorded()}
 	size := len(body)
-	header, trailer := sent.since()
-	for prefix, md := range map[string]metadata.MD{inHeader: header, inTrailer: trailer} {
-		for name, values := range md {
-			if unrecorded(name) || len(values) == 0 {
-				continue
-			}
-			r.Header[prefix+name] = values
-			for _, v := range values {
-				size += len(name) + len(v)
-			}
+	for name, values := range r.Header {
+		for _, v := range values {
+			size += len(name) + len(v)
 		}
 	}
-	if size > c.maxBody {
-		return idempotency.Tombstone(), errTooLarge
+	if problem == nil && size > c.MaxBody {
+		problem = errTooLarge
 	}
-	return r, nil
+	if problem != nil {
+		c.log(slog.LevelError, "the answer cannot be recorded; a retry is refused", problem)
+		return claim.Tombstone()
+	}
+	return r
 }
 
-// body is an answer without its metadata.
+// body returns the bytes of a message or of an error.
 func (c *call) body(resp any, err error) ([]byte, error) {
 	if err != nil {
 		return proto.Marshal(statusOf(err).Proto())
@@ -69,7 +66,7 @@ func (c *call) body(resp any, err error) ([]byte, error) {
 	if c.desc != nil && c.desc.Output().FullName() != name {
 		return nil, fmt.Errorf("it is a %q, and the method answers with %q", name, c.desc.Output().FullName())
 	}
-	if proto.Size(msg) > c.maxBody {
+	if proto.Size(msg) > c.MaxBody {
 		return nil, errTooLarge
 	}
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
@@ -80,43 +77,40 @@ func (c *call) body(resp any, err error) ([]byte, error) {
 	return proto.Marshal(&anypb.Any{TypeUrl: "type.googleapis.com/" + string(name), Value: b})
 }
 
-// replay answers with what was recorded.
-func (c *call) replay(r *idempotency.Record) (any, error) {
+// replay answers with a record.
+func (c *call) replay(r *claim.Record) (any, error) {
 	if r.NotKept {
-		return nil, c.refuse(refuseNotKept)
+		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeResponseNotKept))
 	}
 	resp, answer, err := c.recorded(r)
 	if err != nil {
-		c.note(slog.LevelError, "grpclock: a record is none of this method; the call is refused", err)
-		return nil, c.refuse(refuseNotKept)
+		c.log(slog.LevelError, "a record is none of this method; the call is refused", err)
+		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeResponseNotKept))
 	}
 	header, trailer := metadata.MD{}, metadata.Pairs(replayedTrailer, "true")
 	for key, values := range r.Header {
-		if name, ok := strings.CutPrefix(key, inHeader); ok && !unrecorded(name) {
+		// A name may have been recorded under other options.
+		if name, ok := strings.CutPrefix(key, inHeader); ok && c.metadata[name] {
 			header[name] = values
-		} else if name, ok := strings.CutPrefix(key, inTrailer); ok && !unrecorded(name) {
+		} else if name, ok := strings.CutPrefix(key, inTrailer); ok && c.metadata[name] {
 			trailer[name] = values
 		}
 	}
-	// They fail when an interceptor outside has sent its headers already: the answer counts more.
+	// They fail if an interceptor outside has sent its headers already. The answer counts more.
 	_ = grpc.SetHeader(c.ctx, header)
 	_ = grpc.SetTrailer(c.ctx, trailer)
 	return resp, answer
 }
 
-// recorded is the answer in a record: a message or a status. err says why it has none.
-func (c *call) recorded(r *idempotency.Record) (resp any, answer, err error) {
-	code := codes.Code(r.Status)
-	if r.Status < 0 || code > codes.Unauthenticated {
-		return nil, nil, fmt.Errorf("its status is %d, no code of gRPC", r.Status)
-	}
-	if code != codes.OK {
+// recorded returns the message or the status in a record. If err is set, the record has neither.
+func (c *call) recorded(r *claim.Record) (resp any, answer, err error) {
+	if r.Status != int(codes.OK) {
 		var st spb.Status
 		if err := proto.Unmarshal(r.Body, &st); err != nil {
 			return nil, nil, err
 		}
-		if codes.Code(st.Code) != code {
-			return nil, nil, fmt.Errorf("it has the codes %v and %v", code, codes.Code(st.Code))
+		if int(st.Code) != r.Status {
+			return nil, nil, fmt.Errorf("it has the codes %d and %d", r.Status, st.Code)
 		}
 		return nil, status.FromProto(&st).Err(), nil
 	}
@@ -129,19 +123,83 @@ func (c *call) recorded(r *idempotency.Record) (resp any, answer, err error) {
 		return nil, nil, err
 	}
 	msg := t.New().Interface()
-	if err := proto.Unmarshal(body.Value, msg); err != nil {
-		return nil, nil, err
-	}
-	return msg, nil, nil
+	return msg, nil, proto.Unmarshal(body.Value, msg)
 }
 
-// unrecorded says that metadata of this name is never recorded: what the transport sets itself, and credentials.
-func unrecorded(name string) bool {
+// neverRecorded reports whether metadata of this name is a credential, or the transport's.
+func neverRecorded(name string) bool {
 	switch name {
 	case "content-type", "user-agent", "te", "connection", "keep-alive", "transfer-encoding", "upgrade", "trailer",
-		"content-length", "date", "authorization", "set-cookie", "set-cookie2", "www-authenticate",
-		"authentication-info", replayedTrailer, "":
+		"content-length", "date", "authorization", "set-cookie", "www-authenticate", replayedTrailer:
 		return true
 	}
-	return name[0] == ':' || strings.HasPrefix(name, "grpc-") || strings.HasPrefix(name, "proxy-")
+	return strings.HasPrefix(name, "grpc-") || strings.HasPrefix(name, "proxy-")
+}
+
+// stream remembers the metadata that a handler sets. To ask gRPC's stream for it would be a data race
+// with goroutines that the handler left behind.
+type stream struct {
+	grpc.ServerTransportStream
+	outer context.Context
+	names map[string]bool
+
+	mu  sync.Mutex
+	set map[string][]string
+}
+
+// remember returns the handler's context. The stream is nil if no metadata is recorded.
+func (c *call) remember(ctx context.Context) (context.Context, *stream) {
+	inner := grpc.ServerTransportStreamFromContext(ctx)
+	if inner == nil || len(c.metadata) == 0 {
+		return ctx, nil
+	}
+	s := &stream{ServerTransportStream: inner, outer: c.ctx, names: c.metadata, set: make(map[string][]string)}
+	return grpc.NewContextWithServerTransportStream(ctx, s), s
+}
+
+// Context is for an interceptor inside that looks for the client's deadline.
+func (s *stream) Context() context.Context {
+	if inner, ok := s.ServerTransportStream.(interface{ Context() context.Context }); ok {
+		return inner.Context()
+	}
+	return s.outer
+}
+
+func (s *stream) SetHeader(md metadata.MD) error {
+	return s.keep(inHeader, md, s.ServerTransportStream.SetHeader(md))
+}
+
+func (s *stream) SendHeader(md metadata.MD) error {
+	return s.keep(inHeader, md, s.ServerTransportStream.SendHeader(md))
+}
+
+func (s *stream) SetTrailer(md metadata.MD) error {
+	return s.keep(inTrailer, md, s.ServerTransportStream.SetTrailer(md))
+}
+
+func (s *stream) keep(prefix string, md metadata.MD, err error) error {
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, values := range md {
+		if s.names[strings.ToLower(name)] {
+			key := prefix + strings.ToLower(name)
+			s.set[key] = append(s.set[key], values...)
+		}
+	}
+	return nil
+}
+
+// recorded returns what was set so far. What is set later is not recorded.
+func (s *stream) recorded() map[string][]string {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	set := s.set
+	s.set = make(map[string][]string)
+	return set
 }

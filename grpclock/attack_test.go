@@ -25,6 +25,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -33,15 +34,15 @@ func TestForgedRecords(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
-	fingerprint := idempotency.Fingerprint{
-		Payload:     idempotency.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.FingerprintOf((&request{}).ProtoReflect())),
-		Credentials: idempotency.Credentials(nil, nil, nil),
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), grpclock.Metadata("ok"))))
+	fingerprint := claim.Fingerprint{
+		Payload:     claim.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.Canonical((&request{}).ProtoReflect())),
+		Credentials: claim.Credentials(nil, nil, nil),
 	}
-	forge := func(key string, r *idempotency.Record) {
+	forge := func(key string, r *claim.Record) {
 		t.Helper()
-		full := core.Join("", "grpc", "/onelane.test.v1.Orders/Create", "metadata idempotency-key", key)
-		out, err := idempotency.New(l, idempotency.WithTransport("grpc")).Begin(context.Background(), full, fingerprint)
+		full := core.Join("", "", "grpc", "/onelane.test.v1.Orders/Create", "metadata idempotency-key", key)
+		out, err := claim.New(l, "grpc", claim.DefaultSettings()).Begin(context.Background(), claim.Request{Key: full, Fingerprint: fingerprint})
 		if err != nil || out.Claim == nil {
 			t.Fatalf("%+v, %v", out, err)
 		}
@@ -60,7 +61,7 @@ func TestForgedRecords(t *testing.T) {
 		}
 		return b
 	}
-	for name, r := range map[string]*idempotency.Record{
+	for name, r := range map[string]*claim.Record{
 		"another method's type": {Body: body(&testpb.Receipt{Id: "x", Run: 9})},
 		"no type":               {Body: nil},
 		"unheard of":            {Body: func() []byte { b, _ := proto.Marshal(&anypb.Any{TypeUrl: "x/no.such"}); return b }()},
@@ -70,22 +71,20 @@ func TestForgedRecords(t *testing.T) {
 			return b
 		}()},
 		"of HTTP":             {Status: 201, Body: []byte("{}")},
-		"17":                  {Status: 17, Body: []byte{8, 17}},
-		"201":                 {Status: 201, Body: []byte{8, 0xc9, 1}},
 		"status without body": {Status: 5, Body: nil},
 		"two codes":           {Status: 5, Body: []byte{8, 6}},
 		"OK in an error":      {Status: 5, Body: []byte{8, 0}},
 		"garbage error":       {Status: 5, Body: []byte("garbage")},
-		"a tombstone":         idempotency.Tombstone(),
+		"a tombstone":         claim.Tombstone(),
 	} {
 		forge(name, r)
 		a := s.create(name, &request{})
-		if a.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept); runs.Load() != 0 {
+		if a.wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept); runs.Load() != 0 {
 			t.Fatalf("%s ran", name)
 		}
 	}
 	// What is well formed is taken, but for metadata that is not ours to send.
-	forge("good", &idempotency.Record{Body: body(&order{Run: 7}), Header: map[string][]string{
+	forge("good", &claim.Record{Body: body(&order{Run: 7}), Header: map[string][]string{
 		"header:set-cookie": {"x"}, "header:grpc-status": {"5"}, "trailer:grpc-status-details-bin": {"x"}, "header::path": {"x"},
 		"x-plain": {"x"}, "header:": {"x"}, "trailer:idempotency-replayed": {"false"}, "header:ok": {"y"},
 	}})
@@ -99,15 +98,15 @@ func TestForgedRecords(t *testing.T) {
 }
 
 // What is never replayed does not stand in Redis either.
-func TestCredentialsAreNotStored(t *testing.T) {
+func TestMetadata_CredentialsNotStored(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
-		_ = grpc.SetTrailer(ctx, metadata.Pairs("authorization", "secret", "plain", "kept"))
+		_ = grpc.SetTrailer(ctx, metadata.Pairs("authorization", "secret", "plain", "kept", "other", "dropped"))
 		return &order{}, grpc.SetHeader(ctx, metadata.Pairs("set-cookie", "secret"))
-	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(lockerOn(t, n)))))
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(lockerOn(t, n)), grpclock.Metadata("Plain"))))
 	s.create("k", &request{}, "authorization", "secret").want(t, 0, false)
-	if _, value := claimOf(t, n); strings.Contains(value, "secret") || !strings.Contains(value, "kept") {
+	if _, value := claimOf(t, n); strings.Contains(value, "secret") || strings.Contains(value, "dropped") || !strings.Contains(value, "kept") {
 		t.Errorf("the record is %q", value)
 	}
 }
@@ -117,27 +116,25 @@ func TestUnreadableRecords(t *testing.T) {
 	var runs atomic.Int64
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
 	s.create("k", &request{}).want(t, 1, false)
 	key, value := claimOf(t, n)
 	for _, forged := range []string{value[:len(value)-3], "\x00", "\x007:", "\x007:nonsense", "\x007:\x08\x63", value + "\xff"} {
 		if err := n.Client().Set(context.Background(), key, forged, time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
-		s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+		s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept)
 	}
-	again := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.Records(idempotency.RunUnreadable()))))
-	again.create("k", &request{}).want(t, 2, false)
 }
 
 // A claim that was lost, and taken over, cannot complete; its own client still gets its answer.
-func TestRule19_LostClaim(t *testing.T) {
+func TestByMetadata_ClaimTakenOver(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	first, second, n := newGate(t), newGate(t), testutil.Redis(t)
 	l, other := lockerOn(t, n, core.WithTTL(30*time.Second)), lockerOn(t, n)
 	byKey := func(l *core.Locker) grpc.ServerOption {
-		return grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l)))
+		return grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l)))
 	}
 	s, s2 := serve(t, &orders{handle: first.behind(counter(&runs))}, byKey(l)), serve(t, &orders{handle: second.behind(counter(&runs))}, byKey(other))
 	one := later(func() answer { return s.create("k", &request{}) })
@@ -150,14 +147,14 @@ func TestRule19_LostClaim(t *testing.T) {
 	second.wait(t)
 	close(first.open)
 	(<-one).want(t, 1, false)
-	s2.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonInFlight)
+	s2.create("k", &request{}).wantRefusal(t, codes.Aborted, reasonInFlight)
 	close(second.open)
 	(<-two).want(t, 2, false)
 	s.create("k", &request{}).want(t, 2, true)
 }
 
 // A handler that gives up since its claim is lost is not a cancelled client; one that fails otherwise says why.
-func TestRule26_ClaimLost(t *testing.T) {
+func TestByMetadata_ClaimLost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(time.Second))
@@ -169,28 +166,28 @@ func TestRule26_ClaimLost(t *testing.T) {
 			return nil, status.Error(codes.DataLoss, "half of it is done")
 		}
 		return nil, ctx.Err()
-	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
-	s.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonLockLost)
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
+	s.create("k", &request{}).wantRefusal(t, codes.Aborted, reasonLockLost)
 	s.create("k", &request{Quantity: 1}).wantCode(t, codes.DataLoss, false)
 }
 
 // An answer that is not of the method's type, which somebody inside has put there, is no answer to replay.
-func TestRule28_AnotherMessage(t *testing.T) {
+func TestRecord_AnotherMessage(t *testing.T) {
 	t.Parallel()
 	other := func(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
 		return &testpb.Receipt{Id: "x"}, nil
 	}
-	s := serve(t, &orders{}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t))), other))
+	s := serve(t, &orders{}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t))), other))
 	if a := s.create("k", &request{}); a.err != nil || a.order.Id != "x" {
 		t.Errorf("%v, %v", a.order, a.err)
 	}
-	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept)
 }
 
 // A service that is made at run time has types that nobody else knows: its answers are replayed as what its handler made.
-func TestRule28_TypesOfNoRegistry(t *testing.T) {
+func TestReplay_TypesOfNoRegistry(t *testing.T) {
 	t.Parallel()
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
 		Name: proto.String("made.proto"), Package: proto.String("made"), MessageType: []*descriptorpb.DescriptorProto{{Name: proto.String("Answer")}},
 	}, nil)
@@ -210,9 +207,9 @@ func TestRule28_TypesOfNoRegistry(t *testing.T) {
 }
 
 // One interceptor may serve two programs' types of one method: generated ones, and those made at run time.
-func TestRule25_TwoTypesOfOneMethod(t *testing.T) {
+func TestByField_TwoTypesOfOneMethod(t *testing.T) {
 	t.Parallel()
-	i := grpclock.ByField("order_id", grpclock.LockOnly(), grpclock.WithLocker(testutil.Locker(t)))
+	i := grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(testutil.Locker(t)))
 	file, err := protodesc.NewFile(protodesc.ToFileDescriptorProto(testpb.File_test_proto), protoregistry.GlobalFiles)
 	if err != nil {
 		t.Fatal(err)
@@ -229,11 +226,11 @@ func TestRule25_TwoTypesOfOneMethod(t *testing.T) {
 }
 
 // No metadata of a client, however much or strange, gets past the key.
-func TestHugeMetadata(t *testing.T) {
+func TestByMetadata_HugeMetadata(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
-	s.create(strings.Repeat("k", 1<<20), &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	s.create(strings.Repeat("k", 1<<20), &request{}).wantRefusal(t, codes.InvalidArgument, reasonKeyInvalid)
 	var md []string
 	for i := range 2000 {
 		md = append(md, fmt.Sprintf("x-%d", i), strings.Repeat("v", 100))
@@ -244,26 +241,26 @@ func TestHugeMetadata(t *testing.T) {
 	for range 1000 {
 		many = append(many, idempotencyKey, "k")
 	}
-	ask(t.Context(), s.Create, &request{}, many...).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	ask(t.Context(), s.Create, &request{}, many...).wantRefusal(t, codes.InvalidArgument, reasonKeyInvalid)
 	s.create("k2", &request{}, "authorization", strings.Repeat("a", 1<<20)).want(t, 2, false)
 }
 
 // A handler that sends more metadata than is kept.
-func TestHugeMetadataOfTheHandler(t *testing.T) {
+func TestMaxBody_Metadata(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
 		for i := range 300 {
-			_ = grpc.SetTrailer(ctx, metadata.Pairs(fmt.Sprintf("x-%d", i), strings.Repeat("v", 5000)))
+			_ = grpc.SetTrailer(ctx, metadata.Pairs("x", fmt.Sprint(i)+strings.Repeat("v", 5000)))
 		}
 		return counter(&runs)(ctx, r)
-	})
+	}, grpclock.Metadata("x"))
 	s.create("k", &request{}).want(t, 1, false)
-	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonResponseNotKept)
+	s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept)
 }
 
 // A request as large as the server takes.
-func TestLargeRequests(t *testing.T) {
+func TestByMetadata_LargeRequests(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -271,11 +268,11 @@ func TestLargeRequests(t *testing.T) {
 	s.create("k", r).want(t, 1, false)
 	s.create("k", r).want(t, 1, true)
 	r.Blob[len(r.Blob)-1]++
-	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
 // The names of methods are not what a key is joined from by chance.
-func TestKeysCannotImitateEachOther(t *testing.T) {
+func TestKeys_CannotImitateEachOther(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), grpclock.Principal(byUser))
@@ -288,10 +285,10 @@ func TestKeysCannotImitateEachOther(t *testing.T) {
 	}
 }
 
-func TestEnumsAndBoolsAreKeys(t *testing.T) {
+func TestByKey_EnumsAndBools(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("{req.state}:{req.cash}", grpclock.WithLocker(testutil.Locker(t)))))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("{req.state}:{req.cash}", idempotency.WithLocker(testutil.Locker(t)))))
 	r := func(state testpb.State, cash bool) *request {
 		return &request{State: state, Payment: &testpb.Request_Cash{Cash: cash}}
 	}
@@ -300,5 +297,5 @@ func TestEnumsAndBoolsAreKeys(t *testing.T) {
 	ask(t.Context(), s.Create, r(1, true)).want(t, 3, false)
 	ask(t.Context(), s.Create, r(0, false)).want(t, 1, true)
 	// In a oneof what is not set can be told from false.
-	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 }

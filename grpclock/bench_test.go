@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -42,12 +43,12 @@ func BenchmarkUnary(b *testing.B) {
 			replay bool
 		}{
 			{"bare", nil, false},
-			{"fresh/memory", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(memory)), false},
-			{"replay/memory", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(memory)), true},
-			{"locked/memory", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(memory), grpclock.LockOnly()), false},
-			{"fresh/redis", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(redis)), false},
-			{"replay/redis", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(redis)), true},
-			{"locked/redis", grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(redis), grpclock.LockOnly()), false},
+			{"fresh/memory", grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(memory)), false},
+			{"replay/memory", grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(memory)), true},
+			{"locked/memory", grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(memory)), false},
+			{"fresh/redis", grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(redis)), false},
+			{"replay/redis", grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(redis)), true},
+			{"locked/redis", grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(redis)), false},
 		} {
 			b.Run(size.name+"/"+kind.name, func(b *testing.B) {
 				var opts []grpc.ServerOption
@@ -82,7 +83,7 @@ func BenchmarkFingerprint(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				_ = grpclock.FingerprintOf(r.ProtoReflect())
+				_ = grpclock.Canonical(r.ProtoReflect())
 			}
 		})
 	}
@@ -95,8 +96,8 @@ func TestRoundTrips(t *testing.T) {
 	l := lockerOn(t, n)
 	var runs atomic.Int64
 	o := &orders{handle: counter(&runs)}
-	once := serve(t, o, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
-	locked := serve(t, o, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly())))
+	once := serve(t, o, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
+	locked := serve(t, o, grpc.UnaryInterceptor(grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(l))))
 	once.create("warm up", &request{}).want(t, 1, false) // loads the scripts
 	locked.create("warm up", &request{}).want(t, 2, false)
 	for _, tc := range []struct {

@@ -10,130 +10,123 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ByMetadata returns an interceptor that takes the key from the metadata of this name: "k" in quotes, as RFC 8941 has
-// it, or plain k, of 1 to 255 printable ASCII characters; anything else is InvalidArgument. Calls without it run
-// unprotected, unless [Require] is set, and so do those of methods with idempotency_level = NO_SIDE_EFFECTS, unless
-// [LockOnly] is.
+// ByMetadata returns an interceptor that takes the key from the metadata of this name: "k" in quotes
+// (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is InvalidArgument.
+// Calls without it run unprotected, unless idempotency.Require is set. So do methods with
+// idempotency_level = NO_SIDE_EFFECTS, and the services grpc.health and grpc.reflection.
 //
-// It panics at wiring when the name cannot be that of text metadata, or when options contradict each other. The Locker
-// may be set later, by [core.SetDefault]: until then calls with a key are Unavailable.
+// ByMetadata panics if the name cannot be that of text metadata, or if an option is wrong. The Locker
+// may be set later with [core.SetDefault]. Until then calls with a key are Unavailable.
 func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
-	name = strings.ToLower(name)
-	if why := badMetadata(name); why != "" {
-		panic(fmt.Sprintf("grpclock: ByMetadata(%q): %s", name, why))
+	s, err := metadataSource(name)
+	if err != nil {
+		panic(fmt.Sprintf("grpclock: ByMetadata(%q): %v", name, err))
 	}
-	return newInterceptor(metadataSource(name), opts)
+	return newInterceptor("ByMetadata", s, opts)
 }
 
-// ByField returns an interceptor that takes the key from a field of the request: "request_id", or "order.id" of a
-// message in it. It is text, bytes, an integer, a bool or an enum, has at most 255 bytes without control characters,
-// and, with [UUID4], the format that AIP-155 asks for. Calls that leave it empty run unprotected, unless [Require] or
-// [LockOnly] is set. With LockOnly the lock is on the service, the path and the value: methods of one service that
-// are locked so exclude each other.
+// ByField returns an interceptor that takes the key from a field of the request: "request_id", or
+// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum, has at most
+// 255 bytes and no control characters. Calls that leave it empty run unprotected, unless
+// idempotency.Require is set.
 //
-// It panics at wiring when the path is no path, or when options contradict each other. A method whose request has no
-// such field is refused with Internal, and logged; [Check] finds it when the server is built.
+// ByField panics if the path is no path, or if an option is wrong. A method whose request has no such
+// field is refused with Internal, and logged. [Check] finds it when the server is built. Otherwise
+// ByField is as [ByMetadata].
 func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 	if !validPath(path) {
 		panic(fmt.Sprintf(`grpclock: ByField(%q): pass the path of a field: "request_id", or "order.id" of a message in the request`, path))
 	}
-	return newInterceptor(fieldSource(path), opts)
+	return newInterceptor("ByField", fieldSource(path), opts)
 }
 
-// ByKey returns an interceptor that makes the key of a template: "order:{req.order_id}". {req.…} is a field of the
-// request as in [ByField], {metadata.…} metadata, and {principal} who calls; other text stands for itself.
-// Values are escaped as by [core.Join], and between two fields there must be a ":", so that different
-// values make different keys. With [LockOnly] the lock is on exactly
-// that key, for all methods and for everybody who locks it, by ByKey of other services or Acquire of core; with
-// [Principal] beside LockOnly it is another lock for each caller, which excludes nobody else. A call that leaves a part
-// of it empty is InvalidArgument, or, for {principal}, Unauthenticated.
+// ByKey returns an interceptor that makes the key of a template, for example
+// "{metadata.x-tenant}:{req.order.id}". Values are escaped as by [core.Join], and between two fields
+// there must be a ":". The fields are:
 //
-// It panics at wiring when the template is wrong, or when options contradict each other. A method whose request has no
-// such field is refused with Internal, and logged; [Check] finds it when the server is built.
+//   - {req.PATH}: a field of the request, as in [ByField]
+//   - {metadata.NAME}: metadata, as [ByMetadata] reads it
+//   - {principal}: the caller, see [Principal]
+//
+// A call in which a field is missing is InvalidArgument, or Unauthenticated for {principal}. Otherwise
+// ByKey is as [ByField].
 func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
+	if err == nil {
+		err = s.varies()
+	}
 	if err != nil {
 		panic("grpclock: ByKey: " + err.Error())
 	}
-	return newInterceptor(s, opts)
+	return newInterceptor("ByKey", s, opts)
 }
 
-// KeyFunc makes the key of a call. "" is none: the call runs unprotected, unless [Require] is set. Any error refuses
-// the call: one with a gRPC status as it is, another as InvalidArgument, without its text. req is nil for streams.
-// [grpc.Method] names the method. It may be called from several goroutines.
+// KeyFunc returns the key of a call, or "" if it has none. An error refuses the call: one with a gRPC
+// status as it is, any other as InvalidArgument, and it is logged. req is nil for streams.
+// [grpc.Method] names the method.
 type KeyFunc func(ctx context.Context, req any) (string, error)
 
-// UnaryServerInterceptor returns an interceptor that takes the key from key. With [LockOnly] the lock is on exactly that
-// key, as with [ByKey] (but see [Principal]). It panics at wiring when key is nil, or when options contradict each other.
-func UnaryServerInterceptor(key KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
-	if key == nil {
-		panic("grpclock: UnaryServerInterceptor(nil): pass a function that makes the key")
+// By returns an interceptor that takes the key from fn: a text without control characters, or "" if the
+// call has none. Join parts that come from outside with [core.Join]. Otherwise By is as [ByMetadata].
+func By(fn KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
+	if fn == nil {
+		panic("grpclock: By(nil): pass a function that returns the key of a call")
 	}
-	return newInterceptor(funcSource(key), opts)
+	return newInterceptor("By", funcSource(fn), opts)
 }
 
 // interceptor is one ByMetadata, or one of its like.
 type interceptor struct {
 	config
-	source  *source   // nil: each method says where its key comes from
-	methods sync.Map  // *method by its full name; there are as many as the server has
-	shared  sync.Once // the note that all callers share one space of keys
+	source  *source // nil: each method's option says where its key comes from
+	locks   bool    // nothing is recorded
+	methods sync.Map
 }
 
-func newInterceptor(s *source, opts []Option) grpc.UnaryServerInterceptor {
-	i := &interceptor{config: newConfig(opts), source: s}
-	if i.uuid4 && !s.field {
-		panic("grpclock: UUID4 is for ByField only")
+func newInterceptor(name string, s *source, opts []Option) grpc.UnaryServerInterceptor {
+	i := &interceptor{config: newConfig(), source: s}
+	for _, o := range opts {
+		if o != nil {
+			o.GRPC(&i.config)
+		}
 	}
+	i.mustBeRight(name)
 	return i.unary
 }
 
-// unary sorts out which calls are not protected, and which have a bad key.
+// unary runs a call, replays its answer or refuses it.
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	m := i.method(info.FullMethod, req)
 	if r := checking(ctx); r != nil {
 		r.add(m)
 		return handler(ctx, req)
 	}
-	c := &call{method: m, ctx: ctx, req: req, handler: handler, log: slog.Default()}
+	c := &call{method: m, ctx: ctx, req: req, handler: handler}
 	switch {
 	case m.err != nil:
 		return nil, c.misconfigured(m.err)
 	case m.passes:
 		return handler(ctx, req)
 	}
+	l := c.UseLocker()
 	key, err := c.source.read(c)
 	switch {
-	case err == idempotency.ErrNoKey && !m.require:
+	case err == keytext.ErrNoKey && !c.Require: // the error of a template's field is wrapped
+		if l != nil && !c.locks {
+			c.claims.on(l, c.Settings).CountWithoutKey(ctx, c.full)
+		}
 		return handler(ctx, req)
 	case err != nil:
 		return nil, c.refuseKey(err)
+	case l == nil:
+		return nil, c.refuseWithoutLocker()
+	case c.locks:
+		return c.locked(l, key)
 	}
-	if err := c.findLocker(); err != nil {
-		return nil, err
-	}
-	if m.lockOnly {
-		return c.locked(key)
-	}
-	return c.once(key)
-}
-
-// findLocker sets the Locker to use.
-func (c *call) findLocker() error {
-	l := c.config.locker
-	if l == nil {
-		l = core.Default()
-	}
-	if l == nil {
-		c.log.ErrorContext(c.ctx, "grpclock: there is no Locker: call core.SetDefault when the process starts, or pass grpclock.WithLocker", "method", c.full)
-		return c.refuse(refuseNoLocker)
-	}
-	c.locker, c.log = l, l.Logger()
-	return nil
+	return c.once(l, key)
 }
 
 // call is one call of a method.
@@ -142,27 +135,22 @@ type call struct {
 	ctx     context.Context
 	req     any
 	handler grpc.UnaryHandler
-	locker  *core.Locker
-	log     *slog.Logger
-	who     *caller // see caller
 }
 
-type heldKey struct{}
-
-// held is the lock or the claim of a call.
-type held interface {
-	Token(context.Context) (uint64, error)
-}
-
-var errNotHeld = errors.New("grpclock: the call holds no lock and no claim, so it has no fencing token")
-
-// Token returns the fencing token of the claim or lock that the handler's context carries, of the
-// innermost one if there are several. Hand it to a resource that refuses smaller tokens. The first
-// call costs a round trip (see [core.Lock.Token]). It is an error if the call runs unprotected.
-func Token(ctx context.Context) (uint64, error) {
-	h, ok := ctx.Value(heldKey{}).(held)
-	if !ok {
-		return 0, errNotHeld
+func (c *call) log(level slog.Level, text string, err error) {
+	l := slog.Default()
+	if used := c.UseLocker(); used != nil {
+		l = used.Logger()
 	}
-	return h.Token(ctx)
+	l.Log(context.WithoutCancel(c.ctx), level, "grpclock: "+text, "method", c.full, "error", err)
+}
+
+var errConstant = errors.New("without a field every call would get the first answer: add one")
+
+// varies returns an error if all calls have the same key.
+func (s *source) varies() error {
+	if strings.Contains(s.name, "{") {
+		return nil
+	}
+	return errConstant
 }

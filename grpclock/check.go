@@ -19,9 +19,9 @@ type ServiceInfoProvider interface {
 	GetServiceInfo() map[string]grpc.ServiceInfo
 }
 
-// Check finds what would fail at the first call of a method: options in .proto files that are wrong, and, for the
-// interceptors of this package that are passed, templates and paths with fields that a request does not have. Call it when
-// all services are registered:
+// Check returns an error for each method that would be refused at its first call: its option in the
+// .proto file is wrong, or one of the interceptors names a field that its request does not have. Call
+// it when all services are registered:
 //
 //	byField := grpclock.ByField("request_id")
 //	server := grpc.NewServer(grpc.UnaryInterceptor(byField))
@@ -30,8 +30,7 @@ type ServiceInfoProvider interface {
 //		log.Fatal(err)
 //	}
 //
-// An interceptor is asked about each unary method; it may be wrapped in go-grpc-middleware's selector. The error joins
-// one for each method that is wrong.
+// The interceptors are of this package. They may be wrapped in go-grpc-middleware's selector.
 func Check(server ServiceInfoProvider, interceptors ...grpc.UnaryServerInterceptor) error {
 	var errs []error
 	services := server.GetServiceInfo()
@@ -41,7 +40,7 @@ func Check(server ServiceInfoProvider, interceptors ...grpc.UnaryServerIntercept
 			if info.IsClientStream || info.IsServerStream {
 				if d := findMethod(full, nil); d != nil {
 					if lock, err := lockOption(d); err != nil || lock != nil {
-						errs = append(errs, fmt.Errorf("grpclock: %s is a stream, and its lock option is not read: use StreamServerInterceptor", full))
+						errs = append(errs, fmt.Errorf("grpclock: %s is a stream, and its lock option is not read: use StreamLockByKey", full))
 					}
 				}
 				continue
@@ -74,7 +73,7 @@ func checkMethod(full string, interceptors []grpc.UnaryServerInterceptor) []erro
 
 type reportKey struct{}
 
-// report is what an interceptor of this package writes to instead of serving a call.
+// report is what an interceptor of this package fills in instead of serving a call.
 type report struct{ errs []error }
 
 func checking(ctx context.Context) *report {

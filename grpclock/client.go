@@ -12,31 +12,41 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ClientOption configures [UnaryClientInterceptor]. A nil one is ignored, the later of two wins.
+// ClientOption configures [UnaryClientInterceptor]. A nil one is ignored. The last of two wins.
 type ClientOption interface{ applyClient(*client) }
 
 type clientOption func(*client)
 
 func (o clientOption) applyClient(c *client) { o(c) }
 
-// KeyMetadata sets the name of the metadata that carries the key. Default "idempotency-key".
+// KeyMetadata sets the name of the metadata that carries the key. The default is "idempotency-key".
 func KeyMetadata(name string) ClientOption {
 	return clientOption(func(c *client) { c.name = strings.ToLower(name) })
 }
 
-type client struct {
-	name string
-	safe sync.Map // whether a method has no side effects, by its full name
+// OnKey calls fn with each call's method and key before the call is sent. Store the key there if the
+// call must survive a crash of the client: after a restart send it again with
+// [idempotency.ContextWithKey]. An error of fn is the error of the call, which is not sent.
+func OnKey(fn func(ctx context.Context, method, key string) error) ClientOption {
+	return clientOption(func(c *client) { c.onKey = fn })
 }
 
-// UnaryClientInterceptor returns the client's half of [ByMetadata]: each call gets a key of its own, which it keeps over
-// its retries: those of gRPC's retry policy, and those of a retry interceptor that stands after this one. To retry by
-// calling again, call with [idempotency.ContextWithKey]; a key that is in the metadata already is left alone. Methods
-// with idempotency_level = NO_SIDE_EFFECTS get none, where their descriptor is linked in.
+type client struct {
+	name  string
+	onKey func(ctx context.Context, method, key string) error
+	safe  sync.Map // whether a method has no side effects, by its full name
+}
+
+// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its own,
+// which it keeps over its retries: those of gRPC's retry policy, and those of a retry interceptor after
+// this one. To retry by calling again, call with [idempotency.ContextWithKey]. A key that is in the
+// metadata already is left alone. Methods with idempotency_level = NO_SIDE_EFFECTS get none, if their
+// descriptor is linked in.
 //
-// It panics at wiring when the name cannot be that of text metadata.
+// UnaryClientInterceptor panics if the name cannot be that of text metadata.
 func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
 	c := &client{name: keyMetadata}
 	for _, o := range opts {
@@ -44,8 +54,8 @@ func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
 			o.applyClient(c)
 		}
 	}
-	if why := badMetadata(c.name); why != "" {
-		panic(fmt.Sprintf("grpclock: KeyMetadata(%q): %s", c.name, why))
+	if _, err := metadataSource(c.name); err != nil {
+		panic(fmt.Sprintf("grpclock: KeyMetadata(%q): %v", c.name, err))
 	}
 	return c.unary
 }
@@ -58,9 +68,14 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	if !ok {
 		key = idempotency.NewKey()
 	}
-	value, err := idempotency.FormatKey(key)
+	value, err := keytext.Format(key)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if c.onKey != nil {
+		if err := c.onKey(ctx, method, key); err != nil {
+			return fmt.Errorf("grpclock: OnKey: %w", err)
+		}
 	}
 	return invoker(metadata.AppendToOutgoingContext(ctx, c.name, value), method, req, reply, cc, opts...)
 }

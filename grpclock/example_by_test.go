@@ -18,6 +18,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -84,9 +85,9 @@ func ExampleByMetadata() {
 		payments++
 		return &testpb.Order{Run: payments}, nil
 	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key",
-		grpclock.Require(),              // no payment without a key
-		grpclock.Retain(7*24*time.Hour), // for so long a retry gets the answer of the first
-		grpclock.WithLocker(locker),     // or core.SetDefault(locker), once
+		idempotency.Require(),              // no payment without a key
+		idempotency.Retain(7*24*time.Hour), // for so long a retry gets the answer of the first
+		idempotency.WithLocker(locker),     // or core.SetDefault(locker), once
 	)))
 	defer stop()
 	pay := func(ctx context.Context, cents int32) {
@@ -112,20 +113,20 @@ func ExampleByField() {
 	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
 		made++
 		return &testpb.Order{Run: made}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByField("request_id", grpclock.UUID4(), grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.ByField("request_id", idempotency.WithLocker(locker))))
 	defer stop()
-	for _, id := range []string{"f81d4fae-7dec-4bd0-a765-00a0c91e6bf6", "f81d4fae-7dec-4bd0-a765-00a0c91e6bf6", "7"} {
+	for _, id := range []string{"f81d4fae", "f81d4fae", "0a0c91e6"} {
 		order, err := testpb.NewOrdersClient(conn).Create(with(), &testpb.Request{RequestId: id})
 		fmt.Println(order.GetRun(), told(err))
 	}
 	// Output:
 	// 1 OK
 	// 1 OK
-	// 0 InvalidArgument IDEMPOTENCY_KEY_INVALID
+	// 2 OK
 }
 
 // Many drivers grab one order: one of them at a time. The lock is that of core's Acquire of "order:7".
-func ExampleByKey() {
+func ExampleLockByKey() {
 	locker := exampleLocker()
 	defer locker.Close()
 	conn, stop := start(func(ctx context.Context, r *testpb.Request) (*testpb.Order, error) {
@@ -134,10 +135,9 @@ func ExampleByKey() {
 		token, err := grpclock.Token(ctx) // for a resource that refuses smaller tokens
 		fmt.Println("token:", token > 0, err)
 		return &testpb.Order{}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}",
-		grpclock.LockOnly(),
-		grpclock.Wait(5*time.Second), // by default the second is told that it is busy
-		grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}",
+		idempotency.Wait(5*time.Second), // by default the second is told that it is busy
+		idempotency.WithLocker(locker))))
 	defer stop()
 	_, err := testpb.NewOrdersClient(conn).Grab(with(), &testpb.Request{OrderId: "7"})
 	fmt.Println(told(err))
@@ -159,7 +159,7 @@ func ExampleByProto() {
 	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
 		runs++
 		return &testpb.Order{Run: runs}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByProto(grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.ByProto(idempotency.WithLocker(locker))))
 	defer stop()
 	client := testpb.NewOrdersClient(conn)
 	for range 2 {
@@ -188,7 +188,7 @@ func ExampleCheck() {
 }
 
 // One stream at a time per room, from its beginning to its end.
-func ExampleStreamByKey() {
+func ExampleStreamLockByKey() {
 	locker := exampleLocker()
 	defer locker.Close()
 	chat := func(stream grpc.BidiStreamingServer[testpb.Request, testpb.Order]) error {
@@ -204,7 +204,7 @@ func ExampleStreamByKey() {
 		}
 	}
 	conn, stop := startWith(&orders{chat: chat}, nil,
-		grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(locker))))
+		grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(locker))))
 	defer stop()
 	join := func(room string) {
 		ctx, cancel := context.WithTimeout(with("room", room), 5*time.Second)
@@ -229,7 +229,7 @@ func ExampleStreamByKey() {
 }
 
 // The key is the caller's tenant, which authentication has put into the context: one upload at a time for each.
-func ExampleStreamServerInterceptor() {
+func ExampleStreamLockBy() {
 	locker := exampleLocker()
 	defer locker.Close()
 	type tenant struct{}
@@ -247,7 +247,7 @@ func ExampleStreamServerInterceptor() {
 		state, err := locker.Inspect(s.Context(), "upload:acme")
 		fmt.Println(state.Status, err)
 		return nil
-	}}, nil, grpc.ChainStreamInterceptor(authenticate, grpclock.StreamServerInterceptor(key, grpclock.WithLocker(locker))))
+	}}, nil, grpc.ChainStreamInterceptor(authenticate, grpclock.StreamLockBy(key, idempotency.WithLocker(locker))))
 	defer stop()
 	stream, _ := testpb.NewOrdersClient(conn).Chat(with())
 	_, err := stream.Recv()
@@ -266,7 +266,7 @@ type authenticated struct {
 func (a authenticated) Context() context.Context { return a.ctx }
 
 // The key is made of what the call says, by a function.
-func ExampleUnaryServerInterceptor() {
+func ExampleLockBy() {
 	locker := exampleLocker()
 	defer locker.Close()
 	key := func(_ context.Context, req any) (string, error) {
@@ -280,7 +280,7 @@ func ExampleUnaryServerInterceptor() {
 		state, err := locker.Inspect(ctx, "order:ann:7")
 		fmt.Println(state.Status, err)
 		return &testpb.Order{}, nil
-	}, grpc.UnaryInterceptor(grpclock.UnaryServerInterceptor(key, grpclock.LockOnly(), grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.LockBy(key, idempotency.WithLocker(locker))))
 	defer stop()
 	client := testpb.NewOrdersClient(conn)
 	_, _ = client.Grab(with(), &testpb.Request{OrderId: "7", Customer: &testpb.Customer{Id: "ann"}})

@@ -50,7 +50,7 @@ func ExampleUnaryClientInterceptor() {
 			}
 			return next(ctx, req)
 		},
-		grpclock.ByMetadata("x-request-id", grpclock.Require(), grpclock.WithLocker(locker))))
+		grpclock.ByMetadata("x-request-id", idempotency.Require(), idempotency.WithLocker(locker))))
 	defer stop()
 	order, err := testpb.NewOrdersClient(conn).Create(with(), &testpb.Request{})
 	fmt.Println(order.GetRun(), err)
@@ -65,7 +65,7 @@ func ExamplePrincipal() {
 		return strings.Join(metadata.ValueFromIncomingContext(ctx, "user"), "")
 	}
 	conn, stop := start(count(), grpc.UnaryInterceptor(
-		grpclock.ByMetadata("idempotency-key", grpclock.Principal(user), grpclock.WithLocker(locker))))
+		grpclock.ByMetadata("idempotency-key", grpclock.Principal(user), idempotency.WithLocker(locker))))
 	defer stop()
 	for _, user := range []string{"ann", "ann", "ben"} {
 		order, err := testpb.NewOrdersClient(conn).Create(with("user", user, "idempotency-key", "k1"), &testpb.Request{})
@@ -77,8 +77,8 @@ func ExamplePrincipal() {
 	// ben 2 <nil>
 }
 
-// What was not found may be there at the next try: it is not recorded.
-func ExampleRecordIf() {
+// An order that is not found may be there at the next try: the answer is not recorded.
+func ExampleDecide() {
 	locker := exampleLocker()
 	defer locker.Close()
 	answers := []codes.Code{codes.NotFound, codes.OK}
@@ -86,8 +86,13 @@ func ExampleRecordIf() {
 		code := answers[0]
 		answers = answers[1:]
 		return &testpb.Order{}, status.Error(code, code.String())
-	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.WithLocker(locker),
-		grpclock.RecordIf(func(c codes.Code) bool { return c == codes.OK || c == codes.InvalidArgument }))))
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(locker),
+		grpclock.Decide(func(c codes.Code) idempotency.Fate {
+			if c == codes.NotFound {
+				return idempotency.FreeKey
+			}
+			return grpclock.DefaultFate(c)
+		}))))
 	defer stop()
 	for range 3 {
 		_, err := testpb.NewOrdersClient(conn).Pay(with("idempotency-key", "k1"), &testpb.Request{})
@@ -107,7 +112,7 @@ func ExampleFingerprint() {
 		return fmt.Append(nil, m.(*testpb.Request).GetPrice())
 	}
 	conn, stop := start(count(), grpc.UnaryInterceptor(
-		grpclock.ByMetadata("idempotency-key", grpclock.Fingerprint(price), grpclock.WithLocker(locker))))
+		grpclock.ByMetadata("idempotency-key", grpclock.Fingerprint(price), idempotency.WithLocker(locker))))
 	defer stop()
 	for _, try := range []struct {
 		sent  string
@@ -124,12 +129,12 @@ func ExampleFingerprint() {
 }
 
 // An answer that is too large to be kept is sent; a retry is told that it ran.
-func ExampleMaxBody() {
+func ExampleByMetadata_maxBody() {
 	locker := exampleLocker()
 	defer locker.Close()
 	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
 		return &testpb.Order{Blob: make([]byte, 4<<10)}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.MaxBody(1<<10), grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.MaxBody(1<<10), idempotency.WithLocker(locker))))
 	defer stop()
 	for range 2 {
 		order, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{})
@@ -150,7 +155,7 @@ func ExampleRetryInFlight() {
 		_, err := client.Create(ctx, &testpb.Request{})
 		fmt.Println("the retry:", told(err))
 		return &testpb.Order{}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.RetryInFlight(), grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.RetryInFlight(), idempotency.WithLocker(locker))))
 	defer stop()
 	client = testpb.NewOrdersClient(conn)
 	_, err := client.Create(ctx, &testpb.Request{})
@@ -160,25 +165,8 @@ func ExampleRetryInFlight() {
 	// the first: OK
 }
 
-// Two methods make the same orders: a key that was used with one is used. A middleware of ginlock with this space shares it.
-func ExampleSpace() {
-	locker := exampleLocker()
-	defer locker.Close()
-	conn, stop := start(count(), grpc.UnaryInterceptor(
-		grpclock.ByMetadata("idempotency-key", grpclock.Space("orders"), grpclock.WithLocker(locker))))
-	defer stop()
-	client := testpb.NewOrdersClient(conn)
-	_, err := client.Create(with("idempotency-key", "k1"), &testpb.Request{})
-	fmt.Println(told(err))
-	_, err = client.Pay(with("idempotency-key", "k1"), &testpb.Request{})
-	fmt.Println(told(err))
-	// Output:
-	// OK
-	// FailedPrecondition IDEMPOTENCY_KEY_REUSED
-}
-
 // When Redis is down, comments are taken and payments are not.
-func ExampleFailOpen() {
+func ExampleByMetadata_failOpen() {
 	server, err := miniredis.Run()
 	if err != nil {
 		panic(err)
@@ -193,8 +181,8 @@ func ExampleFailOpen() {
 	}
 	defer locker.Close()
 	server.Close() // Redis is down
-	for _, option := range []grpclock.Option{nil, grpclock.FailOpen()} {
-		conn, stop := start(count(), grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.WithLocker(locker), option)))
+	for _, option := range []grpclock.Option{nil, idempotency.FailOpen()} {
+		conn, stop := start(count(), grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(locker), option)))
 		_, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{})
 		fmt.Println(told(err))
 		stop()
@@ -205,7 +193,7 @@ func ExampleFailOpen() {
 }
 
 // Answers have what customers bought: in Redis they are encrypted.
-func ExampleRecords() {
+func ExampleByMetadata_encryption() {
 	server, err := miniredis.Run()
 	if err != nil {
 		panic(err)
@@ -228,8 +216,8 @@ func ExampleRecords() {
 	}
 	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
 		return &testpb.Order{Id: "a book about roses"}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.WithLocker(locker),
-		grpclock.Records(idempotency.WithEncryption(idempotency.EncryptionKey{ID: "2025", AEAD: aead})))))
+	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(locker),
+		idempotency.WithEncryption(idempotency.EncryptionKey{ID: "2025", AEAD: aead}))))
 	defer stop()
 	for range 2 {
 		order, err := testpb.NewOrdersClient(conn).Create(with("idempotency-key", "k1"), &testpb.Request{})

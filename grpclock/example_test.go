@@ -12,6 +12,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -75,7 +76,7 @@ func ExampleToken() {
 		token, err := grpclock.Token(ctx)
 		tokens = append(tokens, token)
 		return &testpb.Order{}, err
-	}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(locker))))
+	}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(locker))))
 	defer stop()
 	for range 2 {
 		_, err := testpb.NewOrdersClient(conn).Grab(with(), &testpb.Request{OrderId: "7"})

@@ -2,9 +2,6 @@ package grpclock
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/binary"
-	"io"
 	"iter"
 	"math"
 	"slices"
@@ -15,38 +12,56 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// fingerprint is a digest of a message that is the same whether this process knows a field or not: of all fields, in the
-// order of their numbers. What proto.Marshal makes, deterministic or not, has the unknown ones at the end, and so
-// differs between two versions of a schema: in the middle of a roll-out a retry would look like another request.
-//
-// A field that is not known stays as the client sent it: the order of a map in it is the client's.
-func fingerprint(m protoreflect.Message) []byte {
-	h := sha256.New()
-	w := walk{out: make([]byte, 0, proto.Size(m.Interface()))}
+// canonical returns a message as protobuf, with all fields in the order of their numbers. It is the
+// same whether this process knows a field or not. proto.Marshal, deterministic or not, puts unknown
+// fields at the end, and so differs between two versions of a schema: during a roll-out a retry would
+// look like another request. An unknown field stays as the client sent it, also the order of a map in it.
+func canonical(m protoreflect.Message) []byte {
+	w := writer{b: make([]byte, proto.Size(m.Interface()))}
+	w.at = len(w.b)
 	w.message(m)
-	w.write(h)
-	return h.Sum(nil)
+	return w.b[w.at:]
 }
 
-// walk collects the bytes of a message without the lengths of the messages in it, and where those belong. A length is
-// known when its message is done; to move the bytes then would take forever with messages that are deep and large.
-type walk struct {
-	out     []byte
-	lengths []length
+// writer writes from the end to the beginning, because the length of a nested message, which comes
+// before it, is known when it is written.
+type writer struct {
+	b       []byte
+	at      int // b[at:] is written
+	scratch []byte
 }
 
-type length struct{ at, n int }
-
-// write writes it all to what takes everything.
-func (w *walk) write(to io.Writer) {
-	from := 0
-	var size [binary.MaxVarintLen64]byte
-	for _, l := range w.lengths {
-		_, _ = to.Write(w.out[from:l.at])
-		_, _ = to.Write(protowire.AppendVarint(size[:0], uint64(l.n)))
-		from = l.at
+func (w *writer) prepend(p []byte) {
+	if len(p) > w.at {
+		grown := make([]byte, 2*len(w.b)+len(p))
+		at := len(grown) - w.size()
+		copy(grown[at:], w.b[w.at:])
+		w.b, w.at = grown, at
 	}
-	_, _ = to.Write(w.out[from:])
+	w.at -= len(p)
+	copy(w.b[w.at:], p)
+}
+
+// size returns how many bytes are written.
+func (w *writer) size() int { return len(w.b) - w.at }
+
+func (w *writer) tag(number protoreflect.FieldNumber, t protowire.Type) {
+	w.scratch = protowire.AppendTag(w.scratch[:0], number, t)
+	w.prepend(w.scratch)
+}
+
+func (w *writer) scalar(k protoreflect.Kind, v protoreflect.Value) {
+	w.scratch = appendScalar(w.scratch[:0], k, v)
+	w.prepend(w.scratch)
+}
+
+// nested writes bytes with their tag and length.
+func (w *writer) nested(number protoreflect.FieldNumber, write func()) {
+	before := w.size()
+	write()
+	w.scratch = protowire.AppendVarint(w.scratch[:0], uint64(w.size()-before))
+	w.prepend(w.scratch)
+	w.tag(number, protowire.BytesType)
 }
 
 // known is a field that this process knows.
@@ -55,8 +70,7 @@ type known struct {
 	value protoreflect.Value
 }
 
-// message writes m and returns how many bytes it is, lengths included.
-func (w *walk) message(m protoreflect.Message) int {
+func (w *writer) message(m protoreflect.Message) {
 	var fields []known
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		fields = append(fields, known{f, v})
@@ -65,21 +79,20 @@ func (w *walk) message(m protoreflect.Message) int {
 	slices.SortFunc(fields, func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) })
 	raw := []byte(m.GetUnknown())
 	starts := sortedStarts(raw)
-	size := 0
-	for len(fields) > 0 || len(starts) > 0 {
-		if len(starts) == 0 || len(fields) > 0 && fields[0].field.Number() <= starts[0].number() {
-			size += w.field(fields[0].field, fields[0].value)
-			fields = fields[1:]
+	for len(fields)+len(starts) > 0 {
+		f, s := len(fields)-1, len(starts)-1
+		if f < 0 || s >= 0 && starts[s].number() >= fields[f].field.Number() {
+			w.prepend(starts[s].of(raw))
+			starts = starts[:s]
 		} else {
-			size += w.add(append(w.out, starts[0].of(raw)...))
-			starts = starts[1:]
+			w.field(fields[f].field, fields[f].value)
+			fields = fields[:f]
 		}
 	}
-	return size
 }
 
-// start is where a field that is not known begins, after its number. A request may be nothing but such fields, of two
-// bytes each: they must not cost many times its size.
+// start is the number of an unknown field and where it begins. A request may be nothing but such fields,
+// of two bytes each, so a start must be small.
 type start uint64
 
 func newStart(number protoreflect.FieldNumber, at int) start { return start(number)<<32 | start(at) }
@@ -95,7 +108,7 @@ func (p start) of(raw []byte) []byte {
 	return raw
 }
 
-// sortedStarts are those of all fields in raw, by number, then as they came.
+// sortedStarts returns the starts of all fields in raw, by number, then as they came.
 func sortedStarts(raw []byte) []start {
 	count := 0
 	for range eachField(raw) {
@@ -113,7 +126,7 @@ func eachField(raw []byte) iter.Seq[start] {
 	return func(yield func(start) bool) {
 		for at := 0; at < len(raw); {
 			number, _, n := protowire.ConsumeField(raw[at:])
-			if n < 0 { // nothing that was received; it must count all the same
+			if n < 0 { // not received, but it must count
 				number, n = math.MaxInt32, len(raw)-at
 			}
 			if !yield(newStart(number, at)) {
@@ -124,92 +137,49 @@ func eachField(raw []byte) iter.Seq[start] {
 	}
 }
 
-// add takes longer output and returns by how much.
-func (w *walk) add(out []byte) int {
-	n := len(out) - len(w.out)
-	w.out = out
-	return n
-}
-
-func (w *walk) field(f protoreflect.FieldDescriptor, v protoreflect.Value) int {
-	size := 0
+func (w *writer) field(f protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch {
 	case f.IsMap():
-		for _, k := range sortedKeys(v.Map()) {
-			size += w.add(protowire.AppendTag(w.out, f.Number(), protowire.BytesType))
-			size += w.nested(func() int {
-				return w.singular(f.MapKey(), k.Value()) + w.singular(f.MapValue(), v.Map().Get(k))
+		var keys []protoreflect.MapKey
+		v.Map().Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
+			keys = append(keys, k)
+			return true
+		})
+		slices.SortFunc(keys, func(a, b protoreflect.MapKey) int { return strings.Compare(b.String(), a.String()) })
+		for _, k := range keys {
+			w.nested(f.Number(), func() {
+				w.singular(f.MapValue(), v.Map().Get(k))
+				w.singular(f.MapKey(), k.Value())
 			})
 		}
 	case f.IsList() && f.IsPacked():
-		size += w.add(protowire.AppendTag(w.out, f.Number(), protowire.BytesType))
-		size += w.nested(func() int {
-			n := 0
-			for i := range v.List().Len() {
-				n += w.add(appendScalar(w.out, f.Kind(), v.List().Get(i)))
+		w.nested(f.Number(), func() {
+			for i := v.List().Len() - 1; i >= 0; i-- {
+				w.scalar(f.Kind(), v.List().Get(i))
 			}
-			return n
 		})
 	case f.IsList():
-		for i := range v.List().Len() {
-			size += w.singular(f, v.List().Get(i))
+		for i := v.List().Len() - 1; i >= 0; i-- {
+			w.singular(f, v.List().Get(i))
 		}
 	default:
-		size = w.singular(f, v)
+		w.singular(f, v)
 	}
-	return size
 }
 
 // singular writes one value with its tag.
-func (w *walk) singular(f protoreflect.FieldDescriptor, v protoreflect.Value) int {
-	size := w.add(protowire.AppendTag(w.out, f.Number(), wireType(f.Kind())))
+func (w *writer) singular(f protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch f.Kind() {
 	case protoreflect.MessageKind:
-		size += w.nested(func() int { return w.message(v.Message()) })
+		w.nested(f.Number(), func() { w.message(v.Message()) })
+		return
 	case protoreflect.GroupKind:
-		size += w.message(v.Message())
-		size += w.add(protowire.AppendTag(w.out, f.Number(), protowire.EndGroupType))
+		w.tag(f.Number(), protowire.EndGroupType)
+		w.message(v.Message())
 	default:
-		size += w.add(appendScalar(w.out, f.Kind(), v))
+		w.scalar(f.Kind(), v)
 	}
-	return size
-}
-
-// nested writes what comes with its length before it.
-func (w *walk) nested(write func() int) int {
-	i := len(w.lengths)
-	w.lengths = append(w.lengths, length{at: len(w.out)})
-	n := write()
-	w.lengths[i].n = n
-	return protowire.SizeVarint(uint64(n)) + n
-}
-
-func sortedKeys(m protoreflect.Map) []protoreflect.MapKey {
-	keys := make([]protoreflect.MapKey, 0, m.Len())
-	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
-		keys = append(keys, k)
-		return true
-	})
-	slices.SortFunc(keys, func(a, b protoreflect.MapKey) int {
-		switch a.Interface().(type) {
-		case string:
-			return strings.Compare(a.String(), b.String())
-		case bool:
-			return cmp.Compare(number(a.Bool()), number(b.Bool()))
-		case int32, int64:
-			return cmp.Compare(a.Int(), b.Int())
-		default:
-			return cmp.Compare(a.Uint(), b.Uint())
-		}
-	})
-	return keys
-}
-
-func number(b bool) uint64 {
-	if b {
-		return 1
-	}
-	return 0
+	w.tag(f.Number(), wireType(f.Kind()))
 }
 
 func wireType(k protoreflect.Kind) protowire.Type {
@@ -230,7 +200,7 @@ func wireType(k protoreflect.Kind) protowire.Type {
 func appendScalar(b []byte, k protoreflect.Kind, v protoreflect.Value) []byte {
 	switch k {
 	case protoreflect.BoolKind:
-		return protowire.AppendVarint(b, number(v.Bool()))
+		return protowire.AppendVarint(b, protowire.EncodeBool(v.Bool()))
 	case protoreflect.EnumKind:
 		return protowire.AppendVarint(b, uint64(v.Enum()))
 	case protoreflect.Int32Kind, protoreflect.Int64Kind:

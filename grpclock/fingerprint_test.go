@@ -23,6 +23,7 @@ import (
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -66,7 +67,7 @@ func narrowed(t testing.TB, known func(n int32) bool) protoreflect.MessageType {
 }
 
 // In the middle of a roll-out one process knows a field and the other does not: the same request must look the same.
-func TestRule28_FingerprintOfTwoSchemaVersions(t *testing.T) {
+func TestFingerprint_TwoSchemaVersions(t *testing.T) {
 	t.Parallel()
 	r := full()
 	r.Attributes, r.Friends = map[string]string{"a": "b"}, map[int32]*testpb.Customer{5: {Id: "f"}} // see fingerprint
@@ -95,7 +96,7 @@ func TestRule28_FingerprintOfTwoSchemaVersions(t *testing.T) {
 	}
 }
 
-func TestRule28_FingerprintTellsRequestsApart(t *testing.T) {
+func TestFingerprint_TellsRequestsApart(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
 	for i, change := range []func(r *request){
@@ -144,7 +145,7 @@ func TestRule28_FingerprintTellsRequestsApart(t *testing.T) {
 }
 
 // A message can be deep and large at once: the time must not be the product.
-func TestRule28_FingerprintOfDeepMessages(t *testing.T) {
+func TestFingerprint_DeepMessages(t *testing.T) {
 	t.Parallel()
 	deep := &testpb.Customer{Id: strings.Repeat("x", 3<<20)}
 	for range 9000 { // protobuf takes 10,000
@@ -158,7 +159,7 @@ func TestRule28_FingerprintOfDeepMessages(t *testing.T) {
 }
 
 // What a client leaves out, or fills in with what is the default, and fields that only a newer server knows.
-func TestRule28_FingerprintOnTheWire(t *testing.T) {
+func TestFingerprint_OnTheWire(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -166,12 +167,12 @@ func TestRule28_FingerprintOnTheWire(t *testing.T) {
 	s.create("k", r).want(t, 1, false)
 	s.create("k", full()).want(t, 1, true)
 	r.ProtoReflect().SetUnknown(nil)
-	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
 // A request of nothing but small fields that this process does not know, as large as a server takes by default, costs no
 // multiple of its size that matters. Not parallel: what is allocated is counted for the whole process.
-func TestRule28_FingerprintOfManyFields(t *testing.T) {
+func TestFingerprint_ManyFields(t *testing.T) {
 	var r request
 	wire := bytes.Repeat([]byte{0xb0, 0x06, 1, 0xa8, 0x06, 1}, 4<<20/6) // 102: 1, 101: 1
 	if err := proto.Unmarshal(wire, &r); err != nil {
@@ -190,13 +191,13 @@ func TestRule28_FingerprintOfManyFields(t *testing.T) {
 	}
 }
 
-func TestFingerprintOption(t *testing.T) {
+func TestFingerprint_Option(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), grpclock.Fingerprint(func(_ context.Context, m proto.Message) []byte { return []byte(m.(*request).OrderId) }))
 	s.create("k", &request{OrderId: "1", Quantity: 1}).want(t, 1, false)
 	s.create("k", &request{OrderId: "1", Quantity: 2}).want(t, 1, true)
-	s.create("k", &request{OrderId: "2", Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+	s.create("k", &request{OrderId: "2", Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
 // raw is a codec that makes no messages.
@@ -207,7 +208,7 @@ func (raw) Marshal(any) ([]byte, error)     { return []byte{}, nil }
 func (raw) Unmarshal(_ []byte, v any) error { return nil }
 
 // A request that is no protobuf message fails before anything runs, unless nobody has to read it.
-func TestRule28_NoMessage(t *testing.T) {
+func TestFingerprint_NoMessage(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	serveRaw := func(i grpc.UnaryServerInterceptor, resp any) *server {
@@ -220,12 +221,12 @@ func TestRule28_NoMessage(t *testing.T) {
 		return serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, &orders{}) }, grpc.ForceServerCodec(raw{}), grpc.UnaryInterceptor(i))
 	}
 	locker := testutil.Locker(t)
-	serveRaw(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
-	serveRaw(grpclock.ByField("order_id", grpclock.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
+	serveRaw(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, reasonMisconfigured)
+	serveRaw(grpclock.ByField("order_id", idempotency.WithLocker(locker)), "x").create("k", &request{}).wantRefusal(t, codes.Internal, reasonMisconfigured)
 	if runs.Load() != 0 {
 		t.Errorf("%d runs", runs.Load())
 	}
-	locked := serveRaw(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(locker), grpclock.LockOnly()), "x")
+	locked := serveRaw(grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(locker)), "x")
 	if a := locked.create("k", &request{}); a.err != nil || runs.Load() != 1 {
 		t.Errorf("%v, %d runs", a.err, runs.Load())
 	}

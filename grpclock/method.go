@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
@@ -14,77 +15,76 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// method is what an interceptor knows of a method; it is found out once.
+// method is what an interceptor knows of a method. It is found out once.
 type method struct {
 	config
-	i      *interceptor
 	full   string                         // "/package.Service/Method"
-	desc   protoreflect.MethodDescriptor  // nil where it is not known
-	in     protoreflect.MessageDescriptor // of its requests; nil where they are no protobuf
+	desc   protoreflect.MethodDescriptor  // nil if it is not known
+	in     protoreflect.MessageDescriptor // of its requests; nil if they are no protobuf
 	source *source
 	paths  map[string]path
+	locks  bool
 	passes bool  // its calls are not protected
 	err    error // it cannot be protected: a mistake in the program
 
-	claims  atomic.Pointer[claims]
+	claims  claimsCache
 	answers atomic.Pointer[protoreflect.MessageType] // what its handler answered with last
+	warned  sync.Once                                // that callers share one space of keys
 }
 
-// method returns what is known of a method, whose request is one of its own.
+// method returns what is known of a method. The request is one of its own.
 func (i *interceptor) method(full string, req any) *method {
 	var in protoreflect.MessageDescriptor
 	if msg := messageOf(req); msg != nil {
 		in = msg.ProtoReflect().Descriptor()
 	}
-	if v, ok := i.methods.Load(full); ok {
-		if m := v.(*method); m.in == in {
-			return m
-		}
+	if v, ok := i.methods.Load(full); ok && v.(*method).in == in {
+		return v.(*method)
 	}
-	m := i.compile(full, in)
+	m := &method{config: i.config, full: full, in: in, desc: findMethod(full, in), source: i.source, locks: i.locks}
+	m.err = m.compile()
 	i.methods.Store(full, m)
 	return m
 }
 
-func (i *interceptor) compile(full string, in protoreflect.MessageDescriptor) *method {
-	m := &method{i: i, config: i.config, full: full, in: in, desc: findMethod(full, in), source: i.source}
+func (m *method) compile() error {
+	if m.passes = serversOwn(m.full); m.passes {
+		return nil
+	}
 	if m.source == nil {
-		if m.err = m.readOption(); m.err != nil || m.passes {
-			return m
+		if err := m.readOption(); err != nil || m.passes {
+			return err
 		}
 	}
-	if !m.lockOnly && hasNoSideEffects(m.desc) {
-		m.passes = true
-		return m
+	if m.passes = !m.locks && hasNoSideEffects(m.desc); m.passes {
+		return nil
 	}
 	m.paths = make(map[string]path, len(m.source.paths))
 	for _, text := range m.source.paths {
-		if in == nil {
-			m.err = errors.New("its request is no protobuf message, and has no fields")
-			return m
+		if m.in == nil {
+			return errors.New("its request is no protobuf message, and has no fields")
 		}
-		p, err := resolvePath(in, text)
+		p, err := resolvePath(m.in, text)
 		if err != nil {
-			m.err = err
-			return m
+			return err
 		}
 		m.paths[text] = p
 	}
-	return m
+	return nil
 }
 
-// service is the name of the method's service.
-func (m *method) service() string {
-	service, _ := splitMethod(m.full)
-	return service
+// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects, so
+// that interceptors of a whole server leave it alone.
+func serversOwn(full string) bool {
+	return strings.HasPrefix(full, "/grpc.health.") || strings.HasPrefix(full, "/grpc.reflection.")
 }
 
-// field is the value of a field of the request that the source named; "" where it is not set.
+// field returns the value of a field of the request, or "" if it is not set.
 func (c *call) field(text string) string {
 	return c.paths[text].text(messageOf(c.req).ProtoReflect())
 }
 
-// messageOf returns a message of either API; nil for anything else.
+// messageOf returns a message of either API, or nil for anything else.
 func messageOf(v any) proto.Message {
 	switch msg := v.(type) {
 	case proto.Message:
@@ -104,7 +104,7 @@ func splitMethod(full string) (service, name string) {
 	return full[:i], full[i+1:]
 }
 
-// findMethod finds the descriptor of a method: among those that are linked in, or beside its request's.
+// findMethod finds the descriptor of a method beside its request's, or among those that are linked in.
 func findMethod(full string, in protoreflect.MessageDescriptor) protoreflect.MethodDescriptor {
 	service, name := splitMethod(full)
 	if in != nil && in.ParentFile() != nil {
@@ -134,8 +134,8 @@ func hasNoSideEffects(m protoreflect.MethodDescriptor) bool {
 	return ok && o.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS
 }
 
-// answerType is the type of the method's answers, which a record says is of this name: the handler's own, if it has
-// answered in this process.
+// answerType returns the type of the method's answers, which has this name in the record. It is the
+// handler's own type if that has answered in this process.
 func (m *method) answerType(recorded protoreflect.FullName) (protoreflect.MessageType, error) {
 	if t := m.answers.Load(); t != nil && (*t).Descriptor().FullName() == recorded {
 		return *t, nil

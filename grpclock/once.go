@@ -5,39 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
+	"sync/atomic"
+	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 )
 
-// once runs a call, replays its answer or refuses it.
-func (c *call) once(key string) (any, error) {
-	request := messageOf(c.req)
-	if request == nil {
-		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: nobody could tell a retry from another request", c.req))
+// once runs a call under a claim, replays its answer or refuses it.
+func (c *call) once(l *core.Locker, key string) (any, error) {
+	msg := messageOf(c.req)
+	if msg == nil {
+		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: a retry could not be told from another request", c.req))
 	}
-	who := c.caller()
-	key = c.lookupKey(who.name, key)
-	if idempotency.Carries(c.ctx, key) {
-		return c.handler(c.ctx, c.req) // used twice: the outer one does it
+	who := c.who()
+	req := claim.Request{
+		// No part of the key can imitate another.
+		Key: core.Join(c.Service, who, "grpc", c.full, c.source.name, key),
+		ID:  c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
+	}
+	if claim.Carries(c.ctx, req.Key) {
+		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, and the options of the inner one would be ignored: keep one of them"))
 	}
 	var payload []byte
-	if c.config.fingerprint != nil {
-		payload = c.config.fingerprint(c.ctx, request)
+	if c.fingerprint != nil {
+		payload = c.fingerprint(c.ctx, msg)
 	} else {
-		payload = fingerprint(request.ProtoReflect())
+		payload = canonical(msg.ProtoReflect())
 	}
-	fp := idempotency.Fingerprint{Payload: idempotency.Digest([]byte(c.full), payload), Credentials: who.credentials}
-	out, err := c.claimsOn(c.locker).Begin(c.ctx, key, fp)
+	req.Fingerprint = claim.Fingerprint{Payload: claim.Digest([]byte(c.full), payload), Credentials: c.credentials(who)}
+	out, err := c.claims.on(l, c.Settings).Begin(c.ctx, req)
 	switch {
 	case err != nil:
 		return nil, c.refuseErr(err)
 	case out.Unprotected != nil:
-		c.noteUnprotected(out.Unprotected)
+		c.logUnprotected(out.Unprotected)
 		return c.handler(c.ctx, c.req)
 	case out.Replay != nil:
 		return c.replay(out.Replay)
@@ -45,69 +52,114 @@ func (c *call) once(key string) (any, error) {
 	return c.run(out.Claim)
 }
 
-// lookupKey is the key of the claim: no part of it can imitate another, and without a space none that ginlock makes.
-func (m *method) lookupKey(who, key string) string {
-	if m.space != "" {
-		return idempotency.SpaceKey(m.space, who, key)
+// serverDeadline returns the deadline that the server's own interceptors set, or zero. The client's
+// deadline, which the stream has, is its patience, and does not end a handler under a claim.
+func serverDeadline(ctx context.Context) time.Time {
+	deadline, ok := ctx.Deadline()
+	stream, known := grpc.ServerTransportStreamFromContext(ctx).(interface{ Context() context.Context })
+	if !ok || !known {
+		return time.Time{}
 	}
-	return core.Join(who, "grpc", m.full, m.source.name, key)
-}
-
-// claims are the Claims on a Locker.
-type claims struct {
-	*idempotency.Claims
-	on *core.Locker
-}
-
-// claimsOn returns the Claims on l, which change when core.SetDefault is called again.
-func (m *method) claimsOn(l *core.Locker) *idempotency.Claims {
-	if made := m.claims.Load(); made != nil && made.on == l {
-		return made.Claims
+	if clients, ok := stream.Context().Deadline(); ok && !deadline.Before(clients) {
+		return time.Time{}
 	}
-	opts := append(slices.Clone(m.records), idempotency.WithTransport("grpc"), idempotency.WithRetention(m.retention), idempotency.WithWait(m.wait))
-	if m.failOpen {
-		opts = append(opts, idempotency.WithFailOpen())
-	}
-	made := &claims{idempotency.New(l, opts...), l}
-	m.claims.Store(made)
-	return made.Claims
+	return deadline
 }
 
 // run runs the handler under its claim, and records its answer before it is sent.
-func (c *call) run(claim *idempotency.Claim) (any, error) {
-	defer c.abandon(claim) // before the answer is sent: a retry may follow at once. It leaves alone what was completed
-	sent := capture(c.ctx)
-	resp, err := c.handler(context.WithValue(sent.ctx(claim.Context()), heldKey{}, claim), c.req)
-	if !c.keeps(err) {
-		if errors.Is(context.Cause(claim.Context()), core.ErrLost) && cancelled(err) {
-			return nil, c.refuse(refuseLost)
+func (c *call) run(k *claim.Claim) (resp any, err error) {
+	returned := false
+	defer func() {
+		if !returned { // a panic
+			c.end(k, k.Fate(claim.Unknown), claim.Tombstone())
 		}
-		return resp, err
+		k.Close()
+	}()
+	ctx, sent := c.remember(k.Context())
+	resp, err, ok := c.recovered(ctx, k)
+	if !ok {
+		resp, err = c.handler(ctx, c.req)
 	}
-	r, problem := c.record(resp, err, sent)
-	if problem != nil {
-		c.note(slog.LevelError, "grpclock: the answer cannot be recorded; a retry will be told so", problem)
+	returned = true
+	var record *claim.Record
+	f := c.fate(k, err)
+	if f == claim.Keep {
+		record = c.record(resp, err, sent)
 	}
-	c.complete(claim, r)
+	c.end(k, f, record)
+	if errors.Is(context.Cause(ctx), core.ErrLost) && gaveUp(err) {
+		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
+	}
 	return resp, err
 }
 
-// keeps says whether an answer is recorded.
-func (c *call) keeps(err error) bool {
-	var refused *refusedError
-	code := statusOf(err).Code()
-	switch {
-	case errors.As(err, &refused):
-		return false
-	case code == codes.Unauthenticated:
-		return false // whatever RecordIf says: whoever comes with the right credentials must get through
-	case code > codes.Unauthenticated:
-		return false // the largest there is
+// recovered lets Recover decide about an earlier run. It returns true if there is an answer.
+func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool) {
+	earlier := k.Adopted()
+	if earlier == nil || c.recover == nil {
+		return nil, nil, false
 	}
-	return c.recordIf(code)
+	resp, decision, err := c.recover(ctx, c.req, idempotency.Run{
+		Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID,
+	})
+	switch decision {
+	case idempotency.Answered:
+		return resp, err, true
+	case idempotency.RunHandler:
+		return nil, nil, false
+	}
+	if err != nil {
+		c.log(slog.LevelError, "the outcome of an earlier run is still unknown", err)
+	}
+	k.Decide(claim.Unknown)
+	return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeOutcomeUnknown)), true
 }
 
-// statusOf is the status that the server makes of a handler's error.
+// fate returns what becomes of the key after an answer with this error.
+func (c *call) fate(k *claim.Claim, err error) claim.Fate {
+	code := statusOf(err).Code()
+	f := claim.Fate(c.decide(code))
+	switch code {
+	case codes.Unauthenticated:
+		f = claim.Free // the caller must get through with the right credentials
+	case codes.Internal, codes.Unknown, codes.DataLoss:
+		if c.RunAgain {
+			f = claim.Free
+		}
+	}
+	return k.Fate(f)
+}
+
+// end ends the claim as the fate of its key says.
+func (c *call) end(k *claim.Claim, f claim.Fate, r *claim.Record) {
+	switch f {
+	case claim.Free:
+		if err := k.Free(c.ctx); err != nil {
+			c.log(slog.LevelWarn, "a key could not be freed; the outcome is unknown to a retry", err)
+		}
+	case claim.Unknown:
+		k.LeaveUnknown(c.ctx)
+	default:
+		c.complete(k, r)
+	}
+}
+
+// complete records the answer. If that fails the answer is sent all the same.
+func (c *call) complete(k *claim.Claim, r *claim.Record) {
+	err := k.Complete(c.ctx, r)
+	switch {
+	case err == nil, errors.Is(err, claim.ErrOver):
+	case errors.Is(err, core.ErrLost):
+		c.log(slog.LevelError, "the claim was lost and taken over while the handler ran; its answer is not recorded", err)
+	case errors.Is(err, core.ErrUnavailable):
+		c.log(slog.LevelError, "the answer is not recorded yet; it will be when the backend is back", err)
+	default:
+		c.log(slog.LevelError, "the answer could not be recorded; a retry is refused", err)
+		_ = k.Complete(c.ctx, claim.Tombstone()) // the record was too large
+	}
+}
+
+// statusOf returns the status that the server makes of a handler's error.
 func statusOf(err error) *status.Status {
 	st, ok := status.FromError(err)
 	if !ok {
@@ -116,25 +168,19 @@ func statusOf(err error) *status.Status {
 	return st
 }
 
-// cancelled says whether a handler gave up since its context ended.
-func cancelled(err error) bool {
+// gaveUp reports whether a handler ended because its context did.
+func gaveUp(err error) bool {
 	return err != nil && (statusOf(err).Code() == codes.Canceled || errors.Is(err, context.Canceled) || errors.Is(err, core.ErrLost))
 }
 
-// complete records the answer; if that fails the answer is sent all the same.
-func (c *call) complete(claim *idempotency.Claim, r *idempotency.Record) {
-	err := claim.Complete(c.ctx, r)
-	switch {
-	case err == nil:
-	case errors.Is(err, core.ErrLost):
-		c.note(slog.LevelError, "grpclock: the claim was lost while the handler ran; its answer is not recorded, and another may have run", err)
-	default:
-		c.note(slog.LevelError, "grpclock: the answer could not be recorded", err)
-	}
-}
+// claimsCache holds the Claims on a Locker. It changes if core.SetDefault is called again.
+type claimsCache struct{ made atomic.Pointer[claim.Claims] }
 
-func (c *call) abandon(claim *idempotency.Claim) {
-	if err := claim.Abandon(c.ctx); err != nil {
-		c.note(slog.LevelWarn, "grpclock: a claim could not be given up; its key is free when its lease ends", err)
+func (c *claimsCache) on(l *core.Locker, s claim.Settings) *claim.Claims {
+	if made := c.made.Load(); made != nil && made.On(l) {
+		return made
 	}
+	made := claim.New(l, "grpc", s)
+	c.made.Store(made)
+	return made
 }

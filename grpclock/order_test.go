@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
@@ -12,41 +13,43 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
-// A panic goes on to whoever recovers from it, and the key is free: a retry runs.
-func TestRule30_Panics(t *testing.T) {
+// A panic goes on to whoever recovers from it. With a lock or RunAgain the key is free. Otherwise the outcome is unknown,
+// unless an interceptor inside makes it an answer.
+func TestByMetadata_Panics(t *testing.T) {
 	t.Parallel()
-	l := testutil.Locker(t)
-	recoverer := recovery.UnaryServerInterceptor()
-	for name, wire := range map[string]func(i grpc.UnaryServerInterceptor) grpc.ServerOption{
-		"recovery outside": func(i grpc.UnaryServerInterceptor) grpc.ServerOption {
-			return grpc.ChainUnaryInterceptor(recoverer, i)
-		},
-		"recovery inside": func(i grpc.UnaryServerInterceptor) grpc.ServerOption {
-			return grpc.ChainUnaryInterceptor(i, recoverer)
-		},
+	_, l := newHanging(t, core.WithTTL(300*time.Millisecond))
+	use, recoverer := idempotency.WithLocker(l), recovery.UnaryServerInterceptor()
+	byKey := grpclock.ByMetadata(idempotencyKey, use)
+	for _, tc := range []struct {
+		name  string
+		chain []grpc.UnaryServerInterceptor
+		retry func(a answer) bool
+	}{
+		{"outside", []grpc.UnaryServerInterceptor{recoverer, byKey}, func(a answer) bool { return a.reason() == reasonOutcomeUnknown }},
+		{"inside", []grpc.UnaryServerInterceptor{byKey, recoverer}, answer.replayed},
+		{"run again", []grpc.UnaryServerInterceptor{recoverer, grpclock.ByMetadata(idempotencyKey, use, idempotency.RunAgain())}, func(a answer) bool { return a.err == nil && a.order.Run == 2 }},
+		{"locked", []grpc.UnaryServerInterceptor{recoverer, grpclock.LockByKey("{metadata.idempotency-key}", use)}, func(a answer) bool { return a.err == nil && a.order.Run == 2 }},
 	} {
-		for kind, i := range map[string]grpc.UnaryServerInterceptor{
-			"once":   grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l)),
-			"locked": grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly()),
-		} {
-			t.Run(name+"/"+kind, func(t *testing.T) {
-				var runs atomic.Int64
-				s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
-					if runs.Add(1) == 1 {
-						panic("oops")
-					}
-					return &order{Run: runs.Load()}, nil
-				}}, wire(i))
-				if a := s.create(name+kind, &request{}); status.Code(a.err) != codes.Internal && status.Code(a.err) != codes.Unknown {
-					t.Errorf("a panic is %v", a.err)
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+				if runs.Add(1) == 1 {
+					panic("oops")
 				}
-				s.create(name+kind, &request{}).want(t, 2, false)
-			})
-		}
+				return &order{Run: runs.Load()}, nil
+			}}, grpc.ChainUnaryInterceptor(tc.chain...))
+			if a := s.create(tc.name, &request{}); status.Code(a.err) != codes.Unknown && status.Code(a.err) != codes.Internal {
+				t.Errorf("a panic is %v", a.err)
+			}
+			until(t, func() answer { return s.create(tc.name, &request{}) }, tc.retry)
+		})
 	}
 }
 
@@ -65,7 +68,7 @@ func selected(i grpc.UnaryServerInterceptor, names ...string) grpc.UnaryServerIn
 func TestSelector(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(selected(i, "Create")))
 	s.create("k", &request{}).want(t, 1, false)
 	s.create("k", &request{}).want(t, 1, true)
@@ -74,31 +77,31 @@ func TestSelector(t *testing.T) {
 }
 
 // Methods without side effects have nothing that could happen twice.
-func TestNoSideEffectsPass(t *testing.T) {
+func TestByMetadata_NoSideEffects(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	s := once(t, counter(&runs), grpclock.Require())
+	s := once(t, counter(&runs), idempotency.Require())
 	ask(t.Context(), s.Get, &request{}, idempotencyKey, "k").want(t, 1, false)
 	ask(t.Context(), s.Get, &request{}, idempotencyKey, "k").want(t, 2, false)
 	ask(t.Context(), s.Get, &request{}).want(t, 3, false)
 }
 
-// The same interceptor twice is one; what an inner one refuses is not the handler's answer, and is not recorded.
-func TestInterceptorsInARow(t *testing.T) {
+// What an inner interceptor refuses is not the handler's answer, and is not recorded.
+func TestRefusal_OfInnerInterceptor(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
-	byKey := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))
-	lock := grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))
-	inner := grpclock.ByMetadata("inner-key", grpclock.Require(), grpclock.WithLocker(l))
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey, lock, inner, byKey))
+	byKey := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))
+	lock := grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))
+	inner := grpclock.ByMetadata("inner-key", idempotency.Require(), idempotency.WithLocker(l))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, lock, inner))
 	r := &request{OrderId: "7"}
-	s.create("k", r).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing) // by the inner one
+	s.create("k", r).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing) // by the inner one
 	k, err := l.Acquire(t.Context(), "order:7")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.create("k", r, "inner-key", "i").wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	s.create("k", r, "inner-key", "i").wantRefusal(t, codes.Aborted, reasonLockBusy)
 	if err := k.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -108,33 +111,47 @@ func TestInterceptorsInARow(t *testing.T) {
 	s.create("k2", r, "inner-key", "i2").want(t, 1, true) // which has it now
 }
 
+// The options of the inner one would be ignored.
+func TestByMetadata_Twice(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	byKey := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(byKey, byKey))
+	for range 2 {
+		s.create("k", &request{}).wantRefusal(t, codes.Internal, reasonMisconfigured)
+	}
+	if runs.Load() != 0 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
+
 // In another order than the documented one: the lock outside of the key makes duplicates wait or fail, and nothing runs
 // twice.
-func TestLockOutsideOfTheKey(t *testing.T) {
+func TestLockByKey_OutsideOfKey(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	g := newGate(t)
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(
-		grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+		grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
 	r := &request{OrderId: "7"}
 	first := later(func() answer { return s.create("k", r) })
 	g.wait(t)
-	s.create("k", r).wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	s.create("k", r).wantRefusal(t, codes.Aborted, reasonLockBusy)
 	close(g.open)
 	(<-first).want(t, 1, false)
 	s.create("k", r).want(t, 1, true)
 }
 
 // An interceptor between us and the handler may change the request; what counts is what the client sent.
-func TestARequestThatIsChangedOnTheWay(t *testing.T) {
+func TestFingerprint_RequestChangedInside(t *testing.T) {
 	t.Parallel()
 	var runs, changes atomic.Int64
 	change := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		req.(*request).Quantity = int32(changes.Add(1))
 		return handler(ctx, req)
 	}
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t))), change))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t))), change))
 	s.create("k", &request{}).want(t, 1, false)
 	s.create("k", &request{}).want(t, 1, true)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -28,7 +29,7 @@ func orphan(t *testing.T, l *core.Locker, key string) {
 	}
 }
 
-func TestLockOnly_OrphanedKey(t *testing.T) {
+func TestLockByKey_OrphanedKey(t *testing.T) {
 	t.Parallel()
 	l, err := core.New(testutil.Memory())
 	if err != nil {
@@ -36,11 +37,11 @@ func TestLockOnly_OrphanedKey(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) { return &order{Run: 1}, nil }},
-		grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.FailOpen(), grpclock.WithLocker(l))))
+		grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.FailOpen(), idempotency.WithLocker(l))))
 	create := func() answer { return ask(t.Context(), s.Create, &request{OrderId: "1"}) }
 	orphan(t, l, "order:1")
 	a := create()
-	a.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonLockUnavailable)
+	a.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
 	if pushback := a.trailer.Get("grpc-retry-pushback-ms"); len(pushback) > 0 {
 		t.Errorf("grpc-retry-pushback-ms is %q; want a refusal that is not retryable", pushback)
 	}

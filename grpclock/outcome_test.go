@@ -1,6 +1,7 @@
 package grpclock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -30,7 +32,7 @@ func (a answer) retryDelay() time.Duration {
 	return 0
 }
 
-func TestRule26_InFlight(t *testing.T) {
+func TestRefusal_InFlight(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
@@ -47,32 +49,32 @@ func TestRule26_InFlight(t *testing.T) {
 			first := later(func() answer { return s.create("k", &request{}) })
 			g.wait(t)
 			a := s.create("k", &request{})
-			a.wantRefusal(t, tc.code, grpclock.ReasonInFlight)
+			a.wantRefusal(t, tc.code, reasonInFlight)
 			if a.retryDelay() <= 0 || len(a.trailer.Get("grpc-retry-pushback-ms")) != 1 {
 				t.Errorf("%v %v does not say when to retry", a.err, a.trailer)
 			}
 			// A mismatch wins over in flight.
-			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
-			s.create("k", &request{}, "authorization", "x").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
+			s.create("k", &request{}, "authorization", "x").wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
 			close(g.open)
 			(<-first).want(t, 1, false)
 			s.create("k", &request{}).want(t, 1, true)
-			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 		})
 	}
 }
 
-func TestRule26_WaitForTheAnswer(t *testing.T) {
+func TestWait_ForTheAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
-	s := once(t, g.behind(counter(&runs)), grpclock.Wait(10*time.Second))
+	s := once(t, g.behind(counter(&runs)), idempotency.Wait(10*time.Second))
 	first := later(func() answer { return s.create("k", &request{}) })
 	g.wait(t)
 	second := later(func() answer { return s.create("k", &request{}) })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if a := ask(ctx, s.Create, &request{}, idempotencyKey, "k"); status.Code(a.err) != codes.DeadlineExceeded && a.reason() != grpclock.ReasonInFlight { // whose clock is first
+	if a := ask(ctx, s.Create, &request{}, idempotencyKey, "k"); status.Code(a.err) != codes.DeadlineExceeded && a.reason() != reasonInFlight { // whose clock is first
 		t.Errorf("a short deadline: %v", a.err)
 	}
 	close(g.open)
@@ -80,7 +82,7 @@ func TestRule26_WaitForTheAnswer(t *testing.T) {
 	(<-second).want(t, 1, true)
 }
 
-func TestRule26_OneEffect(t *testing.T) {
+func TestByMetadata_OneEffect(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
@@ -93,7 +95,7 @@ func TestRule26_OneEffect(t *testing.T) {
 		wg.Go(func() {
 			switch a := s.create("k", &request{}); {
 			case a.err == nil && a.order.Run == 1:
-			case a.reason() == grpclock.ReasonInFlight:
+			case a.reason() == reasonInFlight:
 				refused.Add(1)
 			default:
 				t.Errorf("%v, %v", a.order, a.err)
@@ -106,16 +108,16 @@ func TestRule26_OneEffect(t *testing.T) {
 	}
 }
 
-func TestRule26_LockBusyAndSealed(t *testing.T) {
+func TestLockByKey_BusyAndSealed(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g, l := newGate(t), testutil.Locker(t)
-	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))))
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))))
 	grab := func(id string) answer { return ask(t.Context(), s.Grab, &request{OrderId: id}) }
 	first := later(func() answer { return grab("7") })
 	g.wait(t)
 	a := grab("7")
-	a.wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	a.wantRefusal(t, codes.Aborted, reasonLockBusy)
 	if a.retryDelay() <= 0 {
 		t.Errorf("%v does not say when to retry", a.err)
 	}
@@ -129,10 +131,10 @@ func TestRule26_LockBusyAndSealed(t *testing.T) {
 	if err := k.Seal(t.Context(), []byte("gone"), time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	grab("8").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonLockSealed)
+	grab("8").wantRefusal(t, codes.FailedPrecondition, reasonLockSealed)
 }
 
-func TestRule26_LockOnlyWaits(t *testing.T) {
+func TestLockByKey_Wait(t *testing.T) {
 	t.Parallel()
 	var inside, runs atomic.Int64
 	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) {
@@ -142,7 +144,7 @@ func TestRule26_LockOnlyWaits(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		inside.Add(-1)
 		return &order{Run: runs.Add(1)}, nil
-	}}, grpc.UnaryInterceptor(grpclock.ByField("order_id", grpclock.LockOnly(), grpclock.Wait(10*time.Second), grpclock.WithLocker(testutil.Locker(t)))))
+	}}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.Wait(10*time.Second), idempotency.WithLocker(testutil.Locker(t)))))
 	var wg sync.WaitGroup
 	for i := range 20 {
 		m := s.Grab
@@ -156,13 +158,13 @@ func TestRule26_LockOnlyWaits(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	ask(t.Context(), s.Grab, &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid) // nothing is named
+	ask(t.Context(), s.Grab, &request{}).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing) // nothing is named
 	if runs.Load() != 20 {
 		t.Errorf("%d runs", runs.Load())
 	}
 }
 
-func TestRule26_LockLost(t *testing.T) {
+func TestLockByKey_Lost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n, core.WithTTL(2*time.Second))
@@ -180,29 +182,29 @@ func TestRule26_LockLost(t *testing.T) {
 	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		n.Client().Del(context.Background(), "onelane:{order:"+r.OrderId+"}")
 		return answers[r.OrderId](ctx, r)
-	}}, grpc.UnaryInterceptor(grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly(), grpclock.WithLocker(l))))
+	}}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))))
 	for id := range answers {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
-			ask(t.Context(), s.Grab, &request{OrderId: id}).wantRefusal(t, codes.Aborted, grpclock.ReasonLockLost)
+			ask(t.Context(), s.Grab, &request{OrderId: id}).wantRefusal(t, codes.Aborted, reasonLockLost)
 		})
 	}
 }
 
-func TestRule26_StoreDown(t *testing.T) {
+func TestRefusal_StoreDown(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
 	handle := &orders{handle: counter(&runs)}
-	closed := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
-	locked := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.LockOnly())))
-	open := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.FailOpen())))
-	openLocked := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l), grpclock.FailOpen(), grpclock.LockOnly())))
+	closed := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
+	locked := serve(t, handle, grpc.UnaryInterceptor(grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(l))))
+	open := serve(t, handle, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), idempotency.FailOpen())))
+	openLocked := serve(t, handle, grpc.UnaryInterceptor(grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(l), idempotency.FailOpen())))
 	n.Kill()
 	for _, s := range []*server{closed, locked} {
 		a := s.create("k", &request{})
-		a.wantRefusal(t, codes.Unavailable, grpclock.ReasonLockUnavailable)
+		a.wantRefusal(t, codes.Unavailable, reasonLockUnavailable)
 		if a.retryDelay() <= 0 {
 			t.Errorf("%v does not say when to retry", a.err)
 		}
@@ -216,7 +218,7 @@ func TestRule26_StoreDown(t *testing.T) {
 }
 
 // After the handler: the answer goes out, nothing else may run, and it is recorded once Redis answers again.
-func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
+func TestByMetadata_StoreDownAfterHandler(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
@@ -224,28 +226,45 @@ func TestRule24_StoreDownAfterTheHandler(t *testing.T) {
 	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		n.Stop()
 		return counter(&runs)(ctx, r)
-	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
 	s.create("k", &request{}).want(t, 1, false)
-	s.create("k", &request{}).wantRefusal(t, codes.Aborted, grpclock.ReasonInFlight) // this process has the claim still
+	s.create("k", &request{}).wantRefusal(t, codes.Aborted, reasonInFlight) // this process has the claim still
 	n.Cont()
 	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil }).want(t, 1, true)
 }
 
-func TestRule28_WhatIsRecorded(t *testing.T) {
+func TestDefaultFate_EachCode(t *testing.T) {
 	t.Parallel()
-	recorded := map[codes.Code]bool{codes.OK: true, codes.InvalidArgument: true, codes.NotFound: true, codes.AlreadyExists: true,
-		codes.FailedPrecondition: true, codes.OutOfRange: true, codes.PermissionDenied: true}
+	const replayed, again, unknown = "replayed", "again", "unknown"
+	fates := map[codes.Code]string{codes.InvalidArgument: again, codes.Unauthenticated: again,
+		codes.PermissionDenied: again, codes.ResourceExhausted: again, codes.Aborted: again, codes.Unavailable: again,
+		codes.Canceled: unknown, codes.DeadlineExceeded: unknown}
+	always := func(f idempotency.Fate) grpclock.Option {
+		return grpclock.Decide(func(codes.Code) idempotency.Fate { return f })
+	}
 	for _, tc := range []struct {
 		name string
 		opts []grpclock.Option
-		want func(c codes.Code) bool
+		want func(c codes.Code) string
 	}{
-		{"default", nil, func(c codes.Code) bool { return recorded[c] }},
-		{"RecordIf all", []grpclock.Option{grpclock.RecordIf(func(codes.Code) bool { return true })},
-			func(c codes.Code) bool { return c <= codes.Unauthenticated && c != codes.Unauthenticated }},
-		{"RecordIf none", []grpclock.Option{grpclock.RecordIf(func(codes.Code) bool { return false })}, func(codes.Code) bool { return false }},
+		{"default", nil, func(c codes.Code) string { return cmp.Or(fates[c], replayed) }},
+		{"Decide keeps", []grpclock.Option{always(idempotency.KeepAnswer)}, func(c codes.Code) string {
+			if c == codes.Unauthenticated {
+				return again
+			}
+			return replayed
+		}},
+		{"Decide frees", []grpclock.Option{always(idempotency.FreeKey)}, func(codes.Code) string { return again }},
+		{"RunAgain", []grpclock.Option{idempotency.RunAgain()}, func(c codes.Code) string {
+			switch c {
+			case codes.Internal, codes.Unknown, codes.DataLoss, codes.Canceled, codes.DeadlineExceeded:
+				return again
+			}
+			return cmp.Or(fates[c], replayed)
+		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			var runs atomic.Int64
 			s := once(t, func(_ context.Context, r *request) (*order, error) {
 				runs.Add(1)
@@ -258,46 +277,49 @@ func TestRule28_WhatIsRecorded(t *testing.T) {
 				} else {
 					s.create(key, r).want(t, 0, false)
 				}
-				a := s.create(key, r)
-				if status.Code(a.err) != code || a.replayed() != tc.want(code) {
-					t.Errorf("%v: %v, replayed %v", code, a.err, a.replayed())
+				before, a := runs.Load(), s.create(key, r)
+				if tc.want(code) == unknown { // and until the lease ends it is in flight
+					if a.reason() != reasonInFlight && a.reason() != reasonOutcomeUnknown || runs.Load() != before {
+						t.Errorf("%v: %v", code, a.err)
+					}
+					continue
+				}
+				if ran := runs.Load() > before; status.Code(a.err) != code || a.replayed() == ran || ran != (tc.want(code) == again) {
+					t.Errorf("%v: %v, replayed %v, want it %s", code, a.err, a.replayed(), tc.want(code))
 				}
 			}
 		})
 	}
 }
 
-// An error without a status, and those of contexts, are what the server makes of them.
-func TestRule28_PlainErrorsAreNotRecorded(t *testing.T) {
+// An error without a status, and one around a status, are what the server makes of them.
+func TestRecord_PlainErrors(t *testing.T) {
 	t.Parallel()
-	var runs atomic.Int64
-	s := once(t, func(_ context.Context, r *request) (*order, error) {
-		if runs.Add(1) == 1 {
-			return nil, errors.New("oops")
-		}
-		return nil, fmt.Errorf("wrapped: %w", status.Error(codes.NotFound, "gone"))
-	})
-	s.create("k", &request{}).wantCode(t, codes.Unknown, false)
-	a := s.create("k", &request{})
-	a.wantCode(t, codes.NotFound, false)
-	b := s.create("k", &request{})
-	b.wantCode(t, codes.NotFound, true)
-	if a.err.Error() != b.err.Error() {
-		t.Errorf("%v is replayed as %v", a.err, b.err)
+	for name, err := range map[string]error{
+		"plain": errors.New("oops"), "wrapped": fmt.Errorf("wrapped: %w", status.Error(codes.NotFound, "gone")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := once(t, func(context.Context, *request) (*order, error) { return nil, err })
+			a, b := s.create("k", &request{}), s.create("k", &request{})
+			if b.wantCode(t, status.Code(a.err), true); a.replayed() || a.err.Error() != b.err.Error() {
+				t.Errorf("%v is replayed as %v", a.err, b.err)
+			}
+		})
 	}
 }
 
-func TestRule28_Retention(t *testing.T) {
+func TestRecord_Retention(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	s := once(t, counter(&runs), grpclock.Retain(50*time.Millisecond))
+	s := once(t, counter(&runs), idempotency.Retain(50*time.Millisecond))
 	s.create("k", &request{}).want(t, 1, false)
 	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return !a.replayed() }).want(t, 2, false)
 }
 
 // A call whose deadline passes while Redis is asked, or whose client hangs up, does not run, FailOpen or not: it would run for nobody, and
 // maybe beside the one that has the key. Redis may be given up a moment before the context's own timer, which must not matter.
-func TestRule26_FailOpenForNobody(t *testing.T) {
+func TestFailOpen_ClientGone(t *testing.T) {
 	t.Parallel()
 	backend, l := newHanging(t)
 	var runs atomic.Int64
@@ -319,10 +341,13 @@ func TestRule26_FailOpenForNobody(t *testing.T) {
 	}
 	handle := &orders{handle: counter(&runs)}
 	servers := map[string]*server{}
-	for name, opts := range map[string][]grpclock.Option{
-		"once": {grpclock.FailOpen()}, "locked": {grpclock.FailOpen(), grpclock.LockOnly()}, "closed": nil, "closed, locked": {grpclock.LockOnly()},
+	use := idempotency.WithLocker(l)
+	for name, by := range map[string]grpc.UnaryServerInterceptor{
+		"once":           grpclock.ByMetadata(idempotencyKey, use, idempotency.FailOpen()),
+		"locked":         grpclock.LockByKey("{metadata.idempotency-key}", use, idempotency.FailOpen()),
+		"closed":         grpclock.ByMetadata(idempotencyKey, use),
+		"closed, locked": grpclock.LockByKey("{metadata.idempotency-key}", use),
 	} {
-		by := grpclock.ByMetadata(idempotencyKey, append(opts, grpclock.WithLocker(l))...)
 		servers[name] = serve(t, handle, grpc.ChainUnaryInterceptor(outside, by))
 		servers[name].create("warm", &request{}) // connected
 		<-over

@@ -12,7 +12,7 @@ import (
 // path is a field of a request, or of a message in it.
 type path []protoreflect.FieldDescriptor
 
-// resolvePath finds the field of this path in the messages of a type. The error says what is wrong with it.
+// resolvePath finds the field of this path in the messages of a type.
 func resolvePath(in protoreflect.MessageDescriptor, text string) (path, error) {
 	var p path
 	for name := range strings.SplitSeq(text, ".") {
@@ -38,8 +38,8 @@ func resolvePath(in protoreflect.MessageDescriptor, text string) (path, error) {
 	return p, nil
 }
 
-// text is the field's value in a request; "" where it is not set. Where 0 cannot be told from that, as with integers
-// of proto3 that are not optional, it is not set.
+// text returns the field's value in a request, or "" if it is not set. An integer of proto3 that is not
+// optional is not set if it is 0.
 func (p path) text(m protoreflect.Message) string {
 	last := len(p) - 1
 	for _, f := range p[:last] {

@@ -3,48 +3,59 @@ package grpclock
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/x509"
 	"encoding/hex"
+	"log/slog"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 )
 
-// caller is who calls.
-type caller struct {
-	name        string   // "": anonymous
-	credentials [32]byte // of one whom Principal does not name
+// who returns the principal, or "" for an anonymous caller.
+func (c *call) who() string {
+	if c.principal != nil {
+		return c.principal(c.ctx)
+	}
+	return certified(c.ctx)
 }
 
-// caller finds out who calls, once per call.
-func (c *call) caller() *caller {
-	if c.who != nil {
-		return c.who
+// credentials returns a digest of the caller's credentials. It is zero for a caller whom Principal
+// names. A certificate may be that of a proxy, and many callers come through it.
+func (c *call) credentials(who string) [sha256.Size]byte {
+	if who != "" && c.principal != nil {
+		return [sha256.Size]byte{}
 	}
-	who := &caller{}
-	if c.principal != nil {
-		who.name = c.principal(c.ctx)
-	} else if who.name = certified(c.ctx); who.name == "" {
-		c.i.shared.Do(func() {
-			c.log.InfoContext(c.ctx, "grpclock: no principal is known: all such callers share one space of keys, and a retry must come with the same credentials; grpclock.Principal changes that", "method", c.full)
+	if who == "" {
+		c.warned.Do(func() {
+			c.log(slog.LevelWarn, "no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal", nil)
 		})
 	}
-	if who.name == "" || c.principal == nil { // a certificate may be that of a proxy, and many call through it
-		who.credentials = idempotency.Credentials(c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"))
-	}
-	c.who = who
-	return who
+	return claim.Credentials(c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"))
 }
 
 func (c *call) incoming(name string) []string {
 	return metadata.ValueFromIncomingContext(c.ctx, name)
 }
 
-// certified is the name in the client's certificate, if that was verified.
+// requestID returns the metadata x-request-id, or "".
+func (c *call) requestID() string {
+	ids := c.incoming("x-request-id")
+	if len(ids) != 1 {
+		return ""
+	}
+	id, err := validValue(ids[0])
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
+// certified returns the name in the client's certificate, or "" if there is none that was verified. It
+// stays when the certificate is renewed: the issuer, and the URIs (a SPIFFE ID is one), or the subject,
+// or the DNS names and e-mail addresses. A certificate without a name is its key.
 func certified(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -54,25 +65,20 @@ func certified(ctx context.Context) string {
 	if !ok || len(info.State.VerifiedChains) == 0 || len(info.State.VerifiedChains[0]) == 0 {
 		return ""
 	}
-	return certificateName(info.State.VerifiedChains[0][0])
-}
-
-// certificateName is what stays when a certificate is renewed: its URIs (a SPIFFE ID is one), or its subject, or its
-// DNS names and e-mail addresses. One without any name is its key.
-func certificateName(leaf *x509.Certificate) string {
-	parts := []string{"tls"}
+	leaf := info.State.VerifiedChains[0][0]
+	var names []string
 	for _, u := range leaf.URIs {
-		parts = append(parts, u.String())
+		names = append(names, u.String())
 	}
-	if subject := leaf.Subject.String(); len(parts) == 1 && subject != "" {
-		parts = append(parts, subject)
+	if subject := leaf.Subject.String(); len(names) == 0 && subject != "" {
+		names = []string{subject}
 	}
-	if len(parts) == 1 {
-		parts = append(append(parts, leaf.DNSNames...), leaf.EmailAddresses...)
+	if len(names) == 0 {
+		names = append(append(names, leaf.DNSNames...), leaf.EmailAddresses...)
 	}
-	if len(parts) == 1 {
+	if len(names) == 0 {
 		key := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
-		parts = append(parts, hex.EncodeToString(key[:]))
+		names = []string{hex.EncodeToString(key[:])}
 	}
-	return core.Join(parts...)
+	return core.Join(append([]string{"tls", leaf.Issuer.String()}, names...)...)
 }

@@ -22,10 +22,11 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
-func TestRule24b_PrincipalsAreApart(t *testing.T) {
+func TestPrincipal_KeysAreApart(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs), grpclock.Principal(byUser))
@@ -39,7 +40,7 @@ func TestRule24b_PrincipalsAreApart(t *testing.T) {
 	s.create("k", &request{Quantity: 1}, "user", "eve").want(t, 4, false)
 }
 
-func TestRule24b_AnonymousCallersRepeatTheirCredentials(t *testing.T) {
+func TestPrincipal_AnonymousCredentials(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -47,10 +48,10 @@ func TestRule24b_AnonymousCallersRepeatTheirCredentials(t *testing.T) {
 	s.create("k", &request{}, "authorization", "Bearer a").want(t, 1, true)
 	for _, md := range [][]string{{"authorization", "Bearer b"}, nil, {"authorization", "Bearer a", "authorization", "Bearer a"}, {"authorization", "Bearer a", "cookie", "x"}, {"authorization", "Bearer a", "x-api-key", "x"}} {
 		a := s.create("k", &request{}, md...)
-		a.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+		a.wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
 		// Whether the payload is the same is not told.
 		b := s.create("k", &request{Quantity: 9}, md...)
-		if b.wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged); a.err.Error() != b.err.Error() {
+		if b.wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged); a.err.Error() != b.err.Error() {
 			t.Errorf("%v, %v", a.err, b.err)
 		}
 	}
@@ -60,7 +61,7 @@ func TestRule24b_AnonymousCallersRepeatTheirCredentials(t *testing.T) {
 }
 
 // Whoever may not come in does not get a replay either.
-func TestRule24b_AuthenticationRunsFirst(t *testing.T) {
+func TestPrincipal_AuthenticationFirst(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	var revoked atomic.Bool
@@ -70,7 +71,7 @@ func TestRule24b_AuthenticationRunsFirst(t *testing.T) {
 		}
 		return handler(ctx, req)
 	}
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(auth, grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.ChainUnaryInterceptor(auth, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
 	s.create("k", &request{}).want(t, 1, false)
 	revoked.Store(true)
 	s.create("k", &request{}).wantCode(t, codes.Unauthenticated, false)
@@ -83,9 +84,9 @@ type authority struct {
 	cert *x509.Certificate
 }
 
-func newAuthority(t testing.TB) *authority {
+func newAuthority(t testing.TB, name string) *authority {
 	a := &authority{t: t}
-	a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: "root"}, KeyUsage: x509.KeyUsageCertSign})
+	a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, Subject: pkix.Name{CommonName: name}, KeyUsage: x509.KeyUsageCertSign})
 	return a
 }
 
@@ -118,10 +119,10 @@ func (a *authority) pair(c *x509.Certificate) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
 }
 
-func TestRule24b_TLSIdentity(t *testing.T) {
+func TestPrincipal_TLS(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	a, stranger := newAuthority(t), newAuthority(t)
+	a, stranger := newAuthority(t, "root"), newAuthority(t, "root")
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)
 	for name, mode := range map[string]tls.ClientAuthType{"verified": tls.VerifyClientCertIfGiven, "not verified": tls.RequestClientCert} {
@@ -129,7 +130,7 @@ func TestRule24b_TLSIdentity(t *testing.T) {
 			runs.Store(0)
 			s := serve(t, &orders{handle: counter(&runs)},
 				grpc.Creds(credentials.NewTLS(&tls.Config{ClientAuth: mode, ClientCAs: pool, Certificates: []tls.Certificate{a.pair(&x509.Certificate{DNSNames: []string{"shop"}})}})),
-				grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)))))
+				grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
 			as := func(certs ...tls.Certificate) func(md ...string) answer {
 				client := testpb.NewOrdersClient(s.dial(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "shop", Certificates: certs}))))
 				return func(md ...string) answer {
@@ -142,12 +143,12 @@ func TestRule24b_TLSIdentity(t *testing.T) {
 			if mode == tls.RequestClientCert { // nobody checked who that is: all are anonymous
 				as(stranger.pair(ann))().want(t, 1, true)
 				as()().want(t, 1, true)
-				as(a.pair(ann))("authorization", "other").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+				as(a.pair(ann))("authorization", "other").wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
 				return
 			}
 			as(a.pair(ann))().want(t, 1, true) // a new certificate, the same name
 			// It may be that of a proxy, and another user behind it.
-			as(a.pair(ann))("authorization", "other").wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonCredentialsChanged)
+			as(a.pair(ann))("authorization", "other").wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
 			for i, c := range []*x509.Certificate{
 				{Subject: pkix.Name{CommonName: "bob"}},
 				{URIs: []*url.URL{uri("spiffe://shop/ann")}, Subject: pkix.Name{CommonName: "ann"}},
@@ -166,13 +167,36 @@ func TestRule24b_TLSIdentity(t *testing.T) {
 	}
 }
 
+// Two authorities may give one name to two callers.
+func TestPrincipal_TwoAuthorities(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	a, b := newAuthority(t, "first root"), newAuthority(t, "second root")
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	pool.AddCert(b.cert)
+	s := serve(t, &orders{handle: counter(&runs)},
+		grpc.Creds(credentials.NewTLS(&tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, Certificates: []tls.Certificate{a.pair(&x509.Certificate{DNSNames: []string{"shop"}})}})),
+		grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
+	spiffe := []*url.URL{{Scheme: "spiffe", Host: "shop", Path: "/ann"}}
+	for i, c := range []*x509.Certificate{{Subject: pkix.Name{CommonName: "ann"}}, {URIs: spiffe}} {
+		for j, issuer := range []*authority{a, b} {
+			certs := []tls.Certificate{issuer.pair(c)}
+			client := testpb.NewOrdersClient(s.dial(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "shop", Certificates: certs}))))
+			for _, replayed := range []bool{false, true} {
+				ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").want(t, int64(2*i+j+1), replayed)
+			}
+		}
+	}
+}
+
 // An anonymous caller, and one without a name, cannot take a key that is made of the principal.
-func TestRule24b_TemplateOfThePrincipal(t *testing.T) {
+func TestPrincipal_Template(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	l := testutil.Locker(t)
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByKey("cart:{principal}", grpclock.LockOnly(), grpclock.WithLocker(l))))
-	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.Unauthenticated, grpclock.ReasonPrincipalMissing)
+	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.LockByKey("cart:{principal}", idempotency.WithLocker(l))))
+	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.Unauthenticated, reasonPrincipalMissing)
 	if runs.Load() != 0 {
 		t.Error("it ran")
 	}
@@ -182,7 +206,7 @@ func TestRule24b_TemplateOfThePrincipal(t *testing.T) {
 func TestDefaultLocker(t *testing.T) {
 	var runs atomic.Int64
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key")))
-	s.create("k", &request{}).wantRefusal(t, codes.Unavailable, grpclock.ReasonLockUnavailable)
+	s.create("k", &request{}).wantRefusal(t, codes.Unavailable, reasonLockUnavailable)
 	for run := range int64(2) { // and it may be set again
 		core.SetDefault(testutil.Locker(t))
 		t.Cleanup(func() { core.SetDefault(nil) })

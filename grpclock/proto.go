@@ -14,9 +14,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/onelane/onelane/grpclock/lockpb"
+	"github.com/onelane/onelane/internal/claim"
 )
 
-// keyMetadata is where the key is when nothing says otherwise.
+// keyMetadata is where the key is by default.
 const keyMetadata = "idempotency-key"
 
 // ByProto returns an interceptor that does for each method what its option in the .proto file says:
@@ -27,19 +28,13 @@ const keyMetadata = "idempotency-key"
 //	  option (onelane.v1.lock) = { key: "order:{order_id}" mode: IDEMPOTENT retain: { seconds: 3600 } };
 //	}
 //
-// Methods without the option, and those with idempotency_level = NO_SIDE_EFFECTS whose mode is not LOCK_ONLY, run as
-// they are. An option is read once. opts hold where it says nothing. A lock is on exactly the key of its option: for
-// one for each principal write {principal} there.
+// Methods without the option run as they are. So do those with idempotency_level = NO_SIDE_EFFECTS,
+// unless their mode is LOCK_ONLY. opts hold for what the option does not say. With LOCK_ONLY the name
+// of the lock is the key as it is, as with [LockByKey].
 //
-// It panics at wiring when opts contradict each other, or name LockOnly, which is the option's to say. A method whose
-// option is wrong is refused with Internal, and logged; [Check] finds it when the server is built.
-func ByProto(opts ...Option) grpc.UnaryServerInterceptor {
-	i := &interceptor{config: newConfig(opts)}
-	if i.lockOnly || i.uuid4 {
-		panic("grpclock: ByProto: LockOnly and UUID4 are not for all methods: say mode: LOCK_ONLY in the option of a method")
-	}
-	return i.unary
-}
+// ByProto panics if one of opts is wrong. A method whose option is wrong is refused with Internal, and
+// logged. [Check] finds it when the server is built.
+func ByProto(opts ...Option) grpc.UnaryServerInterceptor { return newInterceptor("ByProto", nil, opts) }
 
 // readOption sets the method up as its option says.
 func (m *method) readOption() error {
@@ -58,44 +53,42 @@ func (m *method) readOption() error {
 		m.passes = true
 		return nil
 	}
-	m.lockOnly = lock.Mode == lockpb.Lock_LOCK_ONLY
-	if m.lockOnly && lock.Retain != nil {
+	m.locks = lock.Mode == lockpb.Lock_LOCK_ONLY
+	if m.locks && lock.Retain != nil {
 		return errors.New("its lock option has mode: LOCK_ONLY, which records nothing: remove retain")
 	}
-	if m.retention, err = duration("retain", lock.Retain, m.retention, minRetention); err != nil {
+	if m.Retention, err = duration("retain", lock.Retain, m.Retention, claim.MinRetention); err != nil {
 		return err
 	}
-	if m.wait, err = duration("wait", lock.Wait, m.wait, 0); err != nil {
+	if m.Wait, err = duration("wait", lock.Wait, m.Wait, 0); err != nil {
 		return err
 	}
-	m.require = m.require || lock.Require
-	if lock.Key == "" {
-		if m.lockOnly {
-			return errors.New(`its lock option has mode: LOCK_ONLY and no key: name what is locked, as in key: "order:{order_id}"`)
+	m.Require = m.Require || lock.Require
+	switch {
+	case lock.Key != "":
+		m.source, err = templateSource(lock.Key, m.plainField)
+		if err == nil && !m.locks {
+			err = m.source.varies()
 		}
-		m.source = metadataSource(keyMetadata)
-		return nil
+	case m.locks:
+		err = errors.New(`its lock option has mode: LOCK_ONLY and no key: name what is locked, as in key: "order:{order_id}"`)
+	default:
+		m.source, err = metadataSource(keyMetadata)
 	}
-	if m.source, err = templateSource(lock.Key, m.plainField); err != nil {
-		return err
-	}
-	// Principal is for all methods, and must not make locks of what excludes everybody.
-	m.source.principal = m.source.principal || m.lockOnly
-	return nil
+	return err
 }
 
 // plainField reads a field of a template in the .proto file, where {order_id} is a field of the request.
-func (m *method) plainField(field string) (place, error) {
+func (m *method) plainField(field string) (*source, error) {
 	first, _, dotted := strings.Cut(field, ".")
 	special := first == "principal" && !dotted || dotted && (first == "metadata" || first == "req")
-	if !special {
-		if !validPath(field) {
-			return place{}, errors.New("it must be {path.of.field}, {metadata.name} or {principal}")
-		}
-		return place{"req", field}, nil
-	}
-	if first != "req" && m.desc.Input().Fields().ByName(protoreflect.Name(first)) != nil {
-		return place{}, fmt.Errorf("%s has a field of that name: write {req.%s}, or rename it", m.desc.Input().FullName(), field)
+	switch {
+	case !special && validPath(field):
+		return fieldSource(field), nil
+	case !special:
+		return nil, errors.New("it must be {path.of.field}, {metadata.name} or {principal}")
+	case first != "req" && m.desc.Input().Fields().ByName(protoreflect.Name(first)) != nil:
+		return nil, fmt.Errorf("%s has a field of that name: write {req.%s}, or rename it", m.desc.Input().FullName(), field)
 	}
 	return qualifiedField(field)
 }
@@ -122,8 +115,9 @@ var lockTypes = func() *protoregistry.Types {
 	return &types
 }()
 
-// lockOption reads the option of a method; nil if there is none. A descriptor that was made at run time may hold it as
-// an unknown field, or as an extension of other types than ours: as bytes they are all the same.
+// lockOption reads the option of a method, or returns nil if there is none. A descriptor that was made at
+// run time may hold it as an unknown field, or as an extension of other types than ours. As bytes they
+// are all the same.
 func lockOption(m protoreflect.MethodDescriptor) (*lockpb.Lock, error) {
 	o, ok := m.Options().(*descriptorpb.MethodOptions)
 	if !ok || o == nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/grpclock/lockpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -35,21 +36,21 @@ func TestByProto(t *testing.T) {
 			g.stand()
 		}
 		return counter(&runs)(ctx, r)
-	}}, grpc.UnaryInterceptor(grpclock.ByProto(grpclock.WithLocker(l))))
+	}}, grpc.UnaryInterceptor(grpclock.ByProto(idempotency.WithLocker(l))))
 	call := func(m method, id string, md ...string) answer {
 		return ask(t.Context(), m, &request{OrderId: id}, md...)
 	}
 	// Pay: IDEMPOTENT, by a template, kept for an hour.
 	call(s.Pay, "1").want(t, 1, false)
 	call(s.Pay, "1").want(t, 1, true)
-	ask(t.Context(), s.Pay, &request{OrderId: "1", Quantity: 2}).wantRefusal(t, codes.FailedPrecondition, grpclock.ReasonKeyReused)
+	ask(t.Context(), s.Pay, &request{OrderId: "1", Quantity: 2}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 	key, _ := claimOf(t, n)
 	if ttl := n.Client().PTTL(t.Context(), key).Val(); ttl > time.Hour || ttl < 50*time.Minute {
 		t.Errorf("%s is kept for %v", key, ttl)
 	}
-	call(s.Pay, "").wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
+	call(s.Pay, "").wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 	// Refund: by metadata, required.
-	call(s.Refund, "1").wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing)
+	call(s.Refund, "1").wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 	call(s.Refund, "1", idempotencyKey, "k").want(t, 2, false)
 	call(s.Refund, "1", idempotencyKey, "k").want(t, 2, true)
 	// Create has no option, and Get no side effects.
@@ -60,7 +61,7 @@ func TestByProto(t *testing.T) {
 	// Grab: LOCK_ONLY, on the key that everybody else locks too.
 	first := later(func() answer { return call(s.Grab, "gate") })
 	g.wait(t)
-	call(s.Grab, "gate").wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	call(s.Grab, "gate").wantRefusal(t, codes.Aborted, reasonLockBusy)
 	if _, err := l.TryAcquire(t.Context(), "order:gate"); err == nil {
 		t.Error("order:gate is free")
 	}
@@ -70,15 +71,15 @@ func TestByProto(t *testing.T) {
 }
 
 // Principal, which IDEMPOTENT methods need, makes no locks of what LOCK_ONLY excludes everybody from.
-func TestByProto_LocksExcludeAllPrincipals(t *testing.T) {
+func TestByProto_LocksExcludeAll(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	g := newGate(t)
-	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.UnaryInterceptor(grpclock.ByProto(grpclock.WithLocker(testutil.Locker(t)), grpclock.Principal(byUser), grpclock.Space("s"))))
+	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.UnaryInterceptor(grpclock.ByProto(idempotency.WithLocker(testutil.Locker(t)), grpclock.Principal(byUser))))
 	grab := func(user string) answer { return ask(t.Context(), s.Grab, &request{OrderId: "7"}, "user", user) }
 	first := later(func() answer { return grab("ann") })
 	g.wait(t)
-	grab("bob").wantRefusal(t, codes.Aborted, grpclock.ReasonLockBusy)
+	grab("bob").wantRefusal(t, codes.Aborted, reasonLockBusy)
 	close(g.open)
 	(<-first).want(t, 1, false)
 }
@@ -106,7 +107,7 @@ func TestByProto_WrongOptions(t *testing.T) {
 		testpb.RegisterOrdersServer(r, &orders{})
 		grpc_health_v1.RegisterHealthServer(r, health.NewServer())
 		checked = grpclock.Check(r.(*grpc.Server))
-	}, grpc.UnaryInterceptor(grpclock.ByProto(grpclock.WithLocker(testutil.Locker(t)))))
+	}, grpc.UnaryInterceptor(grpclock.ByProto(idempotency.WithLocker(testutil.Locker(t)))))
 	if checked == nil {
 		t.Fatal("Check found nothing")
 	}
@@ -132,7 +133,7 @@ func TestByProto_WrongOptions(t *testing.T) {
 			t.Errorf("%s: Check says %q, want %q", name, found, tc.says)
 		}
 		if tc.call != nil {
-			ask(t.Context(), tc.call, &request{OrderId: "1"}).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
+			ask(t.Context(), tc.call, &request{OrderId: "1"}).wantRefusal(t, codes.Internal, reasonMisconfigured)
 		}
 	}
 	if n := strings.Count(checked.Error(), "\n") + 1; n != 6 {
@@ -157,7 +158,7 @@ func TestCheck_Interceptors(t *testing.T) {
 		{"good field", []grpc.UnaryServerInterceptor{grpclock.ByField("customer.id")}, nil},
 		// Get has no side effects and passes.
 		{"bad field", []grpc.UnaryServerInterceptor{grpclock.ByField("no_such_field")}, []string{"Cancel", "Create", "Grab", "Pay", "Refund"}},
-		{"bad template", []grpc.UnaryServerInterceptor{grpclock.ByKey("{req.tags}", grpclock.LockOnly())}, []string{"Cancel", "Create", "Get", "Grab", "Pay", "Refund"}},
+		{"bad template", []grpc.UnaryServerInterceptor{grpclock.LockByKey("{req.tags}")}, []string{"Cancel", "Create", "Get", "Grab", "Pay", "Refund"}},
 		{"selected", []grpc.UnaryServerInterceptor{selected(grpclock.ByField("no_such_field"), "Create", "Get")}, []string{"Create"}},
 		{"two", []grpc.UnaryServerInterceptor{grpclock.ByField("order_id"), selected(grpclock.ByField("x"), "Pay")}, []string{"Pay"}},
 	} {
@@ -270,7 +271,7 @@ func TestByProto_DynamicTypes(t *testing.T) {
 				}
 			}
 			l := testutil.Locker(t)
-			i := func() grpc.ServerOption { return grpc.UnaryInterceptor(grpclock.ByProto(grpclock.WithLocker(l))) }
+			i := func() grpc.ServerOption { return grpc.UnaryInterceptor(grpclock.ByProto(idempotency.WithLocker(l))) }
 			dynamic := serveDynamic(t, d, &runs, i())
 			generated := serve(t, &orders{handle: counter(&runs)}, i())
 			pay := func(s *server, id string) answer {
@@ -281,7 +282,7 @@ func TestByProto_DynamicTypes(t *testing.T) {
 			pay(generated, "1").want(t, 1, true)
 			pay(generated, "2").want(t, 2, false)
 			pay(serveDynamic(t, d, &runs, i()), "2").want(t, 2, true) // a process that never answered itself
-			ask(t.Context(), dynamic.Refund, &request{}).wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing)
+			ask(t.Context(), dynamic.Refund, &request{}).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 			ask(t.Context(), dynamic.Get, &request{}).want(t, 3, false)
 		})
 	}
@@ -309,15 +310,15 @@ func TestByProto_NoDescriptor(t *testing.T) {
 		}, &request{}, idempotencyKey, "k")
 	}
 	l := testutil.Locker(t)
-	for run, i := range []grpc.UnaryServerInterceptor{grpclock.ByProto(grpclock.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))} {
+	for run, i := range []grpc.UnaryServerInterceptor{grpclock.ByProto(idempotency.WithLocker(l)), grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))} {
 		s := serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, &orders{}) }, grpc.UnaryInterceptor(i))
 		if run == 0 {
-			create(s).wantRefusal(t, codes.Internal, grpclock.ReasonMisconfigured)
+			create(s).wantRefusal(t, codes.Internal, reasonMisconfigured)
 			continue
 		}
 		create(s).want(t, 1, false) // a key needs no descriptor
 		create(s).want(t, 1, true)
-		fresh := serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, &orders{}) }, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(l))))
+		fresh := serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, &orders{}) }, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
 		create(fresh).want(t, 1, true)
 	}
 }

@@ -33,11 +33,11 @@ func attempts(n *atomic.Int64) grpc.UnaryServerInterceptor {
 }
 
 // A refusal is nothing but trailers, so that the client's own policy goes on with it, when the trailers say so.
-func TestRule27_RetryPolicyHonoursARefusal(t *testing.T) {
+func TestRefusal_RetryPolicy(t *testing.T) {
 	t.Parallel()
 	var runs, tries atomic.Int64
 	g := newGate(t)
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), i))
 	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
 	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
@@ -58,7 +58,7 @@ func TestRule27_RetryPolicyHonoursARefusal(t *testing.T) {
 }
 
 // What the package's text warns of: with a header the refusal is an answer for the client's policy.
-func TestRule27_AHeaderSetOutsideSwitchesRetriesOff(t *testing.T) {
+func TestRefusal_HeaderSetOutside(t *testing.T) {
 	t.Parallel()
 	var runs, tries atomic.Int64
 	g := newGate(t)
@@ -66,12 +66,12 @@ func TestRule27_AHeaderSetOutsideSwitchesRetriesOff(t *testing.T) {
 		_ = grpc.SetHeader(ctx, metadata.Pairs("x-request-id", "1"))
 		return handler(ctx, req)
 	}
-	i := grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), header, i))
 	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
 	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
 	g.wait(t)
-	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Unavailable, grpclock.ReasonInFlight)
+	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Unavailable, reasonInFlight)
 	if tries.Load() != 2 {
 		t.Errorf("%d attempts, want 2", tries.Load())
 	}
@@ -131,7 +131,7 @@ func (c *cutter) cut() {
 
 // The connection is cut after the handler ran and before its answer is sent: gRPC's own retry gets that answer, with
 // the same key, which nobody but the client's interceptor chose.
-func TestRule31_RetryAfterALostAnswer(t *testing.T) {
+func TestClient_RetryAfterLostAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	var keys sync.Map
@@ -139,9 +139,9 @@ func TestRule31_RetryAfterALostAnswer(t *testing.T) {
 	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		keys.Store(incoming(ctx, idempotencyKey), true)
 		c.cut()
-		<-ctx.Done() // the client is gone, the handler makes the order all the same
+		<-clientGone(ctx) // the handler makes the order all the same
 		return counter(&runs)(ctx, r)
-	}}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, grpclock.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), grpclock.Wait(5*time.Second))))
+	}}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), idempotency.Wait(5*time.Second))))
 	c = newCutter(t, s.addr)
 	conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor()))
@@ -160,7 +160,7 @@ func TestRule31_RetryAfterALostAnswer(t *testing.T) {
 	}
 }
 
-func TestRule31_ClientKeys(t *testing.T) {
+func TestClient_Keys(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var keys []string
@@ -200,7 +200,7 @@ func TestRule31_ClientKeys(t *testing.T) {
 }
 
 // An attempt's number is no part of a key, and no part of the request.
-func TestRule32_AttemptsAreNoKey(t *testing.T) {
+func TestByMetadata_AttemptsAreNoKey(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, counter(&runs))
@@ -218,13 +218,13 @@ func TestRule32_AttemptsAreNoKey(t *testing.T) {
 }
 
 // Hedging sends the same call several times at once.
-func TestRule32_Hedging(t *testing.T) {
+func TestByMetadata_Hedging(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := once(t, func(ctx context.Context, r *request) (*order, error) {
 		time.Sleep(20 * time.Millisecond)
 		return counter(&runs)(ctx, r)
-	}, grpclock.Wait(10*time.Second))
+	}, idempotency.Wait(10*time.Second))
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,10 +21,28 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
 const idempotencyKey = "idempotency-key"
+
+// The reasons in the ErrorInfo of a refusal.
+var (
+	reasonKeyMissing         = strings.ToUpper(idempotency.CodeKeyMissing)
+	reasonKeyInvalid         = strings.ToUpper(idempotency.CodeKeyInvalid)
+	reasonKeyReused          = strings.ToUpper(idempotency.CodeKeyReused)
+	reasonCredentialsChanged = strings.ToUpper(idempotency.CodeCredentialsChanged)
+	reasonInFlight           = strings.ToUpper(idempotency.CodeInFlight)
+	reasonResponseNotKept    = strings.ToUpper(idempotency.CodeResponseNotKept)
+	reasonOutcomeUnknown     = strings.ToUpper(idempotency.CodeOutcomeUnknown)
+	reasonLockBusy           = strings.ToUpper(idempotency.CodeLockBusy)
+	reasonLockSealed         = strings.ToUpper(idempotency.CodeLockSealed)
+	reasonLockLost           = strings.ToUpper(idempotency.CodeLockLost)
+	reasonLockUnavailable    = strings.ToUpper(idempotency.CodeLockUnavailable)
+	reasonPrincipalMissing   = strings.ToUpper(idempotency.CodePrincipalMissing)
+	reasonMisconfigured      = strings.ToUpper(idempotency.CodeMisconfigured)
+)
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -73,7 +92,7 @@ func serveWith(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer(opts...)
+	g := grpc.NewServer(append(opts, grpc.WaitForHandlers(true))...)
 	register(g)
 	done := make(chan struct{})
 	go func() {
@@ -104,7 +123,7 @@ func (s *server) dial(opts ...grpc.DialOption) *grpc.ClientConn {
 // once is the most used server: ByMetadata on a private Redis.
 func once(t testing.TB, h handler, opts ...grpclock.Option) *server {
 	t.Helper()
-	opts = append([]grpclock.Option{grpclock.WithLocker(testutil.Locker(t))}, opts...)
+	opts = append([]grpclock.Option{idempotency.WithLocker(testutil.Locker(t))}, opts...)
 	return serve(t, &orders{handle: h}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, opts...)))
 }
 

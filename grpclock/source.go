@@ -3,6 +3,7 @@ package grpclock
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -11,213 +12,167 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/keytemplate"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
 const maxKey = 255
 
-// What may be wrong with a key. The texts are half a sentence that a client may see.
+// The texts are half a sentence that a client may see.
 var (
-	errEmpty     = errors.New("it is empty")
 	errLong      = errors.New("it has more than 255 bytes")
 	errCharacter = errors.New("it has a character that is not allowed")
-	errRepeated  = errors.New("it was sent more than once")
-	errUUID4     = errors.New("it is not a UUID of version 4")
-	errRefused   = errors.New("it is not accepted")
-	errNobody    = errors.New("grpclock: the caller is not known")
+	errFunc      = errors.New("no key could be made")
+	errNobody    = errors.New("the caller is not known")
 )
 
-// source is where an interceptor's key comes from.
+const (
+	metadataForm = `one key of 1 to 255 printable characters, as "key" or key.`
+	valueForm    = "one value of 1 to 255 bytes, without control characters."
+)
+
+// source is where the key of a call comes from.
 type source struct {
-	name string // for people, and part of the lookup key
-	// field says that it is one field of the request.
-	field bool
-	// principal says that the caller is part of the key already, or none of a lock's business.
-	principal bool
-	// paths are the fields of the request that are read.
-	paths []string
-	read  func(c *call) (string, error) // idempotency.ErrNoKey where there is none
-	// lock is the lock's key; nil: the key as it is.
-	lock func(c *call, key string) string
+	name  string   // part of the claim's key
+	place string   // for a client: where to send the key
+	form  string   // for a client: what to send there
+	paths []string // the fields of the request that are read
+	// read returns keytext.ErrNoKey if there is no key.
+	read func(c *call) (string, error)
 }
 
-func metadataSource(name string) *source {
-	return &source{
-		name: "metadata " + name,
-		read: func(c *call) (string, error) {
-			return idempotency.ParseKey(metadata.ValueFromIncomingContext(c.ctx, name))
-		},
-		lock: func(_ *call, key string) string { return core.Join("metadata", name, key) },
+func metadataSource(name string) (*source, error) {
+	name = strings.ToLower(name)
+	switch {
+	case !validName(name):
+		return nil, errors.New("pass the name of metadata, for example idempotency-key")
+	case strings.HasSuffix(name, "-bin"):
+		return nil, errors.New("a key is text, and metadata whose name ends in -bin is not")
+	case name == "host":
+		return nil, errors.New("gRPC removes host from the metadata: use another name")
+	case strings.HasPrefix(name, "grpc-"):
+		return nil, errors.New("names that begin with grpc- are gRPC's own")
 	}
+	return &source{
+		name: "metadata " + name, place: "the metadata " + name, form: metadataForm,
+		read: func(c *call) (string, error) {
+			return keytext.Parse(metadata.ValueFromIncomingContext(c.ctx, name))
+		},
+	}, nil
 }
 
 func fieldSource(path string) *source {
 	return &source{
-		name: "field " + path, field: true, paths: []string{path},
-		read: func(c *call) (string, error) {
-			key := c.field(path)
-			switch {
-			case key == "" && c.lockOnly:
-				return "", errEmpty // whoever locks a resource must name it
-			case key == "":
-				return "", idempotency.ErrNoKey
-			case c.uuid4:
-				return uuid4(key)
-			}
-			return key, validKey(key)
-		},
-		lock: func(c *call, key string) string { return core.Join(c.service(), path, key) },
+		name: "field " + path, place: "the field " + path, form: valueForm, paths: []string{path},
+		read: func(c *call) (string, error) { return validValue(c.field(path)) },
 	}
 }
 
-func funcSource(key KeyFunc) *source {
-	return &source{name: "key", read: func(c *call) (string, error) {
-		k, err := key(c.ctx, c.req)
-		switch {
-		case err == nil && k == "":
-			return "", idempotency.ErrNoKey
-		case err == nil:
-			return k, nil
-		}
-		if _, ok := status.FromError(err); ok {
-			return "", err
-		}
-		return "", errRefused
-	}}
+func funcSource(fn KeyFunc) *source {
+	return &source{
+		name: "func", place: "what the key is made of", form: "something else.",
+		read: func(c *call) (string, error) {
+			key, err := fn(c.ctx, c.req)
+			if _, hasStatus := status.FromError(err); err != nil && !hasStatus {
+				c.log(slog.LevelWarn, "no key could be made; the call is refused", err)
+				err = errFunc
+			}
+			switch {
+			case err != nil:
+				return "", err
+			case key == "":
+				return "", keytext.ErrNoKey
+			case !text(key):
+				return "", errCharacter
+			}
+			return key, nil
+		},
+	}
 }
 
-// place is what a field of a template stands for.
-type place struct {
-	kind string // "req", "metadata" or "principal"
-	name string // of the field or the metadata
-}
+// principalSource is the caller, as a field of a template.
+var principalSource = &source{read: func(c *call) (string, error) {
+	who := c.who()
+	if who == "" {
+		return "", errNobody
+	}
+	return who, nil
+}}
 
 // qualifiedField reads a field of a ByKey template.
-func qualifiedField(field string) (place, error) {
+func qualifiedField(field string) (*source, error) {
 	kind, name, _ := strings.Cut(field, ".")
-	p := place{kind, name}
 	switch {
 	case field == "principal":
-		return p, nil
+		return principalSource, nil
 	case kind == "metadata":
-		p.name = strings.ToLower(name)
-		if why := badMetadata(p.name); why != "" {
-			return p, errors.New(why)
-		}
-		return p, nil
+		return metadataSource(name)
 	case kind == "req" && validPath(name):
-		return p, nil
+		return fieldSource(name), nil
 	}
-	return p, errors.New("it must be {req.path.of.field}, {metadata.name} or {principal}")
+	return nil, errors.New("it must be {req.path.of.field}, {metadata.name} or {principal}")
 }
 
-// templateSource reads a template, whose fields mean what place says.
-func templateSource(text string, meaning func(field string) (place, error)) (*source, error) {
+// fieldError says which field of a template has no valid value.
+type fieldError struct {
+	*source
+	error
+}
+
+func (e *fieldError) Unwrap() error { return e.error }
+
+// templateSource reads a template. The function parse says what its fields mean.
+func templateSource(text string, parse func(field string) (*source, error)) (*source, error) {
 	t, err := keytemplate.Parse(text)
 	if err != nil {
 		return nil, err
 	}
-	s := &source{name: text}
-	places := make(map[string]place, len(t.Fields()))
-	for _, field := range t.Fields() {
-		p, err := meaning(field)
+	s := &source{name: "key " + text}
+	fields := make(map[string]*source, len(t.Fields()))
+	for _, name := range t.Fields() {
+		f, err := parse(name)
 		if err != nil {
-			return nil, fmt.Errorf("key template %q: {%s}: %w", text, field, err)
+			return nil, fmt.Errorf("key template %q: {%s}: %w", text, name, err)
 		}
-		places[field] = p
-		switch p.kind {
-		case "req":
-			s.paths = append(s.paths, p.name)
-		case "principal":
-			s.principal = true
-		}
+		fields[name], s.paths = f, append(s.paths, f.paths...)
 	}
 	s.read = func(c *call) (string, error) {
-		return t.Key(func(field string) (string, error) { return c.value(places[field]) })
+		return t.Key(func(name string) (string, error) {
+			value, err := fields[name].read(c)
+			if err != nil {
+				err = &fieldError{fields[name], err}
+			}
+			return value, err
+		})
 	}
 	return s, nil
 }
 
-// value is what a place holds in this call. It is never empty.
-func (c *call) value(p place) (string, error) {
-	var v string
-	switch p.kind {
-	case "metadata":
-		values := metadata.ValueFromIncomingContext(c.ctx, p.name)
-		if len(values) > 1 {
-			return "", errRepeated
-		}
-		if len(values) == 1 {
-			v = values[0]
-		}
-	case "principal":
-		if v = c.caller().name; v == "" {
-			return "", errNobody
-		}
-		return v, nil
-	default:
-		v = c.field(p.name)
-	}
-	if v == "" {
-		return "", errEmpty
-	}
-	return v, validKey(v)
-}
-
-func validKey(key string) error {
+// validValue checks a field that is part of a key. A field that is not set is empty.
+func validValue(key string) (string, error) {
 	switch {
+	case key == "":
+		return "", keytext.ErrNoKey
 	case len(key) > maxKey:
-		return errLong
-	case !utf8.ValidString(key) || strings.IndexFunc(key, unicode.IsControl) >= 0:
-		return errCharacter
+		return "", errLong
+	case !text(key):
+		return "", errCharacter
 	}
-	return nil
+	return key, nil
 }
 
-// uuid4 is the one text of a UUID of version 4 (RFC 9562).
-func uuid4(text string) (string, error) {
-	if len(text) != 36 {
-		return "", errUUID4
-	}
-	text = strings.ToLower(text)
-	for i, r := range text {
-		ok := '0' <= r && r <= '9' || 'a' <= r && r <= 'f'
-		switch i {
-		case 8, 13, 18, 23:
-			ok = r == '-'
-		case 14:
-			ok = r == '4'
-		case 19:
-			ok = strings.ContainsRune("89ab", r)
-		}
-		if !ok {
-			return "", errUUID4
-		}
-	}
-	return text, nil
+func text(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// badMetadata says why a lower-case name cannot be that of a key; "" if it can.
-func badMetadata(name string) string {
-	valid := name != "" && strings.IndexFunc(name, func(r rune) bool {
+// validName reports whether a lower-case name can be that of metadata.
+func validName(name string) bool {
+	return name != "" && strings.IndexFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
 	}) < 0
-	switch {
-	case !valid:
-		return "pass the name of metadata, for example idempotency-key"
-	case strings.HasSuffix(name, "-bin"):
-		return "a key is text, and metadata whose name ends in -bin is not"
-	case name == "host":
-		return "gRPC takes host out of the metadata: use another name"
-	case strings.HasPrefix(name, "grpc-"):
-		return "names that begin with grpc- are gRPC's own; it changes grpc-previous-rpc-attempts with every retry, for one"
-	}
-	return ""
 }
 
-// validPath says whether path could be one of fields.
+// validPath reports whether path can be one of fields.
 func validPath(path string) bool {
 	for name := range strings.SplitSeq(path, ".") {
 		if !protoreflect.Name(name).IsValid() {

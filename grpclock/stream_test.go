@@ -15,6 +15,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -52,10 +53,10 @@ func say(c grpc.BidiStreamingClient[request, order]) (o *order, err error) {
 	return c.Recv()
 }
 
-func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
+func TestStreamLockByKey_Lifetime(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
-	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l))))
+	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
 	first := s.chat(t, "1")
 	var token int64
 	for range 3 {
@@ -65,7 +66,7 @@ func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
 		}
 		token = o.Run
 	}
-	if _, err := s.chat(t, "1").Recv(); (answer{err: err}).reason() != grpclock.ReasonLockBusy {
+	if _, err := s.chat(t, "1").Recv(); (answer{err: err}).reason() != reasonLockBusy {
 		t.Errorf("a second stream: %v", err)
 	}
 	if o, err := say(s.chat(t, "2")); err != nil || o.Run == 0 {
@@ -87,7 +88,7 @@ func TestRule30_StreamsAreLockedForTheirLife(t *testing.T) {
 
 var errOwn = status.Error(codes.DataLoss, "half of it is done")
 
-func TestRule30_StreamEndsWithItsLock(t *testing.T) {
+func TestStreamLockByKey_Lost(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]func(s grpc.BidiStreamingServer[request, order]) error{
 		"in Recv": echo,
@@ -128,7 +129,7 @@ func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 				n.Client().Del(context.Background(), "onelane:{room:1}")
 				context.AfterFunc(s.Context(), func() { close(lost) })
 				return handle(s)
-			}}, grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l))))
+			}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
 			c := s.chat(t, "1")
 			select {
 			case <-lost:
@@ -137,14 +138,14 @@ func TestRule30_StreamEndsWithItsLock(t *testing.T) {
 			}
 			if o, err := say(c); name == "has an error of its own" {
 				(answer{err: err}).wantCode(t, codes.DataLoss, false)
-			} else if (answer{err: err}).reason() != grpclock.ReasonLockLost {
+			} else if (answer{err: err}).reason() != reasonLockLost {
 				t.Errorf("%v, %v", o, err)
 			}
 		})
 	}
 }
 
-func TestRule30_StreamWithoutItsClient(t *testing.T) {
+func TestStreamLockBy_ClientGone(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
 	g := newGate(t)
@@ -152,12 +153,12 @@ func TestRule30_StreamWithoutItsClient(t *testing.T) {
 		g.entered <- struct{}{}
 		_, err := s.Recv()
 		return err
-	}}, grpc.StreamInterceptor(grpclock.StreamServerInterceptor(func(ctx context.Context, req any) (string, error) {
+	}}, grpc.StreamInterceptor(grpclock.StreamLockBy(func(ctx context.Context, req any) (string, error) {
 		if m, _ := grpc.Method(ctx); req != nil || m != "/onelane.test.v1.Orders/Chat" {
 			t.Errorf("request %v of %q", req, m)
 		}
 		return incoming(ctx, "room"), nil
-	}, grpclock.WithLocker(l), grpclock.LockOnly())))
+	}, idempotency.WithLocker(l))))
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "room", "1"))
 	if _, err := s.Chat(ctx); err != nil {
 		t.Fatal(err)
@@ -174,12 +175,12 @@ func TestRule30_StreamWithoutItsClient(t *testing.T) {
 	_ = k.Release(t.Context())
 }
 
-func TestRule30_StreamsThatPanicOrAreRefused(t *testing.T) {
+func TestStreamLockByKey_Refused(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
 	s := serve(t, &orders{chat: func(grpc.BidiStreamingServer[request, order]) error { panic("oops") }},
-		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(), grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l))))
+		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(), grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
 	_, err := s.chat(t, "1").Recv()
 	answer{err: err}.wantCode(t, codes.Unknown, false)
 	if k, err := l.TryAcquire(t.Context(), "room:1"); err != nil {
@@ -188,25 +189,25 @@ func TestRule30_StreamsThatPanicOrAreRefused(t *testing.T) {
 		_ = k.Release(t.Context())
 	}
 	_, err = s.chat(t, "").Recv()
-	answer{err: err}.wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyInvalid)
-	open := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}", grpclock.WithLocker(l), grpclock.FailOpen())))
+	answer{err: err}.wantRefusal(t, codes.InvalidArgument, reasonKeyInvalid)
+	open := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l), idempotency.FailOpen())))
 	n.Kill()
 	_, err = s.chat(t, "2").Recv()
-	answer{err: err}.wantRefusal(t, codes.Unavailable, grpclock.ReasonLockUnavailable)
+	answer{err: err}.wantRefusal(t, codes.Unavailable, reasonLockUnavailable)
 	if _, err := say(open.chat(t, "2")); err != nil {
 		t.Errorf("FailOpen: %v", err)
 	}
 }
 
-func TestRule30_StreamWithoutAKey(t *testing.T) {
+func TestStreamLockBy_NoKey(t *testing.T) {
 	t.Parallel()
 	none := func(context.Context, any) (string, error) { return "", nil }
 	l := testutil.Locker(t)
-	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamServerInterceptor(none, grpclock.WithLocker(l))))
+	s := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamLockBy(none, idempotency.WithLocker(l))))
 	if o, err := say(s.chat(t, "")); err != nil || o.Run != 0 {
 		t.Errorf("%v, %v", o, err)
 	}
-	required := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamServerInterceptor(none, grpclock.WithLocker(l), grpclock.Require())))
+	required := serve(t, &orders{chat: echo}, grpc.StreamInterceptor(grpclock.StreamLockBy(none, idempotency.WithLocker(l), idempotency.Require())))
 	_, err := required.chat(t, "").Recv()
-	answer{err: err}.wantRefusal(t, codes.InvalidArgument, grpclock.ReasonKeyMissing)
+	answer{err: err}.wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 }

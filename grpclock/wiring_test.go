@@ -1,23 +1,22 @@
 package grpclock_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
+
+	"github.com/onelane/onelane/idempotency"
 )
 
 func TestWiringPanics(t *testing.T) {
 	t.Parallel()
-	key := func(context.Context, any) (string, error) { return "", nil }
 	for _, tc := range []struct {
 		name, want string
 		wire       func()
@@ -35,33 +34,25 @@ func TestWiringPanics(t *testing.T) {
 		{"template without a field", "it must be {req.path.of.field}", func() { grpclock.ByKey("{req.}") }},
 		{"template of no metadata", "pass the name of metadata", func() { grpclock.ByKey("{metadata}") }},
 		{"template with two principals", "it must be {req.path.of.field}", func() { grpclock.ByKey("{principal.name}") }},
-		{"nil key", "pass a function", func() { grpclock.UnaryServerInterceptor(nil) }},
-		{"nil locker", "check the error of core.New", func() { grpclock.ByMetadata("k", grpclock.WithLocker(nil)) }},
+		{"nil key", "pass a function", func() { grpclock.By(nil) }},
+		{"nil locker", "check the error of core.New", func() { grpclock.ByMetadata("k", idempotency.WithLocker(nil)) }},
 		{"nil principal", "Principal(nil)", func() { grpclock.ByMetadata("k", grpclock.Principal(nil)) }},
-		{"nil RecordIf", "RecordIf(nil)", func() { grpclock.ByMetadata("k", grpclock.RecordIf(nil)) }},
+		{"nil Decide", "Decide(nil)", func() { grpclock.ByMetadata("k", grpclock.Decide(nil)) }},
+		{"nil Recover", "Recover(nil)", func() { grpclock.ByMetadata("k", grpclock.Recover(nil)) }},
 		{"nil Fingerprint", "Fingerprint(nil)", func() { grpclock.ByMetadata("k", grpclock.Fingerprint(nil)) }},
-		{"negative wait", "Wait(-1s)", func() { grpclock.ByMetadata("k", grpclock.Wait(-time.Second)) }},
-		{"short retention", "Retain(1ms)", func() { grpclock.ByMetadata("k", grpclock.Retain(time.Millisecond)) }},
-		{"large MaxBody", "MaxBody", func() { grpclock.ByMetadata("k", grpclock.MaxBody(1<<30)) }},
-		{"no space", "name the space", func() { grpclock.ByMetadata("k", grpclock.Space("")) }},
-		{"UUID4 of metadata", "UUID4 is for ByField", func() { grpclock.ByMetadata("k", grpclock.UUID4()) }},
-		{"LockOnly records nothing", "remove Retain, RecordIf", func() {
-			grpclock.ByField("id", grpclock.Retain(time.Hour), grpclock.LockOnly(), grpclock.RecordIf(nil))
-		}},
-		{"LockOnly has no answer", "remove RetryInFlight, Space", func() {
-			grpclock.ByField("id", grpclock.LockOnly(), grpclock.RetryInFlight(), grpclock.Space("s"))
-		}},
-		{"LockOnly for all methods", "say mode: LOCK_ONLY", func() { grpclock.ByProto(grpclock.LockOnly()) }},
+		{"negative wait", "Wait(-1s)", func() { grpclock.ByMetadata("k", idempotency.Wait(-time.Second)) }},
+		{"short retention", "Retain(1ms)", func() { grpclock.ByMetadata("k", idempotency.Retain(time.Millisecond)) }},
+		{"large MaxBody", "MaxBody", func() { grpclock.ByMetadata("k", idempotency.MaxBody(1<<30)) }},
+		{"a cookie is recorded", "it cannot be recorded", func() { grpclock.ByMetadata("k", grpclock.Metadata("Set-Cookie")) }},
+		{"gRPC's metadata is recorded", "it cannot be recorded", func() { grpclock.ByMetadata("k", grpclock.Metadata("grpc-status")) }},
+		{"a constant key", "without a field", func() { grpclock.ByKey("all") }},
 		{"client without a name", "pass the name of metadata", func() { grpclock.UnaryClientInterceptor(grpclock.KeyMetadata("")) }},
-		// Rule 30: a stream has no answer to replay.
-		{"nil stream key", "pass a function", func() { grpclock.StreamServerInterceptor(nil) }},
-		{"stream with replay", "remove Retain", func() { grpclock.StreamServerInterceptor(key, grpclock.Retain(time.Hour)) }},
-		{"stream with RecordIf", "LockOnly records nothing", func() {
-			grpclock.StreamServerInterceptor(key, grpclock.LockOnly(), grpclock.MaxBody(1))
-		}},
-		{"stream template of a request", "there is no request yet", func() { grpclock.StreamByKey("{req.id}") }},
-		{"bad stream template", "braces must be pairs", func() { grpclock.StreamByKey("{") }},
-		{"stream with UUID4", "UUID4 is for ByField", func() { grpclock.StreamByKey("k", grpclock.UUID4()) }},
+		{"nil lock key", "pass a function", func() { grpclock.LockBy(nil) }},
+		{"bad lock template", "braces must be pairs", func() { grpclock.LockByKey("{") }},
+		{"lock with a negative wait", "Wait(-1s)", func() { grpclock.LockByKey("k", idempotency.Wait(-time.Second)) }},
+		{"nil stream key", "pass a function", func() { grpclock.StreamLockBy(nil) }},
+		{"stream template of a request", "there is no request yet", func() { grpclock.StreamLockByKey("{req.id}") }},
+		{"bad stream template", "braces must be pairs", func() { grpclock.StreamLockByKey("{") }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			defer func() {
@@ -80,7 +71,7 @@ func TestContract(t *testing.T) {
 	t.Parallel()
 	grpc.NewServer(grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key"))).Stop()
 	grpc.NewServer(grpc.ChainUnaryInterceptor(grpclock.ByMetadata("idempotency-key", nil), grpclock.ByField("request_id"), grpclock.ByProto(),
-		grpclock.ByKey("order:{req.order_id}", grpclock.LockOnly())), grpc.StreamInterceptor(grpclock.StreamByKey("room:{metadata.room}"))).Stop()
+		grpclock.LockByKey("order:{req.order_id}")), grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}"))).Stop()
 }
 
 func FuzzPath(f *testing.F) {
@@ -113,21 +104,6 @@ func FuzzTemplate(f *testing.F) {
 		}
 		if err != nil && (strings.Contains(err.Error(), "\n") || !utf8.ValidString(err.Error())) {
 			t.Fatalf("%q: %q is no sentence", text, err)
-		}
-	})
-}
-
-func FuzzUUID4(f *testing.F) {
-	for _, seed := range []string{"f81d4fae-7dec-4bd0-a765-00a0c91e6bf6", "F81D4FAE-7DEC-4BD0-A765-00A0C91E6BF6", "", "f81d4fae7dec4bd0a76500a0c91e6bf6"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		key, err := grpclock.UUID4Key(text)
-		if err != nil {
-			return
-		}
-		if len(key) != 36 || key != strings.ToLower(text) || key[14] != '4' || strings.IndexFunc(key, unicode.IsControl) >= 0 {
-			t.Fatalf("%q made %q", text, key)
 		}
 	})
 }

@@ -70,9 +70,13 @@ const (
 
 // NothingDone says that the handler of ctx did nothing: whatever it answers, and even if it panics, the
 // key is free and a retry runs. Without a claim in ctx it does nothing.
-func NothingDone(ctx context.Context) {
-	if k, ok := claim.FromContext(ctx); ok {
-		k.Decide(claim.Free)
+func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
+
+// decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,
+// for example.
+func decide(ctx context.Context, f claim.Fate) {
+	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {
+		k.Decide(f)
 	}
 }
 

@@ -173,22 +173,22 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 			m.complete(r, k, claim.Tombstone())
 		}
 	}
+	inner := r.WithContext(k.Context())
 	returned := false
 	defer func() {
-		if !returned { // a panic
+		r.MultipartForm = inner.MultipartForm // the server removes its files
+		if !returned {                        // a panic
 			m.end(r, k, rec, k.Fate(claim.Unknown))
 		}
 		k.Close()
 	}()
-	inner := r.WithContext(k.Context())
 	if !m.recovered(rec, inner, k) {
 		next.ServeHTTP(rec, inner)
 	}
-	returned = true
-	r.MultipartForm = inner.MultipartForm // the server removes its files
 	m.end(r, k, rec, m.fate(k, rec))
+	returned = true
 	if !rec.passing {
-		_ = rec.send() // an error means that the client is gone
+		_ = rec.send(false) // an error means that the client is gone
 	}
 }
 
@@ -240,7 +240,9 @@ func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim
 		m.complete(r, k, claim.Tombstone())
 	case f == claim.NotKept:
 		m.complete(r, k, claim.Tombstone())
-	case !rec.passing: // else there is a tombstone
+	case rec.passing:
+		m.complete(r, k, claim.Tombstone()) // there is one already, except after a change of mind
+	default:
 		m.complete(r, k, rec.record(m.headers))
 	}
 }
@@ -251,7 +253,7 @@ func (m *middleware) complete(r *http.Request, k *claim.Claim, record *claim.Rec
 	switch {
 	case err == nil, errors.Is(err, claim.ErrOver):
 	case errors.Is(err, core.ErrLost):
-		m.log(r, slog.LevelError, "idempotency: the claim was lost and taken over while the handler ran; its answer is not recorded", err)
+		m.log(r, slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
 	case errors.Is(err, core.ErrUnavailable):
 		m.log(r, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
 	default:

@@ -3,8 +3,10 @@ package idempotency
 import (
 	"bufio"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 
 	"github.com/onelane/onelane/internal/claim"
 )
@@ -136,14 +138,17 @@ func (w *recorder) Push(target string, opts *http.PushOptions) error {
 // Unwrap is for [http.ResponseController].
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// pass stops holding before the handler has returned.
+// pass stops holding before the handler has returned. What follows at once, a write or a flush, may be
+// left to send the header.
 func (w *recorder) pass() error {
+	follows := len(w.body) == 0 && maps.EqualFunc(w.written, w.Header(), slices.Equal)
 	w.early()
-	return w.send()
+	return w.send(follows)
 }
 
-// send sends what is held.
-func (w *recorder) send() error {
+// send sends what is held. Gin's writer only notes a status, and sends it with the first byte: there a
+// compression decides what it is.
+func (w *recorder) send(follows bool) error {
 	w.passing = true
 	if !w.wrote {
 		return nil
@@ -156,6 +161,8 @@ func (w *recorder) send() error {
 	var err error
 	if len(w.body) > 0 {
 		_, err = w.ResponseWriter.Write(w.body)
+	} else if gin, ok := w.ResponseWriter.(interface{ WriteHeaderNow() }); ok && !follows {
+		gin.WriteHeaderNow()
 	}
 	changeHeader(h, w.written, late)
 	w.body = nil

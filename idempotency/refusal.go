@@ -129,17 +129,17 @@ func refusalFor(err error) (r Refusal, loud bool) {
 // adapters use it.
 func RefusalForError(err error) (r Refusal, loud bool) { return refusalFor(err) }
 
-// write sends the refusal.
+// refuse sends the refusal.
 func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
-	// The handler of a claim outside of this middleware did not run.
-	if k, ok := claim.FromContext(r.Context()); ok && p.Code != CodeLockLost {
-		k.Decide(claim.Free)
-	} else if ok {
-		k.Decide(claim.Unknown)
+	// A middleware outside has a claim for a handler that did not run, or that lost its lock.
+	fate := claim.Free
+	if p.Code == CodeLockLost {
+		fate = claim.Unknown
 	}
+	decide(r.Context(), fate)
 	f.writeProblem(w, r, p)
 }
 

@@ -120,6 +120,9 @@ func FromContext(ctx context.Context) (*Claim, bool) {
 	return k, ok
 }
 
+// Outer returns the claim that the context carried when this one was made, or nil.
+func (k *Claim) Outer() *Claim { return k.outer }
+
 // Carries reports whether ctx carries a claim on key.
 func Carries(ctx context.Context, key string) bool {
 	k, _ := FromContext(ctx)
@@ -160,6 +163,15 @@ func (k *Claim) Decide(f Fate) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fate = &f
+}
+
+// Suggest sets what becomes of the key, unless that was decided.
+func (k *Claim) Suggest(f Fate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fate == nil {
+		k.fate = &f
+	}
 }
 
 // Fate returns what becomes of the key if the answer alone says f.

@@ -1,8 +1,0 @@
-package ginlock
-
-// For the fuzz tests.
-var (
-	JSONMember = jsonMember
-	QueryKey   = queryKey
-	ReadAll    = readAll
-)

@@ -1,0 +1,196 @@
+package grpclock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"google.golang.org/grpc"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/keytext"
+)
+
+// LockByKey returns an interceptor that holds the lock on a key while the handler runs, so that there
+// is one call at a time for each key. Nothing is recorded. A call that finds the key taken is Aborted
+// with LOCK_BUSY, or waits, with idempotency.Wait.
+//
+// The template is as in [ByKey]. The key is the name of the lock as it is: everybody who locks it is
+// excluded, by grpclock, ginlock, gormlock, or Acquire of package core. A template without a field is
+// one lock for all calls. Methods without side effects are covered, too.
+//
+// The handler's context carries the lock, and ends when the lock is lost. A call that has no answer
+// then is Aborted with LOCK_LOST.
+func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor {
+	s, err := templateSource(template, qualifiedField)
+	if err != nil {
+		panic("grpclock: LockByKey: " + err.Error())
+	}
+	return newLocks("LockByKey", s, opts).unary
+}
+
+// LockBy is [LockByKey] with a function that makes the key, of up to 512 bytes. Calls whose key is ""
+// run unprotected, unless idempotency.Require is set.
+func LockBy(fn KeyFunc, opts ...LockOption) grpc.UnaryServerInterceptor {
+	if fn == nil {
+		panic("grpclock: LockBy(nil): pass a function that returns the key of a call")
+	}
+	return newLocks("LockBy", funcSource(fn), opts).unary
+}
+
+// StreamLockByKey is [LockByKey] for streams: it holds the lock from before the handler runs until it
+// returns. The template has the fields {metadata.NAME} and {principal}, because there is no request
+// yet when a stream begins.
+//
+// When the lock is lost, the context of the stream ends with a cause that matches [core.ErrLost]. From
+// then on the stream neither receives nor sends, and ends with LOCK_LOST. A handler that waits for a
+// message is not woken by that.
+func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInterceptor {
+	s, err := templateSource(template, qualifiedField)
+	switch {
+	case err != nil:
+		panic("grpclock: StreamLockByKey: " + err.Error())
+	case len(s.paths) > 0:
+		panic(fmt.Sprintf("grpclock: StreamLockByKey(%q): there is no request yet when a stream begins: use {metadata.…} or {principal}", template))
+	}
+	return newLocks("StreamLockByKey", s, opts).stream
+}
+
+// StreamLockBy is [StreamLockByKey] with a function, as in [LockBy].
+func StreamLockBy(fn KeyFunc, opts ...LockOption) grpc.StreamServerInterceptor {
+	if fn == nil {
+		panic("grpclock: StreamLockBy(nil): pass a function that returns the key of a call")
+	}
+	return newLocks("StreamLockBy", funcSource(fn), opts).stream
+}
+
+func newLocks(name string, s *source, opts []LockOption) *interceptor {
+	i := &interceptor{config: newConfig(), source: s, locks: true}
+	for _, o := range opts {
+		if o != nil {
+			o.GRPCLock(&i.config)
+		}
+	}
+	i.mustBeRight(name)
+	return i
+}
+
+// locked runs a unary call under a lock.
+func (c *call) locked(l *core.Locker, key string) (resp any, err error) {
+	err = c.underLock(l, key, func(ctx context.Context, _ *core.Lock) (err error) {
+		resp, err = c.handler(ctx, c.req)
+		return err
+	})
+	return resp, err
+}
+
+// underLock calls run with a context that carries the lock, or without a lock and with the context of
+// the call if it runs unprotected.
+func (c *call) underLock(l *core.Locker, key string, run func(context.Context, *core.Lock) error) (err error) {
+	k, err := c.AcquireLock(c.ctx, l, key)
+	switch {
+	case err == nil:
+	case c.unprotected(err):
+		c.logUnprotected(err)
+		return run(c.ctx, nil)
+	case errors.Is(err, core.ErrInvalidKey):
+		c.log(slog.LevelWarn, "the key of a lock is refused", err)
+		return c.refuseKey(errLong)
+	default:
+		return c.refuseErr(err)
+	}
+	returned := false
+	defer func() {
+		lost := c.release(k)
+		if lost && returned && (err == nil || gaveUp(err)) {
+			err = c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
+		}
+	}()
+	err = run(context.WithValue(core.WithLock(k.Context(), k), heldKey{}, k), k)
+	returned = true
+	return err
+}
+
+// release releases a lock, and reports whether it was lost before.
+func (c *call) release(k *core.Lock) (lost bool) {
+	err := k.Release(c.ctx)
+	switch {
+	case errors.Is(err, core.ErrLost):
+		c.log(slog.LevelError, "the lock was lost while the handler ran; another may have run", err)
+		return true
+	case err != nil:
+		c.log(slog.LevelWarn, "a lock was not released; its key is free when its lease ends", err)
+	}
+	return false
+}
+
+type heldKey struct{}
+
+// Token returns the fencing token of the plain lock that the handler's context carries, or else of the
+// claim: see [idempotency.Token]. Pass it to a resource that refuses smaller tokens. The first call
+// costs a round trip.
+func Token(ctx context.Context) (uint64, error) {
+	if k, ok := ctx.Value(heldKey{}).(*core.Lock); ok {
+		return k.Token(ctx)
+	}
+	return idempotency.Token(ctx)
+}
+
+// stream runs a stream under a lock.
+func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	m := &method{config: i.config, full: info.FullMethod, source: i.source}
+	c := &call{method: m, ctx: ss.Context()}
+	if serversOwn(m.full) {
+		return handler(srv, ss)
+	}
+	key, err := c.source.read(c)
+	l := c.UseLocker()
+	switch {
+	case err == keytext.ErrNoKey && !c.Require:
+		return handler(srv, ss)
+	case err != nil:
+		return c.refuseKey(err)
+	case l == nil:
+		return c.refuseWithoutLocker()
+	}
+	return c.underLock(l, key, func(ctx context.Context, k *core.Lock) error {
+		if k == nil {
+			return handler(srv, ss)
+		}
+		return handler(srv, &lockedStream{ServerStream: ss, ctx: ctx, call: c, lock: k})
+	})
+}
+
+// lockedStream ends with its lock.
+type lockedStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	call *call
+	lock *core.Lock
+}
+
+func (s *lockedStream) Context() context.Context { return s.ctx }
+
+// RecvMsg looks at the lock when the message is there: the wait for it may have been long.
+func (s *lockedStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return s.lost()
+}
+
+func (s *lockedStream) SendMsg(m any) error {
+	if err := s.lost(); err != nil {
+		return err
+	}
+	return s.ServerStream.SendMsg(m)
+}
+
+func (s *lockedStream) lost() error {
+	if errors.Is(s.lock.Err(), core.ErrLost) {
+		return s.call.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
+	}
+	return nil
+}

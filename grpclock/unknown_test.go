@@ -1,0 +1,323 @@
+package grpclock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+type clientKey struct{}
+
+// watchClient is an interceptor outside that lets the handler see the end of the client's context.
+func watchClient(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	return handler(context.WithValue(ctx, clientKey{}, ctx.Done()), req)
+}
+
+// clientGone is closed when the client has hung up or is out of time.
+func clientGone(ctx context.Context) <-chan struct{} { return ctx.Value(clientKey{}).(<-chan struct{}) }
+
+// briefly is a server whose leases end soon.
+func briefly(t testing.TB, h handler, opts ...grpclock.Option) *server {
+	t.Helper()
+	_, l := newHanging(t, core.WithTTL(300*time.Millisecond))
+	opts = append(opts, idempotency.WithLocker(l))
+	return serve(t, &orders{handle: h}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, opts...)))
+}
+
+func (s *server) untilUnknown(t testing.TB) {
+	t.Helper()
+	a := until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.reason() != reasonInFlight })
+	a.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
+	if a.retryDelay() != 0 || len(a.trailer.Get("grpc-retry-pushback-ms")) > 0 {
+		t.Errorf("%v, %v asks for a retry", a.err, a.trailer)
+	}
+}
+
+// hangUp calls Create and ends before the answer, by a deadline or by cancelling when the handler is at the gate.
+func (s *server) hangUp(t testing.TB, g *gate, deadline bool) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if deadline {
+		ctx, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+	}
+	call := later(func() answer { return ask(ctx, s.Create, &request{}, idempotencyKey, "k") })
+	g.wait(t)
+	if !deadline {
+		cancel()
+	}
+	if a := <-call; status.Code(a.err) != codes.Canceled && status.Code(a.err) != codes.DeadlineExceeded {
+		t.Errorf("%v, %v", a.order, a.err)
+	}
+}
+
+func TestMaxRun_ClientGone(t *testing.T) {
+	t.Parallel()
+	for name, deadline := range map[string]bool{"cancelled": false, "deadline": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			g := newGate(t)
+			s := briefly(t, func(ctx context.Context, r *request) (*order, error) {
+				g.entered <- struct{}{}
+				<-clientGone(ctx)
+				g.stand()
+				if err := ctx.Err(); err != nil {
+					return nil, err
+				}
+				return counter(&runs)(ctx, r)
+			})
+			s.hangUp(t, g, deadline)
+			g.wait(t)
+			s.create("k", &request{}).wantRefusal(t, codes.Aborted, reasonInFlight)
+			close(g.open)
+			until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil }).want(t, 1, true)
+		})
+	}
+}
+
+func TestMaxRun_ServerDeadline(t *testing.T) {
+	t.Parallel()
+	limit := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		return handler(ctx, req)
+	}
+	for name, chain := range map[string][]grpc.UnaryServerInterceptor{"interceptor": {limit}, "MaxRun": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			opts := []grpclock.Option{idempotency.WithLocker(testutil.Locker(t)), grpclock.Metadata("x")}
+			if chain == nil {
+				opts = append(opts, idempotency.MaxRun(50*time.Millisecond))
+			}
+			s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+				<-ctx.Done()
+				if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+					t.Errorf("the cause is %v", context.Cause(ctx))
+				}
+				return &order{Run: 1}, nil
+			}}, grpc.ChainUnaryInterceptor(append(chain, grpclock.ByMetadata(idempotencyKey, opts...))...))
+			s.create("k", &request{}).want(t, 1, false)
+			s.create("k", &request{}).want(t, 1, true)
+		})
+	}
+}
+
+func TestUnknown_Codes(t *testing.T) {
+	t.Parallel()
+	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
+		t.Run(code.String(), func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := briefly(t, func(context.Context, *request) (*order, error) {
+				runs.Add(1)
+				return nil, status.Error(code, "too late")
+			})
+			s.create("k", &request{}).wantCode(t, code, false)
+			s.untilUnknown(t)
+			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
+			if runs.Load() != 1 {
+				t.Errorf("%d runs", runs.Load())
+			}
+		})
+	}
+}
+
+func TestNothingDone(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, func(ctx context.Context, r *request) (*order, error) {
+		if runs.Add(1) == 1 {
+			idempotency.NothingDone(ctx)
+			return nil, status.Error(codes.DeadlineExceeded, "the database did not answer")
+		}
+		return &order{Run: runs.Load()}, nil
+	})
+	s.create("k", &request{}).wantCode(t, codes.DeadlineExceeded, false)
+	s.create("k", &request{}).want(t, 2, false)
+	s.create("k", &request{}).want(t, 2, true)
+}
+
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name     string
+		decision idempotency.Recovery
+		err      error
+		check    func(t *testing.T, s *server, retry answer)
+	}{
+		{"answered", idempotency.Answered, nil, func(t *testing.T, s *server, retry answer) {
+			retry.want(t, 7, false)
+			s.create("k", &request{}).want(t, 7, true)
+		}},
+		{"answered with an error", idempotency.Answered, status.Error(codes.NotFound, "declined"), func(t *testing.T, s *server, retry answer) {
+			retry.wantCode(t, codes.NotFound, false)
+			s.create("k", &request{}).wantCode(t, codes.NotFound, true)
+		}},
+		{"run", idempotency.RunHandler, nil, func(t *testing.T, s *server, retry answer) {
+			retry.want(t, 2, false)
+			s.create("k", &request{}).want(t, 2, true)
+		}},
+		{"unknown", idempotency.StillUnknown, nil, func(t *testing.T, s *server, retry answer) {
+			retry.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
+			s.untilUnknown(t)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := briefly(t, func(_ context.Context, _ *request) (*order, error) {
+				if runs.Add(1) == 1 {
+					return nil, status.Error(codes.DeadlineExceeded, "the provider did not answer")
+				}
+				return &order{Run: runs.Load()}, nil
+			}, grpclock.Recover(func(ctx context.Context, req any, earlier idempotency.Run) (any, idempotency.Recovery, error) {
+				if _, err := idempotency.DeriveKey(ctx, "charge"); err != nil || earlier.RequestID != "r1" || earlier.Begun.IsZero() {
+					t.Errorf("%v, %+v", err, earlier)
+				}
+				if _, ok := req.(*request); !ok {
+					t.Errorf("the request is a %T", req)
+				}
+				return &order{Run: 7}, tc.decision, tc.err
+			}))
+			s.create("k", &request{}, "x-request-id", "r1").wantCode(t, codes.DeadlineExceeded, false)
+			retry := until(t, func() answer { return s.create("k", &request{}, "x-request-id", "r1") }, func(a answer) bool { return a.reason() != reasonInFlight })
+			tc.check(t, s, retry)
+		})
+	}
+}
+
+func TestStep_TwoRuns(t *testing.T) {
+	t.Parallel()
+	var runs, charges atomic.Int64
+	s := briefly(t, func(ctx context.Context, _ *request) (*order, error) {
+		run := runs.Add(1)
+		charge, err := idempotency.Step(ctx, "charge", func(context.Context) (int64, error) { return charges.Add(1), nil })
+		if err != nil {
+			return nil, err
+		}
+		if run == 1 {
+			return nil, status.Error(codes.Internal, "after the charge")
+		}
+		return &order{Run: charge}, nil
+	}, idempotency.RunAgain())
+	s.create("k", &request{}).wantCode(t, codes.Internal, false)
+	s.create("k", &request{}).want(t, 1, false)
+	if runs.Load() != 2 || charges.Load() != 1 {
+		t.Errorf("%d runs, %d charges", runs.Load(), charges.Load())
+	}
+}
+
+// A handler may leave goroutines behind that set metadata while the answer is recorded.
+func TestMetadata_SetConcurrently(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]grpclock.Option{"recorded": {grpclock.Metadata("x")}, "not recorded": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var wg sync.WaitGroup
+			s := once(t, func(ctx context.Context, _ *request) (*order, error) {
+				started := make(chan struct{})
+				for i := range 4 {
+					wg.Go(func() {
+						for n := range 100 {
+							_ = grpc.SetHeader(ctx, metadata.Pairs("x", "1"))
+							_ = grpc.SetTrailer(ctx, metadata.Pairs("x", "1"))
+							if i == 0 && n == 10 {
+								close(started)
+							}
+						}
+					})
+				}
+				<-started
+				return &order{Run: 1}, nil
+			}, opts...)
+			s.create("k", &request{}).want(t, 1, false)
+			wg.Wait()
+			s.create("k", &request{}).want(t, 1, true)
+		})
+	}
+}
+
+// Probes and reflection have no key.
+func TestRequire_PassesHealth(t *testing.T) {
+	t.Parallel()
+	use := idempotency.WithLocker(testutil.Locker(t))
+	for name, i := range map[string]grpc.UnaryServerInterceptor{
+		"ByMetadata": grpclock.ByMetadata(idempotencyKey, use, idempotency.Require()),
+		"ByField":    grpclock.ByField("request_id", use, idempotency.Require()),
+		"LockByKey":  grpclock.LockByKey("order:{req.order_id}", use),
+	} {
+		s := serveWith(t, func(r grpc.ServiceRegistrar) {
+			grpc_health_v1.RegisterHealthServer(r, health.NewServer())
+			testpb.RegisterOrdersServer(r, &orders{})
+			if err := grpclock.Check(r.(*grpc.Server), i); err != nil {
+				t.Error(err)
+			}
+		}, grpc.UnaryInterceptor(i), grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", use)))
+		client := grpc_health_v1.NewHealthClient(s.dial())
+		for range 2 {
+			if _, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		watch, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err == nil {
+			_, err = watch.Recv()
+		}
+		if err != nil {
+			t.Errorf("%s: Watch: %v", name, err)
+		}
+		cancel()
+	}
+}
+
+func TestService_KeysAreApart(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := idempotency.WithLocker(testutil.Locker(t))
+	a, b := once(t, counter(&runs), l, idempotency.Service("a")), once(t, counter(&runs), l, idempotency.Service("b"))
+	a.create("k", &request{}).want(t, 1, false)
+	b.create("k", &request{}).want(t, 2, false)
+	a.create("k", &request{}).want(t, 1, true)
+}
+
+func TestOnKey(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs), idempotency.Require())
+	var keys []string
+	fail := errors.New("the disk is full")
+	client := testpb.NewOrdersClient(s.dial(grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.OnKey(func(_ context.Context, method, key string) error {
+		if keys = append(keys, method, key); len(keys) > 2 {
+			return fail
+		}
+		return nil
+	})))))
+	ask(t.Context(), client.Create, &request{}).want(t, 1, false)
+	if len(keys) != 2 || keys[0] != testpb.Orders_Create_FullMethodName {
+		t.Fatalf("OnKey got %q", keys)
+	}
+	s.create(keys[1], &request{}).want(t, 1, true)
+	if a := ask(t.Context(), client.Create, &request{}); !errors.Is(a.err, fail) || !strings.Contains(a.err.Error(), "OnKey") || runs.Load() != 1 {
+		t.Errorf("%v, %d runs", a.err, runs.Load())
+	}
+}

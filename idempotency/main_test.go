@@ -1,0 +1,39 @@
+package idempotency_test
+
+import (
+	"log/slog"
+	"net/http"
+	"testing"
+
+	"github.com/gin-gonic/gin"
+	"go.uber.org/goleak"
+
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/routertest"
+)
+
+func TestMain(m *testing.M) {
+	gin.SetMode(gin.ReleaseMode)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	// go-redis dials a dead server until up to a second after its client was closed.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
+
+func TestRouter_ServeMux(t *testing.T) {
+	t.Parallel()
+	routertest.Run(t, func(h http.HandlerFunc, opts ...idempotency.HTTPOption) http.Handler {
+		mux := http.NewServeMux()
+		mux.Handle("POST /orders/{id}", idempotency.ByHeader("Idempotency-Key", opts...)(h))
+		return mux
+	})
+}
+
+func TestRouter_Gin(t *testing.T) {
+	t.Parallel()
+	routertest.Run(t, func(h http.HandlerFunc, opts ...idempotency.HTTPOption) http.Handler {
+		r := gin.New()
+		r.POST("/orders/:id", ginlock.ByHeader("Idempotency-Key", opts...), gin.WrapF(h))
+		return r
+	})
+}
