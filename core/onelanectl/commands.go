@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/claim"
 )
 
 // errNothing says that there was nothing to do.
@@ -35,8 +37,11 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 	defer locker.Close()
 
 	out := printer{w: stdout, json: o.json, value: o.value}
-	if o.args[0] == "ls" {
+	switch o.args[0] {
+	case "ls":
 		return o.list(ctx, locker, clients, &out)
+	case "forget":
+		return o.forget(ctx, locker, clients, &out)
 	}
 	key := o.args[1]
 	before, err := locker.Inspect(ctx, key)
@@ -68,6 +73,47 @@ func by(st core.State) string {
 		return ""
 	}
 	return fmt.Sprintf(" by %q", st.Owner)
+}
+
+// forget unseals the sealed and orphaned keys that begin with the argument, and the steps of claims.
+func (o *options) forget(ctx context.Context, locker *core.Locker, clients clients, out *printer) error {
+	starts, forgotten := []string{o.args[1]}, 0
+	if rest, ok := strings.CutPrefix(o.args[1], claim.KeyPrefix); ok {
+		starts = append(starts, claim.StepPrefix+rest)
+	}
+	for _, start := range starts {
+		keys, more, err := clients.scan(ctx, o.prefix, start, o.limit, false)
+		if err != nil {
+			return err
+		}
+		for _, key := range keys {
+			st, err := locker.Inspect(ctx, key)
+			if errors.Is(err, core.ErrInvalidKey) || err == nil && st.Status != core.Sealed && st.Status != core.Orphaned {
+				continue
+			}
+			done := "would forget"
+			if err == nil && o.yes {
+				done, err = "forgot", locker.Unseal(ctx, key)
+			}
+			if err == nil {
+				err = out.done(key, done)
+			}
+			if err != nil {
+				return err
+			}
+			forgotten++
+		}
+		if more {
+			return fmt.Errorf("there are more than %d keys: run it again, or raise -limit", o.limit)
+		}
+	}
+	switch {
+	case forgotten == 0:
+		return fmt.Errorf("no sealed or orphaned key begins with %q: %w", o.args[1], errNothing)
+	case !o.yes:
+		return fmt.Errorf("pass -yes to forget these %d keys: %w", forgotten, errNothing)
+	}
+	return nil
 }
 
 // list prints the keys that begin with the argument, in their order.

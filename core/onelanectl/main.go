@@ -29,6 +29,8 @@ const usage = `onelanectl shows and frees the locks of onelane.
   onelanectl [flags] ls [PREFIX]                 the keys that are held, sealed or orphaned now
   onelanectl [flags] unseal KEY                  frees a sealed or orphaned key: a request may run again, a sale goes on
                                                  A key is orphaned if its holder disappeared: check first how far it came.
+  onelanectl [flags] forget PREFIX -yes          frees all sealed and orphaned keys that begin with PREFIX, such as the
+                                                 answers to one caller; without -yes it only shows them
   onelanectl [flags] release KEY -owner OWNER    frees a held key; OWNER as inspect shows it
                                                  Its holder may still be at work until its next renewal.
 Flags:
@@ -53,7 +55,7 @@ type options struct {
 	prefix, owner string
 	limit         int
 	timeout       time.Duration
-	held          bool
+	held, yes     bool
 	json, value   bool
 	args          []string // the command and its arguments
 }
@@ -88,7 +90,8 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
 	f.BoolVar(&o.held, "held", false, "of ls: only keys that are held or orphaned, without the records and seals, of which there may be many")
-	f.IntVar(&o.limit, "limit", 1000, "of ls: how many keys at most")
+	f.BoolVar(&o.yes, "yes", false, "of forget: do it")
+	f.IntVar(&o.limit, "limit", 1000, "of ls and forget: how many keys at most")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
 	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")
 	f.BoolVar(&o.value, "value", false, "print what a key was sealed with: an answer to a client may be a secret")
@@ -112,15 +115,15 @@ func parse(args []string, stdout io.Writer) (options, error) {
 
 func (o *options) valid() error {
 	if len(o.args) == 0 {
-		return errors.New("say what to do: inspect KEY, ls [PREFIX], unseal KEY, release KEY -owner OWNER; -h tells more")
+		return errors.New("say what to do: inspect KEY, ls [PREFIX], unseal KEY, forget PREFIX, release KEY -owner OWNER; -h tells more")
 	}
 	command, least, most := o.args[0], 2, 2
 	switch command {
-	case "inspect", "unseal", "release":
+	case "inspect", "unseal", "forget", "release":
 	case "ls":
 		least = 1
 	default:
-		return fmt.Errorf("there is no command %q: use inspect, ls, unseal or release", command)
+		return fmt.Errorf("there is no command %q: use inspect, ls, unseal, forget or release", command)
 	}
 	switch n := len(o.args); {
 	case n < least:
@@ -133,6 +136,10 @@ func (o *options) valid() error {
 		return fmt.Errorf("%s: -owner is for release", command)
 	case command != "ls" && o.held:
 		return fmt.Errorf("%s: -held is for ls", command)
+	case command != "forget" && o.yes:
+		return fmt.Errorf("%s: -yes is for forget", command)
+	case command == "forget" && o.args[1] == "":
+		return errors.New("forget: an empty prefix would forget everything")
 	case o.limit < 1:
 		return fmt.Errorf("-limit %d: it must be positive", o.limit)
 	case o.timeout <= 0:

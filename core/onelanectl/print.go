@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -28,14 +29,56 @@ type state struct {
 	Token     uint64 `json:"token,omitempty"`
 	ExpiresMS int64  `json:"expires_in_ms,omitempty"`
 	// Since is when the lease of an orphaned key ended, or since when a key is held.
-	Since time.Time `json:"since,omitzero"`
-	Size  *int      `json:"value_bytes,omitempty"`
-	Value []byte    `json:"value,omitempty"`
+	Since time.Time   `json:"since,omitzero"`
+	Size  *int        `json:"value_bytes,omitempty"`
+	Value []byte      `json:"value,omitempty"`
+	Claim *requestRun `json:"claim,omitempty"`
+}
+
+// requestRun is what -json prints about the run of an idempotent request.
+type requestRun struct {
+	Begun     time.Time `json:"begun,omitzero"`
+	Instance  string    `json:"instance,omitempty"`
+	RequestID string    `json:"request_id,omitempty"`
+	Answer    string    `json:"answer,omitempty"`
+	Encrypted string    `json:"encrypted_with,omitempty"`
+}
+
+func runOf(key string, st core.State) *requestRun {
+	d, ok := claim.Describe(key, st)
+	if !ok {
+		return nil
+	}
+	r := &requestRun{Begun: d.Run.Begun, Instance: d.Run.Instance, RequestID: d.Run.RequestID, Encrypted: d.Encrypted}
+	switch {
+	case st.Status == core.Orphaned:
+		r.Answer = "unknown: find out what the request did, then unseal the key to let it run again"
+	case d.NotKept:
+		r.Answer = "given, and not kept"
+	case d.Status != 0:
+		r.Answer = fmt.Sprint("status ", d.Status)
+	}
+	return r
+}
+
+// lines prints what is known of the run.
+func (r *requestRun) lines(line func(name, value string)) {
+	if !r.Begun.IsZero() {
+		line("begun", r.Begun.Format(time.RFC3339))
+	}
+	for _, field := range []struct{ name, value string }{
+		{"instance", r.Instance}, {"request", r.RequestID}, {"answer", r.Answer}, {"encrypted with", r.Encrypted},
+	} {
+		if field.value != "" {
+			line(field.name, text(field.value))
+		}
+	}
 }
 
 func (p *printer) state(key string, st core.State) state {
 	s := state{Key: key, Status: st.Status.String(), Owner: st.Owner, Token: st.Token, ExpiresMS: st.ExpiresIn.Milliseconds(), Since: st.Since}
 	_, s.Tag = ownertext.Split(st.Owner)
+	s.Claim = runOf(key, st)
 	if st.Status == core.Sealed {
 		size := len(st.Value)
 		s.Size = &size
@@ -59,7 +102,7 @@ func (p *printer) one(key string, st core.State) error {
 	if s.Owner != "" {
 		line("owner", text(s.Owner))
 	}
-	if s.Tag != "" {
+	if s.Tag != "" && s.Claim == nil {
 		line("tag", text(s.Tag))
 	}
 	if s.Token != 0 {
@@ -67,6 +110,9 @@ func (p *printer) one(key string, st core.State) error {
 	}
 	if !s.Since.IsZero() {
 		line(s.Status+" since", s.Since.Format(time.RFC3339))
+	}
+	if s.Claim != nil {
+		s.Claim.lines(line)
 	}
 	if st.Status != core.Free {
 		line("expires", expires(st))

@@ -1,0 +1,59 @@
+package claim
+
+import (
+	"encoding/base64"
+	"strings"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim/recordpb"
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+// Description is what an operator can know of a claim or a step without its encryption key.
+type Description struct {
+	Run Run
+	// Status is the status of a recorded answer, or 0.
+	Status int
+	// NotKept means that the answer was not kept.
+	NotKept bool
+	// Encrypted names the key that the rest is encrypted with.
+	Encrypted string
+}
+
+// Describe describes the claim or step under a key. ok is false if the key is no claim's.
+func Describe(key string, st core.State) (d Description, ok bool) {
+	if !strings.HasPrefix(key, KeyPrefix) && !strings.HasPrefix(key, StepPrefix) {
+		return d, false
+	}
+	switch st.Status {
+	case core.Held, core.Orphaned:
+		d.Run = Run{Begun: ownertext.Asked(st.Owner), Instance: instanceOf(st.Owner)}
+		tag := ownerTag(st.Owner)
+		if text, plain := strings.CutPrefix(tag, plainTag); plain {
+			b, _ := base64.RawURLEncoding.DecodeString(text)
+			m, _ := markOf(b)
+			d.Run.RequestID = m.requestID
+		} else if text, encrypted := strings.CutPrefix(tag, encryptedTag); encrypted {
+			d.Encrypted, _, _ = strings.Cut(text, ".")
+		}
+		return d, true
+	case core.Sealed:
+		p, err := unmarshal(st.Value)
+		if err != nil {
+			return d, false
+		}
+		return describe(p)
+	}
+	return d, false
+}
+
+func describe(p *recordpb.Record) (d Description, ok bool) {
+	if p.Version == envelopeVersion {
+		return Description{Encrypted: p.KeyId}, true
+	}
+	r, _, err := decode(p)
+	if err != nil {
+		return d, false
+	}
+	return Description{Run: r.Run, Status: r.Status, NotKept: r.NotKept}, true
+}
