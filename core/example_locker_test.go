@@ -120,6 +120,24 @@ func ExampleLock_Context() {
 	// true
 }
 
+// The caller hangs up, and the work goes on under the lock.
+func ExampleLock_Detach() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx, hangUp := context.WithCancel(context.Background())
+	lock, err := locker.Acquire(ctx, "payment:8")
+	if err != nil {
+		panic(err)
+	}
+	lock.Detach()
+	hangUp()
+	fmt.Println(lock.Context().Err(), lock.Release(context.Background()))
+	fmt.Println(locker.Prefix())
+	// Output:
+	// <nil> <nil>
+	// onelane:
+}
+
 // A payment was sent and no answer came. Whoever holds the lock cannot know whether the work is over, so nobody gets
 // the key before the lease ends.
 func ExampleLock_Lapse() {

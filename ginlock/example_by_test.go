@@ -119,6 +119,25 @@ func ExampleByKey() {
 	// 204
 }
 
+// A function makes the key; "" means that the request has none and runs unprotected.
+func ExampleBy() {
+	locker := exampleLocker()
+	defer locker.Close()
+	batch := func(c *gin.Context) (string, error) { return c.GetHeader("X-Batch"), nil }
+	r := gin.New()
+	r.POST("/imports", ginlock.By(batch, idempotency.WithLocker(locker)), func(c *gin.Context) {
+		fmt.Println("imported")
+		c.Status(http.StatusNoContent)
+	})
+	for range 2 {
+		fmt.Println(code(send(r, "POST", "/imports", "", "X-Batch: b1")))
+	}
+	// Output:
+	// imported
+	// 204
+	// 204
+}
+
 // The key is what two headers say together; an error refuses the request.
 func ExampleLockBy() {
 	locker := exampleLocker()

@@ -75,7 +75,7 @@ func ExampleOnce() {
 		receipt, err := gormlock.Once(context.Background(), db, "pay:order-7", func(tx *gorm.DB) (Payment, error) {
 			p := Payment{Amount: 10}
 			return p, tx.Create(&p).Error
-		})
+		}, gormlock.Fingerprint([]byte("10 EUR"))) // another amount under this key is ErrMismatch
 		fmt.Println(receipt.Amount, err)
 	}
 	var n int64

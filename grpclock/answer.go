@@ -46,7 +46,7 @@ func (c *call) record(resp any, err error, sent *stream) *claim.Record {
 		problem = errTooLarge
 	}
 	if problem != nil {
-		c.log(slog.LevelError, "the answer cannot be recorded; a retry is refused", problem)
+		c.log(slog.LevelError, "grpclock: the answer cannot be recorded; a retry is refused", problem)
 		return claim.Tombstone()
 	}
 	return r
@@ -84,7 +84,7 @@ func (c *call) replay(r *claim.Record) (any, error) {
 	}
 	resp, answer, err := c.recorded(r)
 	if err != nil {
-		c.log(slog.LevelError, "a record is none of this method; the call is refused", err)
+		c.log(slog.LevelError, "grpclock: a record is none of this method; the call is refused", err)
 		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeResponseNotKept))
 	}
 	header, trailer := metadata.MD{}, metadata.Pairs(replayedTrailer, "true")

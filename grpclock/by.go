@@ -146,7 +146,7 @@ func (c *call) log(level slog.Level, text string, err error) {
 	if err != nil {
 		args = append(args, "error", err)
 	}
-	l.Log(context.WithoutCancel(c.ctx), level, "grpclock: "+text, args...)
+	l.Log(context.WithoutCancel(c.ctx), level, text, args...)
 }
 
 var errConstant = errors.New("without a field every call would get the first answer: add one")

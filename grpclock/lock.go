@@ -96,7 +96,7 @@ func (c *call) underLock(l *core.Locker, key string, run func(context.Context, *
 		c.logUnprotected(err)
 		return run(c.ctx, nil)
 	case errors.Is(err, core.ErrInvalidKey):
-		c.log(slog.LevelWarn, "the key of a lock is refused", err)
+		c.log(slog.LevelWarn, "grpclock: the key of a lock is refused", err)
 		return c.refuseKey(errLong)
 	default:
 		return c.refuseErr(err)
@@ -118,10 +118,10 @@ func (c *call) release(k *core.Lock) (lost bool) {
 	err := k.Release(c.ctx)
 	switch {
 	case errors.Is(err, core.ErrLost):
-		c.log(slog.LevelError, "the lock was lost while the handler ran; another may have run", err)
+		c.log(slog.LevelError, "grpclock: the lock was lost while the handler ran; another may have run", err)
 		return true
 	case err != nil:
-		c.log(slog.LevelWarn, "a lock was not released; its key is free when its lease ends", err)
+		c.log(slog.LevelWarn, "grpclock: a lock was not released; its key is free when its lease ends", err)
 	}
 	return false
 }

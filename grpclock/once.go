@@ -109,7 +109,7 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 		return nil, nil, false
 	}
 	if err != nil {
-		c.log(slog.LevelError, "the outcome of an earlier run is still unknown", err)
+		c.log(slog.LevelError, "grpclock: the outcome of an earlier run is still unknown", err)
 	}
 	k.Decide(claim.Unknown)
 	return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeOutcomeUnknown)), true
@@ -135,7 +135,7 @@ func (c *call) end(k *claim.Claim, f claim.Fate, r *claim.Record) {
 	switch f {
 	case claim.Free:
 		if err := k.Free(c.ctx); err != nil {
-			c.log(slog.LevelWarn, "a key could not be freed; the outcome is unknown to a retry", err)
+			c.log(slog.LevelWarn, "grpclock: a key could not be freed; the outcome is unknown to a retry", err)
 		}
 	case claim.Unknown:
 		k.LeaveUnknown(c.ctx)
@@ -150,11 +150,11 @@ func (c *call) complete(k *claim.Claim, r *claim.Record) {
 	switch {
 	case err == nil, errors.Is(err, claim.ErrOver):
 	case errors.Is(err, core.ErrLost):
-		c.log(slog.LevelError, "the claim was lost and taken over while the handler ran; its answer is not recorded", err)
+		c.log(slog.LevelError, "grpclock: the claim was lost and taken over while the handler ran; its answer is not recorded", err)
 	case errors.Is(err, core.ErrUnavailable):
-		c.log(slog.LevelError, "the answer is not recorded yet; it will be when the backend is back", err)
+		c.log(slog.LevelError, "grpclock: the answer is not recorded yet; it will be when the backend is back", err)
 	default:
-		c.log(slog.LevelError, "the answer could not be recorded; a retry is refused", err)
+		c.log(slog.LevelError, "grpclock: the answer could not be recorded; a retry is refused", err)
 		_ = k.Complete(c.ctx, claim.Tombstone()) // the record was too large
 	}
 }

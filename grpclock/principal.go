@@ -30,7 +30,7 @@ func (c *call) credentials(who string) [sha256.Size]byte {
 	}
 	if who == "" {
 		c.warned.Do(func() {
-			c.log(slog.LevelWarn, "no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal", nil)
+			c.log(slog.LevelWarn, "grpclock: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal", nil)
 		})
 	}
 	return claim.Credentials(c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"))

@@ -107,12 +107,12 @@ func (c *call) refuseKey(err error) error {
 
 // misconfigured answers a call that cannot be protected because of a mistake in the program.
 func (c *call) misconfigured(err error) error {
-	c.log(slog.LevelError, "the method cannot be protected; its calls are refused", err)
+	c.log(slog.LevelError, "grpclock: the method cannot be protected; its calls are refused", err)
 	return c.refuse(idempotency.RefusalOf(idempotency.CodeMisconfigured))
 }
 
 func (c *call) refuseWithoutLocker() error {
-	c.log(slog.LevelError, "a call is refused", errors.New("there is no Locker: call core.SetDefault when the process starts, or pass idempotency.WithLocker"))
+	c.log(slog.LevelError, "grpclock: a call is refused", errors.New("there is no Locker: call core.SetDefault when the process starts, or pass idempotency.WithLocker"))
 	p := idempotency.RefusalOf(idempotency.CodeLockUnavailable)
 	p.Detail = "The server was started without a Locker: it has to call core.SetDefault."
 	return c.refuse(p)
@@ -122,7 +122,7 @@ func (c *call) refuseWithoutLocker() error {
 func (c *call) refuseErr(err error) error {
 	p, loud := idempotency.RefusalForError(err)
 	if loud {
-		c.log(slog.LevelError, "the call is refused", err)
+		c.log(slog.LevelError, "grpclock: the call is refused", err)
 	}
 	refused := c.refuse(p)
 	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
@@ -139,5 +139,5 @@ func (c *call) unprotected(err error) bool {
 }
 
 func (c *call) logUnprotected(err error) {
-	c.log(slog.LevelWarn, "the backend is not available; the call runs unprotected (FailOpen)", err)
+	c.log(slog.LevelWarn, "grpclock: the backend is not available; the call runs unprotected (FailOpen)", err)
 }

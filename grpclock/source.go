@@ -74,7 +74,7 @@ func funcSource(fn KeyFunc) *source {
 		read: func(c *call) (string, error) {
 			key, err := fn(c.ctx, c.req)
 			if _, hasStatus := status.FromError(err); err != nil && !hasStatus {
-				c.log(slog.LevelWarn, "no key could be made; the call is refused", err)
+				c.log(slog.LevelWarn, "grpclock: no key could be made; the call is refused", err)
 				err = errFunc
 			}
 			switch {

@@ -49,11 +49,12 @@ func Require() SharedOption { return claim.Shared(func(s *claim.Settings) { s.Re
 func FailOpen() SharedOption { return claim.Shared(func(s *claim.Settings) { s.FailOpen = true }) }
 
 // Retain sets how long an answer is recorded, and how long an unknown outcome is remembered. After
-// that the key runs anew. The default is 24 h, the least 10 ms. See [RetainFor] for one request.
+// that the key runs anew. The default is 24 h, the least 10 ms, the most ten years. See [RetainFor] for one request.
 func Retain(d time.Duration) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Retention = d
-		s.Check(d >= claim.MinRetention, "Retain(%v): it must be at least %v", d, claim.MinRetention)
+		s.Check(d >= claim.MinRetention && d <= claim.MaxRetention,
+			"Retain(%v): it must be from %v to %v", d, claim.MinRetention, time.Duration(claim.MaxRetention))
 	})
 }
 

@@ -12,33 +12,9 @@ type guarantee struct {
 	tests  []string
 }
 
-// guarantees are in the order of the text under "Guarantees".
+// guarantees are in the order of the text under "Guarantees". Those of core are in docs/guarantees.md,
+// and idempotency/rules_test.go names the tests of docs/idempotency.md.
 var guarantees = map[string][]guarantee{
-	"idempotency": {
-		{"Of all who begin with one key", []string{"TestOneClaim", "TestRetention"}},
-		{"A retry with another fingerprint", []string{"TestBegin", "TestEncryption_MismatchWhileItRuns"}},
-		{"What others see of a running request", []string{"TestRecordHidesThePayload"}},
-		{"Whoever has no claim cannot touch", []string{"TestLostClaim"}},
-		{"A context that is cancelled does not lose the record", []string{"TestCompleteIgnoresACancelledContext"}},
-		{"A record that cannot be read", []string{"TestRecordOfAnotherVersion", "TestForeignValue", "TestCompression_Bomb"}},
-		{"With WithEncryption", []string{"TestEncryption_UnreadableAtRest", "TestEncryption_ForgedRecords"}},
-	},
-	"ginlock": {
-		{"Of requests with one key", []string{"TestRule12_ConcurrentRequests", "TestManyRequests_OneEffect", "TestRule11_Retention"}},
-		{"A key that comes again", []string{"TestRule08_OtherPayload"}},
-		{"Two principals with one key", []string{"TestRule03_KeysOfPrincipalsMethodsAndRoutes", "TestRule04_PrincipalOption"}},
-		{"A value in the body, the query or a cookie", []string{"TestByKey_BadRequests", "TestByKey_JSONThatIsBoundAsAForm"}},
-		{"Set-Cookie, credentials and connection headers", []string{"TestRule14_Headers", "TestRule14_ForgedHeaders", "TestRule07_RetryWhileTheFirstRuns"}},
-		{"When Redis is down before the handler runs", []string{"TestRule23_StoreDownBeforeTheHandler", "TestRule23_FailOpenForNobody", "TestRule24_StoreDownAfterTheHandler"}},
-	},
-	"grpclock": {
-		{"Of calls with one key", []string{"TestRule26_OneEffect", "TestRule28_Retention"}},
-		{"A key that comes again with another request", []string{"TestRule28_FingerprintTellsRequestsApart", "TestRule28_FingerprintOfTwoSchemaVersions"}},
-		{"Two principals with one key", []string{"TestRule24b_PrincipalsAreApart", "TestForgedRecords"}},
-		{"A refusal is nothing but trailers", []string{"TestRule27_RetryPolicyHonoursARefusal"}},
-		{"When Redis is down before the handler runs", []string{"TestRule26_StoreDown", "TestRule26_FailOpenForNobody", "TestRule24_StoreDownAfterTheHandler"}},
-		{"A template or path that names no field", []string{"TestRule25_UnknownFieldFailsAtTheFirstCall", "TestCheck_Interceptors"}},
-	},
 	"gormlock": {
 		{"The lock is acquired before BEGIN", []string{"TestOrder_LockBeginCommitUnlock", "TestOrder_NoConnectionWhileLocking"}},
 		{"If the outcome of COMMIT is unknown", []string{"TestCommitUnknown", "TestCommitUnknown_ErrorOfAProxy", "TestCommit_Outcomes"}},

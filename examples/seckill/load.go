@@ -110,6 +110,7 @@ func (l *load) post(ctx context.Context, buyer int, addr string) (status int, re
 	if err != nil {
 		return 0, false, err
 	}
+	r.Host = "shop.example" // as a load balancer before all processes passes it on; a key belongs to a host
 	r.Header.Set("Authorization", fmt.Sprintf("Bearer buyer-%d", buyer))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", fmt.Sprintf(`"%s-%d"`, l.run, buyer))

@@ -53,7 +53,11 @@ func (s *Settings) Check(ok bool, format string, args ...any) {
 }
 
 // Err returns the mistakes in the options as one text, or "".
-func (s *Settings) Err() string { return strings.Join(s.mistakes, "; ") }
+func (s *Settings) Err() string {
+	s.Check(!s.Recovers || !s.RunAgain,
+		"RunAgain and Recover: a handler that may run again needs nobody to decide; omit one of them")
+	return strings.Join(s.mistakes, "; ")
+}
 
 // UseLocker returns the Locker to use, or nil if there is none.
 func (s *Settings) UseLocker() *core.Locker {
