@@ -78,6 +78,13 @@ func readAll(r io.Reader, announced, limit int) ([]byte, error) {
 	}
 }
 
+// rewind puts the body back after Recover has read it.
+func rewind(r *http.Request) {
+	if b, ok := r.Body.(*restored); ok {
+		b.Reset(b.body)
+	}
+}
+
 // restored is a body that was read and put back.
 type restored struct {
 	*bytes.Reader

@@ -312,6 +312,8 @@ func again(call *http.Request, wait time.Duration) (*http.Request, error) {
 
 // discard reads the rest of a short answer, so that its connection can be used again.
 func discard(body io.ReadCloser) {
+	timer := time.AfterFunc(time.Second, func() { _ = body.Close() })
+	defer timer.Stop()
 	_, _ = io.CopyN(io.Discard, body, 64<<10)
 	_ = body.Close()
 }

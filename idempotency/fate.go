@@ -44,13 +44,13 @@ func DefaultFate(status int, header http.Header) Fate {
 	return KeepAnswer
 }
 
-// Run describes an earlier run of a request whose outcome is unknown.
+// Run describes an earlier run of a request whose outcome is unknown: the first one, if several were.
 type Run struct {
 	// Begun is when it began, by the clock of its instance. It is zero if that is not known.
 	Begun time.Time
 	// Ended is when its claim ended, by this process's clock.
 	Ended time.Time
-	// Instance names its process (core.WithInstance).
+	// Instance names the process that had the claim last (core.WithInstance).
 	Instance string
 	// RequestID is the X-Request-Id header of its request, or empty.
 	RequestID string
@@ -69,7 +69,7 @@ const (
 )
 
 // NothingDone says that the handler of ctx did nothing: whatever it answers, and even if it panics, the
-// key is free and a retry runs. Without a claim in ctx it does nothing.
+// key is free and a retry runs, unless a part of the answer was sent before. Without a claim in ctx it does nothing.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
 // decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -201,9 +202,16 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 	run := Run{Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID}
 	switch m.recover(rec, r, run) {
 	case Answered:
+		if m.fate(k, rec) == claim.Free { // the status is about the retry, not about the earlier run
+			k.Suggest(claim.Unknown)
+		}
 		return true
 	case RunHandler:
-		return false
+		if !rec.passing {
+			rec.forget()
+			rewind(r)
+			return false
+		}
 	}
 	rec.forget()
 	m.refuse(rec, r, refusals[CodeOutcomeUnknown])
@@ -214,7 +222,12 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 // fate returns what becomes of the key after what the handler has answered so far.
 func (m *middleware) fate(k *claim.Claim, rec *recorder) claim.Fate {
 	status := rec.final()
-	f := claim.Fate(m.decide(status, rec.header()))
+	header := rec.header()
+	if outside := rec.before["Retry-After"]; len(outside) > 0 && slices.Equal(outside, header["Retry-After"]) {
+		header = header.Clone()
+		header.Del("Retry-After") // the handler did not say that it did nothing
+	}
+	f := claim.Fate(m.decide(status, header))
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
 		f = claim.Free // the caller must get through with the right credentials

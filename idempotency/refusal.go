@@ -134,12 +134,9 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
-	// A middleware outside has a claim for a handler that did not run, or that lost its lock.
-	fate := claim.Free
-	if p.Code == CodeLockLost {
-		fate = claim.Unknown
+	if p.Code == CodeLockLost { // the handler ran
+		decide(r.Context(), claim.Unknown)
 	}
-	decide(r.Context(), fate)
 	f.writeProblem(w, r, p)
 }
 

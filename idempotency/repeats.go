@@ -30,6 +30,7 @@ func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) 
 			o.HTTP(&m.httpConfig)
 		}
 	}
+	m.Check(m.recover == nil, "omit Recover: an answer is not kept, so there is none to recover")
 	m.Retention = window
 	if text := m.Err(); text != "" {
 		panic("idempotency: RefuseRepeats: " + text)

@@ -67,6 +67,9 @@ func (s *service) buy(c *gin.Context) {
 	switch {
 	case errors.Is(err, errSoldOut):
 		c.JSON(http.StatusGone, gin.H{"error": "sold out"})
+	case errors.Is(err, core.ErrTaken), errors.Is(err, core.ErrUnavailable):
+		c.Header("Retry-After", "1") // nothing was done, so the key is free and the buyer may try again
+		c.JSON(http.StatusServiceUnavailable, gin.H{"error": err.Error()})
 	case err != nil:
 		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
 	default:

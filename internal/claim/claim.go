@@ -106,7 +106,11 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 func (k *Claim) clientGone(cause error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.closed {
+	switch {
+	case k.closed:
+		return
+	case errors.Is(cause, core.ErrLost), errors.Is(cause, core.ErrClosed):
+		k.cancel(cause) // of a lock around this claim
 		return
 	}
 	if k.detached = running.detach(); !k.detached {

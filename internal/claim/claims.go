@@ -77,8 +77,8 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 		o = notKept
 	}
 	out := Outcome{Replay: replay}
-	// A caller whose context ended must not run beside the holder of the key.
-	if o == storeDown && c.FailOpen {
+	// A request must not run beside a run that it knows of, nor if its own context ended.
+	if o == storeDown && c.FailOpen && !a.begun {
 		o, out, err = unprotected, Outcome{Unprotected: err}, nil
 	}
 	c.instruments.count(spanned, o, r.Route)
@@ -93,6 +93,7 @@ type attempt struct {
 	name    string // of the lock
 	mark    mark
 	adopted *UnknownError // the unknown outcome that the claim takes over
+	begun   bool          // the backend has said that there is an earlier run
 }
 
 // begin returns the lock of a claim, or the record to answer from, or an error.
@@ -103,6 +104,7 @@ func (a *attempt) begin(ctx context.Context) (*core.Lock, *Record, error) {
 	lock, err := a.acquire(ctx)
 	var orphan *core.OrphanedError
 	if errors.As(err, &orphan) {
+		a.begun = true
 		lock, err = a.adopt(ctx, orphan)
 	}
 	if err == nil {
@@ -118,6 +120,7 @@ func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 	if a.Wait == 0 || !errors.As(err, &taken) {
 		return lock, err
 	}
+	a.begun = true
 	if theirs, ok := a.parseTag(a.name, taken.Tag); ok {
 		if err := theirs.check(a.Key, a.Fingerprint); err != nil {
 			return nil, err
@@ -149,13 +152,19 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 		if err := m.check(a.Key, a.Fingerprint); err != nil {
 			return nil, err
 		}
+		a.mark.begun, a.mark.requestID = m.begun, m.requestID // the next one is told of the first run, too
 	} else {
 		return nil, unknown // not even whose request it was can be read
 	}
 	if !a.Recovers && !a.RunAgain {
 		return nil, unknown
 	}
-	lock, err := a.locker.Adopt(ctx, orphan, a.options()...)
+	opts := a.options()
+	if !a.RunAgain { // the mark ends when the first one would have ended
+		left := ownertext.Orphan(orphan.Owner) - time.Since(orphan.Since)
+		opts = append(opts, core.WithOrphan(max(left, time.Minute)))
+	}
+	lock, err := a.locker.Adopt(ctx, orphan, opts...)
 	if err == nil {
 		a.adopted = unknown
 	}
@@ -165,7 +174,7 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 func (a *attempt) unknown(orphan *core.OrphanedError) *UnknownError {
 	run := Run{Begun: ownertext.Asked(orphan.Owner), Instance: instanceOf(orphan.Owner)}
 	if m, ok := a.parseTag(a.name, ownerTag(orphan.Owner)); ok {
-		run.RequestID = m.requestID
+		run.Begun, run.RequestID = time.UnixMilli(m.begun), m.requestID
 	}
 	return &UnknownError{Key: a.Key, Run: run, Since: orphan.Since, orphan: orphan}
 }

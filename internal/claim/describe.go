@@ -3,6 +3,7 @@ package claim
 import (
 	"encoding/base64"
 	"strings"
+	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim/recordpb"
@@ -31,8 +32,9 @@ func Describe(key string, st core.State) (d Description, ok bool) {
 		tag := ownerTag(st.Owner)
 		if text, plain := strings.CutPrefix(tag, plainTag); plain {
 			b, _ := base64.RawURLEncoding.DecodeString(text)
-			m, _ := markOf(b)
-			d.Run.RequestID = m.requestID
+			if m, ok := markOf(b); ok {
+				d.Run.Begun, d.Run.RequestID = time.UnixMilli(m.begun), m.requestID
+			}
 		} else if text, encrypted := strings.CutPrefix(tag, encryptedTag); encrypted {
 			d.Encrypted, _, _ = strings.Cut(text, ".")
 		}

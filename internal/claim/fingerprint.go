@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Fingerprint tells two requests with the same key apart. Make its parts with [Digest].
@@ -58,7 +59,8 @@ const markPart = 16
 type mark struct {
 	salt, payload, credentials [markPart]byte
 
-	requestID string // at most maxRequestID bytes
+	begun     int64  // when the first run began, in ms since 1970, by its own clock
+	requestID string // of the first run, at most maxRequestID bytes
 }
 
 // maxRequestID keeps an encrypted tag within the 256 bytes that core takes.
@@ -68,6 +70,7 @@ func newMark(fp Fingerprint, requestID string) mark {
 	var salt [markPart]byte
 	_, _ = rand.Read(salt[:]) // never fails
 	m := saltedMark(salt, fp)
+	m.begun = time.Now().UnixMilli()
 	m.requestID = text(requestID[:min(len(requestID), maxRequestID)])
 	return m
 }
@@ -102,17 +105,20 @@ func (m mark) check(key string, fp Fingerprint) error {
 }
 
 func (m mark) bytes() []byte {
-	return slices.Concat(m.salt[:], m.payload[:], m.credentials[:], []byte(m.requestID))
+	b := slices.Concat(m.salt[:], m.payload[:], m.credentials[:])
+	b = binary.BigEndian.AppendUint64(b, uint64(m.begun))
+	return append(b, m.requestID...)
 }
 
 // markOf is the inverse of bytes.
 func markOf(b []byte) (m mark, ok bool) {
-	if len(b) < 3*markPart || len(b) > 3*markPart+maxRequestID {
+	const begun = 3 * markPart
+	if len(b) < begun+8 || len(b) > begun+8+maxRequestID {
 		return m, false
 	}
 	return mark{
 		salt: [markPart]byte(b), payload: [markPart]byte(b[markPart:]), credentials: [markPart]byte(b[2*markPart:]),
-		requestID: string(b[3*markPart:]),
+		begun: int64(binary.BigEndian.Uint64(b[begun:])), requestID: string(b[begun+8:]),
 	}, true
 }
 

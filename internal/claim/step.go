@@ -22,7 +22,9 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 	if name == "" {
 		return nil, errors.New("idempotency: Step: pass the name of the step")
 	}
-	c, key, retention := k.claims, lockKey(StepPrefix, k.key+":"+core.Join(name)), k.keptFor()
+	c, key := k.claims, lockKey(StepPrefix, k.key+":"+core.Join(name))
+	// The result outlives the mark of an unknown outcome, which begins when the claim ends.
+	retention := min(max(k.keptFor(), c.Retention)+c.MaxRun+holdGrace, MaxRetention)
 	failed := func(err error) error {
 		return fmt.Errorf("idempotency: step %q of key %q: %w", name, k.key, err)
 	}

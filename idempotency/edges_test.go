@@ -1,0 +1,195 @@
+package idempotency_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A handler charges, then calls an inner handler that is refused, and reports 200 all the same.
+func TestRefusal_InnerAfterAnEffect(t *testing.T) {
+	for _, end := range []string{"200", "500", "panic"} {
+		t.Run(end, func(t *testing.T) {
+			l := testutil.Locker(t)
+			var charges atomic.Int64
+			notify := idempotency.LockByKey("notify", idempotency.WithLocker(l))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			busy, err := l.TryAcquire(context.Background(), "notify")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer busy.Release(context.Background())
+			s := orders(t, l, func(w http.ResponseWriter, r *http.Request) {
+				n := charges.Add(1)
+				notify.ServeHTTP(httptest.NewRecorder(), r) // best effort
+				switch end {
+				case "500":
+					w.WriteHeader(500)
+				case "panic":
+					panic("boom")
+				}
+				fmt.Fprintf(w, "charged %d", n)
+			})
+			s.order("")
+			s.order("")
+			if charges.Load() != 1 {
+				t.Errorf("%d charges under one key", charges.Load())
+			}
+		})
+	}
+}
+
+// Recover reads the body to find out what to ask for; the handler then finds none.
+func TestRecover_ReadsTheBody(t *testing.T) {
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		fmt.Fprintf(w, "order %s", b)
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		var v any
+		_ = json.NewDecoder(r.Body).Decode(&v)
+		return idempotency.RunHandler
+	}))
+	s.order(`{"n":1}`)
+	ended(t, func() answer { return s.order(`{"n":1}`) }).want(t, 200, `order {"n":1}`, false)
+}
+
+// Recover writes something before it finds that the handler is to run.
+func TestRecover_WritesThenRuns(t *testing.T) {
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		w.WriteHeader(201)
+		fmt.Fprintf(w, "made")
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		w.WriteHeader(404)
+		return idempotency.RunHandler
+	}))
+	s.order("")
+	ended(t, func() answer { return s.order("") }).want(t, 201, "made", false)
+}
+
+// Recover cannot reach the provider and answers so. The next retry runs the handler, and nobody said that
+// nothing was done.
+func TestRecover_Answers503(t *testing.T) {
+	var runs, asked atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 1 {
+			panic("after the charge")
+		}
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		asked.Add(1)
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(503)
+		return idempotency.Answered
+	}))
+	s.order("")
+	ended(t, func() answer { return s.order("") }).want(t, 503, "", false)
+	ended(t, func() answer { return s.order("") })
+	if runs.Load() != 1 {
+		t.Errorf("%d runs, %d recoveries", runs.Load(), asked.Load())
+	}
+}
+
+// The context of a handler under a plain lock ends when that is lost. With ByHeader between it does not.
+func TestLock_OuterLost(t *testing.T) {
+	for _, between := range []bool{false, true} {
+		t.Run(fmt.Sprint(between), func(t *testing.T) {
+			l := testutil.Locker(t, core.WithTTL(300*time.Millisecond))
+			inside, over := make(chan struct{}), make(chan error, 1)
+			h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				close(inside)
+				select {
+				case <-r.Context().Done():
+					over <- context.Cause(r.Context())
+				case <-time.After(3 * time.Second):
+					over <- errors.New("the handler still runs")
+				}
+			}))
+			if between {
+				h = idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(l))(h)
+			}
+			s := serve(t, idempotency.LockByKey("order", idempotency.WithLocker(l))(h))
+			done := make(chan struct{})
+			go func() { defer close(done); s.order("") }()
+			<-inside
+			st, err := l.Inspect(context.Background(), "order")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Revoke(context.Background(), "order", st.Owner); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-over; !errors.Is(err, core.ErrLost) {
+				t.Errorf("%v", err)
+			}
+			<-done
+		})
+	}
+}
+
+type tripperA func(*http.Request) (*http.Response, error)
+
+func (f tripperA) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+type hanging struct{ ctx context.Context }
+
+func (b hanging) Read([]byte) (int, error) { <-b.ctx.Done(); return 0, b.ctx.Err() }
+func (hanging) Close() error               { return nil }
+
+// The body of an answer that is sent again never ends.
+func TestTransport_EndlessBody(t *testing.T) {
+	var sent atomic.Int64
+	rt := idempotency.NewTransport(tripperA(func(r *http.Request) (*http.Response, error) {
+		if sent.Add(1) == 1 {
+			return &http.Response{StatusCode: 503, Header: http.Header{}, Body: hanging{r.Context()}}, nil
+		}
+		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody}, nil
+	}), idempotency.WithAttempts(3, 50*time.Millisecond), idempotency.WithPause(time.Millisecond, time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "POST", "http://x.example", nil)
+	began := time.Now()
+	resp, err := rt.RoundTrip(r)
+	if err != nil || resp.StatusCode != 200 {
+		t.Errorf("after %v and %d attempts of 50 ms: %v, %v", time.Since(began), sent.Load(), resp, err)
+	}
+}
+
+type readWriter struct {
+	io.ReadCloser
+	io.Writer
+}
+
+// A handler that writes after it returned, Retry-After of a middleware outside, DeriveKey twice.
+func TestFate_RetryAfterFromOutside(t *testing.T) {
+	var runs atomic.Int64
+	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(shortLocker(t)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		w.WriteHeader(503) // after an effect: no Retry-After
+	}))
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Retry-After", "1") // as some rate limiters do on each answer
+		h.ServeHTTP(w, r)
+	}))
+	s.order("")
+	ended(t, func() answer { return s.order("") })
+	if runs.Load() != 1 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
