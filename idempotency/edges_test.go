@@ -143,9 +143,9 @@ func TestLock_OuterLost(t *testing.T) {
 	}
 }
 
-type tripperA func(*http.Request) (*http.Response, error)
+type roundTripper func(*http.Request) (*http.Response, error)
 
-func (f tripperA) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 type hanging struct{ ctx context.Context }
 
@@ -155,7 +155,7 @@ func (hanging) Close() error               { return nil }
 // The body of an answer that is sent again never ends.
 func TestTransport_EndlessBody(t *testing.T) {
 	var sent atomic.Int64
-	rt := idempotency.NewTransport(tripperA(func(r *http.Request) (*http.Response, error) {
+	rt := idempotency.NewTransport(roundTripper(func(r *http.Request) (*http.Response, error) {
 		if sent.Add(1) == 1 {
 			return &http.Response{StatusCode: 503, Header: http.Header{}, Body: hanging{r.Context()}}, nil
 		}
@@ -171,10 +171,6 @@ func TestTransport_EndlessBody(t *testing.T) {
 	}
 }
 
-type readWriter struct {
-	io.ReadCloser
-	io.Writer
-}
 
 // A handler that writes after it returned, Retry-After of a middleware outside, DeriveKey twice.
 func TestFate_RetryAfterFromOutside(t *testing.T) {
