@@ -143,10 +143,6 @@ func TestLock_OuterLost(t *testing.T) {
 	}
 }
 
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 type hanging struct{ ctx context.Context }
 
 func (b hanging) Read([]byte) (int, error) { <-b.ctx.Done(); return 0, b.ctx.Err() }
@@ -170,7 +166,6 @@ func TestTransport_EndlessBody(t *testing.T) {
 		t.Errorf("after %v and %d attempts of 50 ms: %v, %v", time.Since(began), sent.Load(), resp, err)
 	}
 }
-
 
 // A handler that writes after it returned, Retry-After of a middleware outside, DeriveKey twice.
 func TestFate_RetryAfterFromOutside(t *testing.T) {
