@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -69,7 +68,8 @@ const (
 )
 
 // NothingDone says that the handler of ctx did nothing: whatever it answers, and even if it panics, the
-// key is free and a retry runs, unless a part of the answer was sent before. Without a claim in ctx it does nothing.
+// key is free and a retry runs, unless a part of the answer was sent before. Without a claim in ctx it
+// does nothing.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
 // decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,
@@ -101,9 +101,4 @@ func Token(ctx context.Context) (uint64, error) { return claim.Token(ctx) }
 // recorded. Call it after the server stopped accepting requests. It also waits for handlers whose
 // clients hung up, which http.Server's Shutdown does not. If ctx ends before that, Shutdown ends the
 // contexts of these handlers and returns an error that says how many there were.
-func Shutdown(ctx context.Context) error {
-	if err := claim.Shutdown(ctx); err != nil {
-		return fmt.Errorf("%w", err)
-	}
-	return nil
-}
+func Shutdown(ctx context.Context) error { return claim.Shutdown(ctx) }
