@@ -18,10 +18,11 @@ const (
 	Redis    Kind = "redis"
 	MySQL    Kind = "mysql" // MariaDB
 	Postgres Kind = "postgres"
+	Etcd     Kind = "etcd"
 )
 
 // Kinds are all kinds of server.
-var Kinds = []Kind{Redis, MySQL, Postgres}
+var Kinds = []Kind{Redis, MySQL, Postgres, Etcd}
 
 // Package says what a kind of server needs: its binary and the packages that bring it.
 type Package struct {
@@ -38,6 +39,7 @@ var packages = map[Kind]Package{
 	Postgres: {Binary: "postgres", Apt: "postgresql", Brew: "postgresql",
 		dirs: []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",
 			"/opt/homebrew/opt/postgresql*/bin", "/usr/local/opt/postgresql*/bin"}},
+	Etcd: {Binary: "etcd", Apt: "etcd-server", Brew: "etcd"},
 }
 
 // Package returns what the kind of server needs.

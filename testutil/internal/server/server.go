@@ -1,4 +1,4 @@
-// Package server runs private Redis, MariaDB and PostgreSQL processes for tests: each on a free loopback port, with its data in a
+// Package server runs private Redis, MariaDB, PostgreSQL and etcd processes for tests: each on a free loopback port, with its data in a
 // temporary folder, ended by Stop and, on Linux, together with the process that started it.
 package server
 
@@ -26,7 +26,7 @@ const (
 // Server is a running server process. Its methods are safe for concurrent use.
 type Server struct {
 	Addr string // host:port on loopback
-	DSN  string // for database/sql drivers, with a database "onelane" in it; empty for Redis
+	DSN  string // for database/sql drivers, with a database "onelane" in it; empty for Redis and etcd
 
 	spec spec
 	dir  string
@@ -61,6 +61,8 @@ func StartWith(ctx context.Context, kind Kind, env []string, args ...string) (*S
 		return startMariaDB(ctx, env, args)
 	case Postgres:
 		return startPostgres(ctx, env, args)
+	case Etcd:
+		return startEtcd(ctx, env, args)
 	}
 	return nil, fmt.Errorf("server: unknown kind %q: use one of %v", kind, Kinds)
 }

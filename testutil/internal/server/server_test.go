@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -55,6 +56,16 @@ func ask(kind Kind, s *Server) error {
 		client := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
 		defer client.Close()
 		return client.Ping(ctx).Err()
+	}
+	if kind == Etcd {
+		var health struct{ Health string }
+		if err := askEtcd(ctx, http.MethodGet, "http://"+s.Addr+"/health", &health); err != nil {
+			return err
+		}
+		if health.Health != "true" {
+			return errors.New("it has no leader")
+		}
+		return nil
 	}
 	driver := map[Kind]string{MySQL: "mysql", Postgres: "pgx"}[kind]
 	db, err := sql.Open(driver, s.DSN)

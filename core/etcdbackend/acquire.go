@@ -1,0 +1,84 @@
+package etcdbackend
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Acquire implements core.Backend. Every lease has a fencing token: it costs nothing here.
+func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, error) {
+	if err := fits(q.Key, q.Owner); err != nil {
+		return core.Grant{}, err
+	}
+	if ctx.Err() != nil {
+		return core.Grant{}, unavailable(q.Key, ctx.Err())
+	}
+	ctx, cancel := b.bound(ctx)
+	defer cancel()
+	wrote := false
+	e, sent, err := b.change(ctx, entry{key: q.Key}, q.Owner, func(e entry) (step, error) {
+		r, err := e.acquire(q)
+		wrote = wrote || err == nil
+		return step{write: r}, err
+	})
+	if err == nil {
+		if g := e.grant(q, sent); time.Now().Before(g.Deadline) {
+			return g, nil
+		}
+		err = unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
+	}
+	if wrote && errors.Is(err, core.ErrUnavailable) {
+		b.cleanUp(q)
+	}
+	return core.Grant{}, err
+}
+
+// acquire returns the record that a request writes over e.
+func (e entry) acquire(q core.Request) (*record, error) {
+	r := &record{State: stateHeld, Owner: q.Owner, TTL: millis(q.TTL), Orphan: millis(q.Orphan)}
+	switch s, left := e.status(); {
+	case s == core.Sealed:
+		return nil, &core.SealedError{Key: e.key, Value: e.value, Token: e.Token}
+	case s == core.Held && e.Owner == q.Owner: // after a lost reply
+		r.Token, r.Adopted = e.token(), e.Adopted
+	case s == core.Held:
+		return nil, e.taken(left)
+	case s == core.Orphaned && e.Owner == q.Owner:
+		return nil, unavailable(e.key, errors.New("the answer came when the lease had ended"))
+	case s == core.Orphaned && e.Owner != q.Adopt:
+		return nil, &core.OrphanedError{Key: e.key, Owner: e.Owner, Since: e.orphaned()}
+	case s == core.Orphaned:
+		r.Adopted = true
+	}
+	return r, nil
+}
+
+// note is what a grant says to its backend: how its last write left the key.
+type note struct {
+	owner    string
+	revision int64
+	ttl      int64 // in ms
+	since    time.Time
+	adopted  bool
+}
+
+func (e entry) note() note { return note{e.Owner, e.revision, e.TTL, e.since, e.Adopted} }
+
+// grant returns the grant of a lease whose write was sent at a time.
+func (e entry) grant(q core.Request, sent time.Time) core.Grant {
+	return core.Grant{Key: q.Key, Owner: q.Owner, Token: e.token(), Tokens: tokensPerLease,
+		Deadline: deadline(sent, q.TTL), Orphan: q.Orphan, Backend: e.note()}
+}
+
+// known returns the key as g's last write left it, or reads it if g does not say.
+func (b *backend) known(ctx context.Context, g core.Grant) (entry, error) {
+	n, ok := g.Backend.(note)
+	if !ok || n.owner != g.Owner {
+		return b.read(ctx, g.Key, lazy)
+	}
+	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: millis(g.Orphan), Token: g.Token, Adopted: n.adopted}
+	return entry{record: r, key: g.Key, revision: n.revision, since: n.since}, nil
+}

@@ -1,0 +1,20 @@
+package etcdbackend_test
+
+import (
+	"testing"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/etcdbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestConformance runs the suite of all backends.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Open(t, etcdbackend.New(client)) })
+}

@@ -1,0 +1,143 @@
+package etcdbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+// changeTries is how often a change is decided anew because others were faster.
+const changeTries = 8
+
+// step is what a verb decides to do with a key: write a record, delete the key, or nothing.
+type step struct {
+	write  *record
+	delete bool
+}
+
+// errOvertaken means that a key is changed faster than this process can decide.
+var errOvertaken = errors.New("others change the key all the time")
+
+// change decides what to do with the key, beginning with what is known of it, and does it if the key
+// is as it was found. Else it decides anew. It returns the key as it is after a write. An
+// attempt can be voided (see cleanUp).
+func (b *backend) change(ctx context.Context, known entry, attempt string, decide func(entry) (step, error)) (entry, time.Time, error) {
+	e := known
+	for range changeTries {
+		s, err := decide(e)
+		if err != nil || s.write == nil && !s.delete {
+			return e, time.Time{}, err
+		}
+		next, sent, done, err := b.apply(ctx, e, attempt, s)
+		if err != nil || done {
+			return next, sent, err
+		}
+		e = next
+	}
+	return e, time.Time{}, unavailable(e.key, errOvertaken)
+}
+
+// apply does a step if the key is as e says, and returns the key as it is then. With an attempt, it
+// also needs that nobody has voided the attempt, and sends the request once.
+func (b *backend) apply(ctx context.Context, e entry, attempt string, s step) (next entry, sent time.Time, done bool, err error) {
+	unchanged := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(e.key), "=", e.revision)}
+	send := b.retry
+	if attempt != "" {
+		unchanged = append(unchanged, clientv3.Compare(clientv3.Version(voidMark(e.key, attempt)), "=", 0))
+		send = b.sendOnce
+	}
+	for {
+		op := clientv3.OpDelete(e.key)
+		var lease attached
+		if s.write != nil {
+			if op, lease, sent, err = b.put(ctx, e.key, s.write); err != nil {
+				return e, sent, false, err
+			}
+		}
+		var resp *clientv3.TxnResponse
+		err = send(ctx, e.key, func(ctx context.Context) (err error) {
+			resp, err = b.client.Txn(ctx).If(unchanged...).Then(op).Else(clientv3.OpGet(e.key)).Commit()
+			return err
+		})
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			lease.drop(ctx)
+			continue
+		case err != nil:
+			return e, sent, false, err
+		case !resp.Succeeded:
+			kvs := resp.Responses[0].GetResponseRange().Kvs
+			next, err = b.entry(ctx, e.key, kvs, lazy)
+			if err == nil && attempt != "" && next.revision == e.revision {
+				err = unavailable(e.key, errors.New("the attempt was given up before"))
+			}
+			return next, sent, false, err
+		case s.delete:
+			b.sightings.forget(e.key)
+			return entry{key: e.key}, sent, true, nil
+		}
+		next = entry{record: *s.write, key: e.key, revision: resp.Header.Revision}
+		next.since, _ = b.sightings.see(e.key, next.revision, time.Now())
+		return next, sent, true, nil
+	}
+}
+
+// put returns the operation that writes a record, and the time from which it counts.
+func (b *backend) put(ctx context.Context, key string, r *record) (op clientv3.Op, lease attached, sent time.Time, err error) {
+	for {
+		if lease, err = b.attach(ctx, key, r.lasts()); err != nil {
+			return op, lease, sent, err
+		}
+		if sent = time.Now(); lease.covers(sent, r.lasts()) {
+			break
+		}
+	}
+	r.Lag = millis(sent.Sub(lease.sent))
+	text, err := r.encode()
+	return clientv3.OpPut(key, text, clientv3.WithLease(lease.id)), lease, sent, err
+}
+
+// sendOnce is retry without repeating.
+func (b *backend) sendOnce(ctx context.Context, key string, request func(context.Context) error) error {
+	one, cancel := b.oneTry(ctx)
+	defer cancel()
+	if err := request(one); err != nil {
+		return b.failed(ctx, key, err)
+	}
+	return nil
+}
+
+// read reads a key.
+func (b *backend) read(ctx context.Context, key string, how read) (e entry, err error) {
+	var resp *clientv3.GetResponse
+	err = b.retry(ctx, key, func(ctx context.Context) (err error) {
+		resp, err = b.client.Get(ctx, key)
+		return err
+	})
+	if err != nil {
+		return e, err
+	}
+	return b.entry(ctx, key, resp.Kvs, how)
+}
+
+// lost returns how a lease was found to be gone.
+func (e entry) lost() error {
+	s, _ := e.status()
+	if s == core.Held {
+		holder, _ := ownertext.Split(e.Owner)
+		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
+	}
+	return fmt.Errorf("%w: the key is %v", core.ErrLost, s)
+}
+
+func (e entry) taken(left time.Duration) *core.TakenError {
+	holder, tag := ownertext.Split(e.Owner)
+	return &core.TakenError{Key: e.key, Holder: holder, Tag: tag, RetryAfter: left}
+}

@@ -1,0 +1,158 @@
+package etcdbackend
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/onelane/onelane/core"
+)
+
+// entry is a key as a linearizable read or this process's own write found it.
+type entry struct {
+	record
+	key      string
+	revision int64     // of its last write; 0: there is no such key
+	since    time.Time // the write was sent at this time or before
+}
+
+func (e entry) status() (core.Status, time.Duration) {
+	if e.revision == 0 {
+		return core.Free, 0
+	}
+	return e.record.status(time.Since(e.since))
+}
+
+// token returns the first token of the lease, or that of the seal.
+func (e entry) token() uint64 {
+	if e.Token == 0 && e.State == stateHeld {
+		return uint64(e.revision) * tokensPerLease
+	}
+	return e.Token
+}
+
+// orphaned returns when the lease of an orphan ended.
+func (e entry) orphaned() time.Time { return e.since.Add(duration(e.TTL)) }
+
+// read is how exactly the age of a key is wanted.
+type read int
+
+const (
+	// lazy asks etcd for the age of a key that this process sees for the first time only if the key
+	// may be an orphan.
+	lazy read = iota
+	exact
+)
+
+// entry makes an entry of what etcd answered just now.
+func (b *backend) entry(ctx context.Context, key string, kvs []*mvccpb.KeyValue, how read) (entry, error) {
+	e := entry{key: key}
+	if len(kvs) == 0 {
+		b.sightings.forget(key)
+		return e, nil
+	}
+	kv := kvs[0]
+	var err error
+	if e.record, err = decode(key, kv.Value); err != nil {
+		return e, err
+	}
+	e.revision = kv.ModRevision
+	since, first := b.sightings.see(key, kv.ModRevision, time.Now())
+	if first && kv.Lease != 0 && (how == exact || e.Orphan > 0) {
+		age, err := b.age(ctx, key, clientv3.LeaseID(kv.Lease), duration(e.Lag))
+		if err != nil {
+			return e, err
+		}
+		since = b.sightings.backdate(key, kv.ModRevision, time.Now().Add(-age))
+	}
+	e.since = since
+	return e, nil
+}
+
+// gone is longer than any lease.
+const gone = 200 * 365 * 24 * time.Hour
+
+// age returns for how long, at least, a key has been as it is. Its etcd lease is never renewed, so
+// that the lease's age is certain, and the write was sent when the lease was at most lag old. etcd
+// counts in whole seconds.
+func (b *backend) age(ctx context.Context, key string, id clientv3.LeaseID, lag time.Duration) (age time.Duration, err error) {
+	err = b.retry(ctx, key, func(ctx context.Context) error {
+		resp, err := b.client.TimeToLive(ctx, id)
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), err == nil && resp.TTL < 0:
+			age = gone // and the key with it
+			return nil
+		case err != nil:
+			return err
+		}
+		age = max(0, time.Duration(resp.GrantedTTL-resp.TTL-1)*time.Second-lag)
+		return nil
+	})
+	return age, err
+}
+
+// sightingsKept is how many sightings a generation has.
+const sightingsKept = 4096
+
+// sightings remembers since when this process has seen keys unchanged. It forgets: the etcd lease
+// of a key that nobody remembers still ends.
+type sightings struct {
+	mu         sync.Mutex
+	young, old map[string]sighting
+}
+
+type sighting struct {
+	revision int64
+	since    time.Time
+}
+
+// see notes that a key has a revision now, and returns since when it is known to have it.
+func (s *sightings) see(key string, revision int64, now time.Time) (since time.Time, first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, known := s.young[key]
+	if !known {
+		seen, known = s.old[key]
+	}
+	if known && seen.revision > revision { // an answer that was overtaken
+		return now, false
+	}
+	if !known || seen.revision != revision {
+		seen, first = sighting{revision, now}, true
+	}
+	s.put(key, seen)
+	return seen.since, first
+}
+
+// backdate notes that a key has had its revision since a time.
+func (s *sightings) backdate(key string, revision int64, since time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, known := s.young[key]
+	if known && seen.revision == revision && seen.since.Before(since) {
+		return seen.since
+	}
+	if !known || seen.revision == revision {
+		s.put(key, sighting{revision, since})
+	}
+	return since
+}
+
+func (s *sightings) put(key string, seen sighting) {
+	if s.young == nil || len(s.young) >= sightingsKept {
+		s.old, s.young = s.young, make(map[string]sighting)
+	}
+	s.young[key] = seen
+}
+
+func (s *sightings) forget(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.young, key)
+	delete(s.old, key)
+}

@@ -1,0 +1,96 @@
+package etcdbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/onelane/onelane/core"
+)
+
+// DefaultTimeout bounds each call that no context ends sooner.
+const DefaultTimeout = 5 * time.Second
+
+// closeGrace is how long Close waits for clean-ups.
+const closeGrace = time.Second
+
+// Option configures the backend. A nil Option is ignored; the later of two wins.
+type Option interface{ apply(*opener) }
+
+type option func(*opener)
+
+func (o option) apply(p *opener) { o(p) }
+
+// WithTimeout bounds each call that no context ends sooner. The default is [DefaultTimeout]. A
+// member that hangs costs a call at most a quarter of it, before another member is asked.
+func WithTimeout(d time.Duration) Option {
+	return option(func(p *opener) { p.timeout = d })
+}
+
+// New returns the backend on an etcd client. It never closes the client. Several Lockers may share
+// one client.
+//
+// Set DialKeepAliveTime and DialKeepAliveTimeout in the client's configuration to a few seconds:
+// otherwise the client goes on asking a member that hangs, and wake-ups through it are late.
+// core.New returns an error if client is nil or the time-out is not positive.
+func New(client *clientv3.Client, opts ...Option) core.Opener {
+	p := &opener{client: client, timeout: DefaultTimeout}
+	for _, o := range opts {
+		if o != nil {
+			o.apply(p)
+		}
+	}
+	return p
+}
+
+// opener is what New was called with.
+type opener struct {
+	client  *clientv3.Client
+	timeout time.Duration
+}
+
+// Open implements core.Opener.
+func (p *opener) Open(env core.Environment) (core.Backend, error) {
+	if p.client == nil {
+		return nil, errors.New("etcdbackend: New needs a client, got nil")
+	}
+	if p.timeout <= 0 {
+		return nil, fmt.Errorf("etcdbackend: time-out %v must be positive", p.timeout)
+	}
+	b := &backend{client: p.client, timeout: p.timeout, logger: env.Logger}
+	if b.logger == nil {
+		b.logger = slog.Default()
+	}
+	b.open, b.stop = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// backend is the core.Backend on etcd. Its verbs are in verbs.go.
+type backend struct {
+	client  *clientv3.Client
+	timeout time.Duration
+	logger  *slog.Logger
+
+	open    context.Context // until Close
+	stop    context.CancelFunc
+	watches sync.WaitGroup
+
+	sightings sightings
+	retention retention
+	cleaning  cleaning
+}
+
+// Close implements core.Backend. It gives clean-ups a second and then ends them.
+func (b *backend) Close() error {
+	grace := time.AfterFunc(closeGrace, b.stop)
+	defer grace.Stop()
+	b.cleaning.close()
+	b.stop()
+	b.watches.Wait()
+	return nil
+}

@@ -1,0 +1,104 @@
+package etcdbackend
+
+import (
+	"context"
+	"math/bits"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// retention grants the etcd leases that remove keys which nobody removes. Keys that are written at
+// about the same time and last about as long share one, so that most writes ask for none. An etcd
+// lease is never renewed and never revoked.
+type retention struct {
+	mu      sync.Mutex
+	classes map[int64]*class // by seconds; there are at most a few hundred
+}
+
+// class is the newest etcd lease for keys that last up to a number of seconds.
+type class struct {
+	turn chan struct{} // has one element while nobody uses what follows
+	id   clientv3.LeaseID
+	sent time.Time // before the lease was asked for
+}
+
+// attached is an etcd lease for one write.
+type attached struct {
+	class *class
+	id    clientv3.LeaseID
+	sent  time.Time     // before the lease was asked for
+	ttl   time.Duration // of the lease
+}
+
+// covers reports whether a write that is sent at a time and says something for d lasts no longer
+// than the lease. The process may have been stopped since it got the lease.
+func (a attached) covers(sent time.Time, d time.Duration) bool { return sent.Sub(a.sent)+d < a.ttl }
+
+// lifetime rounds d up to whole seconds, by at most an eighth, and returns for how long a lease for
+// it is given to further keys.
+func lifetime(d time.Duration) (seconds, window int64) {
+	seconds = max(1, int64((d+time.Second-1)/time.Second))
+	if shift := bits.Len64(uint64(seconds)) - 4; shift > 0 {
+		seconds = ((seconds-1)>>shift + 1) << shift
+	}
+	return seconds, (seconds + 7) / 8
+}
+
+// sendGrace is how many seconds may pass before a write is sent with its etcd lease.
+const sendGrace = 2
+
+// attach returns an etcd lease for a write that says something for d.
+func (b *backend) attach(ctx context.Context, key string, d time.Duration) (attached, error) {
+	seconds, window := lifetime(d)
+	c := b.retention.class(seconds)
+	select {
+	case <-c.turn:
+	case <-ctx.Done():
+		return attached{}, unavailable(key, ctx.Err())
+	}
+	defer func() { c.turn <- struct{}{} }()
+	ttl := seconds + window + sendGrace
+	if c.id == 0 || time.Since(c.sent) > time.Duration(window)*time.Second {
+		err := b.retry(ctx, key, func(ctx context.Context) error {
+			sent := time.Now()
+			resp, err := b.client.Grant(ctx, ttl)
+			if err == nil {
+				c.id, c.sent = resp.ID, sent
+			}
+			return err
+		})
+		if err != nil {
+			return attached{}, err
+		}
+	}
+	return attached{c, c.id, c.sent, time.Duration(ttl) * time.Second}, nil
+}
+
+func (r *retention) class(seconds int64) *class {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.classes[seconds]
+	if c == nil {
+		c = &class{turn: make(chan struct{}, 1)}
+		c.turn <- struct{}{}
+		if r.classes == nil {
+			r.classes = make(map[int64]*class)
+		}
+		r.classes[seconds] = c
+	}
+	return c
+}
+
+// drop forgets an etcd lease that etcd does not know: somebody revoked it.
+func (a attached) drop(ctx context.Context) {
+	select {
+	case <-a.class.turn:
+		if a.class.id == a.id {
+			a.class.id = 0
+		}
+		a.class.turn <- struct{}{}
+	case <-ctx.Done():
+	}
+}
