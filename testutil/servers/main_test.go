@@ -168,6 +168,8 @@ func TestEnvironmentArgumentsAndInput(t *testing.T) {
 			has("mysql:" + value("ONELANE_MYSQL_DSN"))
 		case server.Postgres:
 			has("postgres:" + value("ONELANE_POSTGRES_DSN"))
+		case server.ZooKeeper:
+			value("ONELANE_ZOOKEEPER")
 		}
 	}
 }
@@ -187,7 +189,7 @@ func answers(text string) (answering, silent []string) {
 }
 
 // addresses prints host:port of every server, in sh.
-const addresses = `for v in "$ONELANE_REDIS" "$ONELANE_MYSQL_DSN" "$ONELANE_POSTGRES_DSN"; do
+const addresses = `for v in "$ONELANE_REDIS" "$ONELANE_MYSQL_DSN" "$ONELANE_POSTGRES_DSN" "$ONELANE_ZOOKEEPER"; do
 	test -z "$v" || echo "$v" | grep -o '127.0.0.1:[0-9]*'
 done
 `

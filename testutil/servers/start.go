@@ -48,6 +48,8 @@ func environment(kinds []server.Kind, servers []*server.Server) map[string]strin
 			env[server.EnvMySQL] = servers[i].DSN
 		case server.Postgres:
 			env[server.EnvPostgres] = servers[i].DSN
+		case server.ZooKeeper:
+			env[server.EnvZooKeeper] = servers[i].Addr
 		}
 	}
 	return env

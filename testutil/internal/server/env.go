@@ -8,6 +8,7 @@ const (
 	EnvRedisServer = "ONELANE_REDIS_SERVER" // path of the redis-server binary
 	EnvMySQL       = "ONELANE_MYSQL_DSN"    // for go-sql-driver/mysql
 	EnvPostgres    = "ONELANE_POSTGRES_DSN" // for pgx
+	EnvZooKeeper   = "ONELANE_ZOOKEEPER"    // host:port
 	EnvRequire     = "ONELANE_REQUIRE_SERVERS"
 )
 

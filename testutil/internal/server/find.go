@@ -15,17 +15,18 @@ type Kind string
 
 // The kinds of server.
 const (
-	Redis    Kind = "redis"
-	MySQL    Kind = "mysql" // MariaDB
-	Postgres Kind = "postgres"
+	Redis     Kind = "redis"
+	MySQL     Kind = "mysql" // MariaDB
+	Postgres  Kind = "postgres"
+	ZooKeeper Kind = "zookeeper"
 )
 
 // Kinds are all kinds of server.
-var Kinds = []Kind{Redis, MySQL, Postgres}
+var Kinds = []Kind{Redis, MySQL, Postgres, ZooKeeper}
 
 // Package says what a kind of server needs: its binary and the packages that bring it.
 type Package struct {
-	Binary, Apt, Brew string
+	Binary, Apt, Brew string // Apt and Brew may name several, separated by spaces
 
 	env  string   // names the binary, where there is such a variable
 	dirs []string // where it is besides PATH, as patterns
@@ -38,6 +39,7 @@ var packages = map[Kind]Package{
 	Postgres: {Binary: "postgres", Apt: "postgresql", Brew: "postgresql",
 		dirs: []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",
 			"/opt/homebrew/opt/postgresql*/bin", "/usr/local/opt/postgresql*/bin"}},
+	ZooKeeper: {Binary: zookeeperJar, Apt: "libzookeeper-java default-jre-headless", Brew: "zookeeper"},
 }
 
 // Package returns what the kind of server needs.
@@ -58,6 +60,9 @@ func (e *MissingError) Error() string {
 
 // Find returns the path of the server's binary, or a *MissingError.
 func Find(kind Kind) (string, error) {
+	if kind == ZooKeeper {
+		return findZooKeeper()
+	}
 	p := kind.Package()
 	if p.env != "" {
 		if path := os.Getenv(p.env); path != "" {
