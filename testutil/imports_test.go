@@ -23,6 +23,7 @@ var mayImport = map[string][]string{
 	"core": {"internal", "go.opentelemetry.io/otel"},
 	"core/redisbackend": {"core", "internal", "github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9",
 		"go.opentelemetry.io/otel/attribute", "go.opentelemetry.io/otel/metric"},
+	"core/zkbackend":  {"core", "internal", "github.com/go-zookeeper/zk"},
 	"core/onelanectl": {"core", "core/redisbackend", "internal", "internal/claim", "github.com/redis/go-redis/v9"},
 	"internal":        {"core"},
 	"internal/claim":  {"core", "internal", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
