@@ -23,6 +23,7 @@ var mayImport = map[string][]string{
 	"core": {"internal", "go.opentelemetry.io/otel"},
 	"core/redisbackend": {"core", "internal", "github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9",
 		"go.opentelemetry.io/otel/attribute", "go.opentelemetry.io/otel/metric"},
+	"core/zkbackend":  {"core", "internal", "github.com/go-zookeeper/zk"},
 	"core/onelanectl": {"core", "core/redisbackend", "internal", "internal/claim", "github.com/redis/go-redis/v9"},
 	"core/etcdbackend": {"core", "internal", "go.etcd.io/etcd/api/v3", "go.etcd.io/etcd/client/v3",
 		"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},

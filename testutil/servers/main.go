@@ -1,4 +1,4 @@
-// Command servers runs another command with private Redis, MariaDB and PostgreSQL servers, installing them first where it may.
+// Command servers runs another command with private Redis, MariaDB, PostgreSQL and ZooKeeper servers, installing them first where it may.
 //
 //	go run ./testutil/servers go test ./...
 //
@@ -21,7 +21,7 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-const usage = `Run a command with private Redis, MariaDB and PostgreSQL servers.
+const usage = `Run a command with private Redis, MariaDB, PostgreSQL and ZooKeeper servers.
 
 Usage: go run ./testutil/servers [flags] COMMAND…
 
@@ -35,6 +35,7 @@ COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments 
   ONELANE_MYSQL_DSN        a database on MariaDB, for go-sql-driver/mysql
   ONELANE_POSTGRES_DSN     a database on PostgreSQL, for pgx
   ONELANE_ETCD             host:port of an empty etcd
+  ONELANE_ZOOKEEPER        host:port of an empty ZooKeeper
   ONELANE_REQUIRE_SERVERS  1: a test that misses a server fails
 
 Examples:
@@ -62,7 +63,7 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, usage)
 		flags.PrintDefaults()
 	}
-	only := flags.String("only", "redis,mysql,postgres,etcd", "the `servers` to start, separated by commas")
+	only := flags.String("only", "redis,mysql,postgres,etcd,zookeeper", "the `servers` to start, separated by commas")
 	noInstall := flags.Bool("no-install", false, "never install anything")
 	verbose := flags.Bool("v", false, "say what is done and show what the package manager says")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {

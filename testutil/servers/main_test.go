@@ -170,6 +170,8 @@ func TestEnvironmentArgumentsAndInput(t *testing.T) {
 			has("postgres:" + value("ONELANE_POSTGRES_DSN"))
 		case server.Etcd:
 			value("ONELANE_ETCD")
+		case server.ZooKeeper:
+			value("ONELANE_ZOOKEEPER")
 		}
 	}
 }
@@ -189,7 +191,7 @@ func answers(text string) (answering, silent []string) {
 }
 
 // addresses prints host:port of every server, in sh.
-const addresses = `for v in "$ONELANE_REDIS" "$ONELANE_MYSQL_DSN" "$ONELANE_POSTGRES_DSN" "$ONELANE_ETCD"; do
+const addresses = `for v in "$ONELANE_REDIS" "$ONELANE_MYSQL_DSN" "$ONELANE_POSTGRES_DSN" "$ONELANE_ETCD" "$ONELANE_ZOOKEEPER"; do
 	test -z "$v" || echo "$v" | grep -o '127.0.0.1:[0-9]*'
 done
 `

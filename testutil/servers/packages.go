@@ -57,7 +57,7 @@ func homebrew(path string) manager {
 func (m manager) install(ctx context.Context, kinds []server.Kind, verbose bool, stderr io.Writer) error {
 	var names []string
 	for _, kind := range kinds {
-		names = append(names, m.name(kind.Package()))
+		names = append(names, strings.Fields(m.name(kind.Package()))...)
 	}
 	fmt.Fprintf(stderr, "servers: installing %s\n", strings.Join(names, ", "))
 	allow, err := m.forbidServices()

@@ -50,6 +50,8 @@ func environment(kinds []server.Kind, servers []*server.Server) map[string]strin
 			env[server.EnvPostgres] = servers[i].DSN
 		case server.Etcd:
 			env[server.EnvEtcd] = servers[i].Addr
+		case server.ZooKeeper:
+			env[server.EnvZooKeeper] = servers[i].Addr
 		}
 	}
 	return env

@@ -9,6 +9,7 @@ const (
 	EnvMySQL       = "ONELANE_MYSQL_DSN"    // for go-sql-driver/mysql
 	EnvPostgres    = "ONELANE_POSTGRES_DSN" // for pgx
 	EnvEtcd        = "ONELANE_ETCD"         // host:port
+	EnvZooKeeper   = "ONELANE_ZOOKEEPER"    // host:port
 	EnvRequire     = "ONELANE_REQUIRE_SERVERS"
 )
 

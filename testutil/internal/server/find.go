@@ -15,18 +15,19 @@ type Kind string
 
 // The kinds of server.
 const (
-	Redis    Kind = "redis"
-	MySQL    Kind = "mysql" // MariaDB
-	Postgres Kind = "postgres"
-	Etcd     Kind = "etcd"
+	Redis     Kind = "redis"
+	MySQL     Kind = "mysql" // MariaDB
+	Postgres  Kind = "postgres"
+	Etcd      Kind = "etcd"
+	ZooKeeper Kind = "zookeeper"
 )
 
 // Kinds are all kinds of server.
-var Kinds = []Kind{Redis, MySQL, Postgres, Etcd}
+var Kinds = []Kind{Redis, MySQL, Postgres, Etcd, ZooKeeper}
 
 // Package says what a kind of server needs: its binary and the packages that bring it.
 type Package struct {
-	Binary, Apt, Brew string
+	Binary, Apt, Brew string // Apt and Brew may name several, separated by spaces
 
 	env  string   // names the binary, where there is such a variable
 	dirs []string // where it is besides PATH, as patterns
@@ -39,7 +40,8 @@ var packages = map[Kind]Package{
 	Postgres: {Binary: "postgres", Apt: "postgresql", Brew: "postgresql",
 		dirs: []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",
 			"/opt/homebrew/opt/postgresql*/bin", "/usr/local/opt/postgresql*/bin"}},
-	Etcd: {Binary: "etcd", Apt: "etcd-server", Brew: "etcd"},
+	Etcd:      {Binary: "etcd", Apt: "etcd-server", Brew: "etcd"},
+	ZooKeeper: {Binary: zookeeperJar, Apt: "libzookeeper-java default-jre-headless", Brew: "zookeeper"},
 }
 
 // Package returns what the kind of server needs.
@@ -60,6 +62,9 @@ func (e *MissingError) Error() string {
 
 // Find returns the path of the server's binary, or a *MissingError.
 func Find(kind Kind) (string, error) {
+	if kind == ZooKeeper {
+		return findZooKeeper()
+	}
 	p := kind.Package()
 	if p.env != "" {
 		if path := os.Getenv(p.env); path != "" {

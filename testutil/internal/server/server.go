@@ -1,4 +1,4 @@
-// Package server runs private Redis, MariaDB, PostgreSQL and etcd processes for tests: each on a free loopback port, with its data in a
+// Package server runs private Redis, MariaDB, PostgreSQL, etcd and ZooKeeper processes for tests: each on a free loopback port, with its data in a
 // temporary folder, ended by Stop and, on Linux, together with the process that started it.
 package server
 
@@ -52,7 +52,7 @@ type spec struct {
 func Start(ctx context.Context, kind Kind) (*Server, error) { return StartWith(ctx, kind, nil) }
 
 // StartWith is Start for a server whose process has more in its environment than the caller's, each NAME=value. The args are those
-// of StartRedis, StartMariaDB and StartPostgres.
+// of StartRedis, StartMariaDB, StartPostgres and StartZooKeeper.
 func StartWith(ctx context.Context, kind Kind, env []string, args ...string) (*Server, error) {
 	switch kind {
 	case Redis:
@@ -63,6 +63,8 @@ func StartWith(ctx context.Context, kind Kind, env []string, args ...string) (*S
 		return startPostgres(ctx, env, args)
 	case Etcd:
 		return startEtcd(ctx, env, args)
+	case ZooKeeper:
+		return startZooKeeper(ctx, env, "", args)
 	}
 	return nil, fmt.Errorf("server: unknown kind %q: use one of %v", kind, Kinds)
 }

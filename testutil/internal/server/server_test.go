@@ -67,6 +67,13 @@ func ask(kind Kind, s *Server) error {
 		}
 		return nil
 	}
+	if kind == ZooKeeper {
+		status, err := AskZooKeeper(ctx, s.Addr, "srvr")
+		if err == nil && !strings.Contains(status, "Mode: standalone") {
+			err = errors.New(status)
+		}
+		return err
+	}
 	driver := map[Kind]string{MySQL: "mysql", Postgres: "pgx"}[kind]
 	db, err := sql.Open(driver, s.DSN)
 	if err != nil {

@@ -1,0 +1,194 @@
+package zkbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	maxCalls   = 1024        // requests that may be under way
+	closeGrace = time.Second // for clean-ups, when the backend is closed
+)
+
+// backend is the core.Backend on ZooKeeper.
+type backend struct {
+	opener
+	acl       []zk.ACL
+	logger    *slog.Logger
+	sightings sightings
+	watches   watches
+	slots     chan struct{} // one for each request under way
+
+	open context.Context // until Close
+	stop context.CancelFunc
+
+	auth   sync.Mutex
+	authed bool
+
+	mu       sync.Mutex
+	closing  bool // no more clean-ups begin
+	closed   bool // no more requests begin
+	conn     *zk.Conn
+	events   <-chan zk.Event
+	line     net.Conn       // of the latest connection
+	work     sync.WaitGroup // requests, the sweep
+	cleaning int            // clean-ups
+	cleaned  sync.WaitGroup
+}
+
+func newBackend(o opener, logger *slog.Logger) *backend {
+	b := &backend{opener: o, logger: logger, acl: zk.WorldACL(zk.PermAll), slots: make(chan struct{}, maxCalls)}
+	if o.scheme != "" {
+		b.acl = zk.AuthACL(zk.PermAll)
+	}
+	b.sightings.nodes = make(map[string]sighting)
+	b.watches.paths = make(map[string]*watch)
+	b.open, b.stop = context.WithCancel(context.Background())
+	return b
+}
+
+// Close implements core.Backend. It gives clean-ups a second, and ends the session.
+func (b *backend) Close() error {
+	b.mu.Lock()
+	if b.closing {
+		b.mu.Unlock()
+		return nil
+	}
+	b.closing = true
+	b.mu.Unlock()
+	grace := time.AfterFunc(closeGrace, b.stop)
+	b.cleaned.Wait()
+	grace.Stop()
+	b.stop()
+	b.mu.Lock()
+	b.closed = true
+	conn, line, events := b.conn, b.line, b.events
+	b.mu.Unlock()
+	if conn == nil {
+		return nil
+	}
+	conn.Close()
+	if line != nil {
+		_ = line.Close() // the library would wait for a server that hangs
+	}
+	for range events { // until the library has ended
+	}
+	b.work.Wait()
+	return nil
+}
+
+var errNoAnswer = errors.New("no answer in time")
+
+// begin bounds a call by the backend's own time-out.
+func (b *backend) begin(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, b.timeout, errNoAnswer)
+}
+
+// do makes one request and returns when it was answered or ctx ended: the library's requests have no
+// contexts. If the request may have had an effect that do cannot return, it calls unsure, unless that
+// is nil.
+func (b *backend) do(ctx context.Context, request func(*zk.Conn) error, unsure func()) error {
+	if ctx.Err() != nil {
+		return b.ended(ctx)
+	}
+	select {
+	case b.slots <- struct{}{}:
+	case <-ctx.Done():
+		return b.ended(ctx)
+	}
+	answers, left := make(chan error), make(chan struct{})
+	started := b.spawn(func() {
+		conn, err := b.connected()
+		if err == nil {
+			err = request(conn)
+		}
+		<-b.slots
+		late := false
+		select {
+		case answers <- err:
+		case <-left:
+			late = true
+		}
+		if unsure != nil && (late && err == nil || err != nil && unknown(err)) {
+			unsure()
+		}
+	})
+	if !started {
+		<-b.slots
+		return zk.ErrClosing
+	}
+	select {
+	case err := <-answers:
+		return err
+	case <-ctx.Done():
+		close(left)
+		return b.ended(ctx)
+	}
+}
+
+// spawn runs fn in a goroutine that Close waits for. It reports whether the backend is open.
+func (b *backend) spawn(fn func()) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return false
+	}
+	b.work.Go(fn)
+	return true
+}
+
+// ended returns the error of a call that ctx ended.
+func (b *backend) ended(ctx context.Context) error {
+	if context.Cause(ctx) == errNoAnswer {
+		return fmt.Errorf("zkbackend: ZooKeeper at %s did not answer within %v", strings.Join(b.servers, ", "), b.timeout)
+	}
+	return ctx.Err()
+}
+
+// unavailable returns the error of a call that ZooKeeper did not decide.
+func unavailable(key string, err error) error {
+	if errors.Is(err, core.ErrInvalidKey) {
+		return err
+	}
+	forbidden := errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrAuthFailed) || errors.Is(err, zk.ErrInvalidACL)
+	if forbidden {
+		err = fmt.Errorf("zkbackend: ZooKeeper forbids it; check WithAuth and the ACLs of the root: %w", err)
+	}
+	return &core.UnavailableError{Key: key, Nodes: []error{err}, Permanent: forbidden}
+}
+
+// conflict reports whether a change was refused because the nodes are not as they were.
+func conflict(err error) bool {
+	return errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNodeExists) || errors.Is(err, zk.ErrBadVersion) ||
+		errors.Is(err, zk.ErrNotEmpty)
+}
+
+// unknown reports whether a change that failed may have its effect.
+func unknown(err error) bool {
+	return !conflict(err) && !errors.Is(err, zk.ErrNoServer) && !errors.Is(err, zk.ErrNoAuth) &&
+		!errors.Is(err, zk.ErrInvalidACL)
+}
+
+// Ping implements core.Backend. It asks for a decision of the majority, which changes nothing.
+func (b *backend) Ping(ctx context.Context) error {
+	ctx, cancel := b.begin(ctx)
+	defer cancel()
+	err := b.do(ctx, func(c *zk.Conn) error {
+		_, err := c.Multi(&zk.CheckVersionRequest{Path: b.root, Version: -1})
+		return err
+	}, nil)
+	if err != nil && !errors.Is(err, zk.ErrNoNode) { // the root is made with the first key
+		return unavailable("", err)
+	}
+	return nil
+}

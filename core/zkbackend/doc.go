@@ -1,0 +1,2 @@
+// Package zkbackend keeps the leases of package core in ZooKeeper.
+package zkbackend

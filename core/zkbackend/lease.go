@@ -1,0 +1,230 @@
+package zkbackend
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/onelane/onelane/core"
+)
+
+// held runs fn with the node of a grant's key, and again with the node as it is now if it is not as fn
+// was told. The first time, the node is as the grant's last write left it.
+func (b *backend) held(ctx context.Context, g core.Grant, fn func(context.Context, *node, core.Status) error) error {
+	path, err := b.pathOf(g.Key)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := b.begin(ctx)
+	defer cancel()
+	n, _ := g.Backend.(*node)
+	if n != nil && (n.path != path || n.owner != g.Owner) {
+		n = nil
+	}
+	for range tries {
+		if n != nil {
+			if status, _ := n.status(time.Now()); status == core.Held {
+				if err = fn(ctx, n, status); !conflict(err) {
+					break
+				}
+			}
+		}
+		if n, err = b.fresh(ctx, path); err != nil {
+			break
+		}
+		if n == nil {
+			return errLostFree
+		}
+		status, _ := n.status(time.Now())
+		if n.owner != g.Owner {
+			return n.lost(status)
+		}
+		if err = fn(ctx, n, status); !conflict(err) {
+			break
+		}
+		n = nil
+	}
+	if err == nil || isAnswer(err) {
+		return err
+	}
+	return unavailable(g.Key, err)
+}
+
+// Mint implements core.Backend. Acquire has minted already.
+func (b *backend) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
+	if g.Token != 0 {
+		return g, nil
+	}
+	err := b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
+		if status != core.Held {
+			return n.lost(status)
+		}
+		token, err := b.token(ctx, n)
+		if err == nil {
+			g.Token, g.Tokens = token, tokens
+		}
+		return err
+	})
+	return g, err
+}
+
+// Extend implements core.Backend.
+func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	longer := g
+	err := b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
+		if status != core.Held {
+			return n.lost(status)
+		}
+		sent := time.Now()
+		h := n.header
+		// The others count from this write on: it must not shorten what was granted.
+		h.lasts = max(ttl, reaching(sent, g.Deadline))
+		n, err := b.change(ctx, n, h)
+		if err != nil {
+			return err
+		}
+		longer.Backend = n
+		if d := deadline(sent, ttl); d.After(g.Deadline) {
+			longer.Deadline = d
+		}
+		return nil
+	})
+	if err != nil {
+		return g, err
+	}
+	return longer, nil
+}
+
+// reaching returns how long a lease that is asked for at sent must last to have a deadline.
+func reaching(sent, end time.Time) time.Duration {
+	left := end.Sub(sent) + 3*time.Millisecond
+	return left + left/98
+}
+
+// Release implements core.Backend.
+func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err error) {
+	return -1, b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
+		if status == core.Sealed {
+			return nil
+		}
+		err := b.remove(ctx, n)
+		if err == nil && status == core.Free { // its lease had ended
+			return n.lost(status)
+		}
+		return err
+	})
+}
+
+// Seal implements core.Backend.
+func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+	if len(value) > maxValue {
+		return fmt.Errorf("zkbackend: seal key %q: the value has %d bytes, at most %d are allowed", g.Key, len(value), maxValue)
+	}
+	return b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
+		switch status {
+		case core.Held, core.Orphaned:
+			return b.seal(ctx, n, g.Token, value, retention)
+		case core.Sealed:
+			before, err := b.value(ctx, n)
+			if err == nil && !bytes.Equal(before, value) {
+				err = fmt.Errorf("%w: the key is sealed with another value", core.ErrLost)
+			}
+			return err
+		}
+		return n.lost(status)
+	})
+}
+
+// seal puts the value into the guard, with what does not fit in nodes below it, and writes the key's
+// node last.
+func (b *backend) seal(ctx context.Context, n *node, token uint64, value []byte, retention time.Duration) error {
+	h := header{state: stateSealed, lasts: retention, token: token, owner: n.owner}
+	first, rest := cut(value)
+	for len(rest) > 0 {
+		var part []byte
+		part, rest = cut(rest)
+		h.pieces++
+		if err := b.put(ctx, piece(n.guard(), h.pieces), part); err != nil {
+			return err
+		}
+	}
+	_, err := b.write(ctx, nil, n.path, n.version, h, &zk.SetDataRequest{Path: n.guard(), Data: first, Version: -1})
+	return err
+}
+
+func cut(value []byte) (first, rest []byte) {
+	n := min(len(value), pieceSize)
+	return value[:n], value[n:]
+}
+
+// put makes a piece of a value. An earlier try may have made it.
+func (b *backend) put(ctx context.Context, path string, data []byte) error {
+	return b.do(ctx, func(c *zk.Conn) error {
+		_, err := c.Create(path, data, 0, b.acl)
+		if errors.Is(err, zk.ErrNodeExists) {
+			_, err = c.Set(path, data, -1)
+		}
+		return err
+	}, nil)
+}
+
+// Unseal implements core.Backend.
+func (b *backend) Unseal(ctx context.Context, key string) error {
+	err := b.look(ctx, key, func(ctx context.Context, n *node, status core.Status, _ time.Duration) error {
+		if status == core.Sealed || status == core.Orphaned {
+			return b.remove(ctx, n)
+		}
+		return nil
+	})
+	return err
+}
+
+// Inspect implements core.Backend.
+func (b *backend) Inspect(ctx context.Context, key string) (st core.State, err error) {
+	err = b.look(ctx, key, func(ctx context.Context, n *node, status core.Status, left time.Duration) (err error) {
+		st = core.State{Status: status, ExpiresIn: left}
+		switch status {
+		case core.Held:
+			st.Owner = n.owner
+			st.Token, err = b.token(ctx, n)
+		case core.Sealed:
+			st.Token = n.token
+			st.Value, err = b.value(ctx, n)
+		case core.Orphaned:
+			st.Owner, st.Since = n.owner, n.ended()
+		}
+		return err
+	})
+	if err != nil {
+		return core.State{}, err
+	}
+	return st, nil
+}
+
+// look runs fn with the node of a key as it is now, and again if it changes in the middle.
+func (b *backend) look(ctx context.Context, key string, fn func(context.Context, *node, core.Status, time.Duration) error) error {
+	path, err := b.pathOf(key)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := b.begin(ctx)
+	defer cancel()
+	for range tries {
+		var n *node
+		if n, err = b.fresh(ctx, path); err != nil || n == nil {
+			break
+		}
+		status, left := n.status(time.Now())
+		if err = fn(ctx, n, status, left); !conflict(err) {
+			break
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	return unavailable(key, err)
+}

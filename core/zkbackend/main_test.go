@@ -1,0 +1,67 @@
+package zkbackend_test
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.uber.org/goleak"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open returns a backend that is closed with the test.
+func open(t testing.TB, o core.Opener) core.Backend {
+	t.Helper()
+	b, err := o.Open(core.Environment{
+		TTL: 10 * time.Second, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
+	})
+	ok(t, "Open", err)
+	t.Cleanup(func() { ok(t, "Close", b.Close()) })
+	return b
+}
+
+// locker returns a Locker that is closed with the test.
+func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	ok(t, "New", err)
+	t.Cleanup(func() { ok(t, "Close", l.Close()) })
+	return l
+}
+
+// request asks for a lease in a new owner's name.
+func request(key string, ttl time.Duration) core.Request {
+	return core.Request{Key: key, Owner: ownertext.New("test", "", 0), TTL: ttl}
+}
+
+func ok(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func want(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
+	}
+}
+
+// patience bounds each wait for a condition.
+const patience = 30 * time.Second
+
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}

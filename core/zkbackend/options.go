@@ -1,0 +1,95 @@
+package zkbackend
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/loglimit"
+)
+
+const (
+	defaultRoot    = "/onelane"
+	defaultTimeout = 3 * time.Second
+)
+
+// Option configures a backend. A nil option is ignored; the later of two wins.
+type Option func(*opener)
+
+// WithRoot sets the node under which all keys are. The default is /onelane. It is made if it is not
+// there. Services that must not share locks have different roots.
+func WithRoot(path string) Option { return func(o *opener) { o.root = path } }
+
+// WithTimeout bounds each call that no context ends sooner. The default is 3 s.
+func WithTimeout(d time.Duration) Option { return func(o *opener) { o.timeout = d } }
+
+// WithAuth authenticates each connection, for example with "digest" and "user:password". The nodes
+// that the backend makes are then for this identity only, so all services that share locks use the
+// same one. Without WithAuth the nodes are open to everybody, as is ZooKeeper's default.
+func WithAuth(scheme, credentials string) Option {
+	return func(o *opener) { o.scheme, o.credentials = scheme, credentials }
+}
+
+// WithDialer makes the connections, for example with crypto/tls. The default is net.DialTimeout.
+func WithDialer(dial zk.Dialer) Option { return func(o *opener) { o.dial = dial } }
+
+// New is the backend on the ZooKeeper ensemble of the servers, each "host:port" or "host" with
+// ZooKeeper's port 2181. It makes one connection of its own at the first call, to one server at a
+// time, and closes it with the Locker. Names are resolved again for each connection.
+func New(servers []string, opts ...Option) core.Opener {
+	o := &opener{servers: servers, root: defaultRoot, timeout: defaultTimeout, dial: net.DialTimeout}
+	for _, option := range opts {
+		if option != nil {
+			option(o)
+		}
+	}
+	return o
+}
+
+// opener is what New was called with.
+type opener struct {
+	servers             []string
+	root                string
+	timeout             time.Duration
+	scheme, credentials string
+	dial                zk.Dialer
+}
+
+// Open implements core.Opener.
+func (o *opener) Open(env core.Environment) (core.Backend, error) {
+	if err := o.valid(); err != nil {
+		return nil, fmt.Errorf("zkbackend: %w", err)
+	}
+	return newBackend(*o, loglimit.New(env.Logger)), nil
+}
+
+func (o *opener) valid() error {
+	if len(o.servers) == 0 {
+		return errors.New("New needs at least one server, such as \"zk1:2181\"")
+	}
+	for i, s := range zk.FormatServers(o.servers) {
+		if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
+			return fmt.Errorf("server %d, %q, is not host:port", i+1, o.servers[i])
+		}
+	}
+	if o.timeout <= 0 {
+		return fmt.Errorf("time-out %v must be positive", o.timeout)
+	}
+	if o.dial == nil {
+		return errors.New("the dialer must not be nil")
+	}
+	for i, name := range strings.Split(o.root, "/") {
+		if i == 0 && name != "" || i > 0 && (name == "" || escape(name) != name) {
+			return fmt.Errorf("root %q must be a path such as %q: parts of letters, digits and %q", o.root, defaultRoot, plain)
+		}
+	}
+	if !strings.HasPrefix(o.root, "/") {
+		return fmt.Errorf("root %q must begin with a slash", o.root)
+	}
+	return nil
+}

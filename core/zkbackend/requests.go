@@ -1,0 +1,232 @@
+package zkbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/onelane/onelane/core"
+)
+
+const (
+	// pieceSize is how much of a seal's value fits into a node. ZooKeeper takes requests of almost
+	// 1 MiB (jute.maxbuffer).
+	pieceSize = 512 << 10
+	maxValue  = 16 << 20
+)
+
+// read returns the node of a key, or nil if there is none. If a waiter of this process waits for the
+// key, the answer also sets ZooKeeper's watch.
+func (b *backend) read(ctx context.Context, path string) (*node, error) {
+	watched := b.watches.set(path)
+	n, err := b.get(ctx, path, watched)
+	if watched {
+		b.watches.answered(path, n)
+	}
+	return n, err
+}
+
+func (b *backend) get(ctx context.Context, path string, watched bool) (*node, error) {
+	n, err := b.fetch(ctx, path, watched)
+	if n != nil {
+		n.seen = b.sightings.see(path, n.zxid, n.seen)
+	}
+	return n, err
+}
+
+// fetch is get, and does not remember the node.
+func (b *backend) fetch(ctx context.Context, path string, watched bool) (*node, error) {
+	var text []byte
+	var stat *zk.Stat
+	err := b.do(ctx, func(c *zk.Conn) (err error) {
+		if watched {
+			text, stat, _, err = c.GetW(path)
+		} else {
+			text, stat, err = c.Get(path)
+		}
+		return err
+	}, nil)
+	if errors.Is(err, zk.ErrNoNode) {
+		b.sightings.forget(path)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	h, ok := parse(text)
+	if !ok {
+		return nil, fmt.Errorf("zkbackend: node %s is not a key of this format; use another root: %w", path, core.ErrInvalidKey)
+	}
+	return newNode(path, h, stat, time.Now()), nil
+}
+
+// fresh reads the node of a key as the leader has it: a follower may lag behind.
+func (b *backend) fresh(ctx context.Context, path string) (*node, error) {
+	if err := b.do(ctx, func(c *zk.Conn) error { _, err := c.Sync(path); return err }, nil); err != nil {
+		return nil, err
+	}
+	return b.get(ctx, path, false)
+}
+
+// multi makes several changes, all or none, and returns the state of the node that the last of them
+// set.
+func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (stat *zk.Stat, err error) {
+	err = b.do(ctx, func(c *zk.Conn) error {
+		answers, err := c.Multi(changes...)
+		if err == nil && len(answers) > 0 {
+			stat = answers[len(answers)-1].Stat
+		}
+		return err
+	}, unsure)
+	return stat, err
+}
+
+// write makes changes of which the last one sets the key's node, and returns that.
+func (b *backend) write(ctx context.Context, unsure func(), path string, version int32, h header, changes ...any) (*node, error) {
+	changes = append(changes, &zk.SetDataRequest{Path: path, Data: h.text(), Version: version})
+	stat, err := b.multi(ctx, unsure, changes...)
+	if err != nil {
+		return nil, err
+	}
+	if stat == nil {
+		return nil, errors.New("zkbackend: ZooKeeper's answer has no state of the node")
+	}
+	n := newNode(path, h, stat, time.Time{})
+	n.seen = b.sightings.see(path, n.zxid, time.Now())
+	return n, nil
+}
+
+// create makes the node of a key and its guard.
+func (b *backend) create(ctx context.Context, unsure func(), path string, h header) (*node, error) {
+	for {
+		n, err := b.write(ctx, unsure, path, 0, h, b.made(path, nil), b.made(guardOf(path, h.owner), nil))
+		if !errors.Is(err, zk.ErrNoNode) {
+			return n, err
+		}
+		if err := b.parents(ctx, path); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (b *backend) made(path string, data []byte) *zk.CreateRequest {
+	return &zk.CreateRequest{Path: path, Data: data, Acl: b.acl}
+}
+
+// parents makes the nodes above a key.
+func (b *backend) parents(ctx context.Context, path string) error {
+	for i := 1; i < len(path); i++ {
+		if path[i] != '/' {
+			continue
+		}
+		err := b.do(ctx, func(c *zk.Conn) error {
+			_, err := c.Create(path[:i], nil, 0, b.acl)
+			return err
+		}, nil)
+		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
+			return err
+		}
+	}
+	return nil
+}
+
+// change sets the text of a node that is still as it was.
+func (b *backend) change(ctx context.Context, n *node, h header) (*node, error) {
+	return b.write(ctx, nil, n.path, n.version, h, &zk.CheckVersionRequest{Path: n.guard(), Version: -1})
+}
+
+// takeOver gives the node to another owner.
+func (b *backend) takeOver(ctx context.Context, unsure func(), n *node, h header) (taken *node, err error) {
+	err = b.without(ctx, n, func(drop []any) error {
+		taken, err = b.write(ctx, unsure, n.path, n.version, h, append(drop, b.made(guardOf(n.path, h.owner), nil))...)
+		return err
+	})
+	return taken, err
+}
+
+// remove deletes a node that is still as it was.
+func (b *backend) remove(ctx context.Context, n *node) error {
+	err := b.without(ctx, n, func(drop []any) error {
+		_, err := b.multi(ctx, nil, append(drop, &zk.DeleteRequest{Path: n.path, Version: n.version})...)
+		return err
+	})
+	if err == nil {
+		b.sightings.forget(n.path)
+	}
+	return err
+}
+
+// without calls fn with the changes that delete a node's guard. What a Seal left there that did not
+// come to its end is deleted, too.
+func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) error) error {
+	var pieces []string
+	for i := range n.pieces {
+		pieces = append(pieces, piece(n.guard(), i+1))
+	}
+	for {
+		drop := make([]any, 0, len(pieces)+1)
+		for _, path := range append(pieces, n.guard()) {
+			drop = append(drop, &zk.DeleteRequest{Path: path, Version: -1})
+		}
+		err := fn(drop)
+		if !errors.Is(err, zk.ErrNotEmpty) {
+			return err
+		}
+		var names []string
+		err = b.do(ctx, func(c *zk.Conn) (err error) { names, _, err = c.Children(n.guard()); return err }, nil)
+		if err != nil {
+			return err
+		}
+		pieces = nil
+		for _, name := range names {
+			pieces = append(pieces, n.guard()+"/"+name)
+		}
+	}
+}
+
+func piece(guard string, i int) string { return fmt.Sprintf("%s/%d", guard, i) }
+
+// value reads what a key was sealed with.
+func (b *backend) value(ctx context.Context, n *node) ([]byte, error) {
+	var value []byte
+	for i := range n.pieces + 1 {
+		path := n.guard()
+		if i > 0 {
+			path = piece(path, i)
+		}
+		var part []byte
+		err := b.do(ctx, func(c *zk.Conn) (err error) { part, _, err = c.Get(path); return err }, nil)
+		if err != nil {
+			return nil, err
+		}
+		value = append(value, part...)
+	}
+	return value, nil
+}
+
+// token returns the fencing token of the lease that has the node: the transaction that made its
+// guard.
+func (b *backend) token(ctx context.Context, n *node) (uint64, error) {
+	var stat *zk.Stat
+	var there bool
+	err := b.do(ctx, func(c *zk.Conn) (err error) { there, stat, err = c.Exists(n.guard()); return err }, nil)
+	if err == nil && !there {
+		err = zk.ErrNoNode
+	}
+	if err != nil {
+		return 0, err
+	}
+	return tokenOf(stat.Czxid), nil
+}
+
+// tokens is how many fencing tokens a lease has.
+const tokens = 64
+
+func tokenOf(zxid int64) uint64 { return uint64(zxid) * tokens }
+
+// nameOf returns the escaped key of a path.
+func nameOf(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }

@@ -1,0 +1,136 @@
+package testutil
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/onelane/onelane/testutil/internal/server"
+)
+
+// ZooKeeperNode is a ZooKeeper server of one test, a process of its own. Its methods fail the test it
+// was made for.
+type ZooKeeperNode struct {
+	t       testing.TB
+	process *server.Server
+}
+
+// ZooKeeper starts an empty ZooKeeper on a free loopback port and ends it with the test. The settings
+// are lines of its configuration, for example "tickTime=100". It needs ZooKeeper and Java; where they
+// are not installed the test fails.
+//
+//	node := testutil.ZooKeeper(t)
+//	locker, err := core.New(zkbackend.New([]string{node.Addr()}))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
+//	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+//		t.Error(err)
+//	}
+func ZooKeeper(t testing.TB, settings ...string) *ZooKeeperNode {
+	t.Helper()
+	process, err := server.StartZooKeeper(context.Background(), settings...)
+	if err != nil {
+		t.Fatalf("testutil: %v; %s", err, server.Advice)
+	}
+	t.Cleanup(process.Stop)
+	return &ZooKeeperNode{t: t, process: process}
+}
+
+// Addr is the node's address, host:port.
+func (n *ZooKeeperNode) Addr() string { return n.process.Addr }
+
+// Kill ends the process with SIGKILL and returns when it is gone.
+func (n *ZooKeeperNode) Kill() { n.process.Kill() }
+
+// Stop stops the process with SIGSTOP and returns when it stands still: connections stay open and
+// nothing answers until Cont.
+func (n *ZooKeeperNode) Stop() {
+	n.t.Helper()
+	n.must(n.process.Pause())
+}
+
+// Cont lets a stopped process go on, with SIGCONT.
+func (n *ZooKeeperNode) Cont() {
+	n.t.Helper()
+	n.must(n.process.Resume())
+}
+
+// Restart starts the process anew on the same port and with its data, killing it first if it still
+// runs. It returns when the node serves.
+func (n *ZooKeeperNode) Restart() {
+	n.t.Helper()
+	n.must(n.process.Restart(context.Background()))
+}
+
+// Ask returns the answer to a command of four letters, such as "wchs" or "srvr".
+func (n *ZooKeeperNode) Ask(command string) string {
+	n.t.Helper()
+	answer, err := server.AskZooKeeper(context.Background(), n.Addr(), command)
+	n.must(err)
+	return answer
+}
+
+func (n *ZooKeeperNode) must(err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatalf("testutil: %v", err)
+	}
+}
+
+// ZooKeeperNodes are the servers of an ensemble.
+type ZooKeeperNodes []*ZooKeeperNode
+
+// ZooKeeperEnsemble starts three ZooKeeper servers that form an ensemble, and ends them with the test.
+// It returns when each of them serves. The settings are as for ZooKeeper.
+//
+//	nodes := testutil.ZooKeeperEnsemble(t)
+//	locker, err := core.New(zkbackend.New(nodes.Addrs()))
+//	if err != nil {
+//		t.Fatal(err)
+//	}
+//	defer locker.Close()
+//	nodes[nodes.Leader()].Kill() // the two others elect one
+//	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+//		t.Error(err)
+//	}
+func ZooKeeperEnsemble(t testing.TB, settings ...string) ZooKeeperNodes {
+	t.Helper()
+	processes, err := server.StartEnsemble(context.Background(), 3, settings...)
+	if err != nil {
+		t.Fatalf("testutil: %v; %s", err, server.Advice)
+	}
+	nodes := make(ZooKeeperNodes, len(processes))
+	for i, p := range processes {
+		t.Cleanup(p.Stop)
+		nodes[i] = &ZooKeeperNode{t: t, process: p}
+	}
+	return nodes
+}
+
+// Addrs are the addresses of all nodes.
+func (ns ZooKeeperNodes) Addrs() []string {
+	addrs := make([]string, len(ns))
+	for i, n := range ns {
+		addrs[i] = n.Addr()
+	}
+	return addrs
+}
+
+// Leader is the index of the node that leads, as soon as there is one. Nodes that do not answer are
+// passed over.
+func (ns ZooKeeperNodes) Leader() (leader int) {
+	ns[0].t.Helper()
+	eventually(ns[0].t, "the ensemble has a leader", func() bool {
+		for i, n := range ns {
+			status, err := server.AskZooKeeper(context.Background(), n.Addr(), "srvr")
+			if err == nil && strings.Contains(status, "Mode: leader") {
+				leader = i
+				return true
+			}
+		}
+		return false
+	})
+	return leader
+}
