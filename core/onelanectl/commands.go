@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/internal/claim"
 )
 
@@ -19,18 +18,12 @@ var errNothing = errors.New("nothing was done")
 func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	clients, err := o.open()
-	defer func() {
-		for _, c := range clients {
-			err = errors.Join(err, c.Close())
-		}
-	}()
+	at, err := o.open()
 	if err != nil {
 		return err
 	}
-	backend := redisbackend.New(clients...)
-	backend.NodeTimeout = o.timeout
-	locker, err := core.New(backend, core.WithPrefix(o.prefix))
+	defer func() { err = errors.Join(err, at.Close()) }()
+	locker, err := core.New(at.opener(o.timeout), core.WithPrefix(o.prefix))
 	if err != nil {
 		return err
 	}
@@ -39,9 +32,9 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 	out := printer{w: stdout, json: o.json, value: o.value}
 	switch o.args[0] {
 	case "ls":
-		return o.list(ctx, locker, clients, &out)
+		return o.list(ctx, locker, at, &out)
 	case "forget":
-		return o.forget(ctx, locker, clients, &out)
+		return o.forget(ctx, locker, at, &out)
 	}
 	key := o.args[1]
 	before, err := locker.Inspect(ctx, key)
@@ -76,13 +69,13 @@ func by(st core.State) string {
 }
 
 // forget unseals the sealed and orphaned keys that begin with the argument, and the steps of claims.
-func (o *options) forget(ctx context.Context, locker *core.Locker, clients clients, out *printer) error {
+func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out *printer) error {
 	starts, forgotten := []string{o.args[1]}, 0
 	if rest, ok := strings.CutPrefix(o.args[1], claim.KeyPrefix); ok {
 		starts = append(starts, claim.StepPrefix+rest)
 	}
 	for _, start := range starts {
-		keys, more, err := clients.scan(ctx, o.prefix, start, o.limit, false)
+		keys, more, err := at.scan(ctx, search{o.prefix, start, o.limit, false})
 		if err != nil {
 			return err
 		}
@@ -117,13 +110,17 @@ func (o *options) forget(ctx context.Context, locker *core.Locker, clients clien
 }
 
 // list prints the keys that begin with the argument, in their order.
-func (o *options) list(ctx context.Context, locker *core.Locker, clients clients, out *printer) error {
+func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *printer) error {
 	var start string
 	if len(o.args) > 1 {
 		start = o.args[1]
 	}
-	keys, more, err := clients.scan(ctx, o.prefix, start, o.limit, o.held)
+	keys, more, err := at.scan(ctx, search{o.prefix, start, o.limit, o.held})
+	rows := 0
 	for _, key := range keys {
+		if more = more || rows == o.limit; rows == o.limit {
+			break
+		}
 		st, inspected := locker.Inspect(ctx, key)
 		switch {
 		case errors.Is(inspected, core.ErrInvalidKey): // not ours: without a prefix all keys of the database come by
@@ -132,6 +129,7 @@ func (o *options) list(ctx context.Context, locker *core.Locker, clients clients
 		case st.Status == core.Sealed && o.held: // a lease on a minority of a quorum
 		case st.Status != core.Free:
 			err = errors.Join(err, out.row(key, st))
+			rows++
 		}
 		if ctx.Err() != nil {
 			break

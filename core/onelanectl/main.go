@@ -1,5 +1,5 @@
-// Command onelanectl is for the person on call: it shows who holds what, and frees it. It knows one Redis, Redis
-// Cluster, Sentinel, and a quorum of independent masters.
+// Command onelanectl is for the person on call: it shows who holds what, and frees it. It knows one
+// Redis, Redis Cluster, Sentinel, a quorum of independent masters, etcd and ZooKeeper.
 //
 //	go run github.com/onelane/onelane/core/onelanectl -redis 127.0.0.1:6379 ls order:
 //	go run github.com/onelane/onelane/core/onelanectl inspect order:42
@@ -87,6 +87,9 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.redis, "redis", "127.0.0.1:6379", "`host:port or URL` (redis://, rediss://) of Redis; three and more with commas between are a quorum. The password can stand in "+passwordEnv)
 	f.BoolVar(&o.cluster, "cluster", false, "-redis names nodes of one Redis Cluster")
 	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`; its user and password are the master's, and a password of the Sentinels can stand in "+sentinelPasswordEnv)
+	f.StringVar(&o.etcd, "etcd", "", "`host:port or URL` of the members of an etcd, with commas between; a user and a password can stand in "+etcdUserEnv+" and "+etcdPasswordEnv)
+	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port` of the servers of a ZooKeeper, with commas between; scheme:credentials, such as digest:user:password, can stand in "+zookeeperAuthEnv)
+	f.StringVar(&o.root, "root", "/onelane", "of ZooKeeper: the `path` that the services passed to zkbackend.WithRoot")
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
 	f.BoolVar(&o.held, "held", false, "of ls: only keys that are held or orphaned, without the records and seals, of which there may be many")

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/testutil"
 	"github.com/redis/go-redis/v9"
 )
@@ -73,66 +75,127 @@ func TestCommands(t *testing.T) {
 			t.Parallel()
 			backend := redisbackend.New(b.clients...)
 			backend.NewInstallation = true
-			locker := must[*core.Locker](t)(core.New(backend, core.WithInstance("shop-1"), core.WithTTL(time.Minute)))
-			defer locker.Close()
-			do := func(wantCode int, args ...string) (string, string) {
-				return ctl(t, wantCode, append(args, b.flags...)...)
-			}
-			// Masters of a quorum that have just started do not know whether a key is free.
-			for end := time.Now().Add(time.Minute); ; time.Sleep(250 * time.Millisecond) {
-				var out, errs bytes.Buffer
-				code := run(t.Context(), append([]string{"inspect", "order:42"}, b.flags...), &out, &errs)
-				if code == 0 || time.Now().After(end) {
-					break
-				}
-				contains(t, errs.String(), "just started")
-			}
-
-			out, _ := do(0, "inspect", "order:42")
-			contains(t, out, "order:42", "free")
-			held := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:42", core.WithTag("till 3")))
-			out, _ = do(0, "inspect", "order:42")
-			contains(t, out, "held", "shop-1/", "till 3", "expires")
-			sealed := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:43"))
-			if err := sealed.Seal(t.Context(), []byte("secret"), time.Hour); err != nil {
-				t.Fatal(err)
-			}
-			out, _ = do(0, "inspect", "order:43")
-			contains(t, out, "sealed", "6 bytes", "expires")
-			if strings.Contains(out, "secret") {
-				t.Error("the value is shown without -value")
-			}
-			out, _ = do(0, "-value", "inspect", "order:43")
-			contains(t, out, "secret")
-
-			out, _ = do(0, "ls", "order:")
-			contains(t, out, "order:42", "order:43", "held", "sealed")
-
-			out, _ = do(0, "ls", "order:", "-held", "-limit", "1")
-			contains(t, out, "order:42", "held", time.Now().Format(time.DateOnly))
-			if strings.Contains(out, "order:43") {
-				t.Errorf("ls -held says %q", out)
-			}
-			out, _ = do(0, "inspect", "order:42")
-			contains(t, out, "held since")
-
-			_, errs := do(1, "release", "order:42", "-owner", "somebody else")
-			contains(t, errs, "order:42", "held by", held.Owner())
-			_, errs = do(1, "unseal", "order:42")
-			contains(t, errs, "not sealed")
-			out, _ = do(0, "release", "order:42", "-owner", held.Owner())
-			contains(t, out, "released order:42")
-			out, _ = do(0, "unseal", "order:43")
-			contains(t, out, "unsealed order:43")
-			for _, key := range []string{"order:42", "order:43"} {
-				if st := must[core.State](t)(locker.Inspect(t.Context(), key)); st.Status != core.Free {
-					t.Errorf("%s is %v", key, st.Status)
-				}
-			}
-			if out, _ = do(0, "ls"); out != "" {
-				t.Errorf("ls of nothing says %q", out)
-			}
+			commands(t, backend, b.flags...)
 		})
+	}
+}
+
+func TestCommands_Etcd(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	opener, flags := etcdbackend.New(etcd.Client()), []string{"-etcd", etcd.Addr()}
+	commands(t, opener, flags...)
+	listsOddKeys(t, opener, flags...)
+}
+
+func TestCommands_ZooKeeper(t *testing.T) {
+	t.Parallel()
+	node := testutil.ZooKeeper(t)
+	if node == nil {
+		return
+	}
+	servers := []string{node.Addr()}
+	opener := zkbackend.New(servers, zkbackend.WithRoot("/shops/one"))
+	flags := []string{"-zookeeper", servers[0], "-root", "/shops/one"}
+	commands(t, opener, flags...)
+	listsOddKeys(t, opener, flags...)
+}
+
+// commands runs each command. The flags say where opener's locks are.
+func commands(t *testing.T, opener core.Opener, flags ...string) {
+	locker := must[*core.Locker](t)(core.New(opener, core.WithInstance("shop-1"), core.WithTTL(time.Minute)))
+	defer locker.Close()
+	do := func(wantCode int, args ...string) (string, string) {
+		return ctl(t, wantCode, append(args, flags...)...)
+	}
+	// Masters of a quorum that have just started do not know whether a key is free.
+	for end := time.Now().Add(time.Minute); ; time.Sleep(250 * time.Millisecond) {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), append([]string{"inspect", "order:42"}, flags...), &out, &errs)
+		if code == 0 || time.Now().After(end) {
+			break
+		}
+		contains(t, errs.String(), "just started")
+	}
+
+	out, _ := do(0, "inspect", "order:42")
+	contains(t, out, "order:42", "free")
+	held := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:42", core.WithTag("till 3")))
+	out, _ = do(0, "inspect", "order:42")
+	contains(t, out, "held", "shop-1/", "till 3", "expires")
+	sealed := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:43"))
+	if err := sealed.Seal(t.Context(), []byte("secret"), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	out, _ = do(0, "inspect", "order:43")
+	contains(t, out, "sealed", "6 bytes", "expires")
+	if strings.Contains(out, "secret") {
+		t.Error("the value is shown without -value")
+	}
+	out, _ = do(0, "-value", "inspect", "order:43")
+	contains(t, out, "secret")
+
+	out, _ = do(0, "ls", "order:")
+	contains(t, out, "order:42", "order:43", "held", "sealed")
+
+	out, _ = do(0, "ls", "order:", "-held", "-limit", "1")
+	contains(t, out, "order:42", "held", time.Now().Format(time.DateOnly))
+	if strings.Contains(out, "order:43") {
+		t.Errorf("ls -held says %q", out)
+	}
+	out, _ = do(0, "inspect", "order:42")
+	contains(t, out, "held since")
+
+	_, errs := do(1, "release", "order:42", "-owner", "somebody else")
+	contains(t, errs, "order:42", "held by", held.Owner())
+	_, errs = do(1, "unseal", "order:42")
+	contains(t, errs, "not sealed")
+	out, _ = do(0, "release", "order:42", "-owner", held.Owner())
+	contains(t, out, "released order:42")
+	out, _ = do(0, "unseal", "order:43")
+	contains(t, out, "unsealed order:43")
+	for _, key := range []string{"order:42", "order:43"} {
+		if st := must[core.State](t)(locker.Inspect(t.Context(), key)); st.Status != core.Free {
+			t.Errorf("%s is %v", key, st.Status)
+		}
+	}
+	if out, _ = do(0, "ls"); out != "" {
+		t.Errorf("ls of nothing says %q", out)
+	}
+}
+
+// listsOddKeys checks that ls prints keys as the services named them, with a prefix and without one.
+func listsOddKeys(t *testing.T, opener core.Opener, flags ...string) {
+	for _, prefix := range []string{"shop*:", ""} {
+		locker := must[*core.Locker](t)(core.New(opener, core.WithPrefix(prefix), core.WithTTL(time.Minute)))
+		defer locker.Close()
+		want := []string{"a", "a b\"", "a%25", "a/b", "a:fence", "a订单"}
+		if prefix != "" {
+			want = append(want, "a{b}", "a}{")
+		}
+		for _, key := range append([]string{"b", "c"}, want...) {
+			must[*core.Lock](t)(locker.Acquire(t.Context(), key))
+		}
+		out, _ := ctl(t, 0, append(flags, "-json", "ls", "a", "-prefix", prefix)...)
+		var got []string
+		for line := range strings.Lines(out) {
+			var s state
+			if err := json.Unmarshal([]byte(line), &s); err != nil || s.Status != "held" {
+				t.Errorf("%v in %q", err, line)
+			}
+			got = append(got, s.Key)
+		}
+		if slices.Sort(want); !slices.Equal(got, want) {
+			t.Errorf("prefix %q: ls says %q, want %q", prefix, got, want)
+		}
+		out, errs := ctl(t, 2, append(flags, "ls", "-limit", "3", "-prefix", prefix)...)
+		contains(t, errs, "more than 3 keys")
+		if strings.Count(out, "\n") != 4 {
+			t.Errorf("a heading and three keys, not %q", out)
+		}
 	}
 }
 
@@ -225,6 +288,9 @@ func TestErrors(t *testing.T) {
 		"inspect a -redis 127.0.0.1:1":     `"a"`,
 		"ls -redis 127.0.0.1:1":            "127.0.0.1:1",
 		"inspect a -redis x:1 -timeout 1x": "timeout",
+		"inspect a -etcd x:1 -zookeeper y": "name one kind",
+		"inspect a -etcd x:1 -cluster":     "name one kind",
+		"ls -zookeeper x:1 -root x":        "must be a path",
 	} {
 		_, errs := ctl(t, 2, strings.Fields(args)...)
 		contains(t, errs, says)

@@ -8,8 +8,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 )
 
 // Passwords are read from the environment, since a command line can be seen by others.
@@ -18,16 +22,23 @@ const (
 	sentinelPasswordEnv = "ONELANE_SENTINEL_PASSWORD" // where the Sentinels have one of their own
 )
 
-// servers says where the locks are.
-type servers struct {
-	redis, sentinel string
-	cluster         bool
-}
-
+// clients are one for one Redis, a cluster or Sentinel, and several for a quorum.
 type clients []redis.UniversalClient
 
-// open makes the clients: one for one Redis, a cluster or Sentinel, several for a quorum.
-func (s servers) open() (clients, error) {
+func (cs clients) opener(timeout time.Duration) core.Opener {
+	b := redisbackend.New(cs...)
+	b.NodeTimeout = timeout
+	return b
+}
+
+func (cs clients) Close() (err error) {
+	for _, c := range cs {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+func (s servers) openRedis() (place, error) {
 	var nodes []*redis.Options
 	for _, at := range strings.Split(s.redis, ",") {
 		o := &redis.Options{Addr: at}
@@ -72,9 +83,8 @@ func (s servers) open() (clients, error) {
 	return all, nil
 }
 
-// scan returns up to limit keys that begin with start, of all masters, sorted, and whether there are more. It leaves
-// out sealed keys if only held ones are wanted. With an error it returns those that were found before.
-func (cs clients) scan(ctx context.Context, prefix, start string, limit int, held bool) (keys []string, more bool, err error) {
+// scan implements place. It asks all masters.
+func (cs clients) scan(ctx context.Context, s search) (keys []string, more bool, err error) {
 	var mu sync.Mutex
 	found := make(map[string]bool)
 	scanFor := func(ctx context.Context, c *redis.Client, pattern string) error {
@@ -83,18 +93,18 @@ func (cs clients) scan(ctx context.Context, prefix, start string, limit int, hel
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Options().Addr, err)
 			}
-			if held {
+			if s.held {
 				if names, err = withoutSeals(ctx, c, names); err != nil {
 					return fmt.Errorf("%s: %w", c.Options().Addr, err)
 				}
 			}
 			mu.Lock()
 			for _, name := range names {
-				if key, ok := userKey(prefix, name); ok {
+				if key, ok := userKey(s.prefix, name); ok {
 					found[key] = true
 				}
 			}
-			enough := len(found) > limit
+			enough := len(found) > s.limit
 			mu.Unlock()
 			if cursor = next; cursor == 0 || enough {
 				return nil
@@ -102,7 +112,7 @@ func (cs clients) scan(ctx context.Context, prefix, start string, limit int, hel
 		}
 	}
 	master := func(ctx context.Context, c *redis.Client) error {
-		for _, pattern := range patterns(prefix, start, len(cs) > 1) {
+		for _, pattern := range patterns(s.prefix, s.start, len(cs) > 1) {
 			if err := scanFor(ctx, c, pattern); err != nil {
 				return err
 			}
@@ -121,8 +131,8 @@ func (cs clients) scan(ctx context.Context, prefix, start string, limit int, hel
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	if more = len(keys) > limit; more {
-		keys = keys[:limit]
+	if more = len(keys) > s.limit; more {
+		keys = keys[:s.limit]
 	}
 	return keys, more, err
 }
