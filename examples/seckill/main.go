@@ -25,7 +25,7 @@ import (
 // options are the command line.
 type options struct {
 	buyers, stock, submits, clients, procs int
-	redis, db, serve                       string
+	redis, etcd, zookeeper, db, serve      string
 	json, unguarded                        bool
 
 	// Not on the command line: the page sets them.
@@ -91,6 +91,8 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.IntVar(&o.clients, "clients", 100, "how many buyers are at it at the same time")
 	f.IntVar(&o.procs, "procs", 1, "how many service processes share the Redis and the database")
 	f.StringVar(&o.redis, "redis", "", "`host:port[,host:port…]` of Redis; embedded by default")
+	f.StringVar(&o.etcd, "etcd", "", "`host:port[,host:port…]` of etcd, instead of Redis")
+	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port[,host:port…]` of ZooKeeper, instead of Redis")
 	f.StringVar(&o.db, "db", "", "`sqlite:FILE|mysql:DSN|postgres:DSN`; a temporary SQLite file by default")
 	f.BoolVar(&o.json, "json", false, "print the result as JSON")
 	f.BoolVar(&o.unguarded, "unguarded", false, "run the service without the kit's lines")
@@ -106,6 +108,18 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		return o, err
 	case f.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q: there are only flags, see -h", f.Arg(0))
+	}
+	named := 0
+	for _, servers := range []string{o.redis, o.etcd, o.zookeeper} {
+		if servers != "" {
+			named++
+		}
+	}
+	if named > 1 {
+		return o, errors.New("name one kind of server for the locks: -redis, -etcd or -zookeeper")
+	}
+	if o.serve != "" && (o.etcd != "" || o.zookeeper != "") {
+		return o, errors.New("-serve shows Redis masters that fail: leave -etcd and -zookeeper out")
 	}
 	if o.serve != "" && (o.db != "" || o.procs > 1 || o.json || o.unguarded) {
 		return o, errors.New("-serve runs both services in one process, on SQLite files of its own: leave -db, -procs, -json and -unguarded out")

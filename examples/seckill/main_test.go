@@ -68,6 +68,18 @@ func TestSale_SeveralProcesses(t *testing.T) {
 	checkSale(t, runSale(t, "-buyers", "200", "-stock", "20", "-procs", "3", "-redis", testutil.Redis(t).Addr()), 20)
 }
 
+func TestSale_Etcd(t *testing.T) {
+	if etcd := testutil.Etcd(t); etcd != nil {
+		checkSale(t, runSale(t, "-buyers", "100", "-stock", "10", "-procs", "2", "-etcd", etcd.Addr()), 10)
+	}
+}
+
+func TestSale_ZooKeeper(t *testing.T) {
+	if node := testutil.ZooKeeper(t); node != nil {
+		checkSale(t, runSale(t, "-buyers", "100", "-stock", "10", "-procs", "2", "-zookeeper", node.Addr()), 10)
+	}
+}
+
 func TestSale_UnguardedOversellsAndDoubles(t *testing.T) {
 	runNaive(t, true, true, "-buyers", "300", "-stock", "20")
 }
@@ -99,6 +111,10 @@ func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
 		{"-redis nowhere", "host:port"},
 		{"-redis 127.0.0.1:1", "the Redis at 127.0.0.1:1 does not answer"},
 		{"-redis 127.0.0.1:1 -procs 2", "the Redis at 127.0.0.1:1 does not answer"},
+		{"-etcd 127.0.0.1:1", "the etcd at 127.0.0.1:1 does not answer"},
+		{"-zookeeper 127.0.0.1:1", "the ZooKeeper at 127.0.0.1:1 does not answer"},
+		{"-zookeeper a:1 -redis b:1", "name one kind of server"},
+		{"-serve :0 -etcd a:1", "leave -etcd and -zookeeper out"},
 		{"-db oracle:x", "it must be sqlite:FILE, mysql:DSN or postgres:DSN"},
 		{"-db postgres:host=127.0.0.1,port=1", "database does not answer"},
 		{"-db mysql:root@tcp(127.0.0.1:1)/x", "database does not answer"},

@@ -42,7 +42,8 @@ func startChildren(ctx context.Context, o options) (addrs []string, stop func(),
 
 // startChild returns when the child has said where it listens. It ends when its standard input does, and so with us.
 func startChild(ctx context.Context, self string, o options) (addr string, stop func(), err error) {
-	cmd := exec.CommandContext(ctx, self, "-redis", o.redis, "-db", o.db, "-unguarded="+strconv.FormatBool(o.unguarded))
+	cmd := exec.CommandContext(ctx, self, "-redis", o.redis, "-etcd", o.etcd, "-zookeeper", o.zookeeper,
+		"-db", o.db, "-unguarded="+strconv.FormatBool(o.unguarded))
 	cmd.Env = append(os.Environ(), childEnv+"=1")
 	var said strings.Builder
 	cmd.Stderr = &said

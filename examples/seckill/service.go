@@ -12,7 +12,6 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
 	"gorm.io/gorm"
@@ -99,7 +98,7 @@ func start(ctx context.Context, o options) (addr string, stop func(), err error)
 	return addr, func() { shutdown(); closeAll() }, nil
 }
 
-// open opens the database, and Redis where the service is guarded.
+// open opens the database, and the locks where the service is guarded.
 func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop func(), err error) {
 	var stops []func()
 	all := func() {
@@ -118,16 +117,8 @@ func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop
 	}
 	stops = append(stops, func() { closeDB(db) })
 	if !o.unguarded {
-		clients, err := openRedis(ctx, o.redis)
-		for _, c := range clients {
-			stops = append(stops, func() { _ = c.Close() })
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-		backend := redisbackend.New(clients...)
-		backend.NodeTimeout, backend.NewInstallation = o.nodeTimeout, o.newQuorum
-		locker, err := core.New(backend, opts...)
+		locker, closeClients, err := openLocks(ctx, o, opts...)
+		stops = append(stops, closeClients)
 		if err != nil {
 			return nil, nil, err
 		}

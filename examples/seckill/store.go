@@ -11,7 +11,6 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/glebarez/sqlite"
-	"github.com/redis/go-redis/v9"
 	"gorm.io/driver/mysql"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
@@ -49,7 +48,7 @@ func embedServers(o *options) (stop func(), err error) {
 			s()
 		}
 	}
-	if o.redis == "" {
+	if o.redis == "" && o.etcd == "" && o.zookeeper == "" {
 		m := miniredis.NewMiniRedis()
 		if err := m.Start(); err != nil {
 			return stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
@@ -82,28 +81,6 @@ func expire(m *miniredis.Miniredis) (stop func()) {
 	}()
 	return func() { ticker.Stop(); close(done) }
 }
-
-// openRedis returns one client for each address, all of which answer.
-func openRedis(ctx context.Context, addrs string) (clients []redis.UniversalClient, err error) {
-	redis.SetLogger(quiet{})
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for addr := range strings.SplitSeq(addrs, ",") {
-		if !strings.Contains(addr, ":") {
-			return clients, fmt.Errorf("-redis %q: it must be host:port, or several separated by commas", addrs)
-		}
-		c := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 64, ContextTimeoutEnabled: true})
-		clients = append(clients, c)
-		if err := c.Ping(ctx).Err(); err != nil {
-			return clients, fmt.Errorf("the Redis at %s does not answer: %w", addr, err)
-		}
-	}
-	return clients, nil
-}
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // openDB opens the database of -db and checks that it answers.
 func openDB(ctx context.Context, spec string) (*gorm.DB, error) {
