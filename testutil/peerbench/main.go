@@ -27,6 +27,7 @@ func all(disk time.Duration) []scenario {
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
 		masters(16), masters(64), cost(), held(10_000), held(100_000),
 		idempotent(64),
+		backends(1, false), backends(64, false), backends(64, true),
 		hotRow(database{kind: server.Postgres}, 256), hotRow(database{kind: server.MySQL}, 256),
 		hotRow(database{kind: server.Postgres, durable: true}, 256), hotRow(database{kind: server.MySQL, durable: true}, 256),
 		hotRow(database{server.Postgres, true, disk}, 256), hotRow(database{server.MySQL, true, disk}, 256),

@@ -30,7 +30,9 @@ type bench struct {
 	since     time.Time // when the last of the masters was started
 	started   []*server.Server
 	databases map[database]*server.Server
-	libraries string // the folder of what servers load
+	// etcdMembers and ensemble are an etcd and a ZooKeeper of three.
+	etcdMembers, ensemble []*server.Server
+	libraries             string // the folder of what servers load
 }
 
 func (b *bench) close() {
