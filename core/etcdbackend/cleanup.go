@@ -19,7 +19,7 @@ const (
 	cleaners    = 4       // while there is something to clean up
 	// markKept is how long a voided attempt stays void. A request may be under way in a member that
 	// hangs, for as long as it hangs.
-	markKept = time.Hour
+	markKept = 10 * time.Minute
 	// cleanUpFor is for how long a clean-up is tried, in addition to the lease.
 	cleanUpFor       = 10 * time.Minute
 	firstCleanUpWait = 20 * time.Millisecond

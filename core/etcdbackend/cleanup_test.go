@@ -2,7 +2,6 @@ package etcdbackend_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -115,14 +114,18 @@ func TestCleanUp_FailedAdoption(t *testing.T) {
 	}
 	other := open(t, etcd.Client())
 	g := acquire(t, other, request("k", 100*time.Millisecond, time.Hour))
-	client, _ := lossy(etcd.Client(), 1)
+	client, k := lossy(etcd.Client(), 0)
 	b := open(t, client)
+	eventually(t, "the key is orphaned", func() bool { return status(b, "k") == core.Orphaned })
+	changes := 0
+	k.lose = func() (bool, <-chan struct{}) { // the second one adopts
+		changes++
+		return changes == 2, nil
+	}
 	r := request("k", time.Minute, time.Hour)
 	r.Adopt = g.Owner
-	eventually(t, "the reply of the adoption is lost", func() bool {
-		_, err := b.Acquire(t.Context(), r)
-		return errors.Is(err, core.ErrUnavailable)
-	})
+	_, err := b.Acquire(t.Context(), r)
+	want(t, "Acquire", err, core.ErrUnavailable)
 	eventually(t, "the orphan is restored", func() bool {
 		st, err := other.Inspect(t.Context(), "k")
 		return err == nil && st.Status == core.Orphaned && st.Owner == g.Owner && st.ExpiresIn > 50*time.Minute
