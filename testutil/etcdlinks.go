@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 )
@@ -15,17 +16,20 @@ type etcdLinks struct {
 	mu        sync.Mutex
 	listeners []net.Listener
 	targets   []string
-	ids       map[string]int // of the members, as their peers write them
+	ids       []string // of the members, as they write them
 	isolated  map[int]bool
 	open      map[net.Conn]link
 }
 
-// link is a connection of one member to another one.
-type link struct{ from, to int }
+// link is a connection of a member with an ID to another one.
+type link struct {
+	from string
+	to   int
+}
 
 func newEtcdLinks(t testing.TB, n int) *etcdLinks {
 	t.Helper()
-	l := &etcdLinks{targets: make([]string, n), ids: make(map[string]int), isolated: make(map[int]bool), open: make(map[net.Conn]link)}
+	l := &etcdLinks{targets: make([]string, n), ids: make([]string, n), isolated: make(map[int]bool), open: make(map[net.Conn]link)}
 	for i := range n {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -52,7 +56,7 @@ func (l *etcdLinks) learn(members EtcdMembers) {
 		status, err := m.status()
 		m.must(err)
 		l.mu.Lock()
-		l.ids[fmt.Sprintf("%x", status.Header.MemberId)] = i
+		l.ids[i] = fmt.Sprintf("%x", status.Header.MemberId)
 		l.mu.Unlock()
 	}
 }
@@ -63,7 +67,7 @@ func (l *etcdLinks) isolate(i int, cut bool) {
 	defer l.mu.Unlock()
 	l.isolated[i] = cut
 	for conn, between := range l.open {
-		if l.isolated[between.from] || l.isolated[between.to] {
+		if l.cut(between) {
 			_ = conn.Close()
 		}
 	}
@@ -89,13 +93,9 @@ func (l *etcdLinks) serve(to int, peer net.Conn) {
 	if err != nil {
 		return
 	}
-	from := -1
+	from := ""
 	if id := etcdPeer.FindSubmatch(first[:n]); id != nil {
-		l.mu.Lock()
-		if i, known := l.ids[string(id[1])]; known {
-			from = i
-		}
-		l.mu.Unlock()
+		from = string(id[1])
 	}
 	if !l.enter(peer, link{from, to}) {
 		return
@@ -123,11 +123,17 @@ func (l *etcdLinks) serve(to int, peer net.Conn) {
 func (l *etcdLinks) enter(conn net.Conn, between link) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.isolated[between.from] || l.isolated[between.to] {
+	if l.cut(between) {
 		return false
 	}
 	l.open[conn] = between
 	return true
+}
+
+// cut reports whether a link must not be. l.mu is held.
+func (l *etcdLinks) cut(between link) bool {
+	from := slices.Index(l.ids, between.from)
+	return l.isolated[between.to] || from >= 0 && l.isolated[from]
 }
 
 func (l *etcdLinks) leave(conn net.Conn) {

@@ -43,7 +43,7 @@ func (e entry) acquire(q core.Request) (*record, error) {
 	case s == core.Sealed:
 		return nil, &core.SealedError{Key: e.key, Value: e.value, Token: e.Token}
 	case s == core.Held && e.Owner == q.Owner: // after a lost reply
-		r.Token, r.Adopted = e.token(), e.Adopted
+		r.Token, r.Adopted, r.AdoptedFor = e.token(), e.Adopted, e.AdoptedFor
 	case s == core.Held:
 		return nil, e.taken(left)
 	case s == core.Orphaned && e.Owner == q.Owner:
@@ -51,7 +51,7 @@ func (e entry) acquire(q core.Request) (*record, error) {
 	case s == core.Orphaned && e.Owner != q.Adopt:
 		return nil, &core.OrphanedError{Key: e.key, Owner: e.Owner, Since: e.orphaned()}
 	case s == core.Orphaned:
-		r.Adopted = true
+		r.Adopted, r.AdoptedFor = e.Owner, millis(left)
 	}
 	return r, nil
 }
@@ -62,10 +62,9 @@ type note struct {
 	revision int64
 	ttl      int64 // in ms
 	since    time.Time
-	adopted  bool
 }
 
-func (e entry) note() note { return note{e.Owner, e.revision, e.TTL, e.since, e.Adopted} }
+func (e entry) note() note { return note{e.Owner, e.revision, e.TTL, e.since} }
 
 // grant returns the grant of a lease whose write was sent at a time.
 func (e entry) grant(q core.Request, sent time.Time) core.Grant {
@@ -79,6 +78,6 @@ func (b *backend) known(ctx context.Context, g core.Grant) (entry, error) {
 	if !ok || n.owner != g.Owner {
 		return b.read(ctx, g.Key, lazy)
 	}
-	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: millis(g.Orphan), Token: g.Token, Adopted: n.adopted}
+	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: millis(g.Orphan), Token: g.Token}
 	return entry{record: r, key: g.Key, revision: n.revision, since: n.since}, nil
 }

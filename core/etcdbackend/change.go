@@ -62,7 +62,9 @@ func (b *backend) apply(ctx context.Context, e entry, attempt string, s step) (n
 			}
 		}
 		var resp *clientv3.TxnResponse
+		sends := 0
 		err = send(ctx, e.key, func(ctx context.Context) (err error) {
+			sends++
 			resp, err = b.client.Txn(ctx).If(unchanged...).Then(op).Else(clientv3.OpGet(e.key)).Commit()
 			return err
 		})
@@ -75,6 +77,7 @@ func (b *backend) apply(ctx context.Context, e entry, attempt string, s step) (n
 		case !resp.Succeeded:
 			kvs := resp.Responses[0].GetResponseRange().Kvs
 			next, err = b.entry(ctx, e.key, kvs, lazy)
+			next.repeated = sends > 1
 			if err == nil && attempt != "" && next.revision == e.revision {
 				err = unavailable(e.key, errors.New("the attempt was given up before"))
 			}

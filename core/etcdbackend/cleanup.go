@@ -19,7 +19,7 @@ const (
 	cleaners    = 4       // while there is something to clean up
 	// markKept is how long a voided attempt stays void. A request may be under way in a member that
 	// hangs, for as long as it hangs.
-	markKept = time.Hour
+	markKept = 10 * time.Minute
 	// cleanUpFor is for how long a clean-up is tried, in addition to the lease.
 	cleanUpFor       = 10 * time.Minute
 	firstCleanUpWait = 20 * time.Millisecond
@@ -116,7 +116,7 @@ func (b *backend) cleanAll() {
 }
 
 // void marks an attempt as given up, and then frees the key if the attempt has it. An orphan that
-// the attempt adopted becomes an orphan again: nobody has looked after it.
+// the attempt adopted is restored: nobody has looked after it.
 func (b *backend) void(ctx context.Context, q core.Request) error {
 	mark := voidMark(q.Key, q.Owner)
 	lease, err := b.attach(ctx, q.Key, markKept)
@@ -142,12 +142,8 @@ func (b *backend) void(ctx context.Context, q core.Request) error {
 		switch s, _ := e.status(); {
 		case e.Owner != q.Owner || s == core.Free || s == core.Sealed:
 			return step{}, nil
-		case e.Adopted && e.Orphan > 0 && s == core.Orphaned:
-			return step{}, nil
-		case e.Adopted && e.Orphan > 0:
-			r := e.record
-			r.TTL, r.Token = 0, e.token()
-			return step{write: &r}, nil
+		case e.Adopted != "":
+			return step{write: &record{State: stateHeld, Owner: e.Adopted, Orphan: e.AdoptedFor, Token: e.token()}}, nil
 		}
 		return step{delete: true}, nil
 	})

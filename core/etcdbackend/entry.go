@@ -19,6 +19,7 @@ type entry struct {
 	key      string
 	revision int64     // of its last write; 0: there is no such key
 	since    time.Time // the write was sent at this time or before
+	repeated bool      // an earlier try of the same step may have made it so
 }
 
 func (e entry) status() (core.Status, time.Duration) {

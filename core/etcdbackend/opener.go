@@ -35,8 +35,9 @@ func WithTimeout(d time.Duration) Option {
 // New returns the backend on an etcd client. It never closes the client. Several Lockers may share
 // one client.
 //
-// Set DialKeepAliveTime and DialKeepAliveTimeout in the client's configuration to a few seconds:
-// otherwise the client goes on asking a member that hangs, and wake-ups through it are late.
+// Set DialKeepAliveTime to 10 s, the least that gRPC allows, and DialKeepAliveTimeout to 3 s in the
+// client's configuration. Without them the client goes on asking a member that hangs, and waiters
+// that watch through it poll once a second.
 // core.New returns an error if client is nil or the time-out is not positive.
 func New(client *clientv3.Client, opts ...Option) core.Opener {
 	p := &opener{client: client, timeout: DefaultTimeout}

@@ -39,8 +39,10 @@ type record struct {
 	// Token is the first token of the lease, or that of the seal. With 0 the lease was acquired by
 	// this very write, and its token comes from the revision.
 	Token uint64 `json:"token,omitempty"`
-	// Adopted reports whether the lease took over an orphan.
-	Adopted bool `json:"adopted,omitempty"`
+	// Adopted is the owner of the orphan that this very write took over, and AdoptedFor how long the
+	// orphan had left. If nobody learns of the write, the orphan is restored.
+	Adopted    string `json:"adopted,omitempty"`
+	AdoptedFor int64  `json:"adopted_ms,omitempty"`
 	// Lag is how old the key's etcd lease was, at most, when the write was sent.
 	Lag int64 `json:"lag_ms,omitempty"`
 

@@ -96,7 +96,7 @@ func startMember(ctx context.Context, env []string, peers func(dir string) (stri
 			url := "http://127.0.0.1:" + strconv.Itoa(port)
 			name, args := peers(dir)
 			return exec.Command(binary, append([]string{"--name", name, "--data-dir", filepath.Join(dir, "data"),
-				"--listen-client-urls", url, "--advertise-client-urls", url, "--initial-cluster-token", name[len(name)-4:],
+				"--listen-client-urls", url, "--advertise-client-urls", url,
 				"--logger", "zap", "--log-outputs", "stderr", "--log-level", "warn"}, args...)...)
 		},
 		ready: func(ctx context.Context, s *Server, _ int) error {

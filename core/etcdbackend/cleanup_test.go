@@ -1,0 +1,171 @@
+package etcdbackend_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/etcdbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// lostReplies is a client's KV that makes changes and loses their replies. It can also keep them
+// back until they are let go.
+type lostReplies struct {
+	clientv3.KV
+	lose func() (lost bool, late <-chan struct{})
+	done chan error // of what was late
+}
+
+type lostTxn struct {
+	clientv3.Txn
+	kv *lostReplies
+}
+
+func (k *lostReplies) Txn(ctx context.Context) clientv3.Txn {
+	return &lostTxn{k.KV.Txn(context.WithoutCancel(ctx)), k}
+}
+
+func (x *lostTxn) If(c ...clientv3.Cmp) clientv3.Txn  { x.Txn = x.Txn.If(c...); return x }
+func (x *lostTxn) Then(o ...clientv3.Op) clientv3.Txn { x.Txn = x.Txn.Then(o...); return x }
+func (x *lostTxn) Else(o ...clientv3.Op) clientv3.Txn { x.Txn = x.Txn.Else(o...); return x }
+
+func (x *lostTxn) Commit() (*clientv3.TxnResponse, error) {
+	lost, late := x.kv.lose()
+	if late != nil {
+		go func() {
+			<-late
+			_, err := x.Txn.Commit()
+			x.kv.done <- err
+		}()
+		return nil, context.DeadlineExceeded
+	}
+	resp, err := x.Txn.Commit()
+	if lost && err == nil {
+		return nil, context.DeadlineExceeded
+	}
+	return resp, err
+}
+
+// lossy returns a client whose next n changes lose their replies.
+func lossy(client *clientv3.Client, n int) (*clientv3.Client, *lostReplies) {
+	k := &lostReplies{KV: client.KV, done: make(chan error, 1)}
+	k.lose = func() (bool, <-chan struct{}) {
+		n--
+		return n >= 0, nil
+	}
+	client.KV = k
+	return client, k
+}
+
+// An attempt whose reply was lost leaves nothing.
+func TestCleanUp_LostReply(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client, _ := lossy(etcd.Client(), 1)
+	b, other := open(t, client), open(t, etcd.Client())
+	_, err := b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	eventually(t, "the key is free", func() bool { return status(other, "k") == core.Free })
+}
+
+// An attempt that comes late, after its clean-up, has no effect.
+func TestCleanUp_LateRequest(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	plain := etcd.Client()
+	client, k := lossy(etcd.Client(), 0)
+	late := make(chan struct{})
+	first := true
+	k.lose = func() (bool, <-chan struct{}) {
+		if first {
+			first = false
+			return false, late
+		}
+		return false, nil
+	}
+	b := open(t, client)
+	_, err := b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	eventually(t, "the attempt is void", func() bool { return keys(t, plain, "k\x00") == 1 })
+	close(late)
+	ok(t, "the late request", <-k.done)
+	if n := keys(t, plain, "k"); n != 1 {
+		t.Errorf("%d keys, want only the mark", n)
+	}
+	acquire(t, b, request("k", time.Minute, 0))
+}
+
+// A failed adoption restores the orphan: nobody has looked after it.
+func TestCleanUp_FailedAdoption(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	other := open(t, etcd.Client())
+	g := acquire(t, other, request("k", 100*time.Millisecond, time.Hour))
+	client, k := lossy(etcd.Client(), 0)
+	b := open(t, client)
+	eventually(t, "the key is orphaned", func() bool { return status(b, "k") == core.Orphaned })
+	changes := 0
+	k.lose = func() (bool, <-chan struct{}) { // the second one adopts
+		changes++
+		return changes == 2, nil
+	}
+	r := request("k", time.Minute, time.Hour)
+	r.Adopt = g.Owner
+	_, err := b.Acquire(t.Context(), r)
+	want(t, "Acquire", err, core.ErrUnavailable)
+	eventually(t, "the orphan is restored", func() bool {
+		st, err := other.Inspect(t.Context(), "k")
+		return err == nil && st.Status == core.Orphaned && st.Owner == g.Owner && st.ExpiresIn > 50*time.Minute
+	})
+	r.Owner = request("k", 0, 0).Owner
+	acquire(t, b, r)
+}
+
+// The other verbs find out what their lost replies said.
+func TestLostReply_IsResolved(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client, k := lossy(etcd.Client(), 0)
+	lose := false
+	k.lose = func() (bool, <-chan struct{}) {
+		lost := lose
+		lose = false
+		return lost, nil
+	}
+	b := open(t, client, etcdbackend.WithTimeout(2*time.Second))
+	g := acquire(t, b, request("k", time.Minute, 0))
+	lose = true
+	longer, err := b.Extend(t.Context(), g, time.Hour)
+	if ok(t, "Extend", err); time.Until(longer.Deadline) < 50*time.Minute {
+		t.Errorf("the lease lasts %v", time.Until(longer.Deadline))
+	}
+	lose = true
+	ok(t, "Seal", b.Seal(t.Context(), longer, []byte("v"), time.Minute))
+	lose = true
+	ok(t, "Unseal", b.Unseal(t.Context(), "k"))
+	g = acquire(t, b, request("k", time.Minute, 0))
+	lose = true
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	_, err = b.Release(t.Context(), g)
+	want(t, "second Release", err, core.ErrLost)
+	if status(b, "k") != core.Free {
+		t.Error("the key is not free")
+	}
+}

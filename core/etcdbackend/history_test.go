@@ -1,0 +1,119 @@
+package etcdbackend_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/onelane/onelane/core"
+)
+
+// history is what several processes saw of one key.
+type history struct {
+	t     *testing.T
+	start time.Time
+	locks atomic.Int64
+
+	mu  sync.Mutex
+	ops []porcupine.Operation
+}
+
+// hold is an operation: a lock was acquired with a token, or its holder ceased to believe in it.
+type hold struct {
+	ended bool
+	token uint64
+}
+
+func newHistory(t *testing.T) *history { return &history{t: t, start: time.Now()} }
+
+func (h *history) add(client int, op hold, call, ret time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op,
+		Call: call.Sub(h.start).Nanoseconds(), Return: ret.Sub(h.start).Nanoseconds()})
+}
+
+// process acquires and releases the key until stop is closed.
+func (h *history) process(client int, l *core.Locker, key string, stop <-chan struct{}) {
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		call := time.Now()
+		k, err := l.Acquire(ctx, key, core.WithToken())
+		if err != nil {
+			h.t.Logf("process %d: %v", client, err)
+			cancel()
+			continue
+		}
+		token, err := k.Token(ctx)
+		ok(h.t, "Token", err)
+		h.add(client, hold{token: token}, call, time.Now())
+		h.locks.Add(1)
+		select { // it works, until it is done or its lock is lost
+		case <-time.After(5 * time.Millisecond):
+		case <-k.Context().Done():
+		}
+		end := time.Now()
+		h.add(client, hold{ended: true, token: token}, end, end.Add(1))
+		_ = k.Release(ctx)
+		cancel()
+	}
+}
+
+// check fails the test if the key ever had two holders, or its tokens did not increase.
+func (h *history) check() {
+	h.t.Helper()
+	type state struct {
+		held bool
+		last uint64
+	}
+	model := porcupine.Model{
+		Init: func() any { return state{} },
+		Step: func(s, input, _ any) (bool, any) {
+			now, op := s.(state), input.(hold)
+			if op.ended {
+				return now.held && now.last == op.token, state{last: now.last}
+			}
+			return !now.held && op.token > now.last, state{true, op.token}
+		},
+	}
+	if len(h.ops) == 0 {
+		h.t.Fatal("the history is empty")
+	}
+	if result := porcupine.CheckOperationsTimeout(model, h.ops, 10*time.Second); result != porcupine.Ok {
+		h.t.Errorf("%d operations are no history of a lock: %v", len(h.ops), result)
+	}
+}
+
+// during runs processes on one key while fault does its work. They get locks before and after it.
+func during(t *testing.T, client func() *clientv3.Client, fault func()) {
+	t.Helper()
+	h := newHistory(t)
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for i := range 4 {
+		l := locker(t, client(), core.WithTTL(2*time.Second), core.WithOutageWait(time.Minute))
+		all.Go(func() { h.process(i, l, "k", stop) })
+	}
+	more := func(when string) {
+		t.Helper()
+		before := h.locks.Load()
+		eventually(t, when, func() bool { return h.locks.Load() >= before+10 })
+	}
+	more("locks before the fault")
+	fault()
+	more("locks after the fault")
+	close(stop)
+	all.Wait()
+	h.check()
+	t.Logf("%d locks", h.locks.Load())
+}

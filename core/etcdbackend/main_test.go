@@ -1,0 +1,89 @@
+package etcdbackend_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.uber.org/goleak"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/etcdbackend"
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open returns a backend on a client, as a process has it. It is closed with the test.
+func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) core.Backend {
+	t.Helper()
+	b, err := etcdbackend.New(client, opts...).Open(core.Environment{
+		TTL: time.Minute, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
+	})
+	ok(t, "Open", err)
+	t.Cleanup(func() { ok(t, "Close", b.Close()) })
+	return b
+}
+
+func locker(t testing.TB, client *clientv3.Client, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(etcdbackend.New(client), append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	ok(t, "New", err)
+	t.Cleanup(func() { ok(t, "Close", l.Close()) })
+	return l
+}
+
+func request(key string, ttl, orphan time.Duration) core.Request {
+	return core.Request{Key: key, Owner: ownertext.New("test", "", orphan), TTL: ttl, Orphan: orphan}
+}
+
+func acquire(t testing.TB, b core.Backend, r core.Request) core.Grant {
+	t.Helper()
+	g, err := b.Acquire(t.Context(), r)
+	ok(t, "Acquire", err)
+	return g
+}
+
+func ok(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func want(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
+	}
+}
+
+// eventually polls for what happens in the background.
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: it did not happen within 30 s", what)
+		}
+	}
+}
+
+func status(b core.Backend, key string) core.Status {
+	st, err := b.Inspect(context.Background(), key)
+	if err != nil {
+		return -1
+	}
+	return st.Status
+}
+
+// keys counts the keys in etcd that begin with a text.
+func keys(t testing.TB, client *clientv3.Client, prefix string) int64 {
+	t.Helper()
+	resp, err := client.Get(context.Background(), prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	ok(t, "Get", err)
+	return resp.Count
+}

@@ -1,0 +1,122 @@
+package etcdbackend_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A process that watches a key takes it over a TTL after its last renewal, and no sooner.
+func TestTakeover_NotBeforeTheTTL(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	first, second := open(t, etcd.Client()), open(t, etcd.Client())
+	g := acquire(t, first, request("k", time.Second, 0))
+	_, err := second.Acquire(t.Context(), request("k", time.Minute, 0))
+	want(t, "Acquire", err, core.ErrTaken)
+	renewed, err := first.Extend(t.Context(), g, time.Second)
+	ok(t, "Extend", err)
+	for {
+		next, err := second.Acquire(t.Context(), request("k", time.Minute, 0))
+		if err == nil {
+			if time.Now().Before(renewed.Deadline) || next.Token < g.Token+g.Tokens {
+				t.Errorf("taken over %v before the deadline, token %d after %d", time.Until(renewed.Deadline), next.Token, g.Token)
+			}
+			break
+		}
+		want(t, "Acquire", err, core.ErrTaken)
+		time.Sleep(5 * time.Millisecond)
+	}
+	_, err = first.Extend(t.Context(), renewed, time.Minute)
+	want(t, "Extend by who was taken over", err, core.ErrLost)
+	_, err = first.Release(t.Context(), renewed)
+	want(t, "Release by who was taken over", err, core.ErrLost)
+	want(t, "Seal by who was taken over", first.Seal(t.Context(), renewed, nil, time.Minute), core.ErrLost)
+	if status(second, "k") != core.Held {
+		t.Error("the new holder lost the key")
+	}
+}
+
+// A process that has never seen the key learns from etcd how old its lease is.
+func TestTakeover_NewProcessSeesOrphan(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	g := acquire(t, open(t, etcd.Client()), request("k", time.Second, time.Hour))
+	ended := g.Deadline
+	client := etcd.Client()
+	var orphaned *core.OrphanedError
+	eventually(t, "a new process sees the orphan", func() bool {
+		fresh := open(t, client)
+		_, err := fresh.Acquire(t.Context(), request("k", time.Minute, 0))
+		if err == nil {
+			t.Fatal("the orphan was taken over by who does not know of it")
+		}
+		return errors.As(err, &orphaned) && status(fresh, "k") == core.Orphaned
+	})
+	// etcd counts in whole seconds.
+	if late := orphaned.Since.Sub(ended); orphaned.Owner != g.Owner || late < -time.Second || late > 3*time.Second {
+		t.Errorf("orphan of %q, %v after its deadline", orphaned.Owner, late)
+	}
+	ok(t, "Unseal", open(t, client).Unseal(t.Context(), "k"))
+	if status(open(t, client), "k") != core.Free {
+		t.Error("a new process could not free the orphan")
+	}
+}
+
+// Keys that nobody looks at any more leave nothing in etcd.
+func TestGarbage_EndsByItself(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	b := open(t, client)
+	acquire(t, b, request("held", 100*time.Millisecond, 0))
+	acquire(t, b, request("orphan", 100*time.Millisecond, time.Second))
+	g := acquire(t, b, request("sealed", time.Minute, 0))
+	ok(t, "Seal", b.Seal(t.Context(), g, []byte("v"), time.Second))
+	g = acquire(t, b, request("released", time.Minute, 0))
+	_, err := b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	if n := keys(t, client, ""); n != 3 {
+		t.Errorf("%d keys, want 3", n)
+	}
+	eventually(t, "etcd is empty", func() bool { return keys(t, client, "") == 0 })
+}
+
+// Many locks share few etcd leases.
+func TestGarbage_FewEtcdLeases(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	b := open(t, client)
+	for range 200 {
+		g := acquire(t, b, request("k", time.Hour, time.Hour))
+		_, err := b.Release(t.Context(), g)
+		ok(t, "Release", err)
+	}
+	leases, err := client.Leases(t.Context())
+	if ok(t, "Leases", err); len(leases.Leases) != 1 {
+		t.Errorf("%d etcd leases for 200 locks, want one", len(leases.Leases))
+	}
+	// Somebody revokes it: locks that were held are lost, and the next one gets a new lease.
+	lost := acquire(t, b, request("lost", time.Hour, time.Hour))
+	_, err = client.Revoke(t.Context(), leases.Leases[0].ID)
+	ok(t, "Revoke", err)
+	_, err = b.Extend(t.Context(), lost, 2*time.Hour)
+	want(t, "Extend", err, core.ErrLost)
+	acquire(t, b, request("next", time.Hour, time.Hour))
+}

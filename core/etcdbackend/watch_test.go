@@ -1,0 +1,139 @@
+package etcdbackend_test
+
+import (
+	"bufio"
+	"context"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// abandoned is how many waits of each kind are given up.
+const abandoned = 3000
+
+// Waits that are given up leave no watch in etcd, no goroutine and no memory. Not parallel: it
+// counts goroutines.
+func TestWatch_AbandonedWaits(t *testing.T) {
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	b := open(t, etcd.Client())
+	l := locker(t, etcd.Client())
+	held := acquire(t, b, request("onelane:{k}", time.Hour, 0))
+	_, stop, err := b.Watch(t.Context(), held.Key)
+	ok(t, "Watch", err)
+	stop()
+	eventually(t, "no watch", func() bool { return watchers(t, etcd) == "0" })
+	before := runtime.NumGoroutine()
+	var all sync.WaitGroup
+	for range 30 {
+		all.Go(func() {
+			for range abandoned / 30 {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
+				if _, err := l.Acquire(ctx, "k"); err == nil {
+					t.Error("two holders")
+				}
+				cancel()
+				if _, stop, err := b.Watch(t.Context(), held.Key); err == nil {
+					stop()
+				}
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, "no watch is left", func() bool { return watchers(t, etcd) == "0" })
+	eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before+10 })
+}
+
+// watchers returns how many watches etcd has.
+func watchers(t *testing.T, etcd *testutil.EtcdMember) string {
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+etcd.Addr()+"/metrics", nil)
+	ok(t, "NewRequest", err)
+	request.Close = true
+	resp, err := http.DefaultClient.Do(request)
+	ok(t, "GET /metrics", err)
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if n, found := strings.CutPrefix(lines.Text(), "etcd_debugging_mvcc_watcher_total "); found {
+			return n
+		}
+	}
+	return "unknown"
+}
+
+// A release wakes a waiter of another process at once.
+func TestWatch_WakesWaiter(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	first, second := locker(t, etcd.Client()), locker(t, etcd.Client())
+	k, err := first.Acquire(t.Context(), "k")
+	ok(t, "Acquire", err)
+	got := make(chan error)
+	go func() {
+		_, err := second.Acquire(t.Context(), "k")
+		got <- err
+	}()
+	eventually(t, "the waiter watches", func() bool { return watchers(t, etcd) == "1" })
+	ok(t, "Release", k.Release(t.Context()))
+	ok(t, "Acquire of the waiter", <-got)
+	eventually(t, "no watch is left", func() bool { return watchers(t, etcd) == "0" })
+}
+
+// A watch through a member that is cut off ends, so that its waiter looks for itself.
+func TestWatch_MemberCutOff(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.EtcdCluster(t)
+	if etcd == nil {
+		return
+	}
+	member := others(etcd, etcd.Leader())[0]
+	b := open(t, member.Client())
+	changed, stop, err := b.Watch(t.Context(), "k")
+	ok(t, "Watch", err)
+	defer stop()
+	member.Isolate()
+	select {
+	case _, more := <-changed:
+		if more {
+			t.Error("a signal, and the watch goes on")
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the watch did not end")
+	}
+}
+
+// A holder whose key is gone hears of it with its next renewal.
+func TestLocker_LostLease(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	k, err := locker(t, client, core.WithTTL(3*time.Second)).Acquire(t.Context(), "k")
+	ok(t, "Acquire", err)
+	eventually(t, "the lock is renewed", func() bool {
+		resp, err := client.Get(t.Context(), "onelane:{k}")
+		ok(t, "Get", err)
+		return len(resp.Kvs) == 1 && resp.Kvs[0].Version >= 3
+	})
+	ok(t, "Err", k.Err())
+	_, err = client.Delete(t.Context(), "onelane:{k}")
+	ok(t, "Delete", err)
+	select {
+	case <-k.Context().Done():
+		want(t, "cause", context.Cause(k.Context()), core.ErrLost)
+	case <-time.After(30 * time.Second):
+		t.Error("the loss was not noticed")
+	}
+}
