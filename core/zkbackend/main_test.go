@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.uber.org/goleak"
 
@@ -64,4 +65,47 @@ func eventually(t testing.TB, what string, done func() bool) {
 			t.Fatalf("%s: not within %v", what, patience)
 		}
 	}
+}
+
+func isUnavailable(err error) bool { return errors.Is(err, core.ErrUnavailable) }
+
+// client is a session of its own, to look at nodes.
+func client(t testing.TB, addr string) *zk.Conn {
+	t.Helper()
+	c, events, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogInfo(false))
+	ok(t, "Connect", err)
+	t.Cleanup(func() {
+		c.Close()
+		for range events {
+		}
+	})
+	return c
+}
+
+// keyNodes are the nodes of keys, and those below them.
+func keyNodes(t testing.TB, addr, root string) (found []string) {
+	t.Helper()
+	c, events, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogInfo(false))
+	ok(t, "Connect", err)
+	defer func() {
+		c.Close()
+		for range events {
+		}
+	}()
+	var walk func(path string, depth int)
+	walk = func(path string, depth int) {
+		names, _, err := c.Children(path)
+		if errors.Is(err, zk.ErrNoNode) {
+			return
+		}
+		ok(t, "Children", err)
+		for _, name := range names {
+			if depth > 0 {
+				found = append(found, path+"/"+name)
+			}
+			walk(path+"/"+name, depth+1)
+		}
+	}
+	walk(root, 0)
+	return found
 }

@@ -71,8 +71,10 @@ func (b *backend) sweepNode(ctx context.Context, path string) error {
 	if err != nil || n == nil {
 		return err
 	}
-	if n.state == stateHeld { // of the others, of which there may be many, the clock tells
+	if n.state == stateHeld {
 		n.seen = b.sightings.see(path, n.zxid, n.seen)
+	} else { // there may be very many, and the clock tells of them
+		n.seen = b.sightings.known(path, n.zxid, n.seen)
 	}
 	if err := b.askTime(ctx, path); err != nil {
 		return err
