@@ -3,6 +3,7 @@ package zkbackend_test
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
@@ -14,13 +15,21 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(childVar); addr != "" {
+		holdAndReport(addr)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+var quiet = slog.New(slog.DiscardHandler)
 
 // open returns a backend that is closed with the test.
 func open(t testing.TB, o core.Opener) core.Backend {
 	t.Helper()
 	b, err := o.Open(core.Environment{
-		TTL: 10 * time.Second, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
+		TTL: 10 * time.Second, Logger: quiet, Meter: noop.Meter{},
 	})
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.Close()) })
@@ -30,7 +39,7 @@ func open(t testing.TB, o core.Opener) core.Backend {
 // locker returns a Locker that is closed with the test.
 func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	l, err := core.New(o, append([]core.Option{core.WithLogger(quiet)}, opts...)...)
 	ok(t, "New", err)
 	t.Cleanup(func() { ok(t, "Close", l.Close()) })
 	return l
