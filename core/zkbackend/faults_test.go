@@ -73,10 +73,10 @@ func TestEnsemble_Faults(t *testing.T) {
 // A holder that reaches no server loses its lock in time: before another gets the key.
 func TestHolder_CutOff(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	p := newProxy(t, node.Addr())
 	opts := []core.Option{core.WithTTL(time.Second), core.WithToken(), core.WithOutageWait(patience)}
-	cut, other := locker(t, zkbackend.New([]string{p.addr()}), opts...), locker(t, zkbackend.New([]string{node.Addr()}), opts...)
+	cut, other := locker(t, at(t, p.addr()), opts...), locker(t, at(t, node.Addr()), opts...)
 	first, err := cut.Acquire(t.Context(), "k")
 	ok(t, "Acquire", err)
 	p.part(true)

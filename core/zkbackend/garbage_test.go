@@ -18,15 +18,15 @@ import (
 // A key that is released, and one whose last holder died, leave nothing.
 func TestGarbage_NothingStays(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
-	dead := open(t, zkbackend.New([]string{node.Addr()}))
+	node := shared(t)
+	dead := open(t, at(t, node.Addr()))
 	for i := range 100 {
 		g, err := dead.Acquire(t.Context(), request(fmt.Sprint("released", i), time.Minute))
 		ok(t, "Acquire", err)
 		_, err = dead.Release(t.Context(), g)
 		ok(t, "Release", err)
 	}
-	if left := keyNodes(t, node.Addr(), "/onelane"); len(left) > 0 {
+	if left := keyNodes(t, node.Addr(), rootOf(t)); len(left) > 0 {
 		t.Fatalf("released keys leave %v", left)
 	}
 	for i := range 20 {
@@ -42,14 +42,14 @@ func TestGarbage_NothingStays(t *testing.T) {
 	ok(t, "Acquire", err)
 	ok(t, "Close", dead.Close())
 
-	other := open(t, zkbackend.New([]string{node.Addr()}))
+	other := open(t, at(t, node.Addr()))
 	live, err := other.Acquire(t.Context(), request("live", time.Hour))
 	ok(t, "Acquire", err)
 	seen := false
 	eventually(t, "the sweep", func() bool {
 		ok(t, "Sweep", zkbackend.Sweep(t.Context(), other))
-		left := strings.Join(keyNodes(t, node.Addr(), "/onelane"), " ")
-		fresh := open(t, zkbackend.New([]string{node.Addr()}))
+		left := strings.Join(keyNodes(t, node.Addr(), rootOf(t)), " ")
+		fresh := open(t, at(t, node.Addr()))
 		st, err := fresh.Inspect(t.Context(), "orphan")
 		seen = seen || err == nil && st.Status == core.Orphaned
 		// A seal that this process did not see begin ends by the leader's clock, a minute later.
@@ -171,8 +171,8 @@ func TestWatch_RenewalIsNoSignal(t *testing.T) {
 // Values larger than ZooKeeper's nodes may be are kept in pieces, which go with the seal.
 func TestSeal_LargeValues(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
-	b := open(t, zkbackend.New([]string{node.Addr()}, zkbackend.WithTimeout(patience)))
+	node := shared(t)
+	b := open(t, at(t, node.Addr(), zkbackend.WithTimeout(patience)))
 	for _, size := range []int{0, 512 << 10, 512<<10 + 1, 1 << 20, 16 << 20} {
 		g, err := b.Acquire(t.Context(), request("k", time.Hour))
 		ok(t, "Acquire", err)
@@ -188,7 +188,7 @@ func TestSeal_LargeValues(t *testing.T) {
 			t.Fatalf("a value of %d bytes: %v", size, err)
 		}
 		ok(t, "Unseal", b.Unseal(t.Context(), "k"))
-		if left := keyNodes(t, node.Addr(), "/onelane"); len(left) > 0 {
+		if left := keyNodes(t, node.Addr(), rootOf(t)); len(left) > 0 {
 			t.Fatalf("a value of %d bytes leaves %v", size, left)
 		}
 	}

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/testutil"
 )
 
 var errStale = errors.New("a later holder has registered")
@@ -72,11 +70,11 @@ func TestLockSet(t *testing.T) {
 	for _, fenced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("Fenced_%t", fenced), func(t *testing.T) {
 			t.Parallel()
-			node := testutil.ZooKeeper(t)
+			node := shared(t)
 			p := newProxy(t, node.Addr())
 			opts := []core.Option{core.WithTTL(500 * time.Millisecond), core.WithOutageWait(patience)}
-			slow := locker(t, zkbackend.New([]string{p.addr()}), opts...)
-			quick := locker(t, zkbackend.New([]string{node.Addr()}), opts...)
+			slow := locker(t, at(t, p.addr()), opts...)
+			quick := locker(t, at(t, node.Addr()), opts...)
 			s := &sharedSet{fenced: fenced, members: make(map[string]bool)}
 			const rounds = 2
 			for round := range rounds {

@@ -2,8 +2,11 @@ package zkbackend_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,7 +15,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/testutil"
 )
 
 func TestMain(m *testing.M) {
@@ -20,7 +25,46 @@ func TestMain(m *testing.M) {
 		holdAndReport(addr)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(withShared{m})
+}
+
+// withShared runs the tests and then ends the server that they share.
+type withShared struct{ *testing.M }
+
+func (m withShared) Run() int {
+	defer func() {
+		for _, end := range forAll.ends {
+			end()
+		}
+	}()
+	return m.M.Run()
+}
+
+// forAll stands for all tests.
+var forAll = &allTests{}
+
+type allTests struct {
+	testing.TB
+	ends []func()
+}
+
+func (a *allTests) Helper()                        {}
+func (a *allTests) Cleanup(end func())             { a.ends = append(a.ends, end) }
+func (a *allTests) Fatalf(format string, v ...any) { panic(fmt.Sprintf(format, v...)) }
+
+var sharedNode = sync.OnceValue(func() *testutil.ZooKeeperNode { return testutil.ZooKeeper(forAll) })
+
+// shared is a server for tests that leave it as it is, each below a root of its own.
+func shared(t testing.TB) *testutil.ZooKeeperNode {
+	t.Helper()
+	return sharedNode()
+}
+
+func rootOf(t testing.TB) string { return "/" + strings.ReplaceAll(t.Name(), "/", "-") }
+
+// at is the backend below the test's root.
+func at(t testing.TB, addr string, opts ...zkbackend.Option) core.Opener {
+	return zkbackend.New([]string{addr}, append([]zkbackend.Option{zkbackend.WithRoot(rootOf(t))}, opts...)...)
 }
 
 var quiet = slog.New(slog.DiscardHandler)

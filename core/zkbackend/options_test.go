@@ -9,7 +9,6 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/testutil"
 )
 
 func TestNew_Invalid(t *testing.T) {
@@ -39,9 +38,9 @@ func TestNew_Invalid(t *testing.T) {
 
 func TestOptions_RootsShareNothing(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
-	for _, root := range []string{"/onelane", "/teams/shop/locks"} {
-		b := open(t, zkbackend.New([]string{node.Addr()}, zkbackend.WithRoot(root)))
+	node := shared(t)
+	for _, root := range []string{rootOf(t), "/teams/shop/locks"} {
+		b := open(t, at(t, node.Addr(), zkbackend.WithRoot(root)))
 		g, err := b.Acquire(t.Context(), request("k", time.Minute))
 		ok(t, "Acquire below "+root, err)
 		if nodes := keyNodes(t, node.Addr(), root); len(nodes) != 2 || !strings.HasSuffix(nodes[0], "/k") {
@@ -55,9 +54,9 @@ func TestOptions_RootsShareNothing(t *testing.T) {
 // Nodes that were made with an identity are for that one only, also after the connection broke.
 func TestOptions_Auth(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	p := newProxy(t, node.Addr())
-	mine := open(t, zkbackend.New([]string{p.addr()}, zkbackend.WithAuth("digest", "me:secret")))
+	mine := open(t, at(t, p.addr(), zkbackend.WithAuth("digest", "me:secret")))
 	g, err := mine.Acquire(t.Context(), request("k", time.Minute))
 	ok(t, "Acquire", err)
 	p.end()
@@ -66,7 +65,7 @@ func TestOptions_Auth(t *testing.T) {
 		return err == nil
 	})
 	for _, opts := range [][]zkbackend.Option{nil, {zkbackend.WithAuth("digest", "me:wrong")}} {
-		other := open(t, zkbackend.New([]string{node.Addr()}, opts...))
+		other := open(t, at(t, node.Addr(), opts...))
 		_, err := other.Acquire(t.Context(), request("k2", time.Minute))
 		u, is := errors.AsType[*core.UnavailableError](err)
 		if !is || !u.Permanent || !strings.Contains(err.Error(), "WithAuth") {
@@ -79,7 +78,7 @@ func TestOptions_Auth(t *testing.T) {
 
 func TestOptions_Dialer(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	dialed := make(chan string, 1)
 	b := open(t, zkbackend.New([]string{"zookeeper.invalid:2281"},
 		zkbackend.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
@@ -98,11 +97,11 @@ func TestOptions_Dialer(t *testing.T) {
 // A node with a text of somebody else is left alone.
 func TestRoot_OfSomebodyElse(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
-	b := open(t, zkbackend.New([]string{node.Addr()}))
+	node := shared(t)
+	b := open(t, at(t, node.Addr()))
 	g, err := b.Acquire(t.Context(), request("k", time.Minute))
 	ok(t, "Acquire", err)
-	path := keyNodes(t, node.Addr(), "/onelane")[0]
+	path := keyNodes(t, node.Addr(), rootOf(t))[0]
 	c := client(t, node.Addr())
 	_, err = c.Set(path, []byte("theirs"), -1)
 	ok(t, "Set", err)

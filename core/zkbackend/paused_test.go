@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/testutil"
 )
 
 // childVar makes this test binary a process that holds a key; see TestMain.
@@ -21,7 +21,8 @@ const childVar = "ONELANE_ZKBACKEND_CHILD"
 
 // holdAndReport holds the key k until it is lost, and says what it sees.
 func holdAndReport(addr string) {
-	l, err := core.New(zkbackend.New([]string{addr}), core.WithTTL(time.Second), core.WithLogger(quiet),
+	addr, root, _ := strings.Cut(addr, "/")
+	l, err := core.New(zkbackend.New([]string{addr}, zkbackend.WithRoot("/"+root)), core.WithTTL(time.Second), core.WithLogger(quiet),
 		core.WithOutageWait(patience))
 	if err != nil {
 		panic(err)
@@ -43,11 +44,11 @@ func holdAndReport(addr string) {
 // on.
 func TestHolder_Paused(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	self, err := os.Executable()
 	ok(t, "Executable", err)
 	child := exec.Command(self)
-	child.Env = append(os.Environ(), childVar+"="+node.Addr())
+	child.Env = append(os.Environ(), childVar+"="+node.Addr()+rootOf(t))
 	child.Stderr = os.Stderr
 	out, err := child.StdoutPipe()
 	ok(t, "StdoutPipe", err)
@@ -69,7 +70,7 @@ func TestHolder_Paused(t *testing.T) {
 	var before uint64
 	says("held %d <nil>", &before)
 	ok(t, "SIGSTOP", child.Process.Signal(syscall.SIGSTOP))
-	l := locker(t, zkbackend.New([]string{node.Addr()}), core.WithTTL(time.Minute), core.WithOutageWait(patience))
+	l := locker(t, at(t, node.Addr()), core.WithTTL(time.Minute), core.WithOutageWait(patience))
 	k, err := l.Acquire(t.Context(), "k", core.WithToken())
 	ok(t, "Acquire", err)
 	after, err := k.Token(t.Context())
@@ -91,12 +92,12 @@ func TestHolder_Paused(t *testing.T) {
 // A lock that is held for several times its TTL is renewed, and nobody else gets it.
 func TestHolder_Renews(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	opts := []core.Option{core.WithTTL(time.Second), core.WithOutageWait(patience)}
-	l, other := locker(t, zkbackend.New([]string{node.Addr()}), opts...), locker(t, zkbackend.New([]string{node.Addr()}), opts...)
+	l, other := locker(t, at(t, node.Addr()), opts...), locker(t, at(t, node.Addr()), opts...)
 	k, err := l.Acquire(t.Context(), "k")
 	ok(t, "Acquire", err)
-	c, path := client(t, node.Addr()), keyNodes(t, node.Addr(), "/onelane")[0]
+	c, path := client(t, node.Addr()), keyNodes(t, node.Addr(), rootOf(t))[0]
 	eventually(t, "six renewals", func() bool {
 		_, err := other.TryAcquire(t.Context(), "k")
 		want(t, "TryAcquire", err, core.ErrTaken)

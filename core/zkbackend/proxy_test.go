@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/testutil"
 )
 
 // proxy stands between a client and a server. It can lose replies, and cut the client off without a
@@ -136,9 +134,9 @@ func frame(c net.Conn) ([]byte, error) {
 // Each request has its effect, and the reply is lost with the connection.
 func TestLostReply_OutcomeIsResolved(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	p := newProxy(t, node.Addr())
-	l := locker(t, zkbackend.New([]string{p.addr()}), core.WithOutageWait(patience))
+	l := locker(t, at(t, p.addr()), core.WithOutageWait(patience))
 	warm, err := l.Acquire(t.Context(), "warm")
 	ok(t, "Acquire", err)
 	ok(t, "Release", warm.Release(t.Context()))
@@ -177,9 +175,9 @@ func again(t testing.TB, call func() error) error {
 // The key would be held for an hour, and then orphaned for another.
 func TestLostReply_AcquireIsUndone(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	p := newProxy(t, node.Addr())
-	b, direct := open(t, zkbackend.New([]string{p.addr()})), open(t, zkbackend.New([]string{node.Addr()}))
+	b, direct := open(t, at(t, p.addr())), open(t, at(t, node.Addr()))
 	ok(t, "Ping", b.Ping(t.Context()))
 	r := request("k", time.Hour)
 	r.Orphan = time.Hour
@@ -190,7 +188,7 @@ func TestLostReply_AcquireIsUndone(t *testing.T) {
 		p.lose.Store(1)
 		g, err := b.Acquire(t.Context(), request("k", time.Hour))
 		if err != nil {
-			return isUnavailable(err) && len(keyNodes(t, node.Addr(), "/onelane")) > 0
+			return isUnavailable(err) && len(keyNodes(t, node.Addr(), rootOf(t))) > 0
 		}
 		_, _ = b.Release(t.Context(), g)
 		return false
@@ -200,5 +198,5 @@ func TestLostReply_AcquireIsUndone(t *testing.T) {
 		st, err := direct.Inspect(t.Context(), "k")
 		return err == nil && st.Status == core.Free
 	})
-	eventually(t, "it has no node", func() bool { return len(keyNodes(t, node.Addr(), "/onelane")) == 0 })
+	eventually(t, "it has no node", func() bool { return len(keyNodes(t, node.Addr(), rootOf(t))) == 0 })
 }
