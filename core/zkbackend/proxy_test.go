@@ -18,7 +18,8 @@ import (
 type proxy struct {
 	net.Listener
 	target string
-	lose   atomic.Int64 // how many replies to lose, each with its connection
+	lose   atomic.Int64           // how many replies to lose, each with its connection
+	before atomic.Pointer[func()] // runs before the next change gets through
 
 	mu    sync.Mutex
 	apart bool // nothing gets through
@@ -98,6 +99,12 @@ func (p *proxy) serve(client net.Conn) {
 			f, err := frame(client)
 			if err != nil {
 				return
+			}
+			const kind, multi = 8, 14 // where the kind of a request is, and that of a change
+			if len(f) > kind+4 && binary.BigEndian.Uint32(f[kind:]) == multi {
+				if before := p.before.Swap(nil); before != nil {
+					(*before)()
+				}
 			}
 			if !p.isApart() {
 				_, _ = server.Write(f)
