@@ -72,7 +72,7 @@ func (a *attempt) run(ctx context.Context) (g core.Grant, err error) {
 		}
 	}
 	if n != nil {
-		if status, left := n.status(time.Now()); status == core.Held {
+		if status, left := a.status(n); status == core.Held {
 			return g, a.taken(n, left)
 		}
 	}
@@ -86,7 +86,7 @@ func (a *attempt) taken(n *node, left time.Duration) error {
 
 // decide answers from the node of the key, or takes it over.
 func (a *attempt) decide(ctx context.Context, n *node) (g core.Grant, err error) {
-	status, left := n.status(time.Now())
+	status, left := a.status(n)
 	switch {
 	case status == core.Held && n.owner == a.Owner:
 		return a.again(ctx, n, left)
@@ -105,7 +105,7 @@ func (a *attempt) decide(ctx context.Context, n *node) (g core.Grant, err error)
 		if n, err = a.orphaned(ctx, n, left); err != nil {
 			return g, err
 		}
-		return g, &core.OrphanedError{Key: a.Key, Owner: n.owner, Since: n.ended()}
+		return g, &core.OrphanedError{Key: a.Key, Owner: n.owner, Since: a.since(n)}
 	}
 	return a.granted(ctx, func(h header) (*node, error) { return a.takeOver(ctx, a.undo, n, h) })
 }

@@ -26,6 +26,7 @@ type backend struct {
 	acl       []zk.ACL
 	logger    *slog.Logger
 	sightings sightings
+	clock     clock
 	watches   watches
 	slots     chan struct{} // one for each request under way
 

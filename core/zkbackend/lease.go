@@ -27,7 +27,7 @@ func (b *backend) held(ctx context.Context, g core.Grant, fn func(context.Contex
 	}
 	for range tries {
 		if n != nil {
-			if status, _ := n.status(time.Now()); status == core.Held {
+			if status, _ := b.status(n); status == core.Held {
 				if err = fn(ctx, n, status); !conflict(err) {
 					break
 				}
@@ -39,7 +39,7 @@ func (b *backend) held(ctx context.Context, g core.Grant, fn func(context.Contex
 		if n == nil {
 			return errLostFree
 		}
-		status, _ := n.status(time.Now())
+		status, _ := b.status(n)
 		if n.owner != g.Owner {
 			return n.lost(status)
 		}
@@ -195,7 +195,7 @@ func (b *backend) Inspect(ctx context.Context, key string) (st core.State, err e
 			st.Token = n.token
 			st.Value, err = b.value(ctx, n)
 		case core.Orphaned:
-			st.Owner, st.Since = n.owner, n.ended()
+			st.Owner, st.Since = n.owner, b.since(n)
 		}
 		return err
 	})
@@ -218,7 +218,7 @@ func (b *backend) look(ctx context.Context, key string, fn func(context.Context,
 		if n, err = b.fresh(ctx, path); err != nil || n == nil {
 			break
 		}
-		status, left := n.status(time.Now())
+		status, left := b.status(n)
 		if err = fn(ctx, n, status, left); !conflict(err) {
 			break
 		}

@@ -2,24 +2,78 @@ package zkbackend_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/testutil"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(childVar); addr != "" {
+		holdAndReport(addr)
+		return
+	}
+	goleak.VerifyTestMain(withShared{m})
+}
+
+// withShared runs the tests and then ends the server that they share.
+type withShared struct{ *testing.M }
+
+func (m withShared) Run() int {
+	defer func() {
+		for _, end := range forAll.ends {
+			end()
+		}
+	}()
+	return m.M.Run()
+}
+
+// forAll stands for all tests.
+var forAll = &allTests{}
+
+type allTests struct {
+	testing.TB
+	ends []func()
+}
+
+func (a *allTests) Helper()                        {}
+func (a *allTests) Cleanup(end func())             { a.ends = append(a.ends, end) }
+func (a *allTests) Fatalf(format string, v ...any) { panic(fmt.Sprintf(format, v...)) }
+
+var sharedNode = sync.OnceValue(func() *testutil.ZooKeeperNode { return testutil.ZooKeeper(forAll) })
+
+// shared is a server for tests that leave it as it is, each below a root of its own.
+func shared(t testing.TB) *testutil.ZooKeeperNode {
+	t.Helper()
+	return sharedNode()
+}
+
+func rootOf(t testing.TB) string { return "/" + strings.ReplaceAll(t.Name(), "/", "-") }
+
+// at is the backend below the test's root.
+func at(t testing.TB, addr string, opts ...zkbackend.Option) core.Opener {
+	return zkbackend.New([]string{addr}, append([]zkbackend.Option{zkbackend.WithRoot(rootOf(t))}, opts...)...)
+}
+
+var quiet = slog.New(slog.DiscardHandler)
 
 // open returns a backend that is closed with the test.
 func open(t testing.TB, o core.Opener) core.Backend {
 	t.Helper()
 	b, err := o.Open(core.Environment{
-		TTL: 10 * time.Second, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
+		TTL: 10 * time.Second, Logger: quiet, Meter: noop.Meter{},
 	})
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.Close()) })
@@ -29,7 +83,7 @@ func open(t testing.TB, o core.Opener) core.Backend {
 // locker returns a Locker that is closed with the test.
 func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	l, err := core.New(o, append([]core.Option{core.WithLogger(quiet)}, opts...)...)
 	ok(t, "New", err)
 	t.Cleanup(func() { ok(t, "Close", l.Close()) })
 	return l
@@ -64,4 +118,47 @@ func eventually(t testing.TB, what string, done func() bool) {
 			t.Fatalf("%s: not within %v", what, patience)
 		}
 	}
+}
+
+func isUnavailable(err error) bool { return errors.Is(err, core.ErrUnavailable) }
+
+// client is a session of its own, to look at nodes.
+func client(t testing.TB, addr string) *zk.Conn {
+	t.Helper()
+	c, events, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogInfo(false))
+	ok(t, "Connect", err)
+	t.Cleanup(func() {
+		c.Close()
+		for range events {
+		}
+	})
+	return c
+}
+
+// keyNodes are the nodes of keys, and those below them.
+func keyNodes(t testing.TB, addr, root string) (found []string) {
+	t.Helper()
+	c, events, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogInfo(false))
+	ok(t, "Connect", err)
+	defer func() {
+		c.Close()
+		for range events {
+		}
+	}()
+	var walk func(path string, depth int)
+	walk = func(path string, depth int) {
+		names, _, err := c.Children(path)
+		if errors.Is(err, zk.ErrNoNode) {
+			return
+		}
+		ok(t, "Children", err)
+		for _, name := range names {
+			if depth > 0 {
+				found = append(found, path+"/"+name)
+			}
+			walk(path+"/"+name, depth+1)
+		}
+	}
+	walk(root, 0)
+	return found
 }

@@ -20,10 +20,6 @@ import (
 // list.
 const shards = 64
 
-// clockAllowance is by how much the clocks of the servers and of this process may differ. It delays
-// the end of a seal or an orphan that this process has not seen for long.
-const clockAllowance = time.Minute
-
 // The states that a key's node says. A held key may be expired.
 const (
 	stateHeld     = "held"
@@ -38,7 +34,7 @@ type header struct {
 	state  string
 	lasts  time.Duration // from the write on: the lease, the seal, or what is left of the orphan
 	orphan time.Duration // how long the orphan of a held key stays
-	since  time.Time     // when an orphaned key's lease ended
+	since  time.Time     // when an orphaned key's lease ended, by the leader's clock
 	token  uint64        // that the key was sealed with
 	pieces int           // of the seal's value, besides the one in the guard
 	owner  string
@@ -105,13 +101,13 @@ func guardOf(path, owner string) string {
 	return path + "/" + hex.EncodeToString(sum[:16])
 }
 
-// status returns the status of the key and how much is left of it.
+// status returns the status of a key and how much is left of it.
 //
 // A lease ends when this process has seen it unchanged for as long as it lasts. No clocks are
-// compared. The end of a seal or an orphan, which may last for days, also comes by the clocks.
-func (n *node) status(now time.Time) (s core.Status, left time.Duration) {
-	seen := now.Sub(n.seen)
-	aged := max(seen, now.Sub(n.changed)-clockAllowance)
+// compared. The end of a seal or an orphan, which may last for days, also comes by the leader's clock.
+func (b *backend) status(n *node) (s core.Status, left time.Duration) {
+	seen := time.Since(n.seen)
+	aged := max(seen, b.clock.age(n.changed)-clockAllowance)
 	switch {
 	case n.state == stateHeld && seen < n.lasts:
 		return core.Held, n.lasts - seen
@@ -125,12 +121,17 @@ func (n *node) status(now time.Time) (s core.Status, left time.Duration) {
 	return core.Free, 0
 }
 
-// ended returns when the lease of an orphaned key ended.
+// ended returns when the lease of an orphaned key ended, by the leader's clock.
 func (n *node) ended() time.Time {
 	if n.state == stateOrphaned {
 		return n.since
 	}
 	return n.changed.Add(n.lasts)
+}
+
+// since returns when the lease of an orphaned key ended, by this process's clock.
+func (b *backend) since(n *node) time.Time {
+	return time.Now().Add(-b.clock.age(n.ended()))
 }
 
 func (n *node) lost(s core.Status) error {
@@ -176,3 +177,5 @@ func escape(key string) string {
 	}
 	return b.String()
 }
+
+func parentOf(path string) string { return path[:strings.LastIndexByte(path, '/')] }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -32,10 +31,14 @@ func (b *backend) read(ctx context.Context, path string) (*node, error) {
 
 func (b *backend) get(ctx context.Context, path string, watched bool) (*node, error) {
 	n, err := b.fetch(ctx, path, watched)
-	if n != nil {
-		n.seen = b.sightings.see(path, n.zxid, n.seen)
+	if n == nil {
+		return nil, err
 	}
-	return n, err
+	n.seen = b.sightings.see(path, n.zxid, n.seen)
+	if n.state == stateHeld && n.orphan == 0 {
+		return n, nil
+	}
+	return n, b.askTime(ctx, path)
 }
 
 // fetch is get, and does not remember the node.
@@ -96,7 +99,9 @@ func (b *backend) write(ctx context.Context, unsure func(), path string, version
 		return nil, errors.New("zkbackend: ZooKeeper's answer has no state of the node")
 	}
 	n := newNode(path, h, stat, time.Time{})
-	n.seen = b.sightings.see(path, n.zxid, time.Now())
+	now := time.Now()
+	b.clock.set(n.changed, now)
+	n.seen = b.sightings.see(path, n.zxid, now)
 	return n, nil
 }
 
@@ -181,6 +186,9 @@ func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) erro
 		if err != nil {
 			return err
 		}
+		if len(names) == 0 { // of the key's node, and not ours
+			return zk.ErrNotEmpty
+		}
 		pieces = nil
 		for _, name := range names {
 			pieces = append(pieces, n.guard()+"/"+name)
@@ -227,6 +235,3 @@ func (b *backend) token(ctx context.Context, n *node) (uint64, error) {
 const tokens = 64
 
 func tokenOf(zxid int64) uint64 { return uint64(zxid) * tokens }
-
-// nameOf returns the escaped key of a path.
-func nameOf(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }

@@ -40,6 +40,16 @@ func (s *sightings) see(path string, zxid int64, now time.Time) time.Time {
 	return now
 }
 
+// known returns since when this process knows that a node is as zxid left it, or now.
+func (s *sightings) known(path string, zxid int64, now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, known := s.nodes[path]; known && old.zxid == zxid {
+		return old.since
+	}
+	return now
+}
+
 func (s *sightings) forget(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

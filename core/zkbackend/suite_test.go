@@ -10,8 +10,8 @@ import (
 
 func TestBackend_OneServer(t *testing.T) {
 	t.Parallel()
-	node := testutil.ZooKeeper(t)
-	b := open(t, zkbackend.New([]string{node.Addr()}))
+	node := shared(t)
+	b := open(t, at(t, node.Addr()))
 	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 

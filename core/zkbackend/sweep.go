@@ -71,10 +71,15 @@ func (b *backend) sweepNode(ctx context.Context, path string) error {
 	if err != nil || n == nil {
 		return err
 	}
-	if n.state == stateHeld { // of the others, of which there may be many, the clocks tell
+	if n.state == stateHeld {
 		n.seen = b.sightings.see(path, n.zxid, n.seen)
+	} else { // there may be very many, and the clock tells of them
+		n.seen = b.sightings.known(path, n.zxid, n.seen)
 	}
-	switch status, left := n.status(time.Now()); status {
+	if err := b.askTime(ctx, path); err != nil {
+		return err
+	}
+	switch status, left := b.status(n); status {
 	case core.Free:
 		err = b.remove(ctx, n)
 	case core.Orphaned:

@@ -83,8 +83,8 @@ func startZooKeeper(ctx context.Context, env []string, id string, args []string)
 			})
 			// If it cannot be written, Java says that it is not there.
 			_ = os.WriteFile(config, []byte(strings.Join(lines, "\n")+"\n"), 0o600)
-			return exec.Command("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
-				"-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=256", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+			return exec.Command("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
+				"-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=256", "-Dzookeeper.maxResponseCacheSize=0", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
 				"-cp", classPath(jar), "org.apache.zookeeper.server.quorum.QuorumPeerMain", config)
 		},
 		ready: zookeeperReady,

@@ -1,0 +1,141 @@
+package zkbackend_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/zkbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// Four clients, each with a session of its own, go on through whatever happens to a minority, and
+// after all servers were down. A key has one holder at a time, and its tokens increase.
+func TestEnsemble_Faults(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.ZooKeeperEnsemble(t)
+	proxies := make([]*proxy, len(nodes))
+	addrs := make([]string, len(nodes))
+	for i, n := range nodes {
+		proxies[i] = newProxy(t, n.Addr())
+		addrs[i] = proxies[i].addr()
+	}
+	h := newHistory()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	for id := range clients {
+		l := locker(t, zkbackend.New(addrs, zkbackend.WithTimeout(time.Second)), core.WithTTL(2*time.Second),
+			core.WithToken(), core.WithOutageWait(patience))
+		all.Go(func() { h.client(t, ctx, id, l) })
+	}
+	h.progress(t, "at first")
+
+	leader := nodes.Leader()
+	nodes[leader].Kill()
+	h.progress(t, "the leader was killed")
+	nodes[leader].Restart()
+	h.progress(t, "it is back")
+
+	leader = nodes.Leader()
+	nodes[leader].Stop()
+	h.progress(t, "the leader hangs")
+	nodes[leader].Cont()
+	h.progress(t, "it goes on")
+
+	follower := (nodes.Leader() + 1) % len(nodes)
+	nodes[follower].Stop()
+	h.progress(t, "a follower hangs")
+	nodes[follower].Cont()
+
+	proxies[follower].part(true)
+	h.progress(t, "a server cannot be reached")
+	proxies[follower].part(false)
+
+	for _, n := range nodes {
+		n.Kill()
+	}
+	var restarts sync.WaitGroup
+	for _, n := range nodes {
+		restarts.Go(n.Restart)
+	}
+	restarts.Wait()
+	h.progress(t, "all servers were restarted")
+	cancel()
+	all.Wait()
+	h.check(t)
+}
+
+// A holder that reaches no server loses its lock in time: before another gets the key.
+func TestHolder_CutOff(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	p := newProxy(t, node.Addr())
+	opts := []core.Option{core.WithTTL(time.Second), core.WithToken(), core.WithOutageWait(patience)}
+	cut, other := locker(t, at(t, p.addr()), opts...), locker(t, at(t, node.Addr()), opts...)
+	first, err := cut.Acquire(t.Context(), "k")
+	ok(t, "Acquire", err)
+	p.part(true)
+	second, err := other.Acquire(t.Context(), "k")
+	ok(t, "Acquire after the lease", err)
+	select {
+	case <-first.Context().Done():
+	default:
+		t.Error("another holds the key, and the first holder's context goes on")
+	}
+	want(t, "the first holder's lock", first.Err(), core.ErrLost)
+	p.part(false)
+	before, err := first.Token(t.Context())
+	ok(t, "Token", err)
+	after, err := second.Token(t.Context())
+	ok(t, "Token", err)
+	if after <= before {
+		t.Errorf("token %d after %d", after, before)
+	}
+	err = first.Release(t.Context())
+	if err != nil && !errors.Is(err, core.ErrLost) {
+		t.Errorf("Release of the lost lock: %v", err)
+	}
+	ok(t, "Release", second.Release(t.Context()))
+}
+
+// A server that hangs bounds every call, and Close.
+func TestCalls_AreBounded(t *testing.T) {
+	t.Parallel()
+	node := testutil.ZooKeeper(t)
+	b, err := zkbackend.New([]string{node.Addr()}, zkbackend.WithTimeout(200*time.Millisecond)).
+		Open(core.Environment{Logger: quiet})
+	ok(t, "Open", err)
+	var g core.Grant
+	eventually(t, "Acquire", func() bool {
+		g, err = b.Acquire(t.Context(), request("k", time.Hour))
+		return err == nil
+	})
+	node.Stop()
+	for name, call := range map[string]func(context.Context) error{
+		"Acquire": func(ctx context.Context) error { _, err := b.Acquire(ctx, request("k2", time.Hour)); return err },
+		"Extend":  func(ctx context.Context) error { _, err := b.Extend(ctx, g, time.Hour); return err },
+		"Release": func(ctx context.Context) error { _, err := b.Release(ctx, g); return err },
+		"Seal":    func(ctx context.Context) error { return b.Seal(ctx, g, nil, time.Hour) },
+		"Unseal":  func(ctx context.Context) error { return b.Unseal(ctx, "k") },
+		"Inspect": func(ctx context.Context) error { _, err := b.Inspect(ctx, "k"); return err },
+		"Watch":   func(ctx context.Context) error { _, _, err := b.Watch(ctx, "k"); return err },
+		"Ping":    b.Ping,
+	} {
+		err := call(t.Context())
+		want(t, name, err, core.ErrUnavailable)
+		if errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v matches the error of a context that did not end", name, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		want(t, name+" with a deadline", call(ctx), context.DeadlineExceeded)
+		cancel()
+	}
+	ok(t, "Close", b.Close())
+	node.Cont()
+	want(t, "Ping after Close", b.Ping(t.Context()), core.ErrUnavailable)
+}
