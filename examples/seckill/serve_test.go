@@ -101,8 +101,8 @@ func TestServe_Sale(t *testing.T) {
 			}
 			ask(http.StatusAccepted, "POST", "/api/sale", `{"buyers":20000}`)
 			ask(http.StatusNoContent, "DELETE", "/api/sale", "")
-			if s := watch(t, ask, func(s showState) bool { return !s.Running }); !strings.Contains(s.Guarded.Error, "stopped") {
-				t.Errorf("a stopped sale says %q", s.Guarded.Error)
+			if s := watch(t, ask, func(s showState) bool { return !s.Running }); !s.Guarded.Stopped {
+				t.Errorf("a stopped sale is %+v", s.Guarded)
 			}
 		})
 	}
