@@ -61,8 +61,9 @@ func (l *load) shop(ctx context.Context) {
 	}
 	began := time.Now()
 	for n := range l.buyers {
-		due := began.Add(l.over * time.Duration(n) / time.Duration(l.buyers))
-		if !waitUntil(ctx, due) {
+		// Buyers arrive in waves of as many as can be at it at the same time.
+		arrived := n / l.clients * l.clients
+		if !waitUntil(ctx, began.Add(l.over*time.Duration(arrived)/time.Duration(l.buyers))) {
 			break
 		}
 		buyers <- n

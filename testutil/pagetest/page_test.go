@@ -31,9 +31,9 @@ const (
 
 // The page shows a whole sale well, on a wide screen and on a phone, in light and dark, in both languages.
 func TestPage_Sale(t *testing.T) {
-	address, _ := serve(t)
 	for _, v := range views {
 		t.Run(v.name, func(t *testing.T) {
+			address, _ := serve(t)
 			ctx := browser(t, address, v)
 			if got := eval[string](t, ctx, `document.documentElement.dataset.theme`); (got == "dark") != v.dark {
 				t.Errorf("the theme is %q", got)
