@@ -17,7 +17,7 @@ export const texts = {
     ready: "Ready.", selling: "Selling:", wrong: "Wrong:", right: "Right:", stopped: "Stopped:",
     stalledNow: "Stalled, no majority of nodes:", partial: "Right, but some buyers got an error:",
     books: (error) => `The books cannot be read: ${error}`,
-    nodes: "Nodes under the lock", node: "Node", up: "up", down: "cut off", cut: "Cut off", back: "Bring back",
+    nodes: "Nodes under the lock", node: "Node", up: "up", down: "off", cut: "Cut off", back: "Bring back",
     nodesText: "A majority of the nodes keeps selling. Without a majority, requests stall (wait over 1 s) or are refused, and nothing is oversold.",
     stalled: "Stalled now", stalls: "Stalled so far", refusals: "Refused",
     noError: "Last error: none.", lastError: (error) => `Last error: ${error}`,
