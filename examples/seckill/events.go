@@ -12,7 +12,7 @@ import (
 // showState is one event of the page.
 type showState struct {
 	Running bool        `json:"running"`
-	Over    float64     `json:"over"` // seconds in which the buyers of the latest sale arrive
+	Over    float64     `json:"over"` // seconds in which the buyers arrive
 	Guarded laneState   `json:"guarded"`
 	Naive   laneState   `json:"naive"`
 	Waits   waitState   `json:"waits"`
@@ -24,7 +24,8 @@ type nodeState struct {
 	Up   bool   `json:"up"`
 }
 
-// state reads the books. changed is closed when they differ, but not for every order of a running sale.
+// state reads the books. changed is closed when they differ, except for the orders of a running
+// sale.
 func (s *show) state(ctx context.Context) (state showState, changed <-chan struct{}) {
 	s.mu.Lock()
 	if s.changed == nil {
@@ -58,7 +59,8 @@ func (s *show) thenWake(h http.Handler) http.Handler {
 	})
 }
 
-// events sends the state as server-sent events: several times a second during a sale, otherwise only after a change.
+// events sends the state as server-sent events: several times a second during a sale, otherwise
+// only after a change.
 func (s *show) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")

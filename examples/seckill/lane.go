@@ -78,7 +78,10 @@ type laneState struct {
 func (l *lane) state() laneState {
 	l.mu.Lock()
 	crowd, took := l.load, l.took
-	s := laneState{result: result{Stock: l.stock}, Started: crowd != nil, Done: took > 0, Stopped: l.stopped}
+	s := laneState{
+		result:  result{Stock: l.stock},
+		Started: crowd != nil, Done: took > 0, Stopped: l.stopped,
+	}
 	if took == 0 {
 		took = time.Since(l.began)
 	}

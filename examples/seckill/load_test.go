@@ -21,10 +21,10 @@ func crowd(t *testing.T, h http.HandlerFunc) *load {
 
 func TestLoad_RefusalsAndLastError(t *testing.T) {
 	for body, says := range map[string]string{
-		`{"detail":"no majority","title":"Unavailable"}`: "HTTP 503: no majority",
-		`{"error":"core: no majority"}`:                  "HTTP 503: core: no majority",
-		`{"title":"Unavailable"}`:                        "HTTP 503: Unavailable",
-		"try later\n":                                    "HTTP 503: try later",
+		`{"detail":"no majority","title":"Oh"}`: "HTTP 503: no majority",
+		`{"error":"core: no majority"}`:         "HTTP 503: core: no majority",
+		`{"title":"Unavailable"}`:               "HTTP 503: Unavailable",
+		"try later\n":                           "HTTP 503: try later",
 	} {
 		answers := 0
 		l := crowd(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -35,7 +35,8 @@ func TestLoad_RefusalsAndLastError(t *testing.T) {
 			w.WriteHeader(http.StatusCreated)
 		})
 		l.shop(t.Context())
-		if l.refusals.Load() != 2 || l.failed.Load() != 0 || l.created.Load() != 1 || l.last() != says {
+		if l.refusals.Load() != 2 || l.failed.Load() != 0 || l.created.Load() != 1 ||
+			l.last() != says {
 			t.Errorf("%d refusals, %d failed, last error %q, want 2, 0 and %q",
 				l.refusals.Load(), l.failed.Load(), l.last(), says)
 		}
@@ -62,7 +63,8 @@ func TestLoad_Stalls(t *testing.T) {
 	close(answer)
 	<-done
 	if l.stalled.Load() != 0 || l.stalls.Load() != 1 || l.refusals.Load() != 0 {
-		t.Errorf("%d stalled, %d stalls, %d refusals", l.stalled.Load(), l.stalls.Load(), l.refusals.Load())
+		t.Errorf("%d stalled, %d stalls, %d refusals",
+			l.stalled.Load(), l.stalls.Load(), l.refusals.Load())
 	}
 }
 
@@ -76,6 +78,7 @@ func TestLoad_Stopped(t *testing.T) {
 	})
 	l.shop(ctx)
 	if l.failed.Load() != 0 || l.refusals.Load() != 0 || l.requests.Load() != 0 {
-		t.Errorf("%d failed, %d refusals, %d requests", l.failed.Load(), l.refusals.Load(), l.requests.Load())
+		t.Errorf("%d failed, %d refusals, %d requests",
+			l.failed.Load(), l.refusals.Load(), l.requests.Load())
 	}
 }

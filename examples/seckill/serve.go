@@ -34,7 +34,7 @@ type show struct {
 
 	mu      sync.Mutex
 	cancel  context.CancelFunc // ends the sale; nil while there is none
-	changed chan struct{}      // closed when there is something new to see; nil while nobody watches
+	changed chan struct{}      // closed when something is new; nil while nobody watches
 	sales   sync.WaitGroup
 	options options // of the latest sale
 }
@@ -167,7 +167,9 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	o := s.options
 	seconds := int(o.over / time.Second)
-	ask := struct{ Buyers, Stock, Submits, Clients, Seconds *int }{&o.buyers, &o.stock, &o.submits, &o.clients, &seconds}
+	ask := struct{ Buyers, Stock, Submits, Clients, Seconds *int }{
+		&o.buyers, &o.stock, &o.submits, &o.clients, &seconds,
+	}
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<12)).Decode(&ask); err != nil {
 		http.Error(w, "the body must be JSON: "+err.Error(), http.StatusBadRequest)
 		return
@@ -177,7 +179,8 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if seconds < 0 || seconds > maxSeconds {
-		http.Error(w, fmt.Sprintf("seconds %d: it must be from 0 to %d", seconds, maxSeconds), http.StatusBadRequest)
+		said := fmt.Sprintf("seconds %d: it must be from 0 to %d", seconds, maxSeconds)
+		http.Error(w, said, http.StatusBadRequest)
 		return
 	}
 	o.over = time.Duration(seconds) * time.Second

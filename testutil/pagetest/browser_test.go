@@ -87,11 +87,14 @@ type view struct {
 
 var (
 	desktop = view{"light-1280", 1280, 800, false}
-	views   = []view{desktop, {"dark-1280", 1280, 800, true}, {"light-360", 360, 640, false}, {"dark-360", 360, 640, true}}
+	phone   = view{"light-360", 360, 640, false}
+	views   = []view{
+		desktop, {"dark-1280", 1280, 800, true}, phone, {"dark-360", 360, 640, true},
+	}
 )
 
-// browser opens the page in headless Chromium. Errors in the page fail the test. The page counts its timers and
-// animation frames in window.ticks.
+// browser opens the page in headless Chromium. Errors in the page fail the test. The page counts its
+// timers, animation frames and events in window.ticks.
 func browser(t *testing.T, address string, v view) context.Context {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
@@ -115,7 +118,9 @@ func browser(t *testing.T, address string, v view) context.Context {
 		scheme = "dark"
 	}
 	do(t, ctx,
-		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}),
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{
+			Name: "prefers-color-scheme", Value: scheme,
+		}}),
 		chromedp.ActionFunc(func(ctx context.Context) error {
 			_, err := page.AddScriptToEvaluateOnNewDocument(countTicks).Do(ctx)
 			return err
@@ -134,7 +139,10 @@ const countTicks = `window.ticks = 0;
 	}
 	const RealSource = window.EventSource;
 	window.EventSource = class extends RealSource {
-		constructor(...args) { super(...args); this.addEventListener('message', () => { window.ticks++; }); }
+		constructor(...args) {
+			super(...args);
+			this.addEventListener('message', () => { window.ticks++; });
+		}
 	};`
 
 func do(t *testing.T, ctx context.Context, actions ...chromedp.Action) {

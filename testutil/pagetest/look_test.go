@@ -11,23 +11,31 @@ import (
 )
 
 // belowFold lists the parts of the result that are not on the first screen.
-const belowFold = `['#start', '#status', ...['#naive', '#guarded'].flatMap((l) => [l + ' .verdict', l + ' .main'])].filter((s) => {
+const belowFold = `[
+	'#start', '#status', '#naive .verdict', '#naive .main', '#guarded .verdict', '#guarded .main',
+].filter((s) => {
 	const box = document.querySelector(s).getBoundingClientRect();
 	return scrollY > 0 || box.height === 0 || box.top < 0 || box.bottom > innerHeight;
 })`
 
-// paleTexts lists the visible texts whose contrast with their background is below 4.5 to 1. The background of a
-// text in the chart is the worst of all areas on which it may lie.
+// paleTexts lists the visible texts whose contrast with their background is below 4.5 to 1. The
+// background of a text in the chart is the worst of all areas on which it may lie.
 const paleTexts = `(() => {
 	const rgb = (color) => color.match(/[\d.]+/g).map(Number);
 	const light = (color) => rgb(color).slice(0, 3).map((v) => v / 255)
 		.map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
 		.reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-	const contrast = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
-	const ground = (e) => { for (; e; e = e.parentElement) {
-		const color = getComputedStyle(e).backgroundColor;
-		if (!/^rgba\(.*, 0\)$/.test(color)) return color;
-	} return 'rgb(255, 255, 255)'; };
+	const contrast = (a, b) => {
+		const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+		return (x + 0.05) / (y + 0.05);
+	};
+	const ground = (e) => {
+		for (; e; e = e.parentElement) {
+			const color = getComputedStyle(e).backgroundColor;
+			if (!/^rgba\(.*, 0\)$/.test(color)) return color;
+		}
+		return 'rgb(255, 255, 255)';
+	};
 	const areas = [...document.querySelectorAll('#chart rect')].map((e) => getComputedStyle(e).fill);
 	const pale = [];
 	let seen = 0;
@@ -46,16 +54,21 @@ const paleTexts = `(() => {
 	return pale;
 })()`
 
-// axes reads the chart as a person does: by the labels of the axis it says which number the end of each line has.
+// axes reads the chart as a person does: by the labels of the axis it says which number the end of
+// each line has.
 const axes = `(() => {
 	const ticks = [...document.querySelectorAll('#chart text.units')];
 	const at = (e) => [Number(e.getAttribute('y')), Number(e.textContent.replaceAll(',', ''))];
 	const [y0, v0] = at(ticks[0]), [y1, v1] = at(ticks.at(-1));
 	const units = (y) => v0 + (v1 - v0) * (y - y0) / (y1 - y0);
-	const figures = { least: v0, most: v1, ticks: ticks.length, times: document.querySelectorAll('#chart text.time').length,
-		stock: units(Number(document.querySelector('#chart .limit').getAttribute('y1'))) };
+	const figures = {
+		least: v0, most: v1,
+		ticks: ticks.length, times: document.querySelectorAll('#chart text.time').length,
+		stock: units(Number(document.querySelector('#chart .limit').getAttribute('y1'))),
+	};
 	for (const lane of ['naive', 'guarded']) {
-		const points = document.querySelector('#chart .line.' + lane).getAttribute('points').split(' ');
+		const line = document.querySelector('#chart .line.' + lane);
+		const points = line.getAttribute('points').split(' ');
 		figures[lane] = units(Number(points.at(-1).split(',')[1]));
 		figures[lane + '_highest'] = Math.max(...points.map((p) => units(Number(p.split(',')[1]))));
 	}
@@ -92,29 +105,32 @@ func TestPage_OneScale(t *testing.T) {
 	}
 }
 
-// As long as a sale runs, from its first moment, each lane says in one sentence what was sold, oversold and charged twice.
+// As long as a sale runs, from its first moment, each lane says in one sentence what was sold,
+// oversold and charged twice.
 func TestPage_SentenceFromTheStart(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)
 	do(t, ctx, chromedp.Evaluate(`window.said = [];
 		new MutationObserver(() => {
 			if (!document.querySelector('#start').textContent.startsWith('Stop')) return;
-			for (const lane of ['naive', 'guarded']) said.push(document.querySelector('#' + lane + ' .verdict').textContent);
-		}).observe(document.querySelector('main'), { subtree: true, childList: true, characterData: true });`, nil))
+			for (const lane of ['naive', 'guarded']) {
+				said.push(document.querySelector('#' + lane + ' .verdict').textContent);
+			}
+		}).observe(document.querySelector('main'), {
+			subtree: true, childList: true, characterData: true,
+		});`, nil))
 	set(t, ctx, 60, 20, 2)
 	do(t, ctx, chromedp.Click("#start"))
 	until(t, ctx, `said.length > 0 && `+over)
-	wrong := eval[[]string](t, ctx, `said.filter((s) =>
-		!/^(Selling|Wrong): [\d,]+ sold of 20, (none|[\d,]+) oversold, (nobody|[\d,]+) charged twice\.$/.test(s))`)
+	const sentence = `/^(Selling|Wrong): \d+ sold of 20, (none|\d+) oversold, (nobody|\d+) charged twice\.$/`
+	wrong := eval[[]string](t, ctx, `said.filter((s) => !`+sentence+`.test(s))`)
 	if len(wrong) > 0 {
 		t.Errorf("the lanes said %q", wrong)
 	}
-	if first := eval[[]string](t, ctx, `said.slice(0, 2)`); !strings.Contains(strings.Join(first, " "), "sold of 20") {
-		t.Errorf("at the start the lanes said %q", first)
-	}
 }
 
-// Without a sale the page has no timer, no animation and no event, and the program needs no processor time.
+// Without a sale the page has no timer, no animation and no event, and the program needs no processor
+// time.
 func TestPage_Idle(t *testing.T) {
 	address, process := serve(t)
 	ctx := browser(t, address, desktop)
@@ -171,13 +187,18 @@ func TestPage_LanguagesInStep(t *testing.T) {
 	wrong := eval[[]string](t, ctx, `(() => {
 		const flat = (o, path = '') => Object.entries(o).flatMap(([k, v]) => {
 			if (v && typeof v === 'object') return flat(v, path + k + '.');
-			return [path + k + ': ' + (typeof v === 'function' ? 'function of ' + v.length : v === '' ? 'empty' : typeof v)];
+			const kind = typeof v === 'function' ? 'function of ' + v.length : typeof v;
+			return [path + k + ': ' + (v === '' ? 'empty' : kind)];
 		});
 		const [en, zh] = [flat(texts.en), flat(texts.zh)];
 		const named = [...document.querySelectorAll('[data-t]')].map((e) => e.dataset.t);
-		return [...en.filter((k) => !zh.includes(k)).map((k) => 'zh lacks ' + k), ...zh.filter((k) => !en.includes(k)).map((k) => 'en lacks ' + k),
-			...en.concat(zh).filter((k) => k.endsWith('empty')), ...named.filter((k) => !(k in texts.en)).map((k) => 'the page names ' + k),
-			...(en.length < 40 ? ['only ' + en.length + ' texts were found'] : [])];
+		return [
+			...en.filter((k) => !zh.includes(k)).map((k) => 'zh lacks ' + k),
+			...zh.filter((k) => !en.includes(k)).map((k) => 'en lacks ' + k),
+			...en.concat(zh).filter((k) => k.endsWith('empty')),
+			...named.filter((k) => !(k in texts.en)).map((k) => 'the page names ' + k),
+			...(en.length < 40 ? ['only ' + en.length + ' texts were found'] : []),
+		];
 	})()`)
 	if len(wrong) > 0 {
 		t.Errorf("%q", wrong)

@@ -1,5 +1,6 @@
-// Package pagetest looks at the page of examples/seckill in a real browser, and at what its metrics say. It is a
-// module of its own, so that nobody who uses the kit has a browser driver or a query engine among its dependencies.
+// Package pagetest looks at the page of examples/seckill in a real browser, and at what its metrics
+// say. It is a module of its own, so that nobody who uses the kit has a browser driver or a query
+// engine among its dependencies.
 package pagetest
 
 import (
@@ -13,14 +14,17 @@ import (
 
 // number is a figure of a lane, as an expression in the page.
 func number(lane, name string) string {
-	return fmt.Sprintf(`Number(document.querySelector('#%s [data-n=%s]').textContent.replaceAll(',', ''))`, lane, name)
+	const figure = `Number(document.querySelector('#%s [data-n=%s]').textContent.replaceAll(',', ''))`
+	return fmt.Sprintf(figure, lane, name)
 }
 
 // set fills in the settings of the sale.
 func set(t *testing.T, ctx context.Context, buyers, stock, seconds int) {
 	t.Helper()
-	do(t, ctx, chromedp.Evaluate(fmt.Sprintf(`for (const [name, v] of Object.entries({buyers: %d, stock: %d, seconds: %d}))
-		document.querySelector('[name=' + name + ']').value = v`, buyers, stock, seconds), nil))
+	do(t, ctx, chromedp.Evaluate(fmt.Sprintf(`
+		for (const [name, v] of Object.entries({buyers: %d, stock: %d, seconds: %d})) {
+			document.querySelector('[name=' + name + ']').value = v;
+		}`, buyers, stock, seconds), nil))
 }
 
 const (
@@ -40,7 +44,8 @@ func TestPage_Sale(t *testing.T) {
 			}
 			look(t, ctx, v, "before")
 			// The naive shop most likely sells too much, but not certainly.
-			for try := 0; try == 0 || try < 5 && eval[int](t, ctx, number("naive", "oversold")) == 0; try++ {
+			oversold := 0
+			for try := 0; try < 5 && oversold == 0; try++ {
 				set(t, ctx, 120, 60, 12)
 				do(t, ctx, chromedp.Evaluate(click, nil))
 				until(t, ctx, running)
@@ -52,8 +57,12 @@ func TestPage_Sale(t *testing.T) {
 				if sold := eval[int](t, ctx, number("guarded", "sold")); sold != 60 {
 					t.Errorf("the guarded shop sold %d of 60", sold)
 				}
+				oversold = eval[int](t, ctx, number("naive", "oversold"))
 			}
-			for lane, says := range map[string]string{"naive": "Wrong: ", "guarded": "Right: 60 sold of 60, none oversold, nobody charged twice."} {
+			for lane, says := range map[string]string{
+				"naive":   "Wrong: ",
+				"guarded": "Right: 60 sold of 60, none oversold, nobody charged twice.",
+			} {
 				if got := eval[string](t, ctx, verdict(lane)); !strings.HasPrefix(got, says) {
 					t.Errorf("the verdict of %s is %q", lane, got)
 				}
@@ -92,11 +101,17 @@ func TestPage_BuyTwice(t *testing.T) {
 	ctx := browser(t, address, desktop)
 	answered := func(shop string, n int) {
 		t.Helper()
-		until(t, ctx, fmt.Sprintf(`(() => { const all = [...document.querySelectorAll('#%s-shop li')];
-			return all.length === %d && all.every((li) => !li.textContent.includes('waiting')); })()`, shop, n))
+		until(t, ctx, fmt.Sprintf(`(() => {
+			const all = [...document.querySelectorAll('#%s-shop li')];
+			return all.length === %d && all.every((li) => !li.textContent.includes('waiting'));
+		})()`, shop, n))
 	}
 	for _, shop := range []string{"naive", "guarded"} {
-		do(t, ctx, chromedp.Evaluate(fmt.Sprintf(`(() => { const b = document.querySelector('#%s-shop .buy'); b.click(); b.click(); })()`, shop), nil))
+		do(t, ctx, chromedp.Evaluate(fmt.Sprintf(`(() => {
+			const b = document.querySelector('#%s-shop .buy');
+			b.click();
+			b.click();
+		})()`, shop), nil))
 		answered(shop, 2)
 	}
 	do(t, ctx, chromedp.Click("#guarded-shop .buy")) // after the answer: a replay
@@ -106,7 +121,8 @@ func TestPage_BuyTwice(t *testing.T) {
 	if sold := eval[int](t, ctx, number("guarded", "sold")); sold != 1 {
 		t.Errorf("two clicks were %d orders with the kit", sold)
 	}
-	if last := eval[string](t, ctx, `document.querySelector('#guarded-shop li:last-child').textContent`); !strings.Contains(last, "again") {
+	const third = `document.querySelector('#guarded-shop li:last-child').textContent`
+	if last := eval[string](t, ctx, third); !strings.Contains(last, "again") {
 		t.Errorf("the third click was told %q", last)
 	}
 }
@@ -114,18 +130,21 @@ func TestPage_BuyTwice(t *testing.T) {
 // node switches a node and waits until the page says so.
 func node(t *testing.T, ctx context.Context, n int, says string) {
 	t.Helper()
-	do(t, ctx, chromedp.Click(fmt.Sprintf("#nodes li:nth-child(%d) button", n)))
-	until(t, ctx, fmt.Sprintf(`document.querySelector('#nodes li:nth-child(%d) span').textContent.endsWith(': %s')`, n, says))
+	item := fmt.Sprintf("#nodes li:nth-child(%d)", n)
+	do(t, ctx, chromedp.Click(item+" button"))
+	until(t, ctx, fmt.Sprintf(`document.querySelector('%s span').textContent.endsWith(': %s')`, item, says))
 }
 
-// With one node of three cut off the shop sells; with two it refuses; when they are back it sells again.
+// With one node of three cut off the shop sells; with two it refuses; when they are back it sells
+// again.
 func TestPage_NodesCutOff(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)
 	buy := func(says string) {
 		t.Helper()
 		do(t, ctx, chromedp.Click("#guarded-shop .fresh"), chromedp.Click("#guarded-shop .buy"))
-		until(t, ctx, fmt.Sprintf(`document.querySelector('#guarded-shop li')?.textContent.includes('%s')`, says))
+		until(t, ctx, fmt.Sprintf(
+			`document.querySelector('#guarded-shop li')?.textContent.includes('%s')`, says))
 	}
 	node(t, ctx, 1, "off")
 	buy("taken")
@@ -137,12 +156,16 @@ func TestPage_NodesCutOff(t *testing.T) {
 	until(t, ctx, `(() => {
 		const last = document.querySelector('#guarded-shop li')?.textContent ?? 'none';
 		if (last.includes('taken')) return true;
-		if (!last.includes('waiting')) for (const b of ['fresh', 'buy']) document.querySelector('#guarded-shop .' + b).click();
-		return false; })()`)
+		if (!last.includes('waiting')) {
+			for (const b of ['fresh', 'buy']) document.querySelector('#guarded-shop .' + b).click();
+		}
+		return false;
+	})()`)
 	until(t, ctx, number("guarded", "sold")+" === 2")
 }
 
-// A sale without a majority stalls: the page says so, counts the stalls and refusals, and shows the last error.
+// A sale without a majority stalls: the page says so, counts the stalls and refusals, and shows the
+// last error.
 func TestPage_Outage(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)
@@ -157,7 +180,6 @@ func TestPage_Outage(t *testing.T) {
 	until(t, ctx, `document.querySelector('#last').textContent.startsWith('Last error: HTTP 503: ')`)
 	until(t, ctx, `document.querySelectorAll('#chart .outage').length === 1`)
 	look(t, ctx, desktop, "outage")
-	phone := views[2]
 	do(t, ctx, chromedp.EmulateViewport(phone.width, phone.height))
 	look(t, ctx, phone, "outage")
 	node(t, ctx, 1, "up")
@@ -166,7 +188,8 @@ func TestPage_Outage(t *testing.T) {
 	until(t, ctx, fmt.Sprintf("%s > %d", number("guarded", "sold"), sold))
 	do(t, ctx, chromedp.Click("#start")) // it stops the sale
 	until(t, ctx, over)
-	if said := eval[string](t, ctx, verdict("guarded")); !strings.HasPrefix(said, "Stopped: ") ||
+	said := eval[string](t, ctx, verdict("guarded"))
+	if !strings.HasPrefix(said, "Stopped: ") ||
 		!strings.HasSuffix(said, "none oversold, nobody charged twice.") {
 		t.Errorf("after the outage the verdict is %q", said)
 	}
@@ -180,10 +203,15 @@ func TestPage_Keyboard(t *testing.T) {
 	var names []string
 	for range 20 {
 		do(t, ctx, chromedp.KeyEvent("\t"))
-		names = append(names, eval[string](t, ctx, `(() => { const e = document.activeElement; return e.id || e.name || e.className || e.textContent; })()`))
+		names = append(names, eval[string](t, ctx, `(() => {
+			const e = document.activeElement;
+			return e.id || e.name || e.className || e.textContent;
+		})()`))
 	}
 	all := strings.Join(names, " ")
-	for _, want := range []string{"lang theme start Settings buyers stock submits seconds", "Cut off Cut off Cut off", "buy fresh"} {
+	for _, want := range []string{
+		"lang theme start Settings buyers stock submits seconds", "Cut off Cut off Cut off", "buy fresh",
+	} {
 		if !strings.Contains(all, want) {
 			t.Errorf("the order of the Tab key is %q, without %q", all, want)
 		}
