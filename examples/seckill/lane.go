@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -16,12 +15,13 @@ type lane struct {
 	handler http.Handler
 	addr    string // where the crowd finds it
 
-	mu    sync.Mutex
-	load  *load // of the latest sale; nil before
-	began time.Time
-	took  time.Duration // 0 while it runs
-	stock int
-	err   error
+	stock int // before the first sale
+
+	mu      sync.Mutex
+	load    *load // of the latest sale; nil before
+	began   time.Time
+	took    time.Duration // 0 while it runs
+	stopped bool
 }
 
 // newLane opens the service and lets it listen for the crowd.
@@ -42,43 +42,56 @@ func newLane(ctx context.Context, o options, opts ...core.Option) (*lane, func()
 	return l, func() { shutdown(); closeAll() }, nil
 }
 
-// sell opens new books and lets the crowd in until all have their answers or ctx ends.
-func (l *lane) sell(ctx context.Context, o options) {
-	err := prepare(l.service.db, o.stock)
-	crowd := newLoad(o, []string{l.addr})
-	l.mu.Lock()
-	l.load, l.began, l.took, l.stock, l.err = crowd, time.Now(), 0, o.stock, err
-	l.mu.Unlock()
-	if err == nil {
-		crowd.shop(ctx)
+// open makes the books of a new sale.
+func (l *lane) open(o options) error {
+	if err := prepare(l.service.db, o.stock); err != nil {
+		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.took = time.Since(l.began); ctx.Err() != nil {
-		l.err = errors.Join(l.err, errors.New("the sale was stopped"))
-	}
+	l.load, l.began, l.took, l.stopped = newLoad(o, []string{l.addr}), time.Now(), 0, false
+	return nil
+}
+
+// sell lets the crowd in until all have their answers or ctx ends.
+func (l *lane) sell(ctx context.Context) {
+	l.load.shop(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.took, l.stopped = time.Since(l.began), ctx.Err() != nil
 }
 
 // laneState is what the page shows of a lane.
 type laneState struct {
 	result
-	Done  bool   `json:"done"`
-	Error string `json:"error,omitempty"`
+	Started   bool   `json:"started"` // there was a sale
+	Done      bool   `json:"done"`
+	Stopped   bool   `json:"stopped"`
+	Stalled   int64  `json:"stalled"`              // requests that wait for long now
+	Stalls    int64  `json:"stalls"`               // all that have
+	Refusals  int64  `json:"refusals"`             // answers that were an error
+	LastError string `json:"last_error,omitempty"` // also if the buyer then tried again
+	Error     string `json:"error,omitempty"`      // why the books cannot be read
 }
 
 // state reads the books and what the crowd has seen so far.
 func (l *lane) state() laneState {
 	l.mu.Lock()
-	crowd, took, err := l.load, l.took, l.err
-	s := laneState{result: result{Stock: l.stock}, Done: took > 0}
+	crowd, took := l.load, l.took
+	s := laneState{
+		result:  result{Stock: l.stock},
+		Started: crowd != nil, Done: took > 0, Stopped: l.stopped,
+	}
 	if took == 0 {
 		took = time.Since(l.began)
 	}
 	l.mu.Unlock()
 	if crowd != nil {
 		s.result = crowd.result(took)
+		s.Stalled, s.Stalls = crowd.stalled.Load(), crowd.stalls.Load()
+		s.Refusals, s.LastError = crowd.refusals.Load(), crowd.last()
 	}
-	if err = errors.Join(err, s.check(l.service.db)); err != nil {
+	if err := s.check(l.service.db); err != nil {
 		s.Error = err.Error()
 	}
 	s.OK = s.Oversold == 0 && s.Doubled == 0 && s.Sold+int64(s.Left) == int64(s.Stock)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,10 +23,17 @@ type load struct {
 
 	requests, created, replayed, refused, soldOut, failed atomic.Int64
 
+	// Requests that wait for longer than stallAfter now and in all, and answers that were an error,
+	// also those after which the buyer tried again.
+	stalled, stalls, refusals atomic.Int64
+
 	mu        sync.Mutex
 	latencies []time.Duration
 	lastError string
 }
+
+// stallAfter is how long a request waits before it counts as stalled.
+const stallAfter = time.Second
 
 func newLoad(o options, addrs []string) *load {
 	return &load{
@@ -51,8 +59,11 @@ func (l *load) shop(ctx context.Context) {
 			}
 		})
 	}
+	began := time.Now()
 	for n := range l.buyers {
-		if ctx.Err() != nil {
+		// Buyers arrive in waves of as many as can be at it at the same time.
+		arrived := n / l.clients * l.clients
+		if !waitUntil(ctx, began.Add(l.over*time.Duration(arrived)/time.Duration(l.buyers))) {
 			break
 		}
 		buyers <- n
@@ -60,6 +71,17 @@ func (l *load) shop(ctx context.Context) {
 	close(buyers)
 	crowd.Wait()
 	l.client.CloseIdleConnections()
+}
+
+// waitUntil reports whether the time has come; it has not if ctx ends first.
+func waitUntil(ctx context.Context, due time.Time) bool {
+	if wait := time.Until(due); wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err() == nil
 }
 
 func (l *load) buyer(ctx context.Context, n int) {
@@ -76,21 +98,16 @@ func (l *load) buyer(ctx context.Context, n int) {
 // submit sends one request, and again, twice at most, when the answer is an error of the server.
 func (l *load) submit(ctx context.Context, buyer, click int) {
 	for try := 0; ; try++ {
-		began := time.Now()
-		status, replayed, err := l.post(ctx, buyer, l.addrs[(buyer+click+try)%len(l.addrs)])
-		l.requests.Add(1)
-		l.mu.Lock()
-		l.latencies = append(l.latencies, time.Since(began))
-		l.mu.Unlock()
+		status, replayed, err := l.timed(ctx, buyer, l.addrs[(buyer+click+try)%len(l.addrs)])
+		if ctx.Err() != nil {
+			return // the sale was stopped, so the answer says nothing of the service
+		}
 		switch {
 		case err != nil && try < 2 && ctx.Err() == nil:
 			time.Sleep(time.Duration(try+1) * 50 * time.Millisecond)
 			continue
 		case err != nil:
 			l.failed.Add(1)
-			l.mu.Lock()
-			l.lastError = err.Error()
-			l.mu.Unlock()
 		case replayed:
 			l.replayed.Add(1)
 		case status == http.StatusCreated:
@@ -102,6 +119,28 @@ func (l *load) submit(ctx context.Context, buyer, click int) {
 		}
 		return
 	}
+}
+
+// timed is post, counted.
+func (l *load) timed(ctx context.Context, buyer int, addr string) (status int, replayed bool, err error) {
+	stall := time.AfterFunc(stallAfter, func() { l.stalled.Add(1); l.stalls.Add(1) })
+	began := time.Now()
+	status, replayed, err = l.post(ctx, buyer, addr)
+	if !stall.Stop() {
+		l.stalled.Add(-1)
+	}
+	if ctx.Err() != nil {
+		return status, replayed, err
+	}
+	l.requests.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.latencies = append(l.latencies, time.Since(began))
+	if err != nil {
+		l.refusals.Add(1)
+		l.lastError = err.Error()
+	}
+	return status, replayed, err
 }
 
 // post returns an error for every answer that is not one of the sale's.
@@ -133,7 +172,16 @@ func (l *load) post(ctx context.Context, buyer int, addr string) (status int, re
 			return answer.StatusCode, false, nil
 		}
 	}
-	return 0, false, fmt.Errorf("HTTP %d: %s", answer.StatusCode, strings.TrimSpace(string(body)))
+	return 0, false, fmt.Errorf("HTTP %d: %s", answer.StatusCode, reason(body))
+}
+
+// reason is the sentence in the body of an error: the kit's problem document, or the service's own.
+func reason(body []byte) string {
+	var said struct{ Detail, Error, Title string }
+	if json.Unmarshal(body, &said) == nil && said.Detail+said.Error+said.Title != "" {
+		return cmp.Or(said.Detail, said.Error, said.Title)
+	}
+	return strings.TrimSpace(string(body))
 }
 
 // progress writes a line about the sale now and then until done is closed.
@@ -160,14 +208,25 @@ func percentile(sorted []time.Duration, p float64) float64 {
 	return float64(sorted[i].Microseconds()) / 1000
 }
 
+// last is the last error that a buyer saw.
+func (l *load) last() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lastError
+}
+
 func (l *load) result(took time.Duration) result {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	slices.Sort(l.latencies)
+	lastError := ""
+	if l.failed.Load() > 0 { // otherwise the buyers who saw an error tried again, with success
+		lastError = l.lastError
+	}
 	return result{
 		Unguarded: l.unguarded, Buyers: l.buyers, Stock: l.stock, Processes: l.procs,
 		Requests: l.requests.Load(), Created: l.created.Load(), Replayed: l.replayed.Load(), Refused: l.refused.Load(),
-		SoldOut: l.soldOut.Load(), Errors: l.failed.Load(), LastError: l.lastError,
+		SoldOut: l.soldOut.Load(), Errors: l.failed.Load(), LastError: lastError,
 		Seconds: took.Seconds(), PerSecond: float64(l.requests.Load()) / took.Seconds(),
 		P50: percentile(l.latencies, 0.50), P99: percentile(l.latencies, 0.99),
 	}

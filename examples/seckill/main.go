@@ -30,6 +30,7 @@ type options struct {
 
 	// Not on the command line: the page sets them.
 	nodeTimeout time.Duration
+	over        time.Duration // the time in which the buyers arrive; 0 for all at once
 	newQuorum   bool
 }
 

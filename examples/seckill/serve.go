@@ -34,6 +34,7 @@ type show struct {
 
 	mu      sync.Mutex
 	cancel  context.CancelFunc // ends the sale; nil while there is none
+	changed chan struct{}      // closed when something is new; nil while nobody watches
 	sales   sync.WaitGroup
 	options options // of the latest sale
 }
@@ -152,17 +153,23 @@ func (s *show) routes() http.Handler {
 	mux.HandleFunc("POST /api/sale", s.start)
 	mux.HandleFunc("DELETE /api/sale", func(w http.ResponseWriter, _ *http.Request) { s.end(); w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("PUT /api/nodes/{n}", s.setNode)
-	mux.Handle("POST /guarded/orders", http.StripPrefix("/guarded", s.guarded.handler))
-	mux.Handle("POST /naive/orders", http.StripPrefix("/naive", s.naive.handler))
+	mux.Handle("POST /guarded/orders", s.thenWake(http.StripPrefix("/guarded", s.guarded.handler)))
+	mux.Handle("POST /naive/orders", s.thenWake(http.StripPrefix("/naive", s.naive.handler)))
 	return http.NewCrossOriginProtection().Handler(mux)
 }
+
+// maxSeconds is how long buyers may take to arrive, in seconds.
+const maxSeconds = 600
 
 // start begins a sale in both shops at once.
 func (s *show) start(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o := s.options
-	ask := struct{ Buyers, Stock, Submits, Clients *int }{&o.buyers, &o.stock, &o.submits, &o.clients}
+	seconds := int(o.over / time.Second)
+	ask := struct{ Buyers, Stock, Submits, Clients, Seconds *int }{
+		&o.buyers, &o.stock, &o.submits, &o.clients, &seconds,
+	}
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<12)).Decode(&ask); err != nil {
 		http.Error(w, "the body must be JSON: "+err.Error(), http.StatusBadRequest)
 		return
@@ -171,9 +178,22 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
+	if seconds < 0 || seconds > maxSeconds {
+		said := fmt.Sprintf("seconds %d: it must be from 0 to %d", seconds, maxSeconds)
+		http.Error(w, said, http.StatusBadRequest)
+		return
+	}
+	o.over = time.Duration(seconds) * time.Second
 	if s.cancel != nil {
 		http.Error(w, "a sale is running", http.StatusConflict)
 		return
+	}
+	for _, l := range []*lane{s.guarded, s.naive} {
+		o.unguarded = l == s.naive
+		if err := l.open(o); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 	s.cancel, s.options = cancel, o
@@ -181,16 +201,16 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 	s.sales.Go(func() {
 		var both sync.WaitGroup
 		for _, l := range []*lane{s.guarded, s.naive} {
-			o := o
-			o.unguarded = l == s.naive
-			both.Go(func() { l.sell(ctx, o) })
+			both.Go(func() { l.sell(ctx) })
 		}
 		both.Wait()
-		s.mu.Lock()
-		s.cancel = nil
-		s.mu.Unlock()
 		cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.cancel = nil
+		s.wake()
 	})
+	s.wake()
 	w.WriteHeader(http.StatusAccepted)
 }
 
@@ -214,54 +234,9 @@ func (s *show) setNode(w http.ResponseWriter, r *http.Request) {
 	} else if err := s.nodes[i].set(ask.Up); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	} else {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.wake()
 		w.WriteHeader(http.StatusNoContent)
-	}
-}
-
-// showState is one event of the page.
-type showState struct {
-	Running bool        `json:"running"`
-	Guarded laneState   `json:"guarded"`
-	Naive   laneState   `json:"naive"`
-	Waits   waitState   `json:"waits"`
-	Nodes   []nodeState `json:"nodes"`
-}
-
-type nodeState struct {
-	Addr string `json:"addr"`
-	Up   bool   `json:"up"`
-}
-
-func (s *show) state(ctx context.Context) showState {
-	s.mu.Lock()
-	running := s.cancel != nil
-	s.mu.Unlock()
-	state := showState{Running: running, Guarded: s.guarded.state(), Naive: s.naive.state(), Waits: s.metrics.waits.state(ctx)}
-	for _, n := range s.nodes {
-		state.Nodes = append(state.Nodes, nodeState{Addr: n.upstream, Up: n.up()})
-	}
-	return state
-}
-
-// events sends the state, several times a second, as server-sent events.
-func (s *show) events(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-store")
-	flush := http.NewResponseController(w)
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		data, err := json.Marshal(s.state(r.Context()))
-		if err == nil {
-			_, err = fmt.Fprintf(w, "data: %s\n\n", data)
-		}
-		if err = errors.Join(err, flush.Flush()); err != nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-r.Context().Done():
-			return
-		}
 	}
 }

@@ -101,8 +101,8 @@ func TestServe_Sale(t *testing.T) {
 			}
 			ask(http.StatusAccepted, "POST", "/api/sale", `{"buyers":20000}`)
 			ask(http.StatusNoContent, "DELETE", "/api/sale", "")
-			if s := watch(t, ask, func(s showState) bool { return !s.Running }); !strings.Contains(s.Guarded.Error, "stopped") {
-				t.Errorf("a stopped sale says %q", s.Guarded.Error)
+			if s := watch(t, ask, func(s showState) bool { return !s.Running }); !s.Guarded.Stopped {
+				t.Errorf("a stopped sale is %+v", s.Guarded)
 			}
 		})
 	}
@@ -132,8 +132,12 @@ func TestServe_NodesAndBuyers(t *testing.T) {
 	ask(http.StatusNotFound, "PUT", "/api/nodes/3", `{"up":true}`)
 	ask(http.StatusBadRequest, "PUT", "/api/nodes/1", `up`)
 	ask(http.StatusBadRequest, "POST", "/api/sale", `{"buyers":0}`)
+	ask(http.StatusBadRequest, "POST", "/api/sale", `{"seconds":601}`)
 	ask(http.StatusBadRequest, "POST", "/api/sale", `buyers`)
-	for path, kind := range map[string]string{"/": "text/html", "/app.js": "text/javascript", "/style.css": "text/css"} {
+	for path, kind := range map[string]string{
+		"/": "text/html", "/app.js": "text/javascript", "/chart.js": "text/javascript",
+		"/texts.js": "text/javascript", "/style.css": "text/css",
+	} {
 		if got := ask(http.StatusOK, "GET", path, "").Header.Get("Content-Type"); !strings.HasPrefix(got, kind) {
 			t.Errorf("%s is %q", path, got)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/glebarez/sqlite"
 	"gorm.io/driver/mysql"
 	"gorm.io/driver/postgres"
@@ -66,20 +67,35 @@ func embedServers(o *options) (stop func(), err error) {
 }
 
 // expire lets the embedded Redis's keys expire; by itself it looks at all of them on every command.
+// It looks after a command, ten times a second at most, and sleeps while there are none.
 func expire(m *miniredis.Miniredis) (stop func()) {
 	const tick = 100 * time.Millisecond
-	ticker, done := time.NewTicker(tick), make(chan struct{})
+	command, done := make(chan struct{}, 1), make(chan struct{})
+	m.Server().SetPreHook(func(*server.Peer, string, ...string) bool {
+		select {
+		case command <- struct{}{}:
+		default:
+		}
+		return false
+	})
 	go func() {
-		for {
+		for last := time.Now(); ; {
 			select {
-			case <-ticker.C:
-				m.FastForward(tick)
+			case <-command:
+			case <-done:
+				return
+			}
+			now := time.Now()
+			m.FastForward(now.Sub(last))
+			last = now
+			select {
+			case <-time.After(tick):
 			case <-done:
 				return
 			}
 		}
 	}()
-	return func() { ticker.Stop(); close(done) }
+	return func() { close(done) }
 }
 
 // openDB opens the database of -db and checks that it answers.
