@@ -13,7 +13,9 @@ const longestCreation = time.Minute
 
 // Watch implements core.Backend. The client sends all watches over one stream. A member that is cut
 // off from the others ends its watches.
-func (b *backend) Watch(ctx context.Context, key string) (changed <-chan struct{}, stop func(), err error) {
+func (b *backend) Watch(
+	ctx context.Context, key string,
+) (changed <-chan struct{}, stop func(), err error) {
 	ctx, done := b.bound(ctx)
 	defer done()
 	if ctx.Err() != nil {
