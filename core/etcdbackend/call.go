@@ -59,7 +59,8 @@ func (b *backend) retry(ctx context.Context, key string, request func(context.Co
 
 // definite reports whether etcd has decided about a request, so that repeating it does not help.
 func definite(err error) bool {
-	return errors.Is(err, rpctypes.ErrLeaseNotFound) || errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, clientv3.ErrNoAvailableEndpoints)
+	return errors.Is(err, rpctypes.ErrLeaseNotFound) || errors.Is(err, rpctypes.ErrNoSpace) ||
+		errors.Is(err, clientv3.ErrNoAvailableEndpoints)
 }
 
 // advice says what to do about errors of etcd.
@@ -69,7 +70,8 @@ var advice = []struct {
 }{
 	{rpctypes.ErrNoSpace, "compact and defragment etcd, then run etcdctl alarm disarm"},
 	{rpctypes.ErrRequestTooLarge, "raise etcd's --max-request-bytes or seal a smaller value"},
-	{rpctypes.ErrPermissionDenied, "give etcd's user read and write permission on the prefix of the keys (core.WithPrefix)"},
+	{rpctypes.ErrPermissionDenied,
+		"give etcd's user read and write permission on the prefix of the keys (core.WithPrefix)"},
 	{rpctypes.ErrAuthFailed, "check the client's Username and Password"},
 	{rpctypes.ErrUserEmpty, "set the client's Username and Password"},
 	{rpctypes.ErrNoLeader, "a majority of etcd's members must run and reach each other"},

@@ -25,11 +25,12 @@ type step struct {
 // errOvertaken means that a key is changed faster than this process can decide.
 var errOvertaken = errors.New("others change the key all the time")
 
-// change decides what to do with the key, beginning with what is known of it, and does it if the key
-// is as it was found. Else it decides anew. It returns the key as it is after a write. An
+// change decides what to do with a key, beginning with what is known of it, and does it if the key is
+// so. Else it decides anew. It returns the key as it is after a write, and when that was sent. An
 // attempt can be voided (see cleanUp).
-func (b *backend) change(ctx context.Context, known entry, attempt string, decide func(entry) (step, error)) (entry, time.Time, error) {
-	e := known
+func (b *backend) change(
+	ctx context.Context, e entry, attempt string, decide func(entry) (step, error),
+) (changed entry, sent time.Time, err error) {
 	for range changeTries {
 		s, err := decide(e)
 		if err != nil || s.write == nil && !s.delete {
@@ -46,11 +47,14 @@ func (b *backend) change(ctx context.Context, known entry, attempt string, decid
 
 // apply does a step if the key is as e says, and returns the key as it is then. With an attempt, it
 // also needs that nobody has voided the attempt, and sends the request once.
-func (b *backend) apply(ctx context.Context, e entry, attempt string, s step) (next entry, sent time.Time, done bool, err error) {
+func (b *backend) apply(
+	ctx context.Context, e entry, attempt string, s step,
+) (next entry, sent time.Time, done bool, err error) {
 	unchanged := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(e.key), "=", e.revision)}
 	send := b.retry
 	if attempt != "" {
-		unchanged = append(unchanged, clientv3.Compare(clientv3.Version(voidMark(e.key, attempt)), "=", 0))
+		mark := clientv3.Version(voidMark(e.key, attempt))
+		unchanged = append(unchanged, clientv3.Compare(mark, "=", 0))
 		send = b.sendOnce
 	}
 	for {
@@ -93,7 +97,9 @@ func (b *backend) apply(ctx context.Context, e entry, attempt string, s step) (n
 }
 
 // put returns the operation that writes a record, and the time from which it counts.
-func (b *backend) put(ctx context.Context, key string, r *record) (op clientv3.Op, lease attached, sent time.Time, err error) {
+func (b *backend) put(
+	ctx context.Context, key string, r *record,
+) (op clientv3.Op, lease attached, sent time.Time, err error) {
 	for {
 		if lease, err = b.attach(ctx, key, r.lasts()); err != nil {
 			return op, lease, sent, err

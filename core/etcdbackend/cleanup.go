@@ -55,7 +55,8 @@ func (b *backend) cleanUp(q core.Request) {
 	}
 	if len(c.waiting) >= maxCleaning {
 		loglimit.Later(b.logger, slog.LevelWarn,
-			"etcdbackend: too many clean-ups wait, so that keys of failed attempts may stay held until their leases end; look at etcd",
+			"etcdbackend: too many clean-ups wait, so that keys of failed attempts may stay held "+
+				"until their leases end; look at etcd",
 			"waiting", len(c.waiting), "key", q.Key)
 		return
 	}
@@ -104,7 +105,8 @@ func (b *backend) cleanAll() {
 			b.cleaning.putBack(u)
 		} else {
 			loglimit.Later(b.logger, slog.LevelWarn,
-				"etcdbackend: clean-up given up, so that the key of a failed attempt may stay held until its lease ends; look at etcd",
+				"etcdbackend: clean-up given up, so that the key of a failed attempt may stay held "+
+					"until its lease ends; look at etcd",
 				"key", u.request.Key, "error", err)
 		}
 		select {
@@ -125,7 +127,8 @@ func (b *backend) void(ctx context.Context, q core.Request) error {
 	}
 	var resp *clientv3.TxnResponse
 	err = b.retry(ctx, q.Key, func(ctx context.Context) (err error) {
-		resp, err = b.client.Txn(ctx).Then(clientv3.OpPut(mark, "", clientv3.WithLease(lease.id)), clientv3.OpGet(q.Key)).Commit()
+		put := clientv3.OpPut(mark, "", clientv3.WithLease(lease.id))
+		resp, err = b.client.Txn(ctx).Then(put, clientv3.OpGet(q.Key)).Commit()
 		return err
 	})
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -143,7 +146,8 @@ func (b *backend) void(ctx context.Context, q core.Request) error {
 		case e.Owner != q.Owner || s == core.Free || s == core.Sealed:
 			return step{}, nil
 		case e.Adopted != "":
-			return step{write: &record{State: stateHeld, Owner: e.Adopted, Orphan: e.AdoptedFor, Token: e.token()}}, nil
+			r := record{State: stateHeld, Owner: e.Adopted, Orphan: e.AdoptedFor, Token: e.token()}
+			return step{write: &r}, nil
 		}
 		return step{delete: true}, nil
 	})

@@ -51,7 +51,9 @@ const (
 )
 
 // entry makes an entry of what etcd answered just now.
-func (b *backend) entry(ctx context.Context, key string, kvs []*mvccpb.KeyValue, how read) (entry, error) {
+func (b *backend) entry(
+	ctx context.Context, key string, kvs []*mvccpb.KeyValue, how read,
+) (entry, error) {
 	e := entry{key: key}
 	if len(kvs) == 0 {
 		b.sightings.forget(key)
@@ -81,7 +83,9 @@ const gone = 200 * 365 * 24 * time.Hour
 // age returns for how long, at least, a key has been as it is. Its etcd lease is never renewed, so
 // that the lease's age is certain, and the write was sent when the lease was at most lag old. etcd
 // counts in whole seconds.
-func (b *backend) age(ctx context.Context, key string, id clientv3.LeaseID, lag time.Duration) (age time.Duration, err error) {
+func (b *backend) age(
+	ctx context.Context, key string, id clientv3.LeaseID, lag time.Duration,
+) (age time.Duration, err error) {
 	err = b.retry(ctx, key, func(ctx context.Context) error {
 		resp, err := b.client.TimeToLive(ctx, id)
 		switch {

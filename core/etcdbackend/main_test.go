@@ -29,9 +29,10 @@ func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) cor
 	return b
 }
 
+// locker returns a Locker whose calls give up a member that hangs after half a second.
 func locker(t testing.TB, client *clientv3.Client, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(etcdbackend.New(client), append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	l, err := core.New(etcdbackend.New(client, etcdbackend.WithTimeout(2*time.Second)), append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
 	ok(t, "New", err)
 	t.Cleanup(func() { ok(t, "Close", l.Close()) })
 	return l

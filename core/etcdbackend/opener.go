@@ -13,8 +13,7 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// DefaultTimeout bounds each call that no context ends sooner.
-const DefaultTimeout = 5 * time.Second
+const defaultTimeout = 5 * time.Second
 
 // closeGrace is how long Close waits for clean-ups.
 const closeGrace = time.Second
@@ -26,7 +25,7 @@ type option func(*opener)
 
 func (o option) apply(p *opener) { o(p) }
 
-// WithTimeout bounds each call that no context ends sooner. The default is [DefaultTimeout]. A
+// WithTimeout bounds each call that no context ends sooner. The default is 5 s. A
 // member that hangs costs a call at most a quarter of it, before another member is asked.
 func WithTimeout(d time.Duration) Option {
 	return option(func(p *opener) { p.timeout = d })
@@ -40,7 +39,7 @@ func WithTimeout(d time.Duration) Option {
 // that watch through it poll once a second.
 // core.New returns an error if client is nil or the time-out is not positive.
 func New(client *clientv3.Client, opts ...Option) core.Opener {
-	p := &opener{client: client, timeout: DefaultTimeout}
+	p := &opener{client: client, timeout: defaultTimeout}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(p)

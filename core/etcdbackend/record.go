@@ -50,7 +50,8 @@ type record struct {
 }
 
 // errForeign means that a key holds something that this package did not write.
-var errForeign = fmt.Errorf("%w: etcd holds a value of another program under it; choose another prefix (core.WithPrefix)", core.ErrInvalidKey)
+var errForeign = fmt.Errorf("%w: etcd holds a value of another program under it; "+
+	"choose another prefix (core.WithPrefix)", core.ErrInvalidKey)
 
 func (r record) encode() (string, error) {
 	r.Format = format
@@ -66,9 +67,10 @@ func decode(key string, text []byte) (r record, err error) {
 	if !found || json.Unmarshal(header, &r) != nil || r.Format == 0 {
 		return r, fmt.Errorf("etcdbackend: key %q: %w", key, errForeign)
 	}
-	if r.Format != format || r.State != stateHeld && r.State != stateSealed || r.TTL < 0 || r.Orphan < 0 || r.Lag < 0 {
-		return r, fmt.Errorf("etcdbackend: key %q has format %d and state %q: a newer version of this module wrote it; update this service: %w",
-			key, r.Format, r.State, core.ErrInvalidKey)
+	known := r.Format == format && (r.State == stateHeld || r.State == stateSealed)
+	if !known || r.TTL < 0 || r.Orphan < 0 || r.Lag < 0 {
+		return r, fmt.Errorf("etcdbackend: key %q has format %d and state %q: a newer version of this "+
+			"module wrote it; update this service: %w", key, r.Format, r.State, core.ErrInvalidKey)
 	}
 	r.value = value
 	return r, nil
@@ -104,11 +106,13 @@ func deadline(sent time.Time, ttl time.Duration) time.Time {
 // fits refuses what cannot be written, before anything is sent.
 func fits(key, owner string) error {
 	if len(key) > maxKey || len(owner) > maxOwner {
-		return fmt.Errorf("etcdbackend: key %q… has %d bytes and its owner %d; at most %d and %d are allowed: %w",
+		return fmt.Errorf("etcdbackend: key %q… has %d bytes and its owner %d; "+
+			"at most %d and %d are allowed: %w",
 			key[:min(len(key), 32)], len(key), len(owner), maxKey, maxOwner, core.ErrInvalidKey)
 	}
 	if key == "" || !utf8.ValidString(owner) {
-		return fmt.Errorf("etcdbackend: key %q with owner %q: the key must not be empty, and the owner must be UTF-8: %w", key, owner, core.ErrInvalidKey)
+		return fmt.Errorf("etcdbackend: key %q with owner %q: the key must not be empty, "+
+			"and the owner must be UTF-8: %w", key, owner, core.ErrInvalidKey)
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
 )
@@ -119,4 +121,47 @@ func TestGarbage_FewEtcdLeases(t *testing.T) {
 	_, err = b.Extend(t.Context(), lost, 2*time.Hour)
 	want(t, "Extend", err, core.ErrLost)
 	acquire(t, b, request("next", time.Hour, time.Hour))
+}
+
+// etcd removes no key before its lease ends, also if the key shares an etcd lease that began before.
+func TestGarbage_NotBeforeTheTTL(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	b := open(t, client)
+	for shared := false; !shared; {
+		g := acquire(t, b, request("warm", 4*time.Second, 0))
+		begun := time.Now()
+		lease := leaseOf(t, client, "warm")
+		for time.Since(begun) < 800*time.Millisecond { // the etcd lease gets older
+			time.Sleep(10 * time.Millisecond)
+		}
+		_, err := b.Release(t.Context(), g)
+		ok(t, "Release", err)
+		g = acquire(t, b, request("k", 4*time.Second, 0))
+		if shared = leaseOf(t, client, "k") == lease; !shared {
+			_, err := b.Release(t.Context(), g)
+			ok(t, "Release", err)
+			continue // this machine was too slow
+		}
+		for time.Now().Before(g.Deadline.Add(-20 * time.Millisecond)) {
+			if keys(t, client, "k") == 0 && time.Now().Before(g.Deadline) {
+				t.Fatalf("etcd removed the key %v before its deadline", time.Until(g.Deadline))
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+}
+
+func leaseOf(t *testing.T, client *clientv3.Client, key string) int64 {
+	t.Helper()
+	resp, err := client.Get(t.Context(), key)
+	ok(t, "Get", err)
+	if len(resp.Kvs) != 1 {
+		t.Fatalf("there is no key %q", key)
+	}
+	return resp.Kvs[0].Lease
 }

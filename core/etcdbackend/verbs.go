@@ -55,10 +55,12 @@ func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err er
 }
 
 // Seal implements core.Backend.
-func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+func (b *backend) Seal(
+	ctx context.Context, g core.Grant, value []byte, retention time.Duration,
+) error {
 	if len(value) > maxValue {
-		return fmt.Errorf("etcdbackend: seal key %q: the value has %d bytes, at most %d fit into etcd's requests; store it elsewhere and seal a reference",
-			g.Key, len(value), maxValue)
+		return fmt.Errorf("etcdbackend: seal key %q: the value has %d bytes, at most %d fit into etcd's "+
+			"requests; store it elsewhere and seal a reference", g.Key, len(value), maxValue)
 	}
 	_, _, err := b.changeOwn(ctx, g, func(e entry) (step, error) {
 		s, _ := e.status()
@@ -68,7 +70,8 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 		case s == core.Sealed:
 			return step{}, nil
 		}
-		return step{write: &record{State: stateSealed, Owner: g.Owner, TTL: millis(retention), Token: g.Token, value: value}}, nil
+		r := record{State: stateSealed, Owner: g.Owner, TTL: millis(retention), Token: g.Token, value: value}
+		return step{write: &r}, nil
 	})
 	return err
 }
@@ -83,7 +86,9 @@ func (b *backend) Unseal(ctx context.Context, key string) error {
 }
 
 // changeOwn is change for a grant, or for a grant of nobody that only names the key.
-func (b *backend) changeOwn(ctx context.Context, g core.Grant, decide func(entry) (step, error)) (e entry, sent time.Time, err error) {
+func (b *backend) changeOwn(
+	ctx context.Context, g core.Grant, decide func(entry) (step, error),
+) (e entry, sent time.Time, err error) {
 	if ctx.Err() != nil {
 		return e, sent, unavailable(g.Key, ctx.Err())
 	}

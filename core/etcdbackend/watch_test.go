@@ -15,7 +15,7 @@ import (
 )
 
 // abandoned is how many waits of each kind are given up.
-const abandoned = 3000
+const abandoned = 1500
 
 // Waits that are given up leave no watch in etcd, no goroutine and no memory. Not parallel: it
 // counts goroutines.

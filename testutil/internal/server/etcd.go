@@ -32,7 +32,9 @@ func startEtcd(ctx context.Context, env, args []string) (*Server, error) {
 
 // StartEtcdCluster starts an etcd of n members. advertise returns the URL under which the others
 // reach member i, whose peer address is listen. The args are added to each command line.
-func StartEtcdCluster(ctx context.Context, n int, advertise func(i int, listen string) string, args ...string) ([]*Server, error) {
+func StartEtcdCluster(
+	ctx context.Context, n int, advertise func(i int, listen string) string, args ...string,
+) ([]*Server, error) {
 	var err error
 	for range portTries {
 		var members []*Server
@@ -46,7 +48,9 @@ func StartEtcdCluster(ctx context.Context, n int, advertise func(i int, listen s
 	return nil, err
 }
 
-func startEtcdCluster(ctx context.Context, n int, advertise func(int, string) string, args []string) ([]*Server, error) {
+func startEtcdCluster(
+	ctx context.Context, n int, advertise func(int, string) string, args []string,
+) ([]*Server, error) {
 	listen, names, cluster := make([]string, n), make([]string, n), make([]string, n)
 	urls := make([]string, n)
 	for i := range n {
@@ -83,7 +87,9 @@ func startEtcdCluster(ctx context.Context, n int, advertise func(int, string) st
 }
 
 // startMember starts one member. peers returns its name and the arguments about its peers.
-func startMember(ctx context.Context, env []string, peers func(dir string) (string, []string)) (*Server, error) {
+func startMember(
+	ctx context.Context, env []string, peers func(dir string) (name string, args []string),
+) (*Server, error) {
 	binary, err := Find(Etcd)
 	if err != nil {
 		return nil, err
