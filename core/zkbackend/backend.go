@@ -98,25 +98,31 @@ func (b *backend) begin(ctx context.Context) (context.Context, context.CancelFun
 // do makes one request and returns when it was answered or ctx ended: the library's requests have no
 // contexts. If the request may have had an effect that do cannot return, it calls unsure, unless that
 // is nil.
-func (b *backend) do(ctx context.Context, request func(*zk.Conn) error, unsure func()) error {
+func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error), unsure func()) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
 	if ctx.Err() != nil {
-		return b.ended(ctx)
+		return answer{}.value, b.ended(ctx)
 	}
 	select {
 	case b.slots <- struct{}{}:
 	case <-ctx.Done():
-		return b.ended(ctx)
+		return answer{}.value, b.ended(ctx)
 	}
-	answers, left := make(chan error), make(chan struct{})
+	answers, left := make(chan answer), make(chan struct{})
 	started := b.spawn(func() {
+		var a answer
 		conn, err := b.connected()
 		if err == nil {
-			err = request(conn)
+			a.value, err = request(conn)
 		}
+		a.err = err
 		<-b.slots
 		late := false
 		select {
-		case answers <- err:
+		case answers <- a:
 		case <-left:
 			late = true
 		}
@@ -126,14 +132,14 @@ func (b *backend) do(ctx context.Context, request func(*zk.Conn) error, unsure f
 	})
 	if !started {
 		<-b.slots
-		return zk.ErrClosing
+		return answer{}.value, zk.ErrClosing
 	}
 	select {
-	case err := <-answers:
-		return err
+	case a := <-answers:
+		return a.value, a.err
 	case <-ctx.Done():
 		close(left)
-		return b.ended(ctx)
+		return answer{}.value, b.ended(ctx)
 	}
 }
 
@@ -184,10 +190,7 @@ func unknown(err error) bool {
 func (b *backend) Ping(ctx context.Context) error {
 	ctx, cancel := b.begin(ctx)
 	defer cancel()
-	err := b.do(ctx, func(c *zk.Conn) error {
-		_, err := c.Multi(&zk.CheckVersionRequest{Path: b.root, Version: -1})
-		return err
-	}, nil)
+	_, err := b.multi(ctx, nil, &zk.CheckVersionRequest{Path: b.root, Version: -1})
 	if err != nil && !errors.Is(err, zk.ErrNoNode) { // the root is made with the first key
 		return unavailable("", err)
 	}

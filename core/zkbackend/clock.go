@@ -48,11 +48,9 @@ func (b *backend) askTime(ctx context.Context, path string) error {
 	if b.clock.known() {
 		return nil
 	}
-	return b.do(ctx, func(c *zk.Conn) error {
-		stat, err := c.Set(parentOf(path), nil, -1)
-		if err == nil {
-			b.clock.set(time.UnixMilli(stat.Mtime), time.Now())
-		}
-		return err
-	}, nil)
+	stat, err := do(ctx, b, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(parentOf(path), nil, -1) }, nil)
+	if err == nil {
+		b.clock.set(time.UnixMilli(stat.Mtime), time.Now())
+	}
+	return err
 }

@@ -94,10 +94,13 @@ func (b *backend) dial(network, addr string, timeout time.Duration) (net.Conn, e
 }
 
 // libraryLog writes what the library reports: connections that fail.
-type libraryLog struct{ *slog.Logger }
+type libraryLog struct{ *backend }
 
 func (l libraryLog) Printf(format string, args ...any) {
-	loglimit.Later(l.Logger, slog.LevelWarn, "zkbackend: the connection to ZooKeeper failed; it is made again",
+	if l.open.Err() != nil {
+		return // Close ends the connection
+	}
+	loglimit.Later(l.logger, slog.LevelWarn, "zkbackend: the connection to ZooKeeper failed; it is made again",
 		"detail", fmt.Sprintf(format, args...))
 }
 
@@ -119,7 +122,7 @@ func (b *backend) library() (*zk.Conn, error) {
 	}
 	if b.conn == nil {
 		conn, events, err := zk.Connect(b.servers, sessionTimeout, zk.WithHostProvider(&servers{}),
-			zk.WithDialer(b.dial), zk.WithLogger(libraryLog{b.logger}), zk.WithLogInfo(false),
+			zk.WithDialer(b.dial), zk.WithLogger(libraryLog{b}), zk.WithLogInfo(false),
 			zk.WithEventCallback(b.event))
 		if err != nil {
 			return nil, err

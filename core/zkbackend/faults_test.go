@@ -3,7 +3,10 @@ package zkbackend_test
 import (
 	"context"
 	"errors"
+	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +49,21 @@ func TestEnsemble_Faults(t *testing.T) {
 	h.progress(t, "the leader hangs")
 	nodes[leader].Cont()
 	h.progress(t, "it goes on")
+
+	// The leader does not hear from the others, which elect another one meanwhile. When it goes on,
+	// it does not know.
+	leader = nodes.Leader()
+	others := []*testutil.ZooKeeperNode{nodes[(leader+1)%len(nodes)], nodes[(leader+2)%len(nodes)]}
+	for _, n := range others {
+		n.Stop()
+	}
+	nodes[leader].Stop()
+	for _, n := range others {
+		n.Cont()
+	}
+	h.progress(t, "the others elect a leader")
+	nodes[leader].Cont()
+	h.progress(t, "the old leader goes on")
 
 	follower := (nodes.Leader() + 1) % len(nodes)
 	nodes[follower].Stop()
@@ -116,6 +134,10 @@ func TestCalls_AreBounded(t *testing.T) {
 		return err == nil
 	})
 	node.Stop()
+	err = b.Ping(t.Context())
+	if want(t, "Ping", err, core.ErrUnavailable); !strings.Contains(err.Error(), "did not answer within 200ms") {
+		t.Errorf("Ping: %v", err)
+	}
 	for name, call := range map[string]func(context.Context) error{
 		"Acquire": func(ctx context.Context) error { _, err := b.Acquire(ctx, request("k2", time.Hour)); return err },
 		"Extend":  func(ctx context.Context) error { _, err := b.Extend(ctx, g, time.Hour); return err },
@@ -138,4 +160,45 @@ func TestCalls_AreBounded(t *testing.T) {
 	ok(t, "Close", b.Close())
 	node.Cont()
 	want(t, "Ping after Close", b.Ping(t.Context()), core.ErrUnavailable)
+}
+
+// deadlines are the read deadlines of a connection.
+type deadlines struct {
+	net.Conn
+	latest *atomic.Int64 // how far ahead, in ns
+}
+
+func (d deadlines) SetReadDeadline(end time.Time) error {
+	if ahead := int64(time.Until(end)); !end.IsZero() && ahead > d.latest.Load() {
+		d.latest.Store(ahead)
+	}
+	return d.Conn.SetReadDeadline(end)
+}
+
+// A server that takes connections and does not answer is left for another one. The library would wait
+// for 26 s.
+func TestConnect_HungServer(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	hung := newProxy(t, node.Addr())
+	hung.part(true)
+	defer hung.part(false)
+	var latest atomic.Int64
+	dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		c, err := net.DialTimeout(network, addr, timeout)
+		if err != nil || addr != hung.addr() {
+			return c, err
+		}
+		return deadlines{c, &latest}, nil
+	}
+	for latest.Load() == 0 { // until the server that hangs is the first by chance
+		l := locker(t, zkbackend.New([]string{hung.addr(), node.Addr()}, zkbackend.WithDialer(dial),
+			zkbackend.WithRoot(rootOf(t))), core.WithOutageWait(patience))
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		ok(t, "Release", k.Release(t.Context()))
+	}
+	if d := time.Duration(latest.Load()); d > 3*time.Second {
+		t.Errorf("it waits for up to %v", d)
+	}
 }

@@ -163,13 +163,11 @@ func cut(value []byte) (first, rest []byte) {
 
 // put makes a piece of a value. An earlier try may have made it.
 func (b *backend) put(ctx context.Context, path string, data []byte) error {
-	return b.do(ctx, func(c *zk.Conn) error {
-		_, err := c.Create(path, data, 0, b.acl)
-		if errors.Is(err, zk.ErrNodeExists) {
-			_, err = c.Set(path, data, -1)
-		}
-		return err
-	}, nil)
+	_, err := do(ctx, b, func(c *zk.Conn) (string, error) { return c.Create(path, data, 0, b.acl) }, nil)
+	if errors.Is(err, zk.ErrNodeExists) {
+		_, err = do(ctx, b, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(path, data, -1) }, nil)
+	}
+	return err
 }
 
 // Unseal implements core.Backend.

@@ -109,7 +109,7 @@ func want(t testing.TB, what string, err, target error) {
 }
 
 // patience bounds each wait for a condition.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()

@@ -41,17 +41,21 @@ func (b *backend) get(ctx context.Context, path string, watched bool) (*node, er
 	return n, b.askTime(ctx, path)
 }
 
+// content is what a node has.
+type content struct {
+	text []byte
+	stat *zk.Stat
+}
+
 // fetch is get, and does not remember the node.
 func (b *backend) fetch(ctx context.Context, path string, watched bool) (*node, error) {
-	var text []byte
-	var stat *zk.Stat
-	err := b.do(ctx, func(c *zk.Conn) (err error) {
+	a, err := do(ctx, b, func(c *zk.Conn) (a content, err error) {
 		if watched {
-			text, stat, _, err = c.GetW(path)
+			a.text, a.stat, _, err = c.GetW(path)
 		} else {
-			text, stat, err = c.Get(path)
+			a.text, a.stat, err = c.Get(path)
 		}
-		return err
+		return a, err
 	}, nil)
 	if errors.Is(err, zk.ErrNoNode) {
 		b.sightings.forget(path)
@@ -60,16 +64,16 @@ func (b *backend) fetch(ctx context.Context, path string, watched bool) (*node, 
 	if err != nil {
 		return nil, err
 	}
-	h, ok := parse(text)
+	h, ok := parse(a.text)
 	if !ok {
 		return nil, fmt.Errorf("zkbackend: node %s is not a key of this format; use another root: %w", path, core.ErrInvalidKey)
 	}
-	return newNode(path, h, stat, time.Now()), nil
+	return newNode(path, h, a.stat, time.Now()), nil
 }
 
 // fresh reads the node of a key as the leader has it: a follower may lag behind.
 func (b *backend) fresh(ctx context.Context, path string) (*node, error) {
-	if err := b.do(ctx, func(c *zk.Conn) error { _, err := c.Sync(path); return err }, nil); err != nil {
+	if _, err := do(ctx, b, func(c *zk.Conn) (string, error) { return c.Sync(path) }, nil); err != nil {
 		return nil, err
 	}
 	return b.get(ctx, path, false)
@@ -77,15 +81,14 @@ func (b *backend) fresh(ctx context.Context, path string) (*node, error) {
 
 // multi makes several changes, all or none, and returns the state of the node that the last of them
 // set.
-func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (stat *zk.Stat, err error) {
-	err = b.do(ctx, func(c *zk.Conn) error {
+func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (*zk.Stat, error) {
+	return do(ctx, b, func(c *zk.Conn) (*zk.Stat, error) {
 		answers, err := c.Multi(changes...)
-		if err == nil && len(answers) > 0 {
-			stat = answers[len(answers)-1].Stat
+		if err != nil || len(answers) == 0 {
+			return nil, err
 		}
-		return err
+		return answers[len(answers)-1].Stat, nil
 	}, unsure)
-	return stat, err
 }
 
 // write makes changes of which the last one sets the key's node, and returns that.
@@ -96,6 +99,9 @@ func (b *backend) write(ctx context.Context, unsure func(), path string, version
 		return nil, err
 	}
 	if stat == nil {
+		if unsure != nil {
+			unsure()
+		}
 		return nil, errors.New("zkbackend: ZooKeeper's answer has no state of the node")
 	}
 	n := newNode(path, h, stat, time.Time{})
@@ -128,10 +134,7 @@ func (b *backend) parents(ctx context.Context, path string) error {
 		if path[i] != '/' {
 			continue
 		}
-		err := b.do(ctx, func(c *zk.Conn) error {
-			_, err := c.Create(path[:i], nil, 0, b.acl)
-			return err
-		}, nil)
+		_, err := do(ctx, b, func(c *zk.Conn) (string, error) { return c.Create(path[:i], nil, 0, b.acl) }, nil)
 		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
 			return err
 		}
@@ -165,13 +168,10 @@ func (b *backend) remove(ctx context.Context, n *node) error {
 	return err
 }
 
-// without calls fn with the changes that delete a node's guard. What a Seal left there that did not
-// come to its end is deleted, too.
+// without calls fn with the changes that delete a node's guard. If there are pieces of a value below
+// it, also of a Seal that did not come to its end, it calls fn again with those.
 func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) error) error {
 	var pieces []string
-	for i := range n.pieces {
-		pieces = append(pieces, piece(n.guard(), i+1))
-	}
 	for {
 		drop := make([]any, 0, len(pieces)+1)
 		for _, path := range append(pieces, n.guard()) {
@@ -181,8 +181,7 @@ func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) erro
 		if !errors.Is(err, zk.ErrNotEmpty) {
 			return err
 		}
-		var names []string
-		err = b.do(ctx, func(c *zk.Conn) (err error) { names, _, err = c.Children(n.guard()); return err }, nil)
+		names, err := b.children(ctx, n.guard())
 		if err != nil {
 			return err
 		}
@@ -196,6 +195,11 @@ func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) erro
 	}
 }
 
+// children lists the names of the nodes below path.
+func (b *backend) children(ctx context.Context, path string) ([]string, error) {
+	return do(ctx, b, func(c *zk.Conn) ([]string, error) { names, _, err := c.Children(path); return names, err }, nil)
+}
+
 func piece(guard string, i int) string { return fmt.Sprintf("%s/%d", guard, i) }
 
 // value reads what a key was sealed with.
@@ -206,8 +210,7 @@ func (b *backend) value(ctx context.Context, n *node) ([]byte, error) {
 		if i > 0 {
 			path = piece(path, i)
 		}
-		var part []byte
-		err := b.do(ctx, func(c *zk.Conn) (err error) { part, _, err = c.Get(path); return err }, nil)
+		part, err := do(ctx, b, func(c *zk.Conn) ([]byte, error) { part, _, err := c.Get(path); return part, err }, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -219,16 +222,16 @@ func (b *backend) value(ctx context.Context, n *node) ([]byte, error) {
 // token returns the fencing token of the lease that has the node: the transaction that made its
 // guard.
 func (b *backend) token(ctx context.Context, n *node) (uint64, error) {
-	var stat *zk.Stat
-	var there bool
-	err := b.do(ctx, func(c *zk.Conn) (err error) { there, stat, err = c.Exists(n.guard()); return err }, nil)
-	if err == nil && !there {
-		err = zk.ErrNoNode
-	}
-	if err != nil {
-		return 0, err
-	}
-	return tokenOf(stat.Czxid), nil
+	return do(ctx, b, func(c *zk.Conn) (uint64, error) {
+		there, stat, err := c.Exists(n.guard())
+		if err == nil && !there {
+			err = zk.ErrNoNode
+		}
+		if err != nil {
+			return 0, err
+		}
+		return tokenOf(stat.Czxid), nil
+	}, nil)
 }
 
 // tokens is how many fencing tokens a lease has.

@@ -37,8 +37,9 @@ func (b *backend) sweep() {
 func (b *backend) sweepShard(ctx context.Context, shard int) error {
 	parent := fmt.Sprintf("%s/%02x", b.root, shard)
 	var names []string
-	err := b.bounded(ctx, func(ctx context.Context) error {
-		return b.do(ctx, func(c *zk.Conn) (err error) { names, _, err = c.Children(parent); return err }, nil)
+	err := b.bounded(ctx, func(ctx context.Context) (err error) {
+		names, err = b.children(ctx, parent)
+		return err
 	})
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil

@@ -76,7 +76,7 @@ func startZooKeeper(ctx context.Context, env []string, id string, args []string)
 		command: func(dir string, port int) *exec.Cmd {
 			config := filepath.Join(dir, "zoo.cfg")
 			lines := slices.Concat([]string{
-				"tickTime=200", "initLimit=50", "syncLimit=10", "maxSessionTimeout=60000", "maxClientCnxns=0",
+				"tickTime=200", "initLimit=15", "syncLimit=10", "maxSessionTimeout=60000", "maxClientCnxns=0",
 				"admin.enableServer=false", "4lw.commands.whitelist=*",
 			}, args, []string{
 				"dataDir=" + filepath.Join(dir, "data"), "clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(port),

@@ -1,0 +1,85 @@
+package testutil_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/zkbackend"
+	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/internal/server"
+)
+
+// zookeeper reports whether ZooKeeper is here. It fails the test if it is missing and required.
+func zookeeper(t *testing.T) bool {
+	t.Helper()
+	_, err := server.Find(server.ZooKeeper)
+	if err != nil && server.Required() {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Log(err)
+	}
+	return err == nil
+}
+
+func TestZooKeeper(t *testing.T) {
+	t.Parallel()
+	if !zookeeper(t) {
+		return
+	}
+	node := testutil.ZooKeeper(t)
+	locker, err := core.New(zkbackend.New([]string{node.Addr()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+		t.Error(err)
+	}
+
+	node.Stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := server.AskZooKeeper(ctx, node.Addr(), "srvr"); err == nil {
+		t.Error("a server that stands still answers")
+	}
+	node.Cont()
+	node.Kill()
+	node.Restart()
+	if status := node.Ask("srvr"); !strings.Contains(status, "Mode: standalone") {
+		t.Errorf("after a restart it says %q", status)
+	}
+	if st, err := locker.Inspect(t.Context(), "stock:42"); err == nil && st.Status != core.Held {
+		t.Errorf("after a restart the key is %v", st.Status)
+	}
+}
+
+func TestZooKeeperEnsemble(t *testing.T) {
+	t.Parallel()
+	if !zookeeper(t) {
+		return
+	}
+	nodes := testutil.ZooKeeperEnsemble(t)
+	locker, err := core.New(zkbackend.New(nodes.Addrs()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close()
+	nodes[nodes.Leader()].Kill() // the two others elect one
+	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestZooKeeper_Missing(t *testing.T) {
+	withoutServers(t, "")
+	r := record(t, func(t testing.TB) { testutil.ZooKeeper(t) })
+	for _, word := range []string{"apt-get install libzookeeper-java", "brew install zookeeper", "testutil/servers"} {
+		if !strings.Contains(r.fatal, word) {
+			t.Errorf("%q does not say %q", r.fatal, word)
+		}
+	}
+}
