@@ -120,7 +120,7 @@ func TestGrouped_TakesTooLong(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		put(t, db, 42, 10)
-		long := map[string]string{"mysql": "SELECT SLEEP(5)", "postgres": "SELECT pg_sleep(5)"}
+		long := map[string]string{"mysql": "SELECT SLEEP(2)", "postgres": "SELECT pg_sleep(2)"}
 		a, b := taker(42), &caller{fn: func(tx *gorm.DB) error {
 			if s := long[db.Name()]; s != "" {
 				return tx.Exec(s).Error
