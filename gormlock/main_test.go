@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 	"gorm.io/gorm"
 
@@ -24,6 +26,9 @@ import (
 
 func TestMain(m *testing.M) {
 	moreAtOnce()
+	// The clients report faults that tests make.
+	logging.Disable()
+	_ = mysql.SetLogger(&mysql.NopLogger{})
 	// The cache of prepared statements of a gorm.DB has a goroutine that nothing ends. go-redis dials a
 	// dead server until up to a second after its client was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gorm.io/gorm/internal/lru.NewLRU[...].func1"),

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.uber.org/goleak"
 
@@ -20,6 +21,7 @@ func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
 		hold(addr)
 	}
+	logging.Disable() // go-redis reports faults that tests make
 	goleak.VerifyTestMain(settling{m})
 }
 
