@@ -163,12 +163,12 @@ func pool(t testing.TB, db *gorm.DB) *sql.DB {
 	return p
 }
 
-// eventually polls for what happens in the background; it fails after ten seconds.
+// eventually polls for what happens in the background; it fails after a minute.
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within 10 s", what)
+			t.Fatalf("%s: it did not happen within a minute", what)
 		}
 	}
 }
