@@ -281,7 +281,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			}
 			time.Sleep(500 * time.Millisecond)
 			f.set(nil)
-			time.Sleep(5 * time.Second) // for the clean-up
+			eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
 			nodes[0].Kill()
 			// The first call may find out that the key is free, and leave it to the next.
 			for range 3 {
@@ -290,7 +290,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 				}
 			}
 			if end == "Seal" && !errors.Is(err, core.ErrSealed) || end != "Seal" && err != nil {
-				t.Errorf("5 s after it, with another node down, Acquire answers: %v", err)
+				t.Errorf("after it, with another node down, Acquire answers: %v", err)
 			}
 		})
 	}
