@@ -61,9 +61,9 @@ func (b *unrenewed) fail() {
 // Very many locks whose renewals fail, and which are lost then, make a few lines.
 func TestLogs_ManyLocksLost(t *testing.T) {
 	t.Parallel()
-	locks := 50_000
-	if race {
-		locks /= 10
+	locks := 5000
+	if long && !race {
+		locks = 50_000
 	}
 	synctest.Test(t, func(t *testing.T) {
 		log, b := &records{}, new(unrenewed)

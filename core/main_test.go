@@ -10,10 +10,13 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
+	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
+	logging.Disable()                              // go-redis reports faults that tests make
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // examples have no logger of their own
 	goleak.VerifyTestMain(m)
 }
 

@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"fmt"
 	"time"
 
 	"gorm.io/gorm"
@@ -29,6 +30,21 @@ func Queues(db *gorm.DB) int {
 	p.queues.mu.Lock()
 	defer p.queues.mu.Unlock()
 	return len(p.queues.all)
+}
+
+// EndGroups ends the groups that are at work as if they had taken too long.
+func EndGroups(db *gorm.DB) {
+	p, err := registered(db)
+	if err != nil {
+		panic(err)
+	}
+	p.queues.mu.Lock()
+	defer p.queues.mu.Unlock()
+	for _, q := range p.queues.all {
+		if q.next != nil {
+			q.next.cancel(fmt.Errorf("%w, more than %v", errGroupTime, q.next.limit))
+		}
+	}
 }
 
 // SetGroupTimes changes how long a group lets callers in, and how long it may take; 0 is the default.

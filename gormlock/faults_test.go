@@ -33,7 +33,7 @@ func loser(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker, lose
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		h := &hooked{Backend: testutil.Memory()}
-		l := locker(t, h, core.WithTTL(time.Second)) // not lost, either, on a machine that is busy
+		l := locker(t, h, core.WithTTL(3*time.Second)) // not lost, either, on a machine that is busy
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		fn(t, db, l, func() { steal(t, h, l, "k") })
 	})
@@ -176,12 +176,12 @@ func TestLost_CheckedAtCommit(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
-		l := locker(t, testutil.Memory(), core.WithTTL(100*time.Millisecond), core.WithMaxHold(0))
+		l := locker(t, testutil.Memory(), core.WithTTL(2*time.Second), core.WithMaxHold(0))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		var lost atomic.Bool
 		err := db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {
 			ok(t, "take", take(tx, 42))
-			time.Sleep(120 * time.Millisecond) // the lease is over then, for certain
+			time.Sleep(2 * time.Second) // the lease is over then, for certain
 			lost.Store(true)
 			return nil
 		})

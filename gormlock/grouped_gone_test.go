@@ -190,10 +190,11 @@ func TestGrouped_EndedInTheMiddleOfAFailure(t *testing.T) {
 			ender := &caller{fn: func(tx *gorm.DB) error {
 				ok(t, statement, tx.Exec(statement).Error)
 				_ = tx.Transaction(func(*gorm.DB) error { return errors.New("back to its savepoint") })
-				<-tx.Statement.Context.Done() // when the group has taken too long
+				gormlock.EndGroups(db)
+				<-tx.Statement.Context.Done()
 				return nil
 			}}
-			togetherWithin(t, db, l, 600*time.Millisecond, before, ender)
+			togetherWithin(t, db, l, time.Minute, before, ender)
 			for name, err := range map[string]error{"before": before.err, "itself": ender.err} {
 				if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) != ends {
 					t.Errorf("%s: %s: %v", statement, name, err)
@@ -209,11 +210,15 @@ func TestGrouped_EndedInTheMiddleOfAFailure(t *testing.T) {
 		if db.Name() != "mysql" {
 			return
 		}
-		slow := &caller{fn: func(tx *gorm.DB) error { <-tx.Statement.Context.Done(); return nil }}
+		slow := &caller{fn: func(tx *gorm.DB) error {
+			gormlock.EndGroups(db)
+			<-tx.Statement.Context.Done()
+			return nil
+		}}
 		for _, undone := range []error{nil, errors.New("boom")} {
 			earlier := &caller{fn: func(tx *gorm.DB) error { return errors.Join(earlier.fn(tx), undone) }}
 			before := taker(42)
-			togetherWithin(t, db, l, 600*time.Millisecond, before, earlier, slow)
+			togetherWithin(t, db, l, time.Minute, before, earlier, slow)
 			if before.err == nil || errors.Is(before.err, gormlock.ErrCommitUnknown) {
 				t.Errorf("%v: %v", undone, before.err)
 			}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 	"gorm.io/gorm"
 
@@ -24,6 +26,9 @@ import (
 
 func TestMain(m *testing.M) {
 	moreAtOnce()
+	// The clients report faults that tests make.
+	logging.Disable()
+	_ = mysql.SetLogger(&mysql.NopLogger{})
 	// The cache of prepared statements of a gorm.DB has a goroutine that nothing ends. go-redis dials a
 	// dead server until up to a second after its client was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gorm.io/gorm/internal/lru.NewLRU[...].func1"),
@@ -158,12 +163,12 @@ func pool(t testing.TB, db *gorm.DB) *sql.DB {
 	return p
 }
 
-// eventually polls for what happens in the background; it fails after ten seconds.
+// eventually polls for what happens in the background; it fails after a minute.
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within 10 s", what)
+			t.Fatalf("%s: it did not happen within a minute", what)
 		}
 	}
 }

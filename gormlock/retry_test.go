@@ -210,7 +210,7 @@ func TestWithRetry_CommitUnknown(t *testing.T) {
 			return
 		}
 		put(t, db, 42, 10)
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(300*time.Millisecond)))))
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(2*time.Second)))))
 		for _, cut := range []int32{cutBefore, cutAfter} {
 			tries, called := 0, 0
 			err := gormlock.Transaction(proxied, "k", func(tx *gorm.DB) error {

@@ -34,7 +34,7 @@ func TestTransaction_WithKeys(t *testing.T) {
 		b, err := l.Acquire(t.Context(), "b")
 		ok(t, "Acquire", err)
 		never := func(*gorm.DB) error { t.Error("it ran"); return nil }
-		want(t, "all or none", gormlock.Transaction(db, "a", never, gormlock.WithKeys("b"), gormlock.WithWait(10*time.Millisecond)), core.ErrTaken)
+		want(t, "all or none", gormlock.Transaction(db, "a", never, gormlock.WithKeys("b"), gormlock.WithWait(time.Second)), core.ErrTaken)
 		ok(t, "Release", b.Release(t.Context()))
 		wantIdle(t, db, l, "a", "b")
 	})

@@ -1,17 +1,13 @@
 package testutil
 
 import (
-	"context"
-	"crypto/rand"
 	"database/sql"
 	"fmt"
 	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/glebarez/sqlite"
 	gomysql "github.com/go-sql-driver/mysql"
@@ -25,10 +21,12 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// Databases runs fn as the subtests "sqlite", "mysql" and "postgres", each with an empty database of its own that is dropped at the end.
-// MariaDB and PostgreSQL take part where ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name one (testutil/servers sets them); a missing one
-// is logged, or a failure when CI or ONELANE_REQUIRE_SERVERS is set. The opts go to gorm.Open, for example &gorm.Config{PrepareStmt: true};
-// without a Logger among them GORM is silent.
+// Databases runs fn as the subtests "sqlite", "mysql" and "postgres", each with an empty database
+// that no other test has meanwhile. Databases on servers are dropped when the tests that use them
+// have ended. MariaDB and PostgreSQL take part if ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name one
+// (testutil/servers sets them); a missing one is logged, or a failure if CI or
+// ONELANE_REQUIRE_SERVERS is set. The opts go to gorm.Open, for example
+// &gorm.Config{PrepareStmt: true}; without a Logger among them GORM is silent.
 //
 //	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 //		if err := gormlock.Migrate(db); err != nil {
@@ -37,6 +35,7 @@ import (
 //	})
 func Databases(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Option) {
 	t.Helper()
+	postgresDatabases.use(t)
 	for _, d := range []struct {
 		name, env, instead string
 		open               func(t *testing.T, dsn string) gorm.Dialector
@@ -110,7 +109,7 @@ func openMySQL(t *testing.T, dsn string) gorm.Dialector {
 		t.Fatalf("testutil: %s: %v", server.EnvMySQL, err)
 	}
 	cfg.ParseTime = true
-	return mysql.New(mysql.Config{Conn: fresh(t, func(database string) (*sql.DB, error) {
+	return mysql.New(mysql.Config{Conn: mysqlDatabases.database(t, func(database string) (*sql.DB, error) {
 		cfg := cfg.Clone()
 		if database != "" {
 			cfg.DBName = database
@@ -120,7 +119,7 @@ func openMySQL(t *testing.T, dsn string) gorm.Dialector {
 			return nil, err
 		}
 		return sql.OpenDB(connector), nil
-	}, "DROP DATABASE %s")})
+	})})
 }
 
 func openPostgres(t *testing.T, dsn string) gorm.Dialector {
@@ -129,42 +128,11 @@ func openPostgres(t *testing.T, dsn string) gorm.Dialector {
 	if err != nil {
 		t.Fatalf("testutil: %s: %v", server.EnvPostgres, err)
 	}
-	return postgres.New(postgres.Config{Conn: fresh(t, func(database string) (*sql.DB, error) {
+	return postgres.New(postgres.Config{Conn: postgresDatabases.database(t, func(database string) (*sql.DB, error) {
 		cfg := cfg.Copy()
 		if database != "" {
 			cfg.Database = database
 		}
 		return stdlib.OpenDB(*cfg), nil
-	}, "DROP DATABASE %s WITH (FORCE)")})
-}
-
-// fresh creates a database on the server that open connects to, and returns a connection pool for it; both end with the test.
-func fresh(t *testing.T, open func(database string) (*sql.DB, error), drop string) *sql.DB {
-	t.Helper()
-	name := "onelane_" + strings.ToLower(rand.Text())
-	execute := func(statement string) error {
-		admin, err := open("")
-		if err != nil {
-			return err
-		}
-		defer admin.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		_, err = admin.ExecContext(ctx, statement)
-		return err
-	}
-	if err := execute("CREATE DATABASE " + name); err != nil {
-		t.Fatalf("testutil: creating a database for the test: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := execute(fmt.Sprintf(drop, name)); err != nil {
-			t.Errorf("testutil: dropping the database of the test (is a transaction still open?): %v", err)
-		}
-	})
-	db, err := open(name)
-	if err != nil {
-		t.Fatalf("testutil: %v", err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
-	return db
+	})})
 }

@@ -2,6 +2,7 @@ package testutil_test
 
 import (
 	"bytes"
+	"database/sql"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/testutil"
@@ -101,29 +104,85 @@ func writeAtOnce(t *testing.T, db *gorm.DB) {
 	}
 }
 
-func TestDatabasesAreSeparate(t *testing.T) {
-	var names []string
+func TestDatabases_OneTestAtATime(t *testing.T) {
+	testutil.Databases(t, func(t *testing.T, outer *gorm.DB) {
+		name := outer.Migrator().CurrentDatabase()
+		testutil.Databases(t, func(t *testing.T, inner *gorm.DB) {
+			if inner.Name() == outer.Name() && inner.Name() != "sqlite" {
+				if got := inner.Migrator().CurrentDatabase(); got == name {
+					t.Errorf("two tests have database %s", name)
+				}
+			}
+		})
+		if outer.Name() != "sqlite" && !strings.HasPrefix(name, "onelane_") {
+			t.Errorf("the database is %s", name)
+		}
+	})
+}
+
+// A database that another test used has nothing of what that test did, and nobody who goes on in it.
+func TestDatabases_UsedOnesAreEmpty(t *testing.T) {
+	testutil.Databases(t, func(t *testing.T, _ *gorm.DB) {}) // creates what is used below
+	var used string
+	var old *sql.DB
 	for range 2 {
 		testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-			if db.Name() == "sqlite" {
+			if db.Name() != "postgres" {
 				return
 			}
-			names = append(names, db.Migrator().CurrentDatabase())
+			name := db.Migrator().CurrentDatabase()
+			if used == "" {
+				used = name
+				for _, statement := range []string{
+					"CREATE TABLE a (id bigserial PRIMARY KEY)", "CREATE VIEW b AS SELECT 1", "CREATE SCHEMA c",
+					"CREATE TABLE c.d (id int)", "CREATE TYPE e AS ENUM ('f')", "CREATE SEQUENCE g",
+					"CREATE FUNCTION h() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+					"ALTER DATABASE " + name + " SET statement_timeout = '59s'",
+				} {
+					if err := db.Exec(statement).Error; err != nil {
+						t.Fatal(err)
+					}
+				}
+				config, err := pgx.ParseConfig(os.Getenv("ONELANE_POSTGRES_DSN"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				config.Database = name
+				old = stdlib.OpenDB(*config) // as a process that the test forgot
+				if _, err := old.Exec("BEGIN; LOCK TABLE a"); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if name != used {
+				t.Errorf("database %s, want %s again", name, used)
+			}
+			const left = `SELECT (SELECT count(*) FROM pg_class WHERE relnamespace >= 16384 OR relnamespace =
+				'public'::regnamespace) + (SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace)
+				+ (SELECT count(*) FROM pg_type WHERE typnamespace = 'public'::regnamespace)
+				+ (SELECT count(*) FROM pg_namespace WHERE nspname = 'c') + (SELECT count(*) FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid())`
+			var n int
+			var timeout string
+			if err := db.Raw(left).Scan(&n).Error; err != nil || n != 0 {
+				t.Errorf("%d things are left, %v", n, err)
+			}
+			if err := db.Raw("SHOW statement_timeout").Scan(&timeout).Error; err != nil || timeout != "0" {
+				t.Errorf("the statement time-out is %s, %v", timeout, err)
+			}
 		})
 	}
-	seen := map[string]bool{}
-	for _, name := range names {
-		if seen[name] || !strings.HasPrefix(name, "onelane_") {
-			t.Errorf("databases %v", names)
-		}
-		seen[name] = true
+	if old != nil {
+		_ = old.Close()
 	}
 }
 
-// Each subtest's database is gone when it has ended.
-func TestDatabasesAreDropped(t *testing.T) {
+// The databases are gone when the tests that used them have ended.
+func TestDatabases_DroppedAtTheEnd(t *testing.T) {
 	left := map[string]string{}
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) { left[db.Name()] = db.Migrator().CurrentDatabase() })
+	t.Run("user", func(t *testing.T) {
+		testutil.Databases(t, func(t *testing.T, db *gorm.DB) { left[db.Name()] = db.Migrator().CurrentDatabase() })
+	})
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		if db.Name() == "sqlite" {
 			return

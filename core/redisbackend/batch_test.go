@@ -228,10 +228,10 @@ func TestSeal_LargestValue(t *testing.T) {
 	t.Parallel()
 	value := make([]byte, 16<<20)
 	p := newProxy(t, testutil.Redis(t).Addr())
-	const limit = 400 * time.Millisecond
+	const limit = 2 * time.Second
 	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: limit})
 	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), value, time.Minute))
-	p.late.Store(int64(5 * time.Millisecond)) // for each 64 KiB
+	p.late.Store(int64(12 * time.Millisecond)) // for each 64 KiB
 	start := time.Now()
 	_, err := l.TryAcquire(t.Context(), "k")
 	var sealed *core.SealedError

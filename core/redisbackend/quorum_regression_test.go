@@ -21,7 +21,7 @@ func TestRegression_QuorumAcquireDeadline(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	f := newFilter(t, nodes[0].Addr())
 	c := redisbackend.New(proxied(t, f.Addr().String()), nodes[1].Client(), nodes[2].Client())
-	c.NewInstallation, c.NodeTimeout = true, 3*time.Second
+	c.NewInstallation, c.NodeTimeout = true, 10*time.Second
 	b := openQuorum(t, c, time.Minute)
 	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
 	ok(t, "Acquire", err)
@@ -45,7 +45,7 @@ func TestRegression_QuorumAcquireDeadline(t *testing.T) {
 	if err == nil {
 		t.Fatal("granted")
 	}
-	if took > 600*time.Millisecond { // 200 ms of slack for a busy machine
+	if took > 2*time.Second { // sooner than NodeTimeout, also on a busy machine
 		t.Errorf("Acquire with a deadline of 300 ms took %v: %v", took, err)
 	}
 }
@@ -188,7 +188,7 @@ func TestRegression_QuorumWithdrawDeadline(t *testing.T) {
 		filters, clients = append(filters, f), append(clients, proxied(t, f.Addr().String()))
 	}
 	c := redisbackend.New(clients...)
-	c.NewInstallation, c.NodeTimeout = true, 2*time.Second
+	c.NewInstallation, c.NodeTimeout = true, 10*time.Second
 	b := openQuorum(t, c, time.Minute)
 	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, time.Hour))
 	ok(t, "Acquire", err)
@@ -213,7 +213,7 @@ func TestRegression_QuorumWithdrawDeadline(t *testing.T) {
 	if err == nil {
 		t.Fatal("granted")
 	}
-	if took > 600*time.Millisecond {
+	if took > 2*time.Second {
 		t.Errorf("Acquire with a deadline of 300 ms took %v: %v", took, err)
 	}
 }
@@ -281,7 +281,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			}
 			time.Sleep(500 * time.Millisecond)
 			f.set(nil)
-			time.Sleep(5 * time.Second) // for the clean-up
+			eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
 			nodes[0].Kill()
 			// The first call may find out that the key is free, and leave it to the next.
 			for range 3 {
@@ -290,7 +290,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 				}
 			}
 			if end == "Seal" && !errors.Is(err, core.ErrSealed) || end != "Seal" && err != nil {
-				t.Errorf("5 s after it, with another node down, Acquire answers: %v", err)
+				t.Errorf("after it, with another node down, Acquire answers: %v", err)
 			}
 		})
 	}

@@ -242,10 +242,10 @@ func TestRegression_HugeCounterLeavesKeyHeld(t *testing.T) {
 	if !errors.Is(err, core.ErrUnavailable) {
 		t.Errorf("Acquire: %v is no error of the contract", err)
 	}
-	time.Sleep(3 * time.Second)
-	if st, err := b.Inspect(t.Context(), "k"); err != nil || st.Status != core.Free {
-		t.Errorf("after the error the key is %v, %v", st.Status, err)
-	}
+	eventually(t, "the key is free after the error", func() bool {
+		st, err := b.Inspect(t.Context(), "k")
+		return err == nil && st.Status == core.Free
+	})
 }
 
 // A user that may not TIME gets an error, and nothing stays held, nor is an orphan lost.
@@ -266,10 +266,10 @@ func TestRegression_ACLWithoutTime(t *testing.T) {
 	if err == nil {
 		t.Fatal("minted")
 	}
-	time.Sleep(3 * time.Second)
-	if st, e := direct.Inspect(t.Context(), r.Key); e != nil || st.Status != core.Free {
-		t.Errorf("after %v the key is %v, %v", err, st.Status, e)
-	}
+	eventually(t, fmt.Sprintf("the key is free after %v", err), func() bool {
+		st, err := direct.Inspect(t.Context(), r.Key)
+		return err == nil && st.Status == core.Free
+	})
 	g := orphanOf(t, direct, "onelane:{o}")
 	r = attempt(g.Key, time.Minute, time.Hour)
 	r.Adopt, r.Token = g.Owner, true
@@ -336,9 +336,9 @@ func TestRegression_CoreAdoptionTimesOut(t *testing.T) {
 	node := testutil.Redis(t)
 	l := locker(t, one(node.Client()))
 	ok(t, "Release", acquire(t, l, "warm", core.WithToken()).Release(t.Context()))
-	k := acquire(t, l, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(200*time.Millisecond))
+	k := acquire(t, l, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(2*time.Second))
 	_ = k
-	time.Sleep(400 * time.Millisecond)
+	eventually(t, "the lease ends", func() bool { return status(t, l, "k") == core.Orphaned })
 	_, err := l.TryAcquire(t.Context(), "k")
 	var orphan *core.OrphanedError
 	if !errors.As(err, &orphan) {
@@ -496,7 +496,7 @@ func TestRegression_CloseWhileHung(t *testing.T) {
 		ok(t, "Close", b.Close())
 	}
 	var n int
-	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if n = runtime.NumGoroutine(); n <= before+2 {
 			break
 		}

@@ -2,5 +2,5 @@
 
 package redisbackend
 
-// simSlowness is how much slower a simulation is.
-const simSlowness = 1
+// simRace is whether the race detector is on.
+const simRace = false

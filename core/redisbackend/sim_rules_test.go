@@ -14,6 +14,9 @@ func TestSimulation_FindsBrokenRules(t *testing.T) {
 		"trust": {trust: true}, "noVoid": {noVoid: true}, "noAbstain": {noAbstain: true},
 		"noPrepare": {noPrepare: true},
 	} {
+		if !simLong && (name == "trust" || name == "noAbstain") {
+			continue // found after the most seeds
+		}
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
 			for seed := range most {

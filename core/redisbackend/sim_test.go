@@ -13,9 +13,22 @@ import (
 // messages are lost, late and repeated, nodes hang, restart and forget, links are cut, clocks differ,
 // and processes die in the middle of a seal. What they saw is checked against the model.
 //
+//	ONELANE_LONG=1 go test -run 'TestSimulation$' ./core/redisbackend                # as in .ci/run
 //	ONELANE_SIM_SEEDS=5000 go test -run 'TestSimulation$' -v ./core/redisbackend   # more of them
 //	ONELANE_SIM_SEED=42 go test -run 'TestSimulation$' -v ./core/redisbackend      # one, in detail
-const simSeeds = 300 / simSlowness
+const simSeeds = 300
+
+// simSeedsByDefault returns a tenth of simSeeds unless ONELANE_LONG is set. With the race detector it
+// is always a tenth: a simulation is ten times slower then.
+func simSeedsByDefault() int {
+	if simLong && !simRace {
+		return simSeeds
+	}
+	return simSeeds / 10
+}
+
+// simLong is whether simulations run at full size.
+var simLong = os.Getenv("ONELANE_LONG") != ""
 
 func fromEnv(t *testing.T, name string, otherwise int) int {
 	text := os.Getenv(name)
@@ -33,7 +46,7 @@ func simPlanOf(seed int) *simPlan { return newSimPlan(uint64(seed), simKind(seed
 
 func TestSimulation(t *testing.T) {
 	t.Parallel()
-	first, seeds := 0, fromEnv(t, "ONELANE_SIM_SEEDS", simSeeds)
+	first, seeds := 0, fromEnv(t, "ONELANE_SIM_SEEDS", simSeedsByDefault())
 	one := fromEnv(t, "ONELANE_SIM_SEED", -1)
 	if one >= 0 {
 		first, seeds = one, 1
@@ -69,7 +82,7 @@ func TestSimulation(t *testing.T) {
 		"acquire: core: key is orphaned", "acquire: core: backend is unavailable", "extend: done", "release: done",
 		"release: core: lock is lost", "seal: done", "seal: core: lock is lost", "seal: core: backend is unavailable",
 		"unseal: done", "inspect: done"} {
-		if seeds >= 300 && seen[what] == 0 {
+		if seeds >= simSeeds && seen[what] == 0 {
 			t.Errorf("%q never happened: the simulation has become too tame", what)
 		}
 	}

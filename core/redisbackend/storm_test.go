@@ -156,9 +156,9 @@ func (s *storm) caller(l *core.Locker) {
 
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	seeds := 150
-	if race {
-		seeds /= 5
+	seeds := 30
+	if long && !race {
+		seeds = 150
 	}
 	got := 0
 	for seed := range seeds {

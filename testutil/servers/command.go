@@ -21,6 +21,11 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
+	repeat := func() {}
+	if isGoTest(args) {
+		f := &failures{Writer: stdout}
+		cmd.Stdout, repeat = f, f.repeat
+	}
 	cmd.WaitDelay = 5 * time.Second // its own children may hold the output open
 	// In a group of its own it cannot read from a terminal.
 	if info, err := stdin.Stat(); err == nil && info.Mode()&os.ModeCharDevice == 0 {
@@ -40,6 +45,9 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 			signalGroup(cmd, sig)
 		case err := <-ended:
 			killGroup(cmd) // what it left behind would go on without its servers
+			if err != nil {
+				repeat()
+			}
 			return exitStatus(err)
 		}
 	}
