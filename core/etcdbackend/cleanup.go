@@ -55,8 +55,7 @@ func (b *backend) cleanUp(q core.Request) {
 	}
 	if len(c.waiting) >= maxCleaning {
 		loglimit.Later(b.logger, slog.LevelWarn,
-			"etcdbackend: too many clean-ups wait, so that keys of failed attempts may stay held "+
-				"until their leases end; look at etcd",
+			"etcdbackend: too many clean-ups wait, so that keys of failed attempts may stay held until their leases end; look at etcd",
 			"waiting", len(c.waiting), "key", q.Key)
 		return
 	}
@@ -105,8 +104,7 @@ func (b *backend) cleanAll() {
 			b.cleaning.putBack(u)
 		} else {
 			loglimit.Later(b.logger, slog.LevelWarn,
-				"etcdbackend: clean-up given up, so that the key of a failed attempt may stay held "+
-					"until its lease ends; look at etcd",
+				"etcdbackend: clean-up given up, so that the key of a failed attempt may stay held until its lease ends; look at etcd",
 				"key", u.request.Key, "error", err)
 		}
 		select {
