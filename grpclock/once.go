@@ -26,8 +26,8 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	who := c.who()
 	req := claim.Request{
 		// No part of the key can imitate another.
-		Key: core.Join(c.Service, who, "grpc", c.full, c.source.name, key),
-		ID:  c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
+		Key:       core.Join(c.Service, who, "grpc", c.full, c.source.name, key),
+		Principal: who, ID: c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
 	}
 	if claim.Carries(c.ctx, req.Key) {
 		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, and the options of the inner one would be ignored: keep one of them"))

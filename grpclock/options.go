@@ -13,7 +13,7 @@ import (
 
 // Option configures [ByMetadata], [ByField], [ByKey], [By] and [ByProto]. The options of package
 // idempotency that are not about HTTP are Options: Require, Retain, Wait, RunAgain, MaxRun, MaxBody,
-// FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is ignored. The last of two
+// Quota, FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is ignored. The last of two
 // wins. A wrong one panics where the interceptor is made.
 type Option = claim.GRPCOption
 

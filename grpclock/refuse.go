@@ -34,6 +34,7 @@ var grpcCodes = map[string]codes.Code{
 	idempotency.CodeOutcomeUnknown:     codes.FailedPrecondition,
 	idempotency.CodeLockSealed:         codes.FailedPrecondition,
 	idempotency.CodeInFlight:           codes.Aborted, // see RetryInFlight
+	idempotency.CodeQuota:              codes.ResourceExhausted,
 	idempotency.CodeLockBusy:           codes.Aborted,
 	idempotency.CodeLockLost:           codes.Aborted,
 	idempotency.CodeLockUnavailable:    codes.Unavailable,

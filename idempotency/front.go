@@ -74,6 +74,8 @@ func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
 		f.refuseBody(w, r, body.error)
 	case errors.As(err, &who):
 		f.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", who.error)
+	case err == errNobody:
+		f.refuse(w, r, refusals[CodePrincipalMissing])
 	case err == errNoSuchPart:
 		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", place)
 	case err == keytext.ErrNoKey:

@@ -38,7 +38,8 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 //   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}
 //   - {principal}: the caller, see [Principal]
 //
-// A request in which a field is missing or empty is refused with 400. Otherwise ByKey is as [ByHeader].
+// A request in which a field is missing or empty is refused with 400, and an anonymous one with 401 if
+// there is {principal}. Otherwise ByKey is as [ByHeader].
 func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
 	if err == nil && s.constant {
@@ -118,7 +119,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
 		return
 	}
-	req := claim.Request{Key: m.claimKey(r, who, key), ID: requestID(r), Route: m.route(r)}
+	req := claim.Request{Key: m.claimKey(r, who, key), Principal: who, ID: requestID(r), Route: m.route(r)}
 	req.Deadline, _ = r.Context().Deadline()
 	if claim.Carries(r.Context(), req.Key) {
 		m.misconfigured(w, r, "idempotency: two middlewares guard one route with the same key, and the options of the inner one would be ignored: keep one of them")

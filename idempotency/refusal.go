@@ -22,6 +22,7 @@ const (
 	CodeInFlight           = "idempotency_in_flight"           // 409: the first request is running
 	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: it was answered, and the answer was not recorded
 	CodeOutcomeUnknown     = "idempotency_outcome_unknown"     // 409: nobody knows what it did
+	CodeQuota              = "idempotency_quota"               // 429: too many requests of the caller are running, see Quota
 	CodeDuplicateSubmit    = "duplicate_submit"                // 409, see RefuseRepeats
 	CodeLockBusy           = "lock_busy"                       // 409
 	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
@@ -76,6 +77,8 @@ var refusals = func() map[string]Refusal {
 			Correction: "Look up the result of the first request, or send a new one with a new key."},
 		{Status: 409, Code: CodeOutcomeUnknown, Title: "The outcome of the first request with this idempotency key is unknown",
 			Correction: "Look up what the first request did, or ask the operator of the service. A new key would run the request again."},
+		{Status: 429, Code: CodeQuota, Title: "Too many requests of this caller are running",
+			Retryable: true, RetryAfter: soon},
 		{Status: 409, Code: CodeDuplicateSubmit, Title: "The same was submitted a moment ago",
 			Correction: "Wait for the result of the first request, or change what is submitted."},
 		{Status: 409, Code: CodeLockBusy, Title: "Another request is working on this", Retryable: true, RetryAfter: soon},
@@ -114,6 +117,8 @@ func refusalFor(err error) (r Refusal, loud bool) {
 		code, loud = CodeOutcomeUnknown, true
 	case errors.Is(err, claim.ErrRecord):
 		code, loud = CodeResponseNotKept, true
+	case errors.Is(err, claim.ErrQuota):
+		code = CodeQuota
 	case errors.Is(err, core.ErrTaken):
 		code = CodeLockBusy
 	case errors.Is(err, core.ErrSealed):

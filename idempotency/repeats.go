@@ -55,12 +55,13 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	if l == nil {
 		return
 	}
-	key, err := m.formKey(r)
-	var who *whoError
-	switch {
-	case errors.As(err, &who):
+	who, err := m.who(r)
+	if err != nil {
 		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
 		return
+	}
+	key, err := m.formKey(r, who)
+	switch {
 	case err != nil:
 		m.refuseBody(w, r, err)
 		return
@@ -68,7 +69,7 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 		next.ServeHTTP(w, r)
 		return
 	}
-	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r)}
+	req := claim.Request{Key: key, Principal: who, ID: requestID(r), Route: m.route(r)}
 	req.Deadline, _ = r.Context().Deadline()
 	out, err := m.claims.on(l, m.Settings).Begin(r.Context(), req)
 	switch {
@@ -85,11 +86,7 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 }
 
 // formKey returns the key of a submission. Everything that makes two of them the same is in it.
-func (m *repeats) formKey(r *http.Request) (string, error) {
-	who, err := m.who(r)
-	if err != nil {
-		return "", &whoError{err}
-	}
+func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	body, err := m.readBody(r)
 	if err != nil {
 		return "", err

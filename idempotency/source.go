@@ -104,7 +104,7 @@ var errFields = errors.New("a field is {header.NAME}, {param.NAME}, {query.NAME}
 
 func parseField(text string) (field, error) {
 	if text == "principal" {
-		return field{place: "the principal", form: "credentials that name the caller.", read: principalKey}, nil
+		return field{place: "the principal", read: principalKey}, nil
 	}
 	kind, name, _ := strings.Cut(text, ".")
 	if name == "" {
@@ -153,10 +153,13 @@ func principalKey(f *front, r *http.Request) (string, error) {
 	case err != nil:
 		return "", &whoError{err}
 	case who == "":
-		return "", keytext.ErrNoKey
+		return "", errNobody
 	}
 	return who, nil
 }
+
+// errNobody means that the caller is anonymous.
+var errNobody = errors.New("the caller is not known")
 
 // whoError means that the program does not say who the caller is.
 type whoError struct{ error }

@@ -51,6 +51,7 @@ type Claim struct {
 	fingerprint Fingerprint
 	began       time.Time
 	adopted     *UnknownError
+	caller      caller
 	lock        *core.Lock
 	outer       *Claim // the one that the context carried before
 	ctx         context.Context
@@ -71,7 +72,7 @@ type claimKey struct{}
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
 		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint,
-		began: time.Now(), adopted: a.adopted, lock: lock, retention: a.Retention,
+		began: time.Now(), adopted: a.adopted, caller: a.caller, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)
 	k.detach(ctx, a.Deadline)

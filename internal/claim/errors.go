@@ -17,6 +17,8 @@ var (
 	ErrRecord = errors.New("idempotency: the record cannot be read")
 	// ErrUnknown means that nobody knows what the first request did. See [UnknownError].
 	ErrUnknown = errors.New("idempotency: the outcome of an earlier request is unknown")
+	// ErrQuota means that too many requests of one principal are running.
+	ErrQuota = errors.New("idempotency: too many requests of this principal are running")
 	// ErrOver means that the claim has ended.
 	ErrOver = errors.New("idempotency: the claim has ended")
 )
