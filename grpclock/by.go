@@ -116,7 +116,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	switch {
 	case err == keytext.ErrNoKey && !c.Require: // the error of a template's field is wrapped
 		if l != nil && !c.locks {
-			c.claims.on(l, c.Settings).CountWithoutKey(ctx, c.full)
+			c.claims.On(l, "grpc", c.Settings).CountWithoutKey(ctx, c.full)
 		}
 		return handler(ctx, req)
 	case err != nil:
@@ -137,16 +137,19 @@ type call struct {
 	handler grpc.UnaryHandler
 }
 
-func (c *call) log(level slog.Level, text string, err error) {
-	l := slog.Default()
-	if used := c.UseLocker(); used != nil {
-		l = used.Logger()
+func (c *call) logger() *slog.Logger {
+	if l := c.UseLocker(); l != nil {
+		return l.Logger()
 	}
+	return slog.Default()
+}
+
+func (c *call) log(level slog.Level, text string, err error) {
 	args := []any{"method", c.full}
 	if err != nil {
 		args = append(args, "error", err)
 	}
-	l.Log(context.WithoutCancel(c.ctx), level, text, args...)
+	c.logger().Log(context.WithoutCancel(c.ctx), level, text, args...)
 }
 
 var errConstant = errors.New("without a field every call would get the first answer: add one")

@@ -13,12 +13,6 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// ServiceInfoProvider is a [grpc.Server] whose services are registered.
-type ServiceInfoProvider interface {
-	// GetServiceInfo returns the services by their full names.
-	GetServiceInfo() map[string]grpc.ServiceInfo
-}
-
 // Check returns an error for each method that would be refused at its first call: its option in the
 // .proto file is wrong, or one of the interceptors names a field that its request does not have. Call
 // it when all services are registered:
@@ -30,8 +24,13 @@ type ServiceInfoProvider interface {
 //		log.Fatal(err)
 //	}
 //
-// The interceptors are of this package. They may be wrapped in go-grpc-middleware's selector.
-func Check(server ServiceInfoProvider, interceptors ...grpc.UnaryServerInterceptor) error {
+// The server is a [grpc.Server]. The interceptors are of this package. They may be wrapped in go-grpc-middleware's selector.
+func Check(
+	server interface {
+		GetServiceInfo() map[string]grpc.ServiceInfo
+	},
+	interceptors ...grpc.UnaryServerInterceptor,
+) error {
 	var errs []error
 	services := server.GetServiceInfo()
 	for _, service := range slices.Sorted(maps.Keys(services)) {

@@ -64,7 +64,7 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 	if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(c.name)) > 0 || c.noSideEffects(method) {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	key, ok := idempotency.KeyFromContext(ctx)
+	key, ok := keytext.FromContext(ctx)
 	if !ok {
 		key = idempotency.NewKey()
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
@@ -97,45 +98,20 @@ func (c *call) underLock(l *core.Locker, key string, run func(context.Context, *
 		return run(c.ctx, nil)
 	case errors.Is(err, core.ErrInvalidKey):
 		c.log(slog.LevelWarn, "grpclock: the key of a lock is refused", err)
-		return c.refuseKey(errLong)
+		return c.refuseKey(keytext.ErrLong)
 	default:
 		return c.refuseErr(err)
 	}
 	returned := false
 	defer func() {
-		lost := c.release(k)
+		lost := claim.ReleaseLock(c.ctx, k, c.logger(), c.full)
 		if lost && returned && (err == nil || gaveUp(err)) {
 			err = c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 		}
 	}()
-	err = run(context.WithValue(core.WithLock(k.Context(), k), heldKey{}, k), k)
+	err = run(claim.WithLock(k), k)
 	returned = true
 	return err
-}
-
-// release releases a lock, and reports whether it was lost before.
-func (c *call) release(k *core.Lock) (lost bool) {
-	err := k.Release(c.ctx)
-	switch {
-	case errors.Is(err, core.ErrLost):
-		c.log(slog.LevelError, "grpclock: the lock was lost while the handler ran; another may have run", err)
-		return true
-	case err != nil:
-		c.log(slog.LevelWarn, "grpclock: a lock was not released; its key is free when its lease ends", err)
-	}
-	return false
-}
-
-type heldKey struct{}
-
-// Token returns the fencing token of the plain lock that the handler's context carries, or else of the
-// claim: see [idempotency.Token]. Pass it to a resource that refuses smaller tokens. The first call
-// costs a round trip.
-func Token(ctx context.Context) (uint64, error) {
-	if k, ok := ctx.Value(heldKey{}).(*core.Lock); ok {
-		return k.Token(ctx)
-	}
-	return idempotency.Token(ctx)
 }
 
 // stream runs a stream under a lock.

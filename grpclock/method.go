@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/onelane/onelane/internal/claim"
 )
 
 // method is what an interceptor knows of a method. It is found out once.
@@ -27,7 +29,7 @@ type method struct {
 	passes bool  // its calls are not protected
 	err    error // it cannot be protected: a mistake in the program
 
-	claims  claimsCache
+	claims  claim.Cache
 	answers atomic.Pointer[protoreflect.MessageType] // what its handler answered with last
 	warned  sync.Once                                // that callers share one space of keys
 }

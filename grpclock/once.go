@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,7 +38,7 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 		payload = canonical(msg.ProtoReflect())
 	}
 	req.Fingerprint = claim.Fingerprint{Payload: claim.Digest([]byte(c.full), payload), Credentials: c.credentials(who)}
-	out, err := c.claims.on(l, c.Settings).Begin(c.ctx, req)
+	out, err := c.claims.On(l, "grpc", c.Settings).Begin(c.ctx, req)
 	switch {
 	case err != nil:
 		return nil, c.refuseErr(err)
@@ -71,7 +70,7 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	returned := false
 	defer func() {
 		if !returned { // a panic
-			c.end(k, k.Fate(claim.Unknown), claim.Tombstone())
+			k.End(c.ctx, k.Fate(claim.Unknown), claim.Tombstone())
 		}
 		k.Close()
 	}()
@@ -81,12 +80,11 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 		resp, err = c.handler(ctx, c.req)
 	}
 	returned = true
-	var record *claim.Record
-	f := c.fate(k, err)
+	record, f := claim.Tombstone(), c.fate(k, err)
 	if f == claim.Keep {
 		record = c.record(resp, err, sent)
 	}
-	c.end(k, f, record)
+	k.End(c.ctx, f, record)
 	if errors.Is(context.Cause(ctx), core.ErrLost) && gaveUp(err) {
 		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 	}
@@ -130,35 +128,6 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 	return k.Fate(f)
 }
 
-// end ends the claim as the fate of its key says.
-func (c *call) end(k *claim.Claim, f claim.Fate, r *claim.Record) {
-	switch f {
-	case claim.Free:
-		if err := k.Free(c.ctx); err != nil {
-			c.log(slog.LevelWarn, "grpclock: a key could not be freed; the outcome is unknown to a retry", err)
-		}
-	case claim.Unknown:
-		k.LeaveUnknown(c.ctx)
-	default:
-		c.complete(k, r)
-	}
-}
-
-// complete records the answer. If that fails the answer is sent all the same.
-func (c *call) complete(k *claim.Claim, r *claim.Record) {
-	err := k.Complete(c.ctx, r)
-	switch {
-	case err == nil, errors.Is(err, claim.ErrOver):
-	case errors.Is(err, core.ErrLost):
-		c.log(slog.LevelError, "grpclock: the claim was lost and taken over while the handler ran; its answer is not recorded", err)
-	case errors.Is(err, core.ErrUnavailable):
-		c.log(slog.LevelError, "grpclock: the answer is not recorded yet; it will be when the backend is back", err)
-	default:
-		c.log(slog.LevelError, "grpclock: the answer could not be recorded; a retry is refused", err)
-		_ = k.Complete(c.ctx, claim.Tombstone()) // the record was too large
-	}
-}
-
 // statusOf returns the status that the server makes of a handler's error.
 func statusOf(err error) *status.Status {
 	st, ok := status.FromError(err)
@@ -171,16 +140,4 @@ func statusOf(err error) *status.Status {
 // gaveUp reports whether a handler ended because its context did.
 func gaveUp(err error) bool {
 	return err != nil && (statusOf(err).Code() == codes.Canceled || errors.Is(err, context.Canceled) || errors.Is(err, core.ErrLost))
-}
-
-// claimsCache holds the Claims on a Locker. It changes if core.SetDefault is called again.
-type claimsCache struct{ made atomic.Pointer[claim.Claims] }
-
-func (c *claimsCache) on(l *core.Locker, s claim.Settings) *claim.Claims {
-	if made := c.made.Load(); made != nil && made.On(l) {
-		return made
-	}
-	made := claim.New(l, "grpc", s)
-	c.made.Store(made)
-	return made
 }

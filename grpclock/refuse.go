@@ -121,13 +121,13 @@ func (c *call) refuseWithoutLocker() error {
 
 // refuseErr answers a call that got no claim and no lock.
 func (c *call) refuseErr(err error) error {
-	p, loud := idempotency.RefusalForError(err)
+	code, loud := claim.CodeOf(err)
 	if loud {
 		c.log(slog.LevelError, "grpclock: the call is refused", err)
 	}
-	refused := c.refuse(p)
+	refused := c.refuse(idempotency.RefusalOf(code))
 	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
-		if p.Code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
+		if code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
 			return status.FromContextError(ended).Err()
 		}
 	}

@@ -113,11 +113,11 @@ func (f *front) misconfigured(w http.ResponseWriter, r *http.Request, text strin
 
 // refuseErr answers a request that got no claim and no lock.
 func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
-	p, loud := refusalFor(err)
+	code, loud := claim.CodeOf(err)
 	if loud {
 		f.log(r, slog.LevelError, "idempotency: the request is refused", err)
 	}
-	f.refuse(w, r, p)
+	f.refuse(w, r, refusals[code])
 }
 
 // logUnprotected logs a request that runs although the backend is not available.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -263,8 +264,19 @@ func lockKey(prefix, key string) string {
 	return prefix + hashPrefix + hex.EncodeToString(sum[:])
 }
 
-// On reports whether the claims are on l.
-func (c *Claims) On(l *core.Locker) bool { return c.locker == l }
+// Cache holds the Claims on a Locker. It changes if core.SetDefault is called again. Its zero value is
+// ready, and it is safe for concurrent use.
+type Cache struct{ made atomic.Pointer[Claims] }
+
+// On returns the Claims on l. See [New].
+func (c *Cache) On(l *core.Locker, transport string, s Settings) *Claims {
+	if made := c.made.Load(); made != nil && made.locker == l {
+		return made
+	}
+	made := New(l, transport, s)
+	c.made.Store(made)
+	return made
+}
 
 // CountWithoutKey counts a request that runs unprotected because it has no key.
 func (c *Claims) CountWithoutKey(ctx context.Context, route string) {
