@@ -14,8 +14,8 @@ import (
 )
 
 // Check returns an error for each method that would be refused at its first call: its option in the
-// .proto file is wrong, or one of the interceptors names a field that its request does not have. Call
-// it when all services are registered:
+// .proto file is wrong, or one of the interceptors names a field that its request does not have.
+// Call it when all services are registered:
 //
 //	byField := grpclock.ByField("request_id")
 //	server := grpc.NewServer(grpc.UnaryInterceptor(byField))
@@ -24,7 +24,8 @@ import (
 //		log.Fatal(err)
 //	}
 //
-// The server is a [grpc.Server]. The interceptors are of this package. They may be wrapped in go-grpc-middleware's selector.
+// The server is a [grpc.Server]. The interceptors are of this package. They may be wrapped in
+// go-grpc-middleware's selector.
 func Check(
 	server interface {
 		GetServiceInfo() map[string]grpc.ServiceInfo
@@ -39,7 +40,12 @@ func Check(
 			if info.IsClientStream || info.IsServerStream {
 				if d := findMethod(full, nil); d != nil {
 					if lock, err := lockOption(d); err != nil || lock != nil {
-						errs = append(errs, fmt.Errorf("grpclock: %s is a stream, and its lock option is not read: use StreamLockByKey", full))
+						errs = append(
+							errs,
+							fmt.Errorf(
+								"grpclock: %s is a stream, and its lock option is not read: use StreamLockByKey", full,
+							),
+						)
 					}
 				}
 				continue

@@ -43,7 +43,14 @@ func (i *interceptor) method(full string, req any) *method {
 	if v, ok := i.methods.Load(full); ok && v.(*method).in == in {
 		return v.(*method)
 	}
-	m := &method{config: i.config, full: full, in: in, desc: findMethod(full, in), source: i.source, locks: i.locks}
+	m := &method{
+		config: i.config,
+		full:   full,
+		in:     in,
+		desc:   findMethod(full, in),
+		source: i.source,
+		locks:  i.locks,
+	}
 	m.err = m.compile()
 	i.methods.Store(full, m)
 	return m
@@ -75,8 +82,8 @@ func (m *method) compile() error {
 	return nil
 }
 
-// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects, so
-// that interceptors of a whole server leave it alone.
+// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects,
+// so that interceptors of a whole server leave it alone.
 func serversOwn(full string) bool {
 	return strings.HasPrefix(full, "/grpc.health.") || strings.HasPrefix(full, "/grpc.reflection.")
 }
@@ -106,7 +113,8 @@ func splitMethod(full string) (service, name string) {
 	return full[:i], full[i+1:]
 }
 
-// findMethod finds the descriptor of a method beside its request's, or among those that are linked in.
+// findMethod finds the descriptor of a method beside its request's, or among those that are linked
+// in.
 func findMethod(full string, in protoreflect.MessageDescriptor) protoreflect.MethodDescriptor {
 	service, name := splitMethod(full)
 	if in != nil && in.ParentFile() != nil {
@@ -145,7 +153,9 @@ func (m *method) answerType(recorded protoreflect.FullName) (protoreflect.Messag
 	if m.desc != nil {
 		out := m.desc.Output()
 		if out.FullName() != recorded {
-			return nil, fmt.Errorf("the record has a message %q, and the method answers with %q", recorded, out.FullName())
+			return nil, fmt.Errorf(
+				"the record has a message %q, and the method answers with %q", recorded, out.FullName(),
+			)
 		}
 		if t, err := protoregistry.GlobalTypes.FindMessageByName(recorded); err == nil {
 			return t, nil

@@ -20,7 +20,8 @@ import (
 func (c *call) once(l *core.Locker, key string) (any, error) {
 	msg := messageOf(c.req)
 	if msg == nil {
-		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: a retry could not be told from another request", c.req))
+		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: "+
+			"a retry could not be told from another request", c.req))
 	}
 	who := c.who()
 	req := claim.Request{
@@ -29,7 +30,8 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 		Principal: who, ID: c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
 	}
 	if claim.Carries(c.ctx, req.Key) {
-		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, and the options of the inner one would be ignored: keep one of them"))
+		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, " +
+			"and the options of the inner one would be ignored: keep one of them"))
 	}
 	var payload []byte
 	if c.fingerprint != nil {
@@ -37,7 +39,10 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	} else {
 		payload = canonical(msg.ProtoReflect())
 	}
-	req.Fingerprint = claim.Fingerprint{Payload: claim.Digest([]byte(c.full), payload), Credentials: c.credentials(who)}
+	req.Fingerprint = claim.Fingerprint{
+		Payload:     claim.Digest([]byte(c.full), payload),
+		Credentials: c.credentials(who),
+	}
 	out, err := c.claims.On(l, "grpc", c.Settings).Begin(c.ctx, req)
 	switch {
 	case err != nil:
@@ -55,7 +60,8 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 // deadline, which the stream has, is its patience, and does not end a handler under a claim.
 func serverDeadline(ctx context.Context) time.Time {
 	deadline, ok := ctx.Deadline()
-	stream, known := grpc.ServerTransportStreamFromContext(ctx).(interface{ Context() context.Context })
+	type withContext interface{ Context() context.Context }
+	stream, known := grpc.ServerTransportStreamFromContext(ctx).(withContext)
 	if !ok || !known {
 		return time.Time{}
 	}
@@ -98,7 +104,8 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 		return nil, nil, false
 	}
 	resp, decision, err := c.recover(ctx, c.req, idempotency.Run{
-		Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID,
+		Begun: earlier.Run.Begun, Ended: earlier.Since,
+		Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID,
 	})
 	switch decision {
 	case idempotency.Answered:
@@ -139,5 +146,6 @@ func statusOf(err error) *status.Status {
 
 // gaveUp reports whether a handler ended because its context did.
 func gaveUp(err error) bool {
-	return err != nil && (statusOf(err).Code() == codes.Canceled || errors.Is(err, context.Canceled) || errors.Is(err, core.ErrLost))
+	ended := errors.Is(err, context.Canceled) || errors.Is(err, core.ErrLost)
+	return err != nil && (ended || statusOf(err).Code() == codes.Canceled)
 }
