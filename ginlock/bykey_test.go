@@ -68,7 +68,7 @@ func TestByKey_BadRequests(t *testing.T) {
 		{field: "cookie.c", header: []string{"Cookie", "c=1; c=2"}, code: idempotency.CodeKeyInvalid},
 		{field: "cookie.c", header: []string{"Cookie", "c=1", "Cookie", "c=2"}, code: idempotency.CodeKeyInvalid},
 		{field: "cookie.c", header: []string{"Cookie", "c=%"}, code: idempotency.CodeKeyInvalid},
-		{field: "principal", code: idempotency.CodeKeyMissing},
+		{field: "principal", code: idempotency.CodePrincipalMissing},
 		{field: "param.nope", code: idempotency.CodeMisconfigured},
 		{field: "json.a.b", body: `{"a":{"b":"x"}}`},
 		{field: "json.a.b", body: `{"a":{"b":"x"}}`, contentType: "application/vnd.api+json; charset=utf-8"},
@@ -115,7 +115,8 @@ func TestByKey_BadRequests(t *testing.T) {
 				header = append(header, "Content-Type", tc.contentType)
 			}
 			a := s.do("POST", "/x?"+tc.query, tc.body, header...)
-			status := map[string]int{"": 200, idempotency.CodeMisconfigured: 500, idempotency.CodeRequestTooLarge: 413}[tc.code]
+			status := map[string]int{"": 200, idempotency.CodeMisconfigured: 500, idempotency.CodeRequestTooLarge: 413,
+				idempotency.CodePrincipalMissing: 401}[tc.code]
 			if status == 0 {
 				status = 400
 			}

@@ -3,7 +3,9 @@ package ginlock
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -124,9 +126,18 @@ func contextOf(r *http.Request) *gin.Context {
 // adapt makes a middleware of Gin of one of net/http.
 func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	h := middleware(http.HandlerFunc(next))
+	var warned sync.Once
 	return func(c *gin.Context) {
-		if c.FullPath() == "" {
-			return // no route matched
+		if c.FullPath() == "" { // no route matched
+			c.Next()
+			if acted(c) {
+				warned.Do(func() {
+					slog.WarnContext(c.Request.Context(),
+						"ginlock: a request without a route ran unprotected: give the handler of engine.NoRoute a route",
+						"path", c.Request.URL.Path)
+				})
+			}
+			return
 		}
 		outside, req := c.Request, &request{c: c, sent: &sender{ResponseWriter: c.Writer}}
 		r := outside.WithContext(context.WithValue(outside.Context(), requestKey{}, req))
@@ -141,6 +152,15 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			c.Abort()
 		}
 	}
+}
+
+// acted reports whether a request without a route may have had an effect.
+func acted(c *gin.Context) bool {
+	switch c.Request.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return false
+	}
+	return c.Writer.Status() < 400
 }
 
 // next runs the rest of Gin's chain.
@@ -159,7 +179,7 @@ func next(w http.ResponseWriter, r *http.Request) {
 		r.MultipartForm = c.Request.MultipartForm
 		c.Writer, c.Request = outer, outside
 	}()
-	before := len(c.Errors)
+	errs, values := len(c.Errors), len(c.Keys)
 	c.Next()
 	k, claimed := claim.FromContext(r.Context())
 	if around, ok := claim.FromContext(outside.Context()); ok && k == around {
@@ -173,7 +193,7 @@ func next(w http.ResponseWriter, r *http.Request) {
 		}
 	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
 		k.Suggest(claim.NotKept)
-	case len(c.Errors) > before && !inner.decided: // an error writer outside will answer
+	case !inner.decided && (len(c.Errors) > errs || len(c.Keys) > values): // a middleware outside will answer
 		k.Suggest(claim.Unanswered)
 	default:
 		inner.finish()

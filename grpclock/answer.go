@@ -64,7 +64,9 @@ func (c *call) body(resp any, err error) ([]byte, error) {
 	t := msg.ProtoReflect().Type()
 	name := t.Descriptor().FullName()
 	if c.desc != nil && c.desc.Output().FullName() != name {
-		return nil, fmt.Errorf("it is a %q, and the method answers with %q", name, c.desc.Output().FullName())
+		return nil, fmt.Errorf(
+			"it is a %q, and the method answers with %q", name, c.desc.Output().FullName(),
+		)
 	}
 	if proto.Size(msg) > c.MaxBody {
 		return nil, errTooLarge
@@ -129,15 +131,27 @@ func (c *call) recorded(r *claim.Record) (resp any, answer, err error) {
 // neverRecorded reports whether metadata of this name is a credential, or the transport's.
 func neverRecorded(name string) bool {
 	switch name {
-	case "content-type", "user-agent", "te", "connection", "keep-alive", "transfer-encoding", "upgrade", "trailer",
-		"content-length", "date", "authorization", "set-cookie", "www-authenticate", replayedTrailer:
+	case "content-type",
+		"user-agent",
+		"te",
+		"connection",
+		"keep-alive",
+		"transfer-encoding",
+		"upgrade",
+		"trailer",
+		"content-length",
+		"date",
+		"authorization",
+		"set-cookie",
+		"www-authenticate",
+		replayedTrailer:
 		return true
 	}
 	return strings.HasPrefix(name, "grpc-") || strings.HasPrefix(name, "proxy-")
 }
 
-// stream remembers the metadata that a handler sets. To ask gRPC's stream for it would be a data race
-// with goroutines that the handler left behind.
+// stream remembers the metadata that a handler sets. To ask gRPC's stream for it would be a data
+// race with goroutines that the handler left behind.
 type stream struct {
 	grpc.ServerTransportStream
 	outer context.Context
@@ -153,7 +167,12 @@ func (c *call) remember(ctx context.Context) (context.Context, *stream) {
 	if inner == nil || len(c.metadata) == 0 {
 		return ctx, nil
 	}
-	s := &stream{ServerTransportStream: inner, outer: c.ctx, names: c.metadata, set: make(map[string][]string)}
+	s := &stream{
+		ServerTransportStream: inner,
+		outer:                 c.ctx,
+		names:                 c.metadata,
+		set:                   make(map[string][]string),
+	}
 	return grpc.NewContextWithServerTransportStream(ctx, s), s
 }
 

@@ -13,13 +13,14 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ByMetadata returns an interceptor that takes the key from the metadata of this name: "k" in quotes
-// (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is InvalidArgument.
-// Calls without it run unprotected, unless idempotency.Require is set. So do methods with
-// idempotency_level = NO_SIDE_EFFECTS, and the services grpc.health and grpc.reflection.
+// ByMetadata returns an interceptor that takes the key from the metadata of this name: "k" in
+// quotes (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is
+// InvalidArgument. Calls without it run unprotected, unless idempotency.Require is set. So do
+// methods with idempotency_level = NO_SIDE_EFFECTS, and the services grpc.health and
+// grpc.reflection.
 //
-// ByMetadata panics if the name cannot be that of text metadata, or if an option is wrong. The Locker
-// may be set later with [core.SetDefault]. Until then calls with a key are Unavailable.
+// ByMetadata panics if the name cannot be that of text metadata, or if an option is wrong. The
+// Locker may be set later with [core.SetDefault]. Until then calls with a key are Unavailable.
 func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := metadataSource(name)
 	if err != nil {
@@ -29,30 +30,34 @@ func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 }
 
 // ByField returns an interceptor that takes the key from a field of the request: "request_id", or
-// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum, has at most
-// 255 bytes and no control characters. Calls that leave it empty run unprotected, unless
+// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum, has at
+// most 255 bytes and no control characters. Calls that leave it empty run unprotected, unless
 // idempotency.Require is set.
 //
-// ByField panics if the path is no path, or if an option is wrong. A method whose request has no such
-// field is refused with Internal, and logged. [Check] finds it when the server is built. Otherwise
-// ByField is as [ByMetadata].
+// ByField panics if the path is no path, or if an option is wrong. A method whose request has no
+// such field is refused with Internal, and logged. [Check] finds it when the server is built.
+// Otherwise ByField is as [ByMetadata].
 func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 	if !validPath(path) {
-		panic(fmt.Sprintf(`grpclock: ByField(%q): pass the path of a field: "request_id", or "order.id" of a message in the request`, path))
+		panic(fmt.Sprintf(
+			`grpclock: ByField(%q): pass the path of a field: `+
+				`"request_id", or "order.id" of a message in the request`,
+			path,
+		))
 	}
 	return newInterceptor("ByField", fieldSource(path), opts)
 }
 
 // ByKey returns an interceptor that makes the key of a template, for example
-// "{metadata.x-tenant}:{req.order.id}". Values are escaped as by [core.Join], and between two fields
-// there must be a ":". The fields are:
+// "{metadata.x-tenant}:{req.order.id}". Values are escaped as by [core.Join], and between two
+// fields there must be a ":". The fields are:
 //
 //   - {req.PATH}: a field of the request, as in [ByField]
 //   - {metadata.NAME}: metadata, as [ByMetadata] reads it
 //   - {principal}: the caller, see [Principal]
 //
-// A call in which a field is missing is InvalidArgument, or Unauthenticated for {principal}. Otherwise
-// ByKey is as [ByField].
+// A call in which a field is missing is InvalidArgument, or Unauthenticated for {principal}.
+// Otherwise ByKey is as [ByField].
 func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err == nil {
@@ -64,13 +69,14 @@ func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	return newInterceptor("ByKey", s, opts)
 }
 
-// KeyFunc returns the key of a call, or "" if it has none. An error refuses the call: one with a gRPC
-// status as it is, any other as InvalidArgument, and it is logged. req is nil for streams.
+// KeyFunc returns the key of a call, or "" if it has none. An error refuses the call: one with a
+// gRPC status as it is, any other as InvalidArgument, and it is logged. req is nil for streams.
 // [grpc.Method] names the method.
 type KeyFunc func(ctx context.Context, req any) (string, error)
 
-// By returns an interceptor that takes the key from fn: a text without control characters, or "" if the
-// call has none. Join parts that come from outside with [core.Join]. Otherwise By is as [ByMetadata].
+// By returns an interceptor that takes the key from fn: a text without control characters, or "" if
+// the call has none. Join parts that come from outside with [core.Join]. Otherwise By is as
+// [ByMetadata].
 func By(fn KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: By(nil): pass a function that returns the key of a call")
@@ -98,7 +104,9 @@ func newInterceptor(name string, s *source, opts []Option) grpc.UnaryServerInter
 }
 
 // unary runs a call, replays its answer or refuses it.
-func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (i *interceptor) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	m := i.method(info.FullMethod, req)
 	if r := checking(ctx); r != nil {
 		r.add(m)
@@ -116,7 +124,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	switch {
 	case err == keytext.ErrNoKey && !c.Require: // the error of a template's field is wrapped
 		if l != nil && !c.locks {
-			c.claims.on(l, c.Settings).CountWithoutKey(ctx, c.full)
+			c.claims.On(l, "grpc", c.Settings).CountWithoutKey(ctx, c.full)
 		}
 		return handler(ctx, req)
 	case err != nil:
@@ -137,16 +145,19 @@ type call struct {
 	handler grpc.UnaryHandler
 }
 
-func (c *call) log(level slog.Level, text string, err error) {
-	l := slog.Default()
-	if used := c.UseLocker(); used != nil {
-		l = used.Logger()
+func (c *call) logger() *slog.Logger {
+	if l := c.UseLocker(); l != nil {
+		return l.Logger()
 	}
+	return slog.Default()
+}
+
+func (c *call) log(level slog.Level, text string, err error) {
 	args := []any{"method", c.full}
 	if err != nil {
 		args = append(args, "error", err)
 	}
-	l.Log(context.WithoutCancel(c.ctx), level, text, args...)
+	c.logger().Log(context.WithoutCancel(c.ctx), level, text, args...)
 }
 
 var errConstant = errors.New("without a field every call would get the first answer: add one")

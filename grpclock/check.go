@@ -13,15 +13,9 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// ServiceInfoProvider is a [grpc.Server] whose services are registered.
-type ServiceInfoProvider interface {
-	// GetServiceInfo returns the services by their full names.
-	GetServiceInfo() map[string]grpc.ServiceInfo
-}
-
 // Check returns an error for each method that would be refused at its first call: its option in the
-// .proto file is wrong, or one of the interceptors names a field that its request does not have. Call
-// it when all services are registered:
+// .proto file is wrong, or one of the interceptors names a field that its request does not have.
+// Call it when all services are registered:
 //
 //	byField := grpclock.ByField("request_id")
 //	server := grpc.NewServer(grpc.UnaryInterceptor(byField))
@@ -30,8 +24,14 @@ type ServiceInfoProvider interface {
 //		log.Fatal(err)
 //	}
 //
-// The interceptors are of this package. They may be wrapped in go-grpc-middleware's selector.
-func Check(server ServiceInfoProvider, interceptors ...grpc.UnaryServerInterceptor) error {
+// The server is a [grpc.Server]. The interceptors are of this package. They may be wrapped in
+// go-grpc-middleware's selector.
+func Check(
+	server interface {
+		GetServiceInfo() map[string]grpc.ServiceInfo
+	},
+	interceptors ...grpc.UnaryServerInterceptor,
+) error {
 	var errs []error
 	services := server.GetServiceInfo()
 	for _, service := range slices.Sorted(maps.Keys(services)) {
@@ -40,7 +40,12 @@ func Check(server ServiceInfoProvider, interceptors ...grpc.UnaryServerIntercept
 			if info.IsClientStream || info.IsServerStream {
 				if d := findMethod(full, nil); d != nil {
 					if lock, err := lockOption(d); err != nil || lock != nil {
-						errs = append(errs, fmt.Errorf("grpclock: %s is a stream, and its lock option is not read: use StreamLockByKey", full))
+						errs = append(
+							errs,
+							fmt.Errorf(
+								"grpclock: %s is a stream, and its lock option is not read: use StreamLockByKey", full,
+							),
+						)
 					}
 				}
 				continue

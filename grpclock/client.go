@@ -27,8 +27,8 @@ func KeyMetadata(name string) ClientOption {
 	return clientOption(func(c *client) { c.name = strings.ToLower(name) })
 }
 
-// OnKey calls fn with each call's method and key before the call is sent. Store the key there if the
-// call must survive a crash of the client: after a restart send it again with
+// OnKey calls fn with each call's method and key before the call is sent. Store the key there if
+// the call must survive a crash of the client: after a restart send it again with
 // [idempotency.ContextWithKey]. An error of fn is the error of the call, which is not sent.
 func OnKey(fn func(ctx context.Context, method, key string) error) ClientOption {
 	return clientOption(func(c *client) { c.onKey = fn })
@@ -40,11 +40,11 @@ type client struct {
 	safe  sync.Map // whether a method has no side effects, by its full name
 }
 
-// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its own,
-// which it keeps over its retries: those of gRPC's retry policy, and those of a retry interceptor after
-// this one. To retry by calling again, call with [idempotency.ContextWithKey]. A key that is in the
-// metadata already is left alone. Methods with idempotency_level = NO_SIDE_EFFECTS get none, if their
-// descriptor is linked in.
+// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its
+// own, which it keeps over its retries: those of gRPC's retry policy, and those of a retry
+// interceptor after this one. To retry by calling again, call with [idempotency.ContextWithKey]. A
+// key that is in the metadata already is left alone. Methods with idempotency_level =
+// NO_SIDE_EFFECTS get none, if their descriptor is linked in.
 //
 // UnaryClientInterceptor panics if the name cannot be that of text metadata.
 func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
@@ -60,11 +60,18 @@ func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
 	return c.unary
 }
 
-func (c *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (c *client) unary(
+	ctx context.Context,
+	method string,
+	req, reply any,
+	cc *grpc.ClientConn,
+	invoker grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
 	if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(c.name)) > 0 || c.noSideEffects(method) {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	key, ok := idempotency.KeyFromContext(ctx)
+	key, ok := keytext.FromContext(ctx)
 	if !ok {
 		key = idempotency.NewKey()
 	}
@@ -77,7 +84,13 @@ func (c *client) unary(ctx context.Context, method string, req, reply any, cc *g
 			return fmt.Errorf("grpclock: OnKey: %w", err)
 		}
 	}
-	return invoker(metadata.AppendToOutgoingContext(ctx, c.name, value), method, req, reply, cc, opts...)
+	return invoker(
+		metadata.AppendToOutgoingContext(ctx, c.name, value),
+		method,
+		req,
+		reply,
+		cc,
+		opts...)
 }
 
 func (c *client) noSideEffects(method string) bool {

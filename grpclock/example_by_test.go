@@ -132,7 +132,7 @@ func ExampleLockByKey() {
 	conn, stop := start(func(ctx context.Context, r *testpb.Request) (*testpb.Order, error) {
 		_, err := locker.TryAcquire(context.Background(), core.Join("order", r.GetOrderId()))
 		fmt.Println("taken for others:", errors.Is(err, core.ErrTaken))
-		token, err := grpclock.Token(ctx) // for a resource that refuses smaller tokens
+		token, err := idempotency.Token(ctx) // for a resource that refuses smaller tokens
 		fmt.Println("token:", token > 0, err)
 		return &testpb.Order{}, nil
 	}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}",

@@ -73,7 +73,7 @@ func ExampleToken() {
 	defer locker.Close()
 	var tokens []uint64
 	conn, stop := start(func(ctx context.Context, r *testpb.Request) (*testpb.Order, error) {
-		token, err := grpclock.Token(ctx)
+		token, err := idempotency.Token(ctx)
 		tokens = append(tokens, token)
 		return &testpb.Order{}, err
 	}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(locker))))

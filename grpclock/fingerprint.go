@@ -14,8 +14,9 @@ import (
 
 // canonical returns a message as protobuf, with all fields in the order of their numbers. It is the
 // same whether this process knows a field or not. proto.Marshal, deterministic or not, puts unknown
-// fields at the end, and so differs between two versions of a schema: during a roll-out a retry would
-// look like another request. An unknown field stays as the client sent it, also the order of a map in it.
+// fields at the end, and so differs between two versions of a schema: during a roll-out a retry
+// would look like another request. An unknown field stays as the client sent it, also the order of
+// a map in it.
 func canonical(m protoreflect.Message) []byte {
 	w := writer{b: make([]byte, proto.Size(m.Interface()))}
 	w.at = len(w.b)
@@ -76,7 +77,9 @@ func (w *writer) message(m protoreflect.Message) {
 		fields = append(fields, known{f, v})
 		return true
 	})
-	slices.SortFunc(fields, func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) })
+	slices.SortFunc(
+		fields, func(a, b known) int { return cmp.Compare(a.field.Number(), b.field.Number()) },
+	)
 	raw := []byte(m.GetUnknown())
 	starts := sortedStarts(raw)
 	for len(fields)+len(starts) > 0 {
@@ -91,11 +94,15 @@ func (w *writer) message(m protoreflect.Message) {
 	}
 }
 
-// start is the number of an unknown field and where it begins. A request may be nothing but such fields,
-// of two bytes each, so a start must be small.
+// start is the number of an unknown field and where it begins. A request may be nothing but such
+// fields, of two bytes each, so a start must be small.
 type start uint64
 
-func newStart(number protoreflect.FieldNumber, at int) start { return start(number)<<32 | start(at) }
+func newStart(
+	number protoreflect.FieldNumber, at int,
+) start {
+	return start(number)<<32 | start(at)
+}
 
 func (p start) number() protoreflect.FieldNumber { return protoreflect.FieldNumber(p >> 32) }
 
@@ -145,7 +152,9 @@ func (w *writer) field(f protoreflect.FieldDescriptor, v protoreflect.Value) {
 			keys = append(keys, k)
 			return true
 		})
-		slices.SortFunc(keys, func(a, b protoreflect.MapKey) int { return strings.Compare(b.String(), a.String()) })
+		slices.SortFunc(
+			keys, func(a, b protoreflect.MapKey) int { return strings.Compare(b.String(), a.String()) },
+		)
 		for _, k := range keys {
 			w.nested(f.Number(), func() {
 				w.singular(f.MapValue(), v.Map().Get(k))

@@ -217,7 +217,7 @@ func TestLockKeys(t *testing.T) {
 				if err != nil || st.Owner == "" {
 					t.Errorf("%q is not held: %+v, %v", want, st, err)
 				}
-				if token, err := grpclock.Token(ctx); err != nil || token == 0 {
+				if token, err := idempotency.Token(ctx); err != nil || token == 0 {
 					t.Errorf("token %d, %v", token, err)
 				}
 				k, err := l.TryAcquire(ctx, want) // the context carries the lock

@@ -10,16 +10,17 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// LockByKey returns an interceptor that holds the lock on a key while the handler runs, so that there
-// is one call at a time for each key. Nothing is recorded. A call that finds the key taken is Aborted
-// with LOCK_BUSY, or waits, with idempotency.Wait.
+// LockByKey returns an interceptor that holds the lock on a key while the handler runs, so that
+// there is one call at a time for each key. Nothing is recorded. A call that finds the key taken is
+// Aborted with LOCK_BUSY, or waits, with idempotency.Wait.
 //
-// The template is as in [ByKey]. The key is the name of the lock as it is: everybody who locks it is
-// excluded, by grpclock, ginlock, gormlock, or Acquire of package core. A template without a field is
-// one lock for all calls. Methods without side effects are covered, too.
+// The template is as in [ByKey]. The key is the name of the lock as it is: everybody who locks it
+// is excluded, by grpclock, ginlock, gormlock, or Acquire of package core. A template without a
+// field is one lock for all calls. Methods without side effects are covered, too.
 //
 // The handler's context carries the lock, and ends when the lock is lost. A call that has no answer
 // then is Aborted with LOCK_LOST.
@@ -31,8 +32,8 @@ func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor 
 	return newLocks("LockByKey", s, opts).unary
 }
 
-// LockBy is [LockByKey] with a function that makes the key, of up to 512 bytes. Calls whose key is ""
-// run unprotected, unless idempotency.Require is set.
+// LockBy is [LockByKey] with a function that makes the key, of up to 512 bytes. Calls whose key is
+// "" run unprotected, unless idempotency.Require is set.
 func LockBy(fn KeyFunc, opts ...LockOption) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: LockBy(nil): pass a function that returns the key of a call")
@@ -40,20 +41,24 @@ func LockBy(fn KeyFunc, opts ...LockOption) grpc.UnaryServerInterceptor {
 	return newLocks("LockBy", funcSource(fn), opts).unary
 }
 
-// StreamLockByKey is [LockByKey] for streams: it holds the lock from before the handler runs until it
-// returns. The template has the fields {metadata.NAME} and {principal}, because there is no request
-// yet when a stream begins.
+// StreamLockByKey is [LockByKey] for streams: it holds the lock from before the handler runs until
+// it returns. The template has the fields {metadata.NAME} and {principal}, because there is no
+// request yet when a stream begins.
 //
-// When the lock is lost, the context of the stream ends with a cause that matches [core.ErrLost]. From
-// then on the stream neither receives nor sends, and ends with LOCK_LOST. A handler that waits for a
-// message is not woken by that.
+// When the lock is lost, the context of the stream ends with a cause that matches [core.ErrLost].
+// From then on the stream neither receives nor sends, and ends with LOCK_LOST. A handler that waits
+// for a message is not woken by that.
 func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	switch {
 	case err != nil:
 		panic("grpclock: StreamLockByKey: " + err.Error())
 	case len(s.paths) > 0:
-		panic(fmt.Sprintf("grpclock: StreamLockByKey(%q): there is no request yet when a stream begins: use {metadata.…} or {principal}", template))
+		panic(fmt.Sprintf(
+			"grpclock: StreamLockByKey(%q): there is no request yet "+
+				"when a stream begins: use {metadata.…} or {principal}",
+			template,
+		))
 	}
 	return newLocks("StreamLockByKey", s, opts).stream
 }
@@ -86,9 +91,11 @@ func (c *call) locked(l *core.Locker, key string) (resp any, err error) {
 	return resp, err
 }
 
-// underLock calls run with a context that carries the lock, or without a lock and with the context of
-// the call if it runs unprotected.
-func (c *call) underLock(l *core.Locker, key string, run func(context.Context, *core.Lock) error) (err error) {
+// underLock calls run with a context that carries the lock, or without a lock and with the context
+// of the call if it runs unprotected.
+func (c *call) underLock(
+	l *core.Locker, key string, run func(context.Context, *core.Lock) error,
+) (err error) {
 	k, err := c.AcquireLock(c.ctx, l, key)
 	switch {
 	case err == nil:
@@ -97,49 +104,26 @@ func (c *call) underLock(l *core.Locker, key string, run func(context.Context, *
 		return run(c.ctx, nil)
 	case errors.Is(err, core.ErrInvalidKey):
 		c.log(slog.LevelWarn, "grpclock: the key of a lock is refused", err)
-		return c.refuseKey(errLong)
+		return c.refuseKey(keytext.ErrLong)
 	default:
 		return c.refuseErr(err)
 	}
 	returned := false
 	defer func() {
-		lost := c.release(k)
+		lost := claim.ReleaseLock(c.ctx, k, c.logger(), c.full)
 		if lost && returned && (err == nil || gaveUp(err)) {
 			err = c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 		}
 	}()
-	err = run(context.WithValue(core.WithLock(k.Context(), k), heldKey{}, k), k)
+	err = run(claim.WithLock(k), k)
 	returned = true
 	return err
 }
 
-// release releases a lock, and reports whether it was lost before.
-func (c *call) release(k *core.Lock) (lost bool) {
-	err := k.Release(c.ctx)
-	switch {
-	case errors.Is(err, core.ErrLost):
-		c.log(slog.LevelError, "grpclock: the lock was lost while the handler ran; another may have run", err)
-		return true
-	case err != nil:
-		c.log(slog.LevelWarn, "grpclock: a lock was not released; its key is free when its lease ends", err)
-	}
-	return false
-}
-
-type heldKey struct{}
-
-// Token returns the fencing token of the plain lock that the handler's context carries, or else of the
-// claim: see [idempotency.Token]. Pass it to a resource that refuses smaller tokens. The first call
-// costs a round trip.
-func Token(ctx context.Context) (uint64, error) {
-	if k, ok := ctx.Value(heldKey{}).(*core.Lock); ok {
-		return k.Token(ctx)
-	}
-	return idempotency.Token(ctx)
-}
-
 // stream runs a stream under a lock.
-func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (i *interceptor) stream(
+	srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
 	m := &method{config: i.config, full: info.FullMethod, source: i.source}
 	c := &call{method: m, ctx: ss.Context()}
 	if serversOwn(m.full) {

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/onelane/onelane/internal/claim"
 )
 
 // method is what an interceptor knows of a method. It is found out once.
@@ -27,7 +29,7 @@ type method struct {
 	passes bool  // its calls are not protected
 	err    error // it cannot be protected: a mistake in the program
 
-	claims  claimsCache
+	claims  claim.Cache
 	answers atomic.Pointer[protoreflect.MessageType] // what its handler answered with last
 	warned  sync.Once                                // that callers share one space of keys
 }
@@ -41,7 +43,14 @@ func (i *interceptor) method(full string, req any) *method {
 	if v, ok := i.methods.Load(full); ok && v.(*method).in == in {
 		return v.(*method)
 	}
-	m := &method{config: i.config, full: full, in: in, desc: findMethod(full, in), source: i.source, locks: i.locks}
+	m := &method{
+		config: i.config,
+		full:   full,
+		in:     in,
+		desc:   findMethod(full, in),
+		source: i.source,
+		locks:  i.locks,
+	}
 	m.err = m.compile()
 	i.methods.Store(full, m)
 	return m
@@ -73,8 +82,8 @@ func (m *method) compile() error {
 	return nil
 }
 
-// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects, so
-// that interceptors of a whole server leave it alone.
+// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects,
+// so that interceptors of a whole server leave it alone.
 func serversOwn(full string) bool {
 	return strings.HasPrefix(full, "/grpc.health.") || strings.HasPrefix(full, "/grpc.reflection.")
 }
@@ -104,7 +113,8 @@ func splitMethod(full string) (service, name string) {
 	return full[:i], full[i+1:]
 }
 
-// findMethod finds the descriptor of a method beside its request's, or among those that are linked in.
+// findMethod finds the descriptor of a method beside its request's, or among those that are linked
+// in.
 func findMethod(full string, in protoreflect.MessageDescriptor) protoreflect.MethodDescriptor {
 	service, name := splitMethod(full)
 	if in != nil && in.ParentFile() != nil {
@@ -143,7 +153,9 @@ func (m *method) answerType(recorded protoreflect.FullName) (protoreflect.Messag
 	if m.desc != nil {
 		out := m.desc.Output()
 		if out.FullName() != recorded {
-			return nil, fmt.Errorf("the record has a message %q, and the method answers with %q", recorded, out.FullName())
+			return nil, fmt.Errorf(
+				"the record has a message %q, and the method answers with %q", recorded, out.FullName(),
+			)
 		}
 		if t, err := protoregistry.GlobalTypes.FindMessageByName(recorded); err == nil {
 			return t, nil

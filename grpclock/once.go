@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,16 +20,18 @@ import (
 func (c *call) once(l *core.Locker, key string) (any, error) {
 	msg := messageOf(c.req)
 	if msg == nil {
-		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: a retry could not be told from another request", c.req))
+		return nil, c.misconfigured(fmt.Errorf("its request is a %T, no protobuf message: "+
+			"a retry could not be told from another request", c.req))
 	}
 	who := c.who()
 	req := claim.Request{
 		// No part of the key can imitate another.
-		Key: core.Join(c.Service, who, "grpc", c.full, c.source.name, key),
-		ID:  c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
+		Key:       core.Join(c.Service, who, "grpc", c.full, c.source.name, key),
+		Principal: who, ID: c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
 	}
 	if claim.Carries(c.ctx, req.Key) {
-		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, and the options of the inner one would be ignored: keep one of them"))
+		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, " +
+			"and the options of the inner one would be ignored: keep one of them"))
 	}
 	var payload []byte
 	if c.fingerprint != nil {
@@ -38,8 +39,11 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	} else {
 		payload = canonical(msg.ProtoReflect())
 	}
-	req.Fingerprint = claim.Fingerprint{Payload: claim.Digest([]byte(c.full), payload), Credentials: c.credentials(who)}
-	out, err := c.claims.on(l, c.Settings).Begin(c.ctx, req)
+	req.Fingerprint = claim.Fingerprint{
+		Payload:     claim.Digest([]byte(c.full), payload),
+		Credentials: c.credentials(who),
+	}
+	out, err := c.claims.On(l, "grpc", c.Settings).Begin(c.ctx, req)
 	switch {
 	case err != nil:
 		return nil, c.refuseErr(err)
@@ -56,7 +60,8 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 // deadline, which the stream has, is its patience, and does not end a handler under a claim.
 func serverDeadline(ctx context.Context) time.Time {
 	deadline, ok := ctx.Deadline()
-	stream, known := grpc.ServerTransportStreamFromContext(ctx).(interface{ Context() context.Context })
+	type withContext interface{ Context() context.Context }
+	stream, known := grpc.ServerTransportStreamFromContext(ctx).(withContext)
 	if !ok || !known {
 		return time.Time{}
 	}
@@ -71,7 +76,7 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	returned := false
 	defer func() {
 		if !returned { // a panic
-			c.end(k, k.Fate(claim.Unknown), claim.Tombstone())
+			k.End(c.ctx, k.Fate(claim.Unknown), claim.Tombstone())
 		}
 		k.Close()
 	}()
@@ -81,12 +86,11 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 		resp, err = c.handler(ctx, c.req)
 	}
 	returned = true
-	var record *claim.Record
-	f := c.fate(k, err)
+	record, f := claim.Tombstone(), c.fate(k, err)
 	if f == claim.Keep {
 		record = c.record(resp, err, sent)
 	}
-	c.end(k, f, record)
+	k.End(c.ctx, f, record)
 	if errors.Is(context.Cause(ctx), core.ErrLost) && gaveUp(err) {
 		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 	}
@@ -100,7 +104,8 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 		return nil, nil, false
 	}
 	resp, decision, err := c.recover(ctx, c.req, idempotency.Run{
-		Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID,
+		Begun: earlier.Run.Begun, Ended: earlier.Since,
+		Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID,
 	})
 	switch decision {
 	case idempotency.Answered:
@@ -130,35 +135,6 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 	return k.Fate(f)
 }
 
-// end ends the claim as the fate of its key says.
-func (c *call) end(k *claim.Claim, f claim.Fate, r *claim.Record) {
-	switch f {
-	case claim.Free:
-		if err := k.Free(c.ctx); err != nil {
-			c.log(slog.LevelWarn, "grpclock: a key could not be freed; the outcome is unknown to a retry", err)
-		}
-	case claim.Unknown:
-		k.LeaveUnknown(c.ctx)
-	default:
-		c.complete(k, r)
-	}
-}
-
-// complete records the answer. If that fails the answer is sent all the same.
-func (c *call) complete(k *claim.Claim, r *claim.Record) {
-	err := k.Complete(c.ctx, r)
-	switch {
-	case err == nil, errors.Is(err, claim.ErrOver):
-	case errors.Is(err, core.ErrLost):
-		c.log(slog.LevelError, "grpclock: the claim was lost and taken over while the handler ran; its answer is not recorded", err)
-	case errors.Is(err, core.ErrUnavailable):
-		c.log(slog.LevelError, "grpclock: the answer is not recorded yet; it will be when the backend is back", err)
-	default:
-		c.log(slog.LevelError, "grpclock: the answer could not be recorded; a retry is refused", err)
-		_ = k.Complete(c.ctx, claim.Tombstone()) // the record was too large
-	}
-}
-
 // statusOf returns the status that the server makes of a handler's error.
 func statusOf(err error) *status.Status {
 	st, ok := status.FromError(err)
@@ -170,17 +146,6 @@ func statusOf(err error) *status.Status {
 
 // gaveUp reports whether a handler ended because its context did.
 func gaveUp(err error) bool {
-	return err != nil && (statusOf(err).Code() == codes.Canceled || errors.Is(err, context.Canceled) || errors.Is(err, core.ErrLost))
-}
-
-// claimsCache holds the Claims on a Locker. It changes if core.SetDefault is called again.
-type claimsCache struct{ made atomic.Pointer[claim.Claims] }
-
-func (c *claimsCache) on(l *core.Locker, s claim.Settings) *claim.Claims {
-	if made := c.made.Load(); made != nil && made.On(l) {
-		return made
-	}
-	made := claim.New(l, "grpc", s)
-	c.made.Store(made)
-	return made
+	ended := errors.Is(err, context.Canceled) || errors.Is(err, core.ErrLost)
+	return err != nil && (ended || statusOf(err).Code() == codes.Canceled)
 }

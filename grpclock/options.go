@@ -12,13 +12,13 @@ import (
 )
 
 // Option configures [ByMetadata], [ByField], [ByKey], [By] and [ByProto]. The options of package
-// idempotency that are not about HTTP are Options: Require, Retain, Wait, RunAgain, MaxRun, MaxBody,
-// FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is ignored. The last of two
-// wins. A wrong one panics where the interceptor is made.
+// idempotency that are not about HTTP are Options: Require, Retain, Wait, RunAgain, MaxRun,
+// MaxBody, Quota, FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is
+// ignored. The last of two wins. A wrong one panics where the interceptor is made.
 type Option = claim.GRPCOption
 
-// LockOption configures [LockByKey], [LockBy], [StreamLockByKey] and [StreamLockBy]: [Principal], and
-// of package idempotency Wait, Require, FailOpen and WithLocker.
+// LockOption configures [LockByKey], [LockBy], [StreamLockByKey] and [StreamLockBy]: [Principal],
+// and of package idempotency Wait, Require, FailOpen and WithLocker.
 type LockOption = claim.GRPCLockOption
 
 // FrontOption configures idempotency and plain locks.
@@ -39,7 +39,11 @@ type config struct {
 }
 
 func newConfig() config {
-	return config{Settings: claim.DefaultSettings(), decide: DefaultFate, metadata: make(map[string]bool)}
+	return config{
+		Settings: claim.DefaultSettings(),
+		decide:   DefaultFate,
+		metadata: make(map[string]bool),
+	}
 }
 
 // mustBeRight panics if an option is wrong.
@@ -58,12 +62,13 @@ type frontOption func(*config)
 func (o frontOption) GRPC(t claim.Target)     { o(t.(*config)) }
 func (o frontOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 
-// Principal sets the caller: a name that is verified and stays the same over retries, such as a user or
-// tenant id. Keys of different principals have nothing to do with each other. "" is an anonymous
-// caller. The name of a plain lock has the caller in it only if its template has {principal}.
+// Principal sets the caller: a name that is verified and stays the same over retries, such as a
+// user or tenant id. Keys of different principals have nothing to do with each other. "" is an
+// anonymous caller. The name of a plain lock has the caller in it only if its template has
+// {principal}.
 //
-// Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs or
-// else its subject. A retry must then come with the credentials of the first call: the metadata
+// Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs
+// or else its subject. A retry must then come with the credentials of the first call: the metadata
 // authorization, cookie and x-api-key.
 func Principal(fn func(context.Context) string) FrontOption {
 	return frontOption(func(c *config) {
@@ -72,8 +77,8 @@ func Principal(fn func(context.Context) string) FrontOption {
 	})
 }
 
-// Decide sets what becomes of the key after an answer with this code. Unauthenticated always frees it.
-// [DefaultFate] is the default.
+// Decide sets what becomes of the key after an answer with this code. Unauthenticated always frees
+// it. [DefaultFate] is the default.
 func Decide(fn func(codes.Code) idempotency.Fate) Option {
 	return option(func(c *config) {
 		c.decide = fn
@@ -81,9 +86,9 @@ func Decide(fn func(codes.Code) idempotency.Fate) Option {
 	})
 }
 
-// Fingerprint sets what a retry must repeat: the bytes that fn returns, which are stored as a salted
-// hash. fn must not modify the request. By default all fields of the request count, also those that
-// this process does not know.
+// Fingerprint sets what a retry must repeat: the bytes that fn returns, which are stored as a
+// salted hash. fn must not modify the request. By default all fields of the request count, also
+// those that this process does not know.
 func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 	return option(func(c *config) {
 		c.fingerprint = fn
@@ -91,8 +96,8 @@ func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 	})
 }
 
-// Metadata names the headers and trailers that are recorded if the handler sets them. By default none
-// is. Credentials and what belongs to the transport are refused.
+// Metadata names the headers and trailers that are recorded if the handler sets them. By default
+// none is. Credentials and what belongs to the transport are refused.
 //
 // With this option the handler's context has a stream that remembers what is set, and
 // grpc.SetSendCompressor fails in the handler. Call it in an interceptor outside of this one.
@@ -107,17 +112,20 @@ func Metadata(names ...string) Option {
 }
 
 // RetryInFlight refuses a retry that comes while the first call runs with Unavailable instead of
-// Aborted. Retry policies usually name that code, so gRPC's own retries go on until there is an answer.
+// Aborted. Retry policies usually name that code, so gRPC's own retries go on until there is an
+// answer.
 func RetryInFlight() Option { return option(func(c *config) { c.retryInFlight = true }) }
 
-// Recover makes fn decide about a call whose earlier run has an unknown outcome: the process died, or
-// its handler panicked or ran into a time-out. Without Recover a retry is refused.
+// Recover makes fn decide about a call whose earlier run has an unknown outcome: the process died,
+// or its handler panicked or ran into a time-out. Without Recover a retry is refused.
 //
 // fn runs instead of the handler, under the claim, with the request of the retry. It finds out what
-// the earlier run did, for example by asking the payment provider with [idempotency.DeriveKey]. Then it
-// returns [idempotency.Answered] and the answer, [idempotency.RunHandler] if nothing was done, or
-// [idempotency.StillUnknown].
-func Recover(fn func(ctx context.Context, req any, earlier idempotency.Run) (resp any, r idempotency.Recovery, err error)) Option {
+// the earlier run did, for example by asking the payment provider with [idempotency.DeriveKey].
+// Then it returns [idempotency.Answered] and the answer, [idempotency.RunHandler] if nothing was
+// done, or [idempotency.StillUnknown].
+func Recover(
+	fn func(ctx context.Context, req any, earlier idempotency.Run) (resp any, r idempotency.Recovery, err error),
+) Option {
 	return option(func(c *config) {
 		c.recover, c.Recovers = fn, true
 		c.Check(fn != nil, "Recover(nil): pass a function, or omit the option")

@@ -17,7 +17,9 @@ func resolvePath(in protoreflect.MessageDescriptor, text string) (path, error) {
 	var p path
 	for name := range strings.SplitSeq(text, ".") {
 		if in == nil {
-			return nil, fmt.Errorf("%q: %s is no message that could have a field %q", text, p[len(p)-1].FullName(), name)
+			return nil, fmt.Errorf(
+				"%q: %s is no message that could have a field %q", text, p[len(p)-1].FullName(), name,
+			)
 		}
 		f := in.Fields().ByName(protoreflect.Name(name))
 		switch {
@@ -33,13 +35,15 @@ func resolvePath(in protoreflect.MessageDescriptor, text string) (path, error) {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
 		return nil, fmt.Errorf("%q: %s is a message: name one of its fields", text, last.FullName())
 	case protoreflect.FloatKind, protoreflect.DoubleKind:
-		return nil, fmt.Errorf("%q: %s is a floating-point number, which makes no key", text, last.FullName())
+		return nil, fmt.Errorf(
+			"%q: %s is a floating-point number, which makes no key", text, last.FullName(),
+		)
 	}
 	return p, nil
 }
 
-// text returns the field's value in a request, or "" if it is not set. An integer of proto3 that is not
-// optional is not set if it is 0.
+// text returns the field's value in a request, or "" if it is not set. An integer of proto3 that is
+// not optional is not set if it is 0.
 func (p path) text(m protoreflect.Message) string {
 	last := len(p) - 1
 	for _, f := range p[:last] {
@@ -49,7 +53,8 @@ func (p path) text(m protoreflect.Message) string {
 		m = m.Get(f).Message()
 	}
 	f := p[last]
-	zeroCounts := !f.HasPresence() && (f.Kind() == protoreflect.BoolKind || f.Kind() == protoreflect.EnumKind)
+	zeroCounts := !f.HasPresence() &&
+		(f.Kind() == protoreflect.BoolKind || f.Kind() == protoreflect.EnumKind)
 	if !m.Has(f) && !zeroCounts {
 		return ""
 	}
@@ -63,7 +68,10 @@ func (p path) text(m protoreflect.Message) string {
 		return strconv.FormatBool(v.Bool())
 	case protoreflect.EnumKind: // its name may change between versions
 		return strconv.Itoa(int(v.Enum()))
-	case protoreflect.Uint32Kind, protoreflect.Uint64Kind, protoreflect.Fixed32Kind, protoreflect.Fixed64Kind:
+	case protoreflect.Uint32Kind,
+		protoreflect.Uint64Kind,
+		protoreflect.Fixed32Kind,
+		protoreflect.Fixed64Kind:
 		return strconv.FormatUint(v.Uint(), 10)
 	default:
 		return strconv.FormatInt(v.Int(), 10)

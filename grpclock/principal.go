@@ -30,10 +30,16 @@ func (c *call) credentials(who string) [sha256.Size]byte {
 	}
 	if who == "" {
 		c.warned.Do(func() {
-			c.log(slog.LevelWarn, "grpclock: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal", nil)
+			c.log(
+				slog.LevelWarn,
+				"grpclock: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal",
+				nil,
+			)
 		})
 	}
-	return claim.Credentials(c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"))
+	return claim.Credentials(
+		c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"),
+	)
 }
 
 func (c *call) incoming(name string) []string {
@@ -53,9 +59,9 @@ func (c *call) requestID() string {
 	return id
 }
 
-// certified returns the name in the client's certificate, or "" if there is none that was verified. It
-// stays when the certificate is renewed: the issuer, and the URIs (a SPIFFE ID is one), or the subject,
-// or the DNS names and e-mail addresses. A certificate without a name is its key.
+// certified returns the name in the client's certificate, or "" if there is none that was verified.
+// It stays when the certificate is renewed: the issuer, and the URIs (a SPIFFE ID is one), or the
+// subject, or the DNS names and e-mail addresses. A certificate without a name is its key.
 func certified(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -29,12 +29,16 @@ const keyMetadata = "idempotency-key"
 //	}
 //
 // Methods without the option run as they are. So do those with idempotency_level = NO_SIDE_EFFECTS,
-// unless their mode is LOCK_ONLY. opts hold for what the option does not say. With LOCK_ONLY the name
-// of the lock is the key as it is, as with [LockByKey].
+// unless their mode is LOCK_ONLY. opts hold for what the option does not say. With LOCK_ONLY the
+// name of the lock is the key as it is, as with [LockByKey].
 //
-// ByProto panics if one of opts is wrong. A method whose option is wrong is refused with Internal, and
-// logged. [Check] finds it when the server is built.
-func ByProto(opts ...Option) grpc.UnaryServerInterceptor { return newInterceptor("ByProto", nil, opts) }
+// ByProto panics if one of opts is wrong. A method whose option is wrong is refused with Internal,
+// and logged. [Check] finds it when the server is built.
+func ByProto(
+	opts ...Option,
+) grpc.UnaryServerInterceptor {
+	return newInterceptor("ByProto", nil, opts)
+}
 
 // readOption sets the method up as its option says.
 func (m *method) readOption() error {
@@ -43,7 +47,10 @@ func (m *method) readOption() error {
 			m.passes = true // no protobuf, no options
 			return nil
 		}
-		return errors.New("ByProto finds no descriptor of its service, and so no options: link the generated code in, or leave the method out with go-grpc-middleware's selector")
+		return errors.New(
+			"ByProto finds no descriptor of its service, and so no options: " +
+				"link the generated code in, or leave the method out with go-grpc-middleware's selector",
+		)
 	}
 	lock, err := lockOption(m.desc)
 	switch {
@@ -71,14 +78,18 @@ func (m *method) readOption() error {
 			err = m.source.varies()
 		}
 	case m.locks:
-		err = errors.New(`its lock option has mode: LOCK_ONLY and no key: name what is locked, as in key: "order:{order_id}"`)
+		err = errors.New(
+			"its lock option has mode: LOCK_ONLY and no key: " +
+				`name what is locked, as in key: "order:{order_id}"`,
+		)
 	default:
 		m.source, err = metadataSource(keyMetadata)
 	}
 	return err
 }
 
-// plainField reads a field of a template in the .proto file, where {order_id} is a field of the request.
+// plainField reads a field of a template in the .proto file, where {order_id} is a field of the
+// request.
 func (m *method) plainField(field string) (*source, error) {
 	first, _, dotted := strings.Cut(field, ".")
 	special := first == "principal" && !dotted || dotted && (first == "metadata" || first == "req")
@@ -88,12 +99,16 @@ func (m *method) plainField(field string) (*source, error) {
 	case !special:
 		return nil, errors.New("it must be {path.of.field}, {metadata.name} or {principal}")
 	case first != "req" && m.desc.Input().Fields().ByName(protoreflect.Name(first)) != nil:
-		return nil, fmt.Errorf("%s has a field of that name: write {req.%s}, or rename it", m.desc.Input().FullName(), field)
+		return nil, fmt.Errorf(
+			"%s has a field of that name: write {req.%s}, or rename it", m.desc.Input().FullName(), field,
+		)
 	}
 	return qualifiedField(field)
 }
 
-func duration(name string, d *durationpb.Duration, otherwise, least time.Duration) (time.Duration, error) {
+func duration(
+	name string, d *durationpb.Duration, otherwise, least time.Duration,
+) (time.Duration, error) {
 	if d == nil {
 		return otherwise, nil
 	}
@@ -101,7 +116,9 @@ func duration(name string, d *durationpb.Duration, otherwise, least time.Duratio
 		return 0, fmt.Errorf("its lock option has a bad %s: %w", name, err)
 	}
 	if d.AsDuration() < least {
-		return 0, fmt.Errorf("its lock option has %s: %v: it must be at least %v", name, d.AsDuration(), least)
+		return 0, fmt.Errorf(
+			"its lock option has %s: %v: it must be at least %v", name, d.AsDuration(), least,
+		)
 	}
 	return d.AsDuration(), nil
 }
@@ -115,9 +132,9 @@ var lockTypes = func() *protoregistry.Types {
 	return &types
 }()
 
-// lockOption reads the option of a method, or returns nil if there is none. A descriptor that was made at
-// run time may hold it as an unknown field, or as an extension of other types than ours. As bytes they
-// are all the same.
+// lockOption reads the option of a method, or returns nil if there is none. A descriptor that was
+// made at run time may hold it as an unknown field, or as an extension of other types than ours. As
+// bytes they are all the same.
 func lockOption(m protoreflect.MethodDescriptor) (*lockpb.Lock, error) {
 	o, ok := m.Options().(*descriptorpb.MethodOptions)
 	if !ok || o == nil {
@@ -136,7 +153,10 @@ func lockOption(m protoreflect.MethodDescriptor) (*lockpb.Lock, error) {
 	}
 	lock, _ := proto.GetExtension(&own, lockpb.E_Lock).(*lockpb.Lock)
 	if unknown := lock.ProtoReflect().GetUnknown(); len(unknown) > 0 {
-		return nil, errors.New("its lock option has fields that this version does not know: use the lock.proto of the version that is linked in")
+		return nil, errors.New(
+			"its lock option has fields that this version does not know: " +
+				"use the lock.proto of the version that is linked in",
+		)
 	}
 	if _, known := lockpb.Lock_Mode_name[int32(lock.Mode)]; !known {
 		return nil, fmt.Errorf("its lock option has mode %d, which this version does not know", lock.Mode)

@@ -34,6 +34,7 @@ var grpcCodes = map[string]codes.Code{
 	idempotency.CodeOutcomeUnknown:     codes.FailedPrecondition,
 	idempotency.CodeLockSealed:         codes.FailedPrecondition,
 	idempotency.CodeInFlight:           codes.Aborted, // see RetryInFlight
+	idempotency.CodeQuota:              codes.ResourceExhausted,
 	idempotency.CodeLockBusy:           codes.Aborted,
 	idempotency.CodeLockLost:           codes.Aborted,
 	idempotency.CodeLockUnavailable:    codes.Unavailable,
@@ -53,7 +54,9 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	if c.retryInFlight && p.Code == idempotency.CodeInFlight {
 		code = codes.Unavailable
 	}
-	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: strings.ToUpper(p.Code), Domain: Domain}}
+	details := []protoadapt.MessageV1{
+		&errdetails.ErrorInfo{Reason: strings.ToUpper(p.Code), Domain: Domain},
+	}
 	if p.Retryable && p.RetryAfter > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(p.RetryAfter)})
 		pushback := strconv.FormatInt(p.RetryAfter.Milliseconds(), 10)
@@ -73,8 +76,8 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	return st.Err()
 }
 
-// decideOuter decides about the claim of an interceptor outside: its handler did not run, or not to its
-// end.
+// decideOuter decides about the claim of an interceptor outside: its handler did not run, or not to
+// its end.
 func (c *call) decideOuter(f claim.Fate) {
 	if k, ok := claim.FromContext(c.ctx); ok {
 		k.Decide(f)
@@ -112,7 +115,14 @@ func (c *call) misconfigured(err error) error {
 }
 
 func (c *call) refuseWithoutLocker() error {
-	c.log(slog.LevelError, "grpclock: a call is refused", errors.New("there is no Locker: call core.SetDefault when the process starts, or pass idempotency.WithLocker"))
+	c.log(
+		slog.LevelError,
+		"grpclock: a call is refused",
+		errors.New(
+			"there is no Locker: "+
+				"call core.SetDefault when the process starts, or pass idempotency.WithLocker",
+		),
+	)
 	p := idempotency.RefusalOf(idempotency.CodeLockUnavailable)
 	p.Detail = "The server was started without a Locker: it has to call core.SetDefault."
 	return c.refuse(p)
@@ -120,13 +130,13 @@ func (c *call) refuseWithoutLocker() error {
 
 // refuseErr answers a call that got no claim and no lock.
 func (c *call) refuseErr(err error) error {
-	p, loud := idempotency.RefusalForError(err)
+	code, loud := claim.CodeOf(err)
 	if loud {
 		c.log(slog.LevelError, "grpclock: the call is refused", err)
 	}
-	refused := c.refuse(p)
+	refused := c.refuse(idempotency.RefusalOf(code))
 	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
-		if p.Code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
+		if code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
 			return status.FromContextError(ended).Err()
 		}
 	}
@@ -139,5 +149,9 @@ func (c *call) unprotected(err error) bool {
 }
 
 func (c *call) logUnprotected(err error) {
-	c.log(slog.LevelWarn, "grpclock: the backend is not available; the call runs unprotected (FailOpen)", err)
+	c.log(
+		slog.LevelWarn,
+		"grpclock: the backend is not available; the call runs unprotected (FailOpen)",
+		err,
+	)
 }

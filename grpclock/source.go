@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -16,19 +14,10 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-const maxKey = 255
-
 // The texts are half a sentence that a client may see.
 var (
-	errLong      = errors.New("it has more than 255 bytes")
-	errCharacter = errors.New("it has a character that is not allowed")
-	errFunc      = errors.New("no key could be made")
-	errNobody    = errors.New("the caller is not known")
-)
-
-const (
-	metadataForm = `one key of 1 to 255 printable characters, as "key" or key.`
-	valueForm    = "one value of 1 to 255 bytes, without control characters."
+	errFunc   = errors.New("no key could be made")
+	errNobody = errors.New("the caller is not known")
 )
 
 // source is where the key of a call comes from.
@@ -54,7 +43,7 @@ func metadataSource(name string) (*source, error) {
 		return nil, errors.New("names that begin with grpc- are gRPC's own")
 	}
 	return &source{
-		name: "metadata " + name, place: "the metadata " + name, form: metadataForm,
+		name: "metadata " + name, place: "the metadata " + name, form: keytext.KeyForm,
 		read: func(c *call) (string, error) {
 			return keytext.Parse(metadata.ValueFromIncomingContext(c.ctx, name))
 		},
@@ -63,7 +52,7 @@ func metadataSource(name string) (*source, error) {
 
 func fieldSource(path string) *source {
 	return &source{
-		name: "field " + path, place: "the field " + path, form: valueForm, paths: []string{path},
+		name: "field " + path, place: "the field " + path, form: keytext.ValueForm, paths: []string{path},
 		read: func(c *call) (string, error) { return validValue(c.field(path)) },
 	}
 }
@@ -82,8 +71,8 @@ func funcSource(fn KeyFunc) *source {
 				return "", err
 			case key == "":
 				return "", keytext.ErrNoKey
-			case !text(key):
-				return "", errCharacter
+			case !keytext.IsText(key):
+				return "", keytext.ErrCharacter
 			}
 			return key, nil
 		},
@@ -150,19 +139,10 @@ func templateSource(text string, parse func(field string) (*source, error)) (*so
 
 // validValue checks a field that is part of a key. A field that is not set is empty.
 func validValue(key string) (string, error) {
-	switch {
-	case key == "":
+	if key == "" {
 		return "", keytext.ErrNoKey
-	case len(key) > maxKey:
-		return "", errLong
-	case !text(key):
-		return "", errCharacter
 	}
-	return key, nil
-}
-
-func text(s string) bool {
-	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+	return keytext.Value(key)
 }
 
 // validName reports whether a lower-case name can be that of metadata.

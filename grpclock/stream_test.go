@@ -39,7 +39,7 @@ func echo(s grpc.BidiStreamingServer[request, order]) error {
 		} else if err != nil {
 			return err
 		}
-		token, _ := grpclock.Token(s.Context())
+		token, _ := idempotency.Token(s.Context())
 		if err := s.Send(&order{Run: int64(token)}); err != nil {
 			return err
 		}

@@ -99,7 +99,7 @@ func (t *transport) check(ok bool, format string, args ...any) {
 // Any other answer is returned, 500, 502 and 504 too: a server without a record would run the call a
 // second time. After the last attempt its answer or error is returned as it is. The key is in the
 // header of the answer's Request. A call is one RoundTrip: a key in the header, or in the context
-// ([ContextWithKey]), is left as it is.
+// ([ContextWithKey]), is left as it is. A redirect that repeats the call, such as 307, keeps its key.
 //
 // A body is sent again with the request's GetBody, which http.NewRequest sets for the usual ones.
 // Without it the call is sent once. If the header is Idempotency-Key, net/http sends a request again,
@@ -127,19 +127,11 @@ func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTri
 // NewKey returns a new key with 128 random bits.
 func NewKey() string { return rand.Text() }
 
-type clientKey struct{}
-
 // ContextWithKey returns a context whose calls have this key instead of a new one. It is for retries of
 // your own, and for retries after a crash with a key that was stored before. The key has 1 to 255
 // printable ASCII characters.
 func ContextWithKey(ctx context.Context, key string) context.Context {
-	return context.WithValue(ctx, clientKey{}, key)
-}
-
-// KeyFromContext returns the key of [ContextWithKey].
-func KeyFromContext(ctx context.Context) (string, bool) {
-	key, ok := ctx.Value(clientKey{}).(string)
-	return key, ok
+	return keytext.WithKey(ctx, key)
 }
 
 // RoundTrip implements [http.RoundTripper].
@@ -183,7 +175,12 @@ func (t *transport) attempt(call *http.Request) (*http.Response, error) {
 	resp, err := t.base.RoundTrip(call.WithContext(ctx))
 	if timer.Stop() && err == nil {
 		resp.Request = call
-		resp.Body = &attemptBody{resp.Body, cancel}
+		body := &attemptBody{resp.Body, cancel}
+		if w, ok := resp.Body.(io.Writer); ok { // after 101
+			resp.Body = &attemptConn{body, w}
+		} else {
+			resp.Body = body
+		}
 		return resp, nil
 	}
 	if err == nil { // the answer came too late
@@ -220,19 +217,20 @@ func (b *attemptBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
+// attemptConn is the body of an answer of 101, which is the connection.
+type attemptConn struct {
+	*attemptBody
+	io.Writer
+}
+
 // withKey returns a copy of r that has a key.
 func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 	call := r.Clone(r.Context())
-	key, err := "", error(nil)
-	if values := r.Header[t.header]; len(values) > 0 {
-		if key, err = keytext.Parse(values); err != nil {
-			return nil, fmt.Errorf("idempotency: the header %s: %w", t.header, err)
-		}
-	} else {
-		var ok bool
-		if key, ok = KeyFromContext(r.Context()); !ok {
-			key = NewKey()
-		}
+	key, hop, err := t.key(r)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Header[t.header]) == 0 {
 		value, err := keytext.Format(key)
 		if err != nil {
 			return nil, err
@@ -242,12 +240,32 @@ func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 		}
 		call.Header.Set(t.header, value)
 	}
-	if t.onKey != nil {
+	if t.onKey != nil && !hop {
 		if err := t.onKey(call, key); err != nil {
 			return nil, fmt.Errorf("idempotency: OnKey: %w", err)
 		}
 	}
 	return call, nil
+}
+
+// key returns the key of a request: its own, the one in its context, or a new one. A hop of a redirect,
+// such as 307, has the key of the request before.
+func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
+	values := r.Header[t.header]
+	if len(values) == 0 && r.Response != nil && r.Response.Request != nil {
+		values = r.Response.Request.Header[t.header]
+		hop = len(values) > 0
+	}
+	if len(values) > 0 {
+		if key, err = keytext.Parse(values); err != nil {
+			err = fmt.Errorf("idempotency: the header %s: %w", t.header, err)
+		}
+		return key, hop, err
+	}
+	if key, ok := keytext.FromContext(r.Context()); ok {
+		return key, false, nil
+	}
+	return NewKey(), false, nil
 }
 
 // retryable reports whether a call may be sent again: the outcome is not known, or the server says that

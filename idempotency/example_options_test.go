@@ -183,21 +183,22 @@ func ExampleWithRouter() {
 	// Output: 201
 }
 
-// An adapter of another protocol answers as the middlewares do.
-func ExampleRefusalForError() {
-	refusal, loud := idempotency.RefusalForError(core.ErrTaken)
-	fmt.Println(refusal.Code, refusal.Retryable, loud)
-	fmt.Println(idempotency.RefusalOf(idempotency.CodeLockLost).Title)
-	// Output:
-	// lock_busy true false
-	// The lock was lost while the request ran
+// A text of its own for one of the refusals.
+func ExampleRefusalOf() {
+	refusal := idempotency.RefusalOf(idempotency.CodeLockLost)
+	fmt.Println(refusal.Status, refusal.Title)
+	// Output: 409 The lock was lost while the request ran
 }
 
 // A client that survives a crash keeps its keys.
 func ExampleNewKey() {
 	key := idempotency.NewKey()
 	ctx := idempotency.ContextWithKey(context.Background(), key)
-	known, ok := idempotency.KeyFromContext(ctx)
-	fmt.Println(len(key), known == key, ok)
-	// Output: 26 true true
+	sent := func(r *http.Request) (*http.Response, error) {
+		fmt.Println(len(key), r.Header.Get("Idempotency-Key") == `"`+key+`"`)
+		return &http.Response{StatusCode: 201, Body: http.NoBody}, nil
+	}
+	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://shop.example/payments", nil)
+	_, _ = idempotency.NewTransport(roundTripper(sent)).RoundTrip(r)
+	// Output: 26 true
 }

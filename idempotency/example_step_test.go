@@ -132,9 +132,7 @@ func ExampleContextWithKey() {
 		return
 	}
 	defer resp.Body.Close()
-	fmt.Println(idempotency.KeyFromContext(ctx))
 	// Output:
 	// store payment-7
 	// "payment-7"
-	// payment-7 true
 }

@@ -81,7 +81,8 @@ func decide(ctx context.Context, f claim.Fate) {
 }
 
 // RetainFor sets how long the answer to the request of ctx is recorded, instead of [Retain]. It is at
-// least 10 ms. Without a claim in ctx it does nothing.
+// least 10 ms. If middlewares with two keys guard the request, it is about the inner one. Without a claim
+// in ctx it does nothing.
 func RetainFor(ctx context.Context, d time.Duration) {
 	if k, ok := claim.FromContext(ctx); ok {
 		k.KeepFor(max(d, claim.MinRetention))

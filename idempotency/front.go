@@ -74,6 +74,8 @@ func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
 		f.refuseBody(w, r, body.error)
 	case errors.As(err, &who):
 		f.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", who.error)
+	case err == errNobody:
+		f.refuse(w, r, refusals[CodePrincipalMissing])
 	case err == errNoSuchPart:
 		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", place)
 	case err == keytext.ErrNoKey:
@@ -111,11 +113,11 @@ func (f *front) misconfigured(w http.ResponseWriter, r *http.Request, text strin
 
 // refuseErr answers a request that got no claim and no lock.
 func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
-	p, loud := refusalFor(err)
+	code, loud := claim.CodeOf(err)
 	if loud {
 		f.log(r, slog.LevelError, "idempotency: the request is refused", err)
 	}
-	f.refuse(w, r, p)
+	f.refuse(w, r, refusals[code])
 }
 
 // logUnprotected logs a request that runs although the backend is not available.

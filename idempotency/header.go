@@ -26,7 +26,9 @@ func unrecorded(name string) bool { return neverRecorded[name] || strings.HasPre
 func changedHeaders(before, after http.Header, names map[string]bool) map[string][]string {
 	changed := make(map[string][]string)
 	for name := range names {
-		if now, was := after[name], before[name]; !slices.Equal(now, was) {
+		now, is := after[name]
+		was, outside := before[name]
+		if !slices.Equal(now, was) || is && !outside { // is without values: no Content-Type is guessed
 			changed[name] = slices.Clone(now)
 		}
 	}

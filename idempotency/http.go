@@ -3,14 +3,13 @@ package idempotency
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
 // ByHeader returns a middleware that takes the key from the header of this name: "k" in quotes
@@ -38,7 +37,8 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 //   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}
 //   - {principal}: the caller, see [Principal]
 //
-// A request in which a field is missing or empty is refused with 400. Otherwise ByKey is as [ByHeader].
+// A request in which a field is missing or empty is refused with 400, and an anonymous one with 401 if
+// there is {principal}. Otherwise ByKey is as [ByHeader].
 func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
 	if err == nil && s.constant {
@@ -62,7 +62,7 @@ func By(fn KeyFunc, opts ...HTTPOption) func(http.Handler) http.Handler {
 // middleware is one ByHeader, or one of its like.
 type middleware struct {
 	front
-	claims claimsCache
+	claims claim.Cache
 	warned sync.Map // routes that were warned about
 }
 
@@ -104,7 +104,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	case none:
 		if l := m.UseLocker(); l != nil {
-			m.claims.on(l, m.Settings).CountWithoutKey(r.Context(), m.route(r))
+			m.claims.On(l, "http", m.Settings).CountWithoutKey(r.Context(), m.route(r))
 		}
 		next.ServeHTTP(w, r)
 		return
@@ -118,7 +118,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
 		return
 	}
-	req := claim.Request{Key: m.claimKey(r, who, key), ID: requestID(r), Route: m.route(r)}
+	req := claim.Request{Key: m.claimKey(r, who, key), Principal: who, ID: requestID(r), Route: m.route(r)}
 	req.Deadline, _ = r.Context().Deadline()
 	if claim.Carries(r.Context(), req.Key) {
 		m.misconfigured(w, r, "idempotency: two middlewares guard one route with the same key, and the options of the inner one would be ignored: keep one of them")
@@ -134,7 +134,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.warnOnce(r, "idempotency: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal")
 		req.Fingerprint.Credentials = credentials(r)
 	}
-	out, err := m.claims.on(l, m.Settings).Begin(r.Context(), req)
+	out, err := m.claims.On(l, "http", m.Settings).Begin(r.Context(), req)
 	switch {
 	case err != nil:
 		m.refuseErr(w, r, err)
@@ -159,7 +159,7 @@ func (m *middleware) claimKey(r *http.Request, who, key string) string {
 
 // requestID returns the request's id, or "".
 func requestID(r *http.Request) string {
-	id, err := validValue(r.Header.Get("X-Request-Id"))
+	id, err := keytext.Value(r.Header.Get("X-Request-Id"))
 	if err != nil {
 		return ""
 	}
@@ -171,7 +171,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	rec := newRecorder(w, m.MaxBody, nil)
 	rec.early = func() {
 		if m.fate(k, rec) == claim.Keep {
-			m.complete(r, k, claim.Tombstone())
+			k.End(r.Context(), claim.NotKept, claim.Tombstone())
 		}
 	}
 	inner := r.WithContext(k.Context())
@@ -241,38 +241,14 @@ func (m *middleware) fate(k *claim.Claim, rec *recorder) claim.Fate {
 
 // end ends the claim as the fate of its key says.
 func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim.Fate) {
+	record := claim.Tombstone()
 	switch {
-	case f == claim.Free:
-		if err := k.Free(r.Context()); err != nil {
-			m.warn(r, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
-		}
-	case f == claim.Unknown:
-		k.LeaveUnknown(r.Context())
 	case f == claim.Unanswered:
 		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
-		m.complete(r, k, claim.Tombstone())
-	case f == claim.NotKept:
-		m.complete(r, k, claim.Tombstone())
-	case rec.passing:
-		m.complete(r, k, claim.Tombstone()) // there is one already, except after a change of mind
-	default:
-		m.complete(r, k, rec.record(m.headers))
+	case f == claim.Keep && !rec.passing:
+		record = rec.record(m.headers)
 	}
-}
-
-// complete records the answer. If that fails the answer is sent all the same.
-func (m *middleware) complete(r *http.Request, k *claim.Claim, record *claim.Record) {
-	err := k.Complete(r.Context(), record)
-	switch {
-	case err == nil, errors.Is(err, claim.ErrOver):
-	case errors.Is(err, core.ErrLost):
-		m.log(r, slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
-	case errors.Is(err, core.ErrUnavailable):
-		m.log(r, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
-	default:
-		m.log(r, slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
-		_ = k.Complete(r.Context(), claim.Tombstone()) // the record was too large
-	}
+	k.End(r.Context(), f, record)
 }
 
 // replay answers with a record.
@@ -286,10 +262,14 @@ func (m *middleware) replay(w http.ResponseWriter, r *http.Request, record *clai
 		if !m.headers[name] { // recorded under other options, or forged
 			continue
 		}
-		if len(values) == 0 {
-			delete(h, name)
-		} else {
+		_, outside := h[name]
+		switch {
+		case len(values) > 0:
 			h[name] = values
+		case outside: // the handler removed it
+			delete(h, name)
+		default: // it said that there is none, and net/http must not guess one
+			h[name] = nil
 		}
 	}
 	h.Set("Idempotency-Replayed", "true")
@@ -305,16 +285,4 @@ func (m *middleware) warnOnce(r *http.Request, text string) {
 	if _, known := m.warned.LoadOrStore(warning{text, m.route(r)}, true); !known {
 		m.logger().Warn(text, "route", m.route(r))
 	}
-}
-
-// claimsCache holds the Claims on a Locker. It changes if core.SetDefault is called again.
-type claimsCache struct{ made atomic.Pointer[claim.Claims] }
-
-func (c *claimsCache) on(l *core.Locker, s claim.Settings) *claim.Claims {
-	if made := c.made.Load(); made != nil && made.On(l) {
-		return made
-	}
-	made := claim.New(l, "http", s)
-	c.made.Store(made)
-	return made
 }

@@ -104,10 +104,10 @@ func scalar(value json.RawMessage) (string, error) {
 	}
 	switch v := token.(type) {
 	case string:
-		return validValue(v)
+		return keytext.Value(v)
 	case json.Number: // some readers take 1.0 and 1e0 for 1, others refuse them
 		if text := v.String(); !strings.ContainsAny(text, ".eE") && text != "-0" {
-			return validValue(text)
+			return keytext.Value(text)
 		}
 	}
 	return "", errNoValue

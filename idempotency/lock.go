@@ -2,11 +2,11 @@ package idempotency
 
 import (
 	"errors"
-	"log/slog"
 	"net/http"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/keytext"
 )
 
 // LockByKey returns a middleware that holds the lock on a key while the handler runs, so that there is
@@ -76,7 +76,7 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 		m.run(w, r, next, k)
 	case errors.Is(err, core.ErrInvalidKey):
 		m.warn(r, "idempotency: the key of a lock is refused", err)
-		m.refuseKey(w, r, errLong)
+		m.refuseKey(w, r, keytext.ErrLong)
 	case m.FailOpen && errors.Is(err, core.ErrUnavailable):
 		m.logUnprotected(r, err)
 		next.ServeHTTP(w, r)
@@ -91,14 +91,7 @@ func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm
-		err := k.Release(r.Context())
-		lost := errors.Is(err, core.ErrLost)
-		switch {
-		case lost:
-			m.log(r, slog.LevelError, "idempotency: the lock was lost while the handler ran; another may have run", err)
-		case err != nil:
-			m.warn(r, "idempotency: a lock was not released; its key is free when its lease ends", err)
-		}
+		lost := claim.ReleaseLock(r.Context(), k, m.logger(), m.route(r))
 		if lost && returned && !sent.wrote {
 			m.refuse(w, r, refusals[CodeLockLost])
 		}

@@ -81,6 +81,18 @@ func MaxBody(n int) Option {
 	})
 }
 
+// Quota sets how many requests of one principal may be at work in this process at once: those that run
+// under a claim, with a client or without, and those that [Wait]. More are refused with 429 before the
+// backend is asked, and leave nothing behind. The default is 1,000. All middlewares of a service with
+// one Locker count together. Anonymous callers are not counted. Quota does not bound how many answers
+// are recorded: a rate limit outside, with [Retain] and [MaxBody], does.
+func Quota(n int) Option {
+	return claim.Shared(func(s *claim.Settings) {
+		s.Quota = n
+		s.Check(n > 0, "Quota(%d): it must be positive", n)
+	})
+}
+
 // Service sets the name of this service. Keys of two services never meet. It is needed if two services
 // share a Redis and a prefix (core.WithPrefix), because they may have the same routes.
 func Service(name string) Option {

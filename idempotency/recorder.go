@@ -141,10 +141,13 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // pass stops holding before the handler has returned. What follows at once, a write or a flush, may be
 // left to send the header.
 func (w *recorder) pass() error {
-	follows := len(w.body) == 0 && maps.EqualFunc(w.written, w.Header(), slices.Equal)
+	follows := len(w.body) == 0 && !w.changedLate()
 	w.early()
 	return w.send(follows)
 }
+
+// changedLate reports whether headers were set after the handler wrote.
+func (w *recorder) changedLate() bool { return !maps.EqualFunc(w.written, w.Header(), slices.Equal) }
 
 // send sends what is held. Gin's writer only notes a status, and sends it with the first byte: there a
 // compression decides what it is.
@@ -155,8 +158,11 @@ func (w *recorder) send(follows bool) error {
 	}
 	// Headers that were set after the handler wrote came too late, except trailers.
 	h := w.Header()
-	late := h.Clone()
-	changeHeader(h, late, w.written)
+	var late http.Header
+	if w.changedLate() {
+		late = h.Clone()
+		changeHeader(h, late, w.written)
+	}
 	w.ResponseWriter.WriteHeader(w.status)
 	var err error
 	if len(w.body) > 0 {
@@ -164,7 +170,9 @@ func (w *recorder) send(follows bool) error {
 	} else if gin, ok := w.ResponseWriter.(interface{ WriteHeaderNow() }); ok && !follows {
 		gin.WriteHeaderNow()
 	}
-	changeHeader(h, w.written, late)
+	if late != nil {
+		changeHeader(h, w.written, late)
+	}
 	w.body = nil
 	return err
 }

@@ -1,14 +1,11 @@
 package idempotency
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
 )
 
@@ -20,8 +17,9 @@ const (
 	CodeKeyReused          = "idempotency_key_reused"          // 422: the key belongs to another request
 	CodeCredentialsChanged = "idempotency_credentials_changed" // 422
 	CodeInFlight           = "idempotency_in_flight"           // 409: the first request is running
-	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: it was answered, and the answer was not recorded
+	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: its answer was begun, and was not recorded
 	CodeOutcomeUnknown     = "idempotency_outcome_unknown"     // 409: nobody knows what it did
+	CodeQuota              = "idempotency_quota"               // 429: too many requests of the caller are running, see Quota
 	CodeDuplicateSubmit    = "duplicate_submit"                // 409, see RefuseRepeats
 	CodeLockBusy           = "lock_busy"                       // 409
 	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
@@ -72,10 +70,12 @@ var refusals = func() map[string]Refusal {
 			Correction: "Send the retry with the credentials of the first request, or a new request with a new key."},
 		{Status: 409, Code: CodeInFlight, Title: "A request with this idempotency key is still running",
 			Retryable: true, RetryAfter: soon},
-		{Status: 409, Code: CodeResponseNotKept, Title: "The request was answered before, and its answer was not kept",
+		{Status: 409, Code: CodeResponseNotKept, Title: "The answer to the first request was not kept",
 			Correction: "Look up the result of the first request, or send a new one with a new key."},
 		{Status: 409, Code: CodeOutcomeUnknown, Title: "The outcome of the first request with this idempotency key is unknown",
 			Correction: "Look up what the first request did, or ask the operator of the service. A new key would run the request again."},
+		{Status: 429, Code: CodeQuota, Title: "Too many requests of this caller are running",
+			Retryable: true, RetryAfter: soon},
 		{Status: 409, Code: CodeDuplicateSubmit, Title: "The same was submitted a moment ago",
 			Correction: "Wait for the result of the first request, or change what is submitted."},
 		{Status: 409, Code: CodeLockBusy, Title: "Another request is working on this", Retryable: true, RetryAfter: soon},
@@ -97,37 +97,6 @@ var refusals = func() map[string]Refusal {
 
 // RefusalOf returns the refusal with this code.
 func RefusalOf(code string) Refusal { return refusals[code] }
-
-// refusalFor returns the refusal of a request that got no claim and no lock. It is loud if an operator
-// should know.
-func refusalFor(err error) (r Refusal, loud bool) {
-	var mismatch *claim.MismatchError
-	code := CodeLockUnavailable
-	switch {
-	case errors.As(err, &mismatch) && mismatch.Credentials:
-		code = CodeCredentialsChanged
-	case mismatch != nil:
-		code = CodeKeyReused
-	case errors.Is(err, claim.ErrInFlight):
-		code = CodeInFlight
-	case errors.Is(err, claim.ErrUnknown), errors.Is(err, core.ErrOrphaned):
-		code, loud = CodeOutcomeUnknown, true
-	case errors.Is(err, claim.ErrRecord):
-		code, loud = CodeResponseNotKept, true
-	case errors.Is(err, core.ErrTaken):
-		code = CodeLockBusy
-	case errors.Is(err, core.ErrSealed):
-		code = CodeLockSealed
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded): // the client is gone
-	default:
-		loud = true
-	}
-	return refusals[code], loud
-}
-
-// RefusalForError returns the refusal of a request that got no claim and no lock because of err. The
-// adapters use it.
-func RefusalForError(err error) (r Refusal, loud bool) { return refusalFor(err) }
 
 // refuse sends the refusal.
 func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {

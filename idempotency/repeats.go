@@ -3,7 +3,6 @@ package idempotency
 import (
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -42,7 +41,7 @@ func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) 
 
 type repeats struct {
 	front
-	claims claimsCache
+	claims claim.Cache
 }
 
 // serve runs a request unless the same was sent before.
@@ -55,12 +54,13 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	if l == nil {
 		return
 	}
-	key, err := m.formKey(r)
-	var who *whoError
-	switch {
-	case errors.As(err, &who):
+	who, err := m.who(r)
+	if err != nil {
 		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
 		return
+	}
+	key, err := m.formKey(r, who)
+	switch {
 	case err != nil:
 		m.refuseBody(w, r, err)
 		return
@@ -68,9 +68,9 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 		next.ServeHTTP(w, r)
 		return
 	}
-	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r)}
+	req := claim.Request{Key: key, Principal: who, ID: requestID(r), Route: m.route(r)}
 	req.Deadline, _ = r.Context().Deadline()
-	out, err := m.claims.on(l, m.Settings).Begin(r.Context(), req)
+	out, err := m.claims.On(l, "http", m.Settings).Begin(r.Context(), req)
 	switch {
 	case errors.Is(err, claim.ErrInFlight), errors.Is(err, claim.ErrUnknown), errors.Is(err, claim.ErrRecord), out.Replay != nil:
 		m.refuse(w, r, refusals[CodeDuplicateSubmit])
@@ -85,11 +85,7 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 }
 
 // formKey returns the key of a submission. Everything that makes two of them the same is in it.
-func (m *repeats) formKey(r *http.Request) (string, error) {
-	who, err := m.who(r)
-	if err != nil {
-		return "", &whoError{err}
-	}
+func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	body, err := m.readBody(r)
 	if err != nil {
 		return "", err
@@ -111,18 +107,7 @@ func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler,
 	f := claim.Unknown // after a panic
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
-		var err error
-		switch f = k.Fate(f); f {
-		case claim.Free:
-			err = k.Free(r.Context())
-		case claim.Unknown:
-			k.LeaveUnknown(r.Context())
-		default:
-			err = k.Complete(r.Context(), claim.Tombstone())
-		}
-		if err != nil {
-			m.warn(r, fmt.Sprintf("idempotency: the end of a submission could not be stored; a repeat is refused for up to %v", m.Retention), err)
-		}
+		k.End(r.Context(), k.Fate(f), claim.Tombstone())
 		k.Close()
 	}()
 	next.ServeHTTP(sent, inner)

@@ -14,7 +14,7 @@ var rules = map[string][]string{
 	"1 form of the key":             {"TestKey_InAHeader"},
 	"2 missing key, methods":        {"TestKey_MissingKey", "TestKey_Head", "TestFate_UnmatchedRoutesPass"},
 	"3 what a key belongs to":       {"TestKey_OfPrincipalsMethodsAndRoutes", "TestKeys_ServicesAndHosts"},
-	"4 principal and credentials":   {"TestPrincipal_BasicAuthUser", "TestPrincipal_UserThatIsNoName", "TestPrincipal_CredentialsChanged", "TestPrincipal_ClientCertificates", "TestPrincipal_WarnsOncePerRoute"},
+	"4 principal and credentials":   {"TestPrincipal_BasicAuthUser", "TestPrincipal_UserThatIsNoName", "TestPrincipal_CredentialsChanged", "TestPrincipal_ClientCertificates", "TestPrincipal_WarnsOncePerRoute", "TestByKey_BadRequests"},
 	"5 first request":               {"TestFirstRequest_Runs"},
 	"6 replay":                      {"TestRetry_ReplayAfterCompletion", "TestRouter_ServeMux", "TestRouter_Gin"},
 	"7 retry while the first runs":  {"TestRetry_RetryWhileTheFirstRuns", "TestRetry_WaitForTheAnswer", "TestRetry_WaitIsWoken", "TestRetry_WaitForAFreedClaim"},
@@ -35,7 +35,7 @@ var rules = map[string][]string{
 	"22 order of middlewares":       {"TestOrder_OtherOrders", "TestOrder_AccessRevoked", "TestOrder_CompressionOutside", "TestOrder_DecidedAtTheFirstByte"},
 	"23 store down before":          {"TestOutage_StoreDownBeforeTheHandler", "TestOutage_FailOpenForNobody"},
 	"24 store down after":           {"TestOutage_StoreDownAfterTheHandler"},
-	"33 bounds":                     {"TestNothingStaysForEver", "TestBody_SlowAndLimitedBody"},
+	"33 bounds":                     {"TestQuota_PerPrincipal", "TestQuota_EveryEndFrees", "TestJunkKeys_LeaveNothing", "TestNothingStaysForEver", "TestBody_SlowAndLimitedBody"},
 	"unknown outcomes":              {"TestFate_Panic", "TestRecover_Answers", "TestRecover_TwoRetriesAtOnce", "TestRecover_HandlerRunsOnce"},
 }
 

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/onelane/onelane/internal/keytemplate"
 	"github.com/onelane/onelane/internal/keytext"
@@ -28,7 +26,7 @@ func headerSource(name string) (source, error) {
 	}
 	name = http.CanonicalHeaderKey(name)
 	return source{
-		name: name, place: "the header " + name, form: headerForm,
+		name: name, place: "the header " + name, form: keytext.KeyForm,
 		read: func(_ *front, r *http.Request) (string, error) { return keytext.Parse(r.Header.Values(name)) },
 	}, keptHeader(name)
 }
@@ -48,8 +46,8 @@ func funcSource(fn KeyFunc) source {
 				return "", errFunc
 			case key == "":
 				return "", keytext.ErrNoKey
-			case !utf8.ValidString(key) || strings.IndexFunc(key, unicode.IsControl) >= 0:
-				return "", errCharacter
+			case !keytext.IsText(key):
+				return "", keytext.ErrCharacter
 			}
 			return key, nil
 		},
@@ -104,7 +102,7 @@ var errFields = errors.New("a field is {header.NAME}, {param.NAME}, {query.NAME}
 
 func parseField(text string) (field, error) {
 	if text == "principal" {
-		return field{place: "the principal", form: "credentials that name the caller.", read: principalKey}, nil
+		return field{place: "the principal", read: principalKey}, nil
 	}
 	kind, name, _ := strings.Cut(text, ".")
 	if name == "" {
@@ -118,18 +116,18 @@ func parseField(text string) (field, error) {
 		}
 		return field{s.place, s.form, s.read}, nil
 	case "param":
-		return field{"the path parameter " + name, valueForm, func(f *front, r *http.Request) (string, error) {
+		return field{"the path parameter " + name, keytext.ValueForm, func(f *front, r *http.Request) (string, error) {
 			return f.paramKey(r, name)
 		}}, nil
 	case "query":
-		return field{"the query parameter " + name, valueForm, func(_ *front, r *http.Request) (string, error) {
+		return field{"the query parameter " + name, keytext.ValueForm, func(_ *front, r *http.Request) (string, error) {
 			return queryKey(r.URL.RawQuery, name)
 		}}, nil
 	case "cookie":
 		if !validToken(name) {
 			return field{}, fmt.Errorf("{%s}: %q is no name of a cookie", text, name)
 		}
-		return field{"the cookie " + name, valueForm, func(_ *front, r *http.Request) (string, error) {
+		return field{"the cookie " + name, keytext.ValueForm, func(_ *front, r *http.Request) (string, error) {
 			return cookieKey(r, name)
 		}}, nil
 	case "json":
@@ -153,10 +151,13 @@ func principalKey(f *front, r *http.Request) (string, error) {
 	case err != nil:
 		return "", &whoError{err}
 	case who == "":
-		return "", keytext.ErrNoKey
+		return "", errNobody
 	}
 	return who, nil
 }
+
+// errNobody means that the caller is anonymous.
+var errNobody = errors.New("the caller is not known")
 
 // whoError means that the program does not say who the caller is.
 type whoError struct{ error }

@@ -19,7 +19,7 @@ var (
 	ErrNothingDone = errors.New("nothing was done")
 )
 
-// Step runs fn at most once for the claim that ctx carries and the name, and records its result as
+// Step runs fn at most once for the innermost claim that ctx carries and the name, and records its result as
 // JSON. A handler that runs again, after [Recover] or with [RunAgain], gets the recorded result and fn
 // does not run.
 //
@@ -59,7 +59,7 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 
 // DeriveKey returns a key for a call that the handler makes to another system, for example the
 // idempotency key of a charge. It is the same in every run of the request, and differs for each name. It
-// has 32 characters. Without a claim the error is [ErrNoClaim].
+// is made of the innermost claim's key, and has 32 characters. Without a claim the error is [ErrNoClaim].
 func DeriveKey(ctx context.Context, name string) (string, error) {
 	k, ok := claim.FromContext(ctx)
 	if !ok {

@@ -5,41 +5,16 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/onelane/onelane/internal/keytext"
 )
-
-const maxKey = 255
 
 var (
 	errTwice      = errors.New("it was sent more than once")
 	errQuery      = errors.New("the query cannot be read")
 	errFunc       = errors.New("no key could be made")
-	errEmpty      = errors.New("it is empty")
-	errLong       = errors.New("it is too long")
-	errCharacter  = errors.New("it has a character that is not allowed")
 	errNoSuchPart = errors.New("the route has no such parameter")
 )
-
-const (
-	headerForm = `one key of 1 to 255 printable characters, as "key" or key.`
-	valueForm  = "one value of 1 to 255 bytes, without control characters."
-)
-
-// validValue checks a value that is part of a key.
-func validValue(key string) (string, error) {
-	switch {
-	case key == "":
-		return "", errEmpty
-	case len(key) > maxKey:
-		return "", errLong
-	case !utf8.ValidString(key) || strings.IndexFunc(key, unicode.IsControl) >= 0:
-		return "", errCharacter
-	}
-	return key, nil
-}
 
 // paramKey reads the key from a parameter of the path.
 func (f *front) paramKey(r *http.Request, name string) (string, error) {
@@ -47,7 +22,7 @@ func (f *front) paramKey(r *http.Request, name string) (string, error) {
 	if !ok {
 		return "", errNoSuchPart
 	}
-	return validValue(key)
+	return keytext.Value(key)
 }
 
 // queryKey reads the key from a parameter of the query. A parameter that comes twice is refused, because
@@ -62,7 +37,7 @@ func queryKey(query, name string) (string, error) {
 	case len(values) > 1:
 		return "", errTwice
 	default:
-		return validValue(values[0])
+		return keytext.Value(values[0])
 	}
 }
 
@@ -78,9 +53,9 @@ func cookieKey(r *http.Request, name string) (string, error) {
 	}
 	value, err := url.QueryUnescape(cookies[0].Value)
 	if err != nil {
-		return "", errCharacter
+		return "", keytext.ErrCharacter
 	}
-	return validValue(value)
+	return keytext.Value(value)
 }
 
 // keptHeader refuses names that a server never finds among a request's headers: no request would have

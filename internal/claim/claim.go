@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -51,6 +52,7 @@ type Claim struct {
 	fingerprint Fingerprint
 	began       time.Time
 	adopted     *UnknownError
+	caller      caller
 	lock        *core.Lock
 	outer       *Claim // the one that the context carried before
 	ctx         context.Context
@@ -71,7 +73,7 @@ type claimKey struct{}
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
 		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint,
-		began: time.Now(), adopted: a.adopted, lock: lock, retention: a.Retention,
+		began: time.Now(), adopted: a.adopted, caller: a.caller, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)
 	k.detach(ctx, a.Deadline)
@@ -227,6 +229,39 @@ func (k *Claim) Close() {
 	k.detached, k.closed = false, true
 	k.mu.Unlock()
 	running.remove(k, detached)
+}
+
+// End ends the claim as the fate of its key says. The record is for the fates Keep, NotKept and
+// Unanswered. The answer is sent whatever happens here, so a failure is only logged.
+func (k *Claim) End(ctx context.Context, f Fate, r *Record) {
+	switch f {
+	case Free:
+		if err := k.Free(ctx); err != nil {
+			k.log(ctx, slog.LevelWarn, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
+		}
+	case Unknown:
+		k.LeaveUnknown(ctx)
+	default:
+		k.completeOrLog(ctx, r)
+	}
+}
+
+func (k *Claim) completeOrLog(ctx context.Context, r *Record) {
+	err := k.Complete(ctx, r)
+	switch {
+	case err == nil, errors.Is(err, ErrOver):
+	case errors.Is(err, core.ErrLost):
+		k.log(ctx, slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
+	case errors.Is(err, core.ErrUnavailable):
+		k.log(ctx, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
+	default:
+		k.log(ctx, slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
+		_ = k.Complete(ctx, Tombstone()) // the record was too large
+	}
+}
+
+func (k *Claim) log(ctx context.Context, level slog.Level, text string, err error) {
+	k.claims.locker.Logger().Log(context.WithoutCancel(ctx), level, text, "route", k.route, "error", err)
 }
 
 // Complete seals the key with r for the retention: from now on every repeat gets r, which must not be

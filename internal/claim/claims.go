@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -33,6 +34,8 @@ type Request struct {
 	// Key is a text of any length that is not empty. Join its parts with [core.Join].
 	Key         string
 	Fingerprint Fingerprint
+	// Principal is the caller, or empty for an anonymous one, who has no quota.
+	Principal string
 	// ID is the request's id in logs and traces, or empty.
 	ID string
 	// Route is an attribute of metrics. There must be few of them.
@@ -55,7 +58,8 @@ type Outcome struct {
 // Begin asks for the claim on a key. It talks to the backend once, unless it waits for a running
 // request.
 //
-// The error is [*InFlightError], [*MismatchError], [*UnknownError], one that matches [ErrRecord], or
+// The error is [*InFlightError], [*MismatchError], [*UnknownError], one that matches [ErrRecord]
+// or [ErrQuota], or
 // an error of core: one that matches [core.ErrUnavailable], [core.ErrClosed] or [core.ErrInvalidKey],
 // or that of a context that ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
@@ -63,7 +67,10 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
 	}
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
-	a := &attempt{Claims: c, Request: r, name: lockKey(KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID)}
+	a := &attempt{
+		Claims: c, Request: r, name: lockKey(KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID),
+		caller: caller{c.locker, c.Service, r.Principal},
+	}
 	lock, replay, err := a.begin(spanned)
 	if err == nil && lock != nil {
 		span.End()
@@ -94,13 +101,27 @@ type attempt struct {
 	mark    mark
 	adopted *UnknownError // the unknown outcome that the claim takes over
 	begun   bool          // the backend has said that there is an earlier run
+	caller  caller
 }
 
 // begin returns the lock of a claim, or the record to answer from, or an error.
-func (a *attempt) begin(ctx context.Context) (*core.Lock, *Record, error) {
+func (a *attempt) begin(ctx context.Context) (lock *core.Lock, replay *Record, err error) {
 	if carries(ctx, a.locker, a.name) {
 		return nil, nil, &InFlightError{Key: a.Key}
 	}
+	if !running.enter(a.caller, a.Quota) {
+		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.Key, ErrQuota)
+	}
+	defer func() {
+		if lock == nil { // else the claim leaves
+			running.leave(a.caller)
+		}
+	}()
+	return a.ask(ctx)
+}
+
+// ask asks the backend.
+func (a *attempt) ask(ctx context.Context) (*core.Lock, *Record, error) {
 	lock, err := a.acquire(ctx)
 	var orphan *core.OrphanedError
 	if errors.As(err, &orphan) {
@@ -243,8 +264,19 @@ func lockKey(prefix, key string) string {
 	return prefix + hashPrefix + hex.EncodeToString(sum[:])
 }
 
-// On reports whether the claims are on l.
-func (c *Claims) On(l *core.Locker) bool { return c.locker == l }
+// Cache holds the Claims on a Locker. It changes if core.SetDefault is called again. Its zero value is
+// ready, and it is safe for concurrent use.
+type Cache struct{ made atomic.Pointer[Claims] }
+
+// On returns the Claims on l. See [New].
+func (c *Cache) On(l *core.Locker, transport string, s Settings) *Claims {
+	if made := c.made.Load(); made != nil && made.locker == l {
+		return made
+	}
+	made := New(l, transport, s)
+	c.made.Store(made)
+	return made
+}
 
 // CountWithoutKey counts a request that runs unprotected because it has no key.
 func (c *Claims) CountWithoutKey(ctx context.Context, route string) {

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -17,6 +18,8 @@ var (
 	ErrRecord = errors.New("idempotency: the record cannot be read")
 	// ErrUnknown means that nobody knows what the first request did. See [UnknownError].
 	ErrUnknown = errors.New("idempotency: the outcome of an earlier request is unknown")
+	// ErrQuota means that too many requests of one principal are running.
+	ErrQuota = errors.New("idempotency: too many requests of this principal are running")
 	// ErrOver means that the claim has ended.
 	ErrOver = errors.New("idempotency: the claim has ended")
 )
@@ -92,3 +95,29 @@ func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 
 // Unwrap returns the [*core.OrphanedError].
 func (e *UnknownError) Unwrap() error { return e.orphan }
+
+// CodeOf returns the code of package idempotency for a request that got no claim and no lock because of
+// err. It is loud if an operator should know.
+func CodeOf(err error) (code string, loud bool) {
+	var mismatch *MismatchError
+	switch {
+	case errors.As(err, &mismatch) && mismatch.Credentials:
+		return "idempotency_credentials_changed", false
+	case mismatch != nil:
+		return "idempotency_key_reused", false
+	case errors.Is(err, ErrInFlight):
+		return "idempotency_in_flight", false
+	case errors.Is(err, ErrUnknown), errors.Is(err, core.ErrOrphaned):
+		return "idempotency_outcome_unknown", true
+	case errors.Is(err, ErrRecord):
+		return "idempotency_response_not_kept", true
+	case errors.Is(err, ErrQuota):
+		return "idempotency_quota", false
+	case errors.Is(err, core.ErrTaken):
+		return "lock_busy", false
+	case errors.Is(err, core.ErrSealed):
+		return "lock_sealed", false
+	}
+	clientGone := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	return "lock_unavailable", !clientGone
+}

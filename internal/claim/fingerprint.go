@@ -6,7 +6,6 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/binary"
-	"slices"
 	"strings"
 	"time"
 )
@@ -105,7 +104,8 @@ func (m mark) check(key string, fp Fingerprint) error {
 }
 
 func (m mark) bytes() []byte {
-	b := slices.Concat(m.salt[:], m.payload[:], m.credentials[:])
+	b := make([]byte, 0, 3*markPart+8+len(m.requestID))
+	b = append(append(append(b, m.salt[:]...), m.payload[:]...), m.credentials[:]...)
 	b = binary.BigEndian.AppendUint64(b, uint64(m.begun))
 	return append(b, m.requestID...)
 }
@@ -134,7 +134,7 @@ func (c *Claims) tag(name string, m mark) string {
 		k := c.Keys[0]
 		prefix, b = encryptedTag+k.ID+".", k.seal(b, c.boundTo("tag", name))
 	}
-	return prefix + base64.RawURLEncoding.EncodeToString(b)
+	return string(base64.RawURLEncoding.AppendEncode([]byte(prefix), b))
 }
 
 // parseTag reads the mark of the holder of the lock of this name. ok is false if it cannot be read.

@@ -3,6 +3,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/onelane/onelane/core"
 )
@@ -23,6 +24,20 @@ func WithLock(k *core.Lock) context.Context {
 	ctx := core.WithLock(k.Context(), k)
 	outer, _ := FromContext(ctx)
 	return context.WithValue(ctx, heldKey{}, held{k, outer})
+}
+
+// ReleaseLock releases a plain lock, and reports whether it was lost before. A failure is logged.
+func ReleaseLock(ctx context.Context, k *core.Lock, log *slog.Logger, route string) (lost bool) {
+	err := k.Release(ctx)
+	ctx = context.WithoutCancel(ctx)
+	switch {
+	case errors.Is(err, core.ErrLost):
+		log.ErrorContext(ctx, "idempotency: the lock was lost while the handler ran; another may have run", "route", route, "error", err)
+		return true
+	case err != nil:
+		log.WarnContext(ctx, "idempotency: a lock was not released; its key is free when its lease ends", "route", route, "error", err)
+	}
+	return false
 }
 
 // Token returns the fencing token of the innermost claim or lock that ctx carries.

@@ -1,8 +1,8 @@
 package claim
 
 import (
+	"bytes"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -52,13 +52,15 @@ func (r *Record) encode(m mark) ([]byte, error) {
 			return nil, fmt.Errorf("idempotency: a record cannot have status %d", r.Status)
 		}
 		p.Status, p.Body = uint32(r.Status), r.Body
-		for _, name := range slices.Sorted(maps.Keys(r.Header)) {
-			f := &recordpb.Field{Name: []byte(name)}
-			for _, v := range r.Header[name] {
-				f.Values = append(f.Values, []byte(v))
+		p.Header = make([]*recordpb.Field, 0, len(r.Header))
+		for name, values := range r.Header {
+			f := &recordpb.Field{Name: []byte(name), Values: make([][]byte, len(values))}
+			for i, v := range values {
+				f.Values[i] = []byte(v)
 			}
 			p.Header = append(p.Header, f)
 		}
+		slices.SortFunc(p.Header, func(a, b *recordpb.Field) int { return bytes.Compare(a.Name, b.Name) })
 	}
 	if n := proto.Size(p); n > maxRecord {
 		return nil, fmt.Errorf("idempotency: a record of %d bytes is too large, at most %d are allowed: complete the claim with Tombstone", n, maxRecord)

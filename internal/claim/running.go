@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"sync"
+
+	"github.com/onelane/onelane/core"
 )
 
 // maxDetached is how many handlers of one process may run on after their clients hung up. The
@@ -15,11 +17,55 @@ type registry struct {
 	mu       sync.Mutex
 	claims   map[*Claim]struct{}
 	detached int
+	callers  map[caller]int                   // how many requests each one has at work
 	late     map[*context.CancelFunc]struct{} // what goes on in the background
 	idle     chan struct{}                    // closed when nothing runs; nil if nobody waits
 }
 
-var running = &registry{claims: make(map[*Claim]struct{}), late: make(map[*context.CancelFunc]struct{})}
+var running = &registry{
+	claims:  make(map[*Claim]struct{}),
+	callers: make(map[caller]int),
+	late:    make(map[*context.CancelFunc]struct{}),
+}
+
+// caller is a principal of a service.
+type caller struct {
+	locker    *core.Locker
+	service   string
+	principal string
+}
+
+// enter counts a request of a caller. It returns false if there are too many. Anonymous callers are
+// not counted: they are many, and one of them must not shut the others out.
+func (r *registry) enter(c caller, quota int) bool {
+	if c.principal == "" {
+		return true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.callers[c] >= quota {
+		return false
+	}
+	r.callers[c]++
+	return true
+}
+
+// leave is the end of a request that entered.
+func (r *registry) leave(c caller) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left(c)
+}
+
+// left is leave with r.mu held.
+func (r *registry) left(c caller) {
+	switch n := r.callers[c]; {
+	case n > 1:
+		r.callers[c] = n - 1
+	case n == 1:
+		delete(r.callers, c)
+	}
+}
 
 func (r *registry) add(k *Claim) {
 	r.mu.Lock()
@@ -31,6 +77,7 @@ func (r *registry) remove(k *Claim, detached bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.claims, k)
+	r.left(k.caller)
 	if detached {
 		r.detached--
 	}

@@ -2,9 +2,12 @@
 package keytext
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 const maxClientKey = 255
@@ -12,13 +15,51 @@ const maxClientKey = 255
 // ErrNoKey means that the request has no key.
 var ErrNoKey = errors.New("the key is missing")
 
+// What is wrong with a key, or with a value that is part of one: half a sentence for the client.
 var (
+	ErrLong      = errors.New("it has more than 255 bytes")
+	ErrCharacter = errors.New("it has a character that is not allowed")
 	errEmpty     = errors.New("it is empty")
 	errRepeated  = errors.New("it was sent more than once, or is a list")
-	errLong      = errors.New("it has more than 255 bytes")
-	errCharacter = errors.New("it has a character that is not allowed")
 	errQuote     = errors.New("its quotes are not closed, or something follows them")
 )
+
+// What to send: the end of a sentence for the client.
+const (
+	KeyForm   = `one key of 1 to 255 printable characters, as "key" or key.`
+	ValueForm = "one value of 1 to 255 bytes, without control characters."
+)
+
+// IsText reports whether s is UTF-8 without control characters.
+func IsText(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}
+
+// Value checks a value that is part of a key: 1 to 255 bytes, without control characters.
+func Value(s string) (string, error) {
+	switch {
+	case s == "":
+		return "", errEmpty
+	case len(s) > maxClientKey:
+		return "", ErrLong
+	case !IsText(s):
+		return "", ErrCharacter
+	}
+	return s, nil
+}
+
+type clientKey struct{}
+
+// WithKey returns a context whose calls have this key.
+func WithKey(ctx context.Context, key string) context.Context {
+	return context.WithValue(ctx, clientKey{}, key)
+}
+
+// FromContext returns the key of [WithKey].
+func FromContext(ctx context.Context) (string, bool) {
+	key, ok := ctx.Value(clientKey{}).(string)
+	return key, ok
+}
 
 // Parse reads a client's key from the values of its header or metadata: a Structured Field String
 // (RFC 8941, 3.3.3), or the same without quotes, of 1 to 255 printable ASCII characters. Parameters of
@@ -48,9 +89,9 @@ func Parse(values []string) (string, error) {
 	case key == "":
 		return "", errEmpty
 	case len(key) > maxClientKey:
-		return "", errLong
+		return "", ErrLong
 	case strings.IndexFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) >= 0:
-		return "", errCharacter
+		return "", ErrCharacter
 	}
 	return key, nil
 }

@@ -1,0 +1,91 @@
+package ginlock_test
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"testing"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// What engine.NoRoute handles is not protected, and that is said once. It sets the default logger, so no
+// other test may run beside it.
+func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.NoRoute(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
+			runs.Add(1)
+			if c.Request.URL.Path == "/none" {
+				c.String(http.StatusNotFound, "none")
+				return
+			}
+			c.String(http.StatusCreated, "made")
+		})
+	})
+	send := func(method, path string) { s.do(method, path, "", idempotencyKey, "k") }
+	send("POST", "/none")
+	send("GET", "/pay")
+	if log.Len() > 0 {
+		t.Errorf("warned although nothing was done: %s", &log)
+	}
+	send("POST", "/pay")
+	send("POST", "/pay")
+	if n := runs.Load(); n != 4 {
+		t.Errorf("%d runs, want 4", n)
+	}
+	if n := bytes.Count(log.Bytes(), []byte("ran unprotected")); n != 1 {
+		t.Errorf("%d warnings, want 1: %s", n, &log)
+	}
+}
+
+// A middleware outside renders what the handler left in c.Keys. The answer that it writes cannot be
+// recorded: a retry is told so, and does not get an empty 200.
+func TestErrors_KeysLeftToAnOuterWriter(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	var log lines
+	l := testutil.Locker(t, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			c.Next()
+			if v, ok := c.Get("answer"); ok {
+				c.JSON(http.StatusCreated, v)
+			}
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
+		r.POST("/orders", func(c *gin.Context) {
+			runs.Add(1)
+			c.Set("answer", "made")
+		})
+	})
+	s.order("k", "").want(t, 201, `"made"`, false)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+	if n := log.count("put the error writer inside", "route=/orders"); n != 1 {
+		t.Errorf("%d warnings, want 1 for the route", n)
+	}
+}
+
+// What a handler puts into c.Keys beside its answer changes nothing.
+func TestErrors_KeysBesideAnAnswer(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(c *gin.Context) {
+		c.Set("for the access log", 1)
+		c.Status(http.StatusNoContent)
+	})
+	s.order("k", "").want(t, 204, "", false)
+	s.order("k", "").want(t, 204, "", true)
+}
