@@ -212,6 +212,18 @@ func fields(typ *doc.Type) (missing []string) {
 	return missing
 }
 
+// maxDocLines is how long the comment of a package may be; docs/ has the rest.
+const maxDocLines = 40
+
+// The comment of a package is short.
+func TestGodoc_PackageDocsAreShort(t *testing.T) {
+	for _, folder := range append([]string{"core/redisbackend"}, documented...) {
+		if n := strings.Count(readGodoc(t, folder).Doc, "\n"); n == 0 || n > maxDocLines {
+			t.Errorf("the comment of package %s has %d lines, and may have %d", folder, n, maxDocLines)
+		}
+	}
+}
+
 // Each exported name has a comment that begins with it.
 func TestGodoc_EveryNameIsDocumented(t *testing.T) {
 	for _, folder := range documented {
