@@ -1,5 +1,5 @@
 // Package core is the lock engine of onelane: distributed locks with renewal, loss signals, fencing
-// tokens and seals, on Redis, on an SQL table or on any other [Backend].
+// tokens and seals. Locks live in Redis, in an SQL table or in any other [Backend].
 //
 //	locker, err := core.New(redisbackend.New(client))
 //	err = locker.Do(ctx, "stock:42", func(ctx context.Context) error {

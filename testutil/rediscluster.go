@@ -25,8 +25,9 @@ type Sharded struct {
 	ids []string
 }
 
-// RedisCluster starts a Redis Cluster of n masters, each a process of its own with its share of the slots, and ends it with the test.
-// The args are added to their command lines. It needs redis-server 7.0; where it is not installed the test fails.
+// RedisCluster starts a Redis Cluster of n masters and ends it with the test. Each is a process of
+// its own with its share of the slots. The args are added to their command lines. It needs
+// redis-server 7.0. If it is not installed the test fails.
 //
 //	cluster := testutil.RedisCluster(t, 3)
 //	locker, err := core.New(redisbackend.New(cluster.Client()))
