@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// grpc-gateway passes the key on only if its matcher is told to, as docs/idempotency.md says.
+// grpc-gateway passes the key on only with the matcher of docs/idempotency.md.
 func TestGateway_PassesTheKeyOn(t *testing.T) {
 	t.Parallel()
 	mux := runtime.NewServeMux(runtime.WithIncomingHeaderMatcher(func(name string) (string, bool) {
