@@ -22,5 +22,6 @@
 // Metrics begin with "onelane."; no attribute names a key. The spans onelane.acquire and onelane.seal
 // carry the key as onelane.key. Without an OpenTelemetry SDK they cost no allocation.
 //
-// The guarantees, what is not guaranteed, and the tests that show it: docs/guarantees.md.
+// docs/guarantees.md has the guarantees, their limits and their tests, and docs/production.md the
+// set-up.
 package core

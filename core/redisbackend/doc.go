@@ -23,8 +23,8 @@
 // pipeline with others.
 //
 // A lock without a token is one SET and one script, or one DELEX on Redis 8.4 and one DELIFEQ on
-// Valkey 9. It leaves no second key behind. Old servers work; Redis 7.0 or later is faster.
-// docs/format.md has the format of keys and values, for services in other languages.
+// Valkey 9. It leaves no second key behind. Old servers work; Redis 7.0 or later is faster. See
+// docs/quorum.md, docs/backends.md, and docs/format.md for services in other languages.
 //
 // Set maxmemory-policy to noeviction: Redis may evict locks that are held otherwise.
 //
