@@ -28,7 +28,8 @@ type traces struct {
 
 	released atomic.Bool
 	over     atomic.Bool // released or sealed
-	sealing  atomic.Bool // a Seal was sent
+	// seal is the first value that a Seal sent, or nil.
+	seal atomic.Pointer[string]
 }
 
 func (l *traces) note(v vote) {

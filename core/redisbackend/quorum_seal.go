@@ -56,7 +56,7 @@ func (q *quorum) Seal(ctx context.Context, g core.Grant, value []byte, retention
 		return q.sealedBefore(ctx, g, seal)
 	}
 	if l != nil {
-		l.sealing.Store(true)
+		l.seal.CompareAndSwap(nil, &seal)
 	}
 	_, err := q.conclude(ctx, g, seal, ownertext.Millis(retention))
 	if err == nil && l != nil {
@@ -69,7 +69,7 @@ func (q *quorum) Seal(ctx context.Context, g core.Grant, value []byte, retention
 // new one could reach only nodes whose clocks are late.
 func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) error {
 	lost := fmt.Errorf("%w: the lease expired", core.ErrLost)
-	if l, ok := g.Backend.(*traces); ok && !l.sealing.Load() {
+	if l, ok := g.Backend.(*traces); ok && l.seal.Load() == nil {
 		return lost
 	}
 	isSealed := func(t *tally) bool {
@@ -89,15 +89,15 @@ func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) er
 // conclude ends a lease with a value: a seal, or VOID for an orphan that its owner withdraws. It
 // returns the value that stays.
 //
-// It needs a larger ballot if nodes promised one since the lease began. It also needs one for VOID
-// after a Seal was sent: nobody could tell two values under one stamp apart. Without an orphan that
-// is done before the deadline only: later another holder may have a smaller ballot.
+// It needs a larger ballot if nodes promised one since the lease began. It also needs one for another
+// value than an earlier Seal sent: nobody could tell two values under one stamp apart. Without an
+// orphan that is done before the deadline only: later another holder may have a smaller ballot.
 func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life int64) (string, error) {
 	at := stamp{g.Token / tokenBlock, 1}
 	first := at
 	t := tally{quorum: q}
 	l, _ := g.Backend.(*traces)
-	larger := value == void && l != nil && l.sealing.Load()
+	larger := l.sentOther(value)
 	for try := 1; ; try++ {
 		if !larger {
 			var rest <-chan vote
@@ -134,6 +134,15 @@ func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life 
 		}
 	}
 	return q.unconcluded(g, at, value, t)
+}
+
+// sentOther reports whether a Seal of another value was sent before.
+func (l *traces) sentOther(value string) bool {
+	if l == nil {
+		return false
+	}
+	sent := l.seal.Load()
+	return sent != nil && *sent != value
 }
 
 // askToEnd asks all nodes to accept a value instead of the caller's lease.

@@ -52,6 +52,21 @@ var sealSchedules = []schedule{
 		time.Sleep(3 * simTTL)
 		return s.sealed("B", "v")
 	}},
+	// A second value under one lease meets a node that has missed the first one.
+	{"SealAgainWithAnotherValue", 3, nil, func(s *simStage) error {
+		g := s.must("A")
+		for i, nodes := range [][]int{{0, 1}, {0, 2}, {1, 2}} {
+			s.reach("A", nodes...)
+			switch err := s.seal("A", g, string("vwx"[i])); {
+			case i == 0 && err != nil:
+				return err
+			case i > 0 && err == nil:
+				return errors.New("one lease was sealed with two values")
+			}
+		}
+		s.reach("A")
+		return s.sealed("B", "v")
+	}},
 	// A decided seal is readable when one node that has it is down and another missed it.
 	{"SealReadableOnOneOfTwo", 3, nil, func(s *simStage) error {
 		s.down(2)
