@@ -41,7 +41,7 @@ type Sharded struct {
 //	}
 //	move := cluster.BeginMove("stock:42", (cluster.Owner("stock:42")+1)%3)
 //	move.EndMove()
-//	if err := lock.Release(t.Context()); err != nil { // the client is told where the key has gone
+//	if err := lock.Release(t.Context()); err != nil { // the client learns where the key has gone
 //		t.Error(err)
 //	}
 func RedisCluster(t testing.TB, n int, args ...string) *Sharded {
