@@ -19,9 +19,9 @@ const (
 )
 
 // AcquireAny holds one of keys, the first that is free; [Lock.Key] tells which. It is for a pool of
-// things that are alike, such as phone numbers, and for a semaphore: N slots are N keys, for example
-// core.Join("export", "1") to core.Join("export", "8"). The lock is one like any other: its fencing
-// token is that of its key.
+// things that are alike, such as phone numbers. It is also a semaphore: N slots are N keys, for
+// example core.Join("export", "1") to core.Join("export", "8"). The lock is one like any other: its
+// fencing token is that of its key.
 //
 // AcquireAny begins at a random key, so that it usually finds a free one with one round trip. If it
 // finds none, it waits in the line of each key. While somebody waits, there is one goroutine for each
@@ -35,8 +35,8 @@ const (
 // one key may still become free, AcquireAny waits for it.
 //
 // There must be 1 to 1,000 keys; duplicates are removed. If ctx carries a lock on one of keys
-// ([WithLock]), AcquireAny returns another handle on it at once: a caller that has a slot does not wait
-// for a second one.
+// ([WithLock]), AcquireAny returns another handle on it at once. So a caller that has a slot does
+// not wait for a second one.
 func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireOption) (*Lock, error) {
 	if len(keys) == 0 || len(keys) > maxAny {
 		return nil, fmt.Errorf("core: acquire any of %d keys: pass 1 to %d keys", len(keys), maxAny)

@@ -15,8 +15,8 @@ const (
 	// spreadKeys is how many keys are polled as often as a key of its own would be.
 	spreadKeys = 8
 
-	// A key that is sealed, orphaned or out of reach is asked for again after refusedPause: it may be
-	// unsealed while the callers wait for other keys.
+	// A key that is sealed, orphaned or out of reach is asked for again after refusedPause. It may
+	// be unsealed while the callers wait for other keys.
 	refusedPause        = time.Second
 	longestRefusedPause = 10 * time.Second
 )
@@ -48,7 +48,7 @@ type anyQueue struct {
 	slot chan struct{}
 
 	answers []error       // the backend's last answer for each key, or nil
-	refused []uint64      // for keys that cannot be had now: arrived when they were asked for. Else 0
+	refused []uint64      // for refused keys: arrived when they were asked for. Else 0
 	again   chan struct{} // closed when the refused keys are to be asked for again
 }
 
@@ -119,7 +119,7 @@ func (a *anyQueue) serve(i int, key, name string) {
 }
 
 // begin notes that the key may become free, and returns how many callers arrived so far. A key that
-// was out of reach stays refused until it answers or a caller of this process holds it: a try lasts
+// was out of reach stays refused until it answers or a caller of this process holds it. A try lasts
 // as long as the outage wait, and several keys would hardly ever be refused at the same time.
 func (a *anyQueue) begin(i int, name string) (arrived uint64) {
 	a.locker.mu.Lock()
@@ -170,8 +170,8 @@ func (a *anyQueue) deliver(w *waiter, k *Lock) {
 	first.ready <- delivery{lock: k}
 }
 
-// refuse notes that a key cannot be had now. If that is so for all keys, the callers that arrived
-// before these answers were asked for get them; for others the keys are asked for again. The channel
+// refuse notes that a key is not available now. If that is so for all keys, callers that arrived
+// before the first question get these answers. For others the keys are asked for again. The channel
 // that it returns is closed then.
 func (a *anyQueue) refuse(i int, arrived uint64, err error) (again <-chan struct{}) {
 	a.locker.mu.Lock()

@@ -29,15 +29,15 @@ type Environment struct {
 // Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or sealed.
 // Every method is one atomic step on one key and never waits for a holder.
 //
-// Implementations are safe for concurrent use and bound every call: a method returns soon after
-// ctx's deadline, and after a time-out of its own if ctx has no deadline or was canceled. If the
-// outcome of a change is unknown, the error is an [*UnavailableError]. If ctx ended the call, that
-// error also matches ctx's error. testutil.TestBackend is the conformance suite.
+// Implementations are safe for concurrent use and bound every call. A method returns soon after
+// ctx's deadline. If ctx has no deadline or was canceled, it returns after a time-out of its own.
+// If the outcome of a change is unknown, the error is an [*UnavailableError]. If ctx ended the
+// call, that error also matches ctx's error. testutil.TestBackend is the conformance suite.
 type Backend interface {
-	// Acquire makes one attempt to hold r.Key in the name of r.Owner. It returns *TakenError if
-	// the key is held, *SealedError if it is sealed, *OrphanedError if it is orphaned, and
+	// Acquire makes one attempt to hold r.Key in the name of r.Owner. It returns *TakenError if the
+	// key is held, *SealedError if it is sealed, *OrphanedError if it is orphaned, and
 	// *UnavailableError if the backend cannot tell. After an error nothing stays held in the name
-	// of r.Owner: the backend releases what the attempt may have set, in the background if need be.
+	// of r.Owner. The backend releases what the attempt may have set, in the background if need be.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 	// Mint returns g with a fencing token that is larger than every earlier token of the key.
 	// If g has a token, Mint returns g unchanged. If g no longer holds the key, it returns ErrLost.
@@ -92,8 +92,8 @@ type Grant struct {
 	// Token is the first fencing token of the lease, or 0 if none was minted. Tokens is how many
 	// numbers from Token on belong to the lease: one for each local holder it is handed to.
 	Token, Tokens uint64
-	// Deadline is the time until which the lease is certain to be valid: on this process's
-	// monotonic clock, counted from when the request was sent, less the drift of clocks.
+	// Deadline is the time until which the lease is certain to be valid, on this process's
+	// monotonic clock. It counts from when the request was sent, less the drift of clocks.
 	Deadline time.Time
 	// Orphan is Request.Orphan.
 	Orphan time.Duration
@@ -142,7 +142,7 @@ type State struct {
 	// ExpiresIn is how long the lease, the seal or the orphan lasts if nobody acts. It is 0 if the
 	// key has no expiry.
 	ExpiresIn time.Duration
-	// Since is when an orphaned key's lease ended, by this process's clock, or when the process that
-	// holds the key asked for it, by that one's clock. It is zero if it is not known.
+	// Since is when an orphaned key's lease ended, by this process's clock. For a held key, it is
+	// when the holder's process asked for it, by that one's clock. It is zero if it is not known.
 	Since time.Time
 }

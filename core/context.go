@@ -11,7 +11,8 @@ type carried struct {
 }
 
 // WithLock returns a context that carries k. Acquire with that context, on the same key and Locker,
-// returns another handle on k at once instead of waiting for itself; the last Release frees the key.
+// returns another handle on k at once instead of waiting for itself. The last Release frees the
+// key.
 //
 // The context does not exclude goroutines that share it from each other. Give them
 // WithLock(ctx, nil), which returns a context that carries no lock.

@@ -1,5 +1,5 @@
 // Package core is the lock engine of onelane: distributed locks with renewal, loss signals, fencing
-// tokens and seals, on Redis, on an SQL table or on any other [Backend].
+// tokens and seals. Locks live in Redis, in an SQL table or in any other [Backend].
 //
 //	locker, err := core.New(redisbackend.New(client))
 //	err = locker.Do(ctx, "stock:42", func(ctx context.Context) error {
@@ -22,5 +22,6 @@
 // Metrics begin with "onelane."; no attribute names a key. The spans onelane.acquire and onelane.seal
 // carry the key as onelane.key. Without an OpenTelemetry SDK they cost no allocation.
 //
-// The guarantees, what is not guaranteed, and the tests that show it: docs/guarantees.md.
+// docs/guarantees.md has the guarantees, their limits and their tests, and docs/production.md the
+// set-up.
 package core

@@ -34,9 +34,9 @@ func (k *Lock) Deadline() time.Time {
 }
 
 // Token returns the lock's fencing token: a number larger than that of every earlier holder of the
-// key that has one. A resource that remembers the largest token it has seen, and refuses smaller
-// ones, is safe from holders that lost the lock without noticing (Martin Kleppmann, "How to do
-// distributed locking", 2016).
+// key that has one. A resource that remembers the largest token, and refuses smaller ones, is safe
+// from holders that lost the lock without noticing. See Martin Kleppmann, "How to do distributed
+// locking", 2016.
 //
 // If the token is not known yet ([WithToken]), Token asks the backend. It then needs the lock to be
 // held when the answer arrives; otherwise the error is the one of [Lock.Err]. It returns
@@ -122,9 +122,9 @@ func (k *Lock) failed(err error) error {
 }
 
 // Context returns a child of the context that the lock was acquired with. It is canceled when the
-// lock ends: with cause [ErrLost] as soon as the lock is lost, no later than its deadline; with cause
-// [ErrClosed] when the Locker is closed; without a cause when the lock is released or sealed. Do what
-// the lock protects under it.
+// lock ends. The cause is [ErrLost] as soon as the lock is lost, no later than its deadline. It is
+// [ErrClosed] when the Locker is closed. There is no cause when the lock is released or sealed. Do
+// what the lock protects under it.
 func (k *Lock) Context() context.Context {
 	s := k.hold.lease
 	s.mu.Lock()

@@ -80,10 +80,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 	return l.acquire(ctx, ctx, key, opts, true)
 }
 
-// Adopt acquires the key of an orphan that a call before was told of, and takes the orphan over. If
-// the key holds another orphan by now, Adopt returns that one's error. Combine it with [WithOrphan]:
-// an adopter that dies, or whose call fails in the middle, then leaves an orphan again and not a free
-// key. Otherwise it is [Locker.Acquire].
+// Adopt acquires the key of an orphan that an earlier call returned, and takes the orphan over. If
+// the key holds another orphan by now, Adopt returns that one's error. Combine it with
+// [WithOrphan]: an adopter that dies, or whose call fails in the middle, then leaves an orphan
+// again and not a free key. Otherwise it is [Locker.Acquire].
 func (l *Locker) Adopt(ctx context.Context, orphan *OrphanedError, opts ...AcquireOption) (*Lock, error) {
 	if orphan == nil || orphan.Owner == "" {
 		return nil, errors.New("core: adopt: pass the *OrphanedError that a call returned")
@@ -134,9 +134,9 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 // returns or panics. The context passed to fn carries the lock (see [WithLock]). It is canceled with
 // cause [ErrLost] if the lock is lost.
 //
-// Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]: another
-// holder may have run at the same time. A release that fails for another reason is logged and is no
-// error, because fn ran alone and the key is free when its lease ends.
+// Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]:
+// another holder may have run at the same time. A release that fails for another reason is logged
+// and is no error. Then fn ran alone, and the key is free when its lease ends.
 func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context) error, opts ...AcquireOption) (err error) {
 	k, err := l.Acquire(ctx, key, opts...)
 	if err != nil {
@@ -184,11 +184,11 @@ func (l *Locker) Inspect(ctx context.Context, key string) (State, error) {
 	return st, callerError(ctx, key, withKey(err, key))
 }
 
-// Revoke frees a key that owner holds or orphaned, as [Locker.Inspect] returned it in State.Owner. It is for the
-// person on call, when a holder hangs and cannot be ended. A holder that lives learns at its next
-// renewal that the lock is lost and may work on until then; only what checks its fencing token is
-// safe from it. If the key is free, sealed or another's, nothing happens and the error matches
-// [ErrLost].
+// Revoke frees a key that owner holds or orphaned, as [Locker.Inspect] returned it in State.Owner.
+// It is for the person on call, when a holder hangs and cannot be ended. A holder that lives learns
+// at its next renewal that the lock is lost. It may work on until then: only a resource that checks
+// its fencing token is safe from it. If the key is free, sealed or another's, nothing happens and
+// the error matches [ErrLost].
 func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {

@@ -129,9 +129,9 @@ func WithTag(tag string) AcquireOption { return acquireOption(func(s *settings) 
 // [Lock.Token] costs one round trip more. A quorum always mints.
 func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.token = true }) }
 
-// WithOrphan keeps the key from becoming free if the lease ends without Release or Seal: the holder
-// died, hung or lost its connection, and nobody knows how far it came. The key is then orphaned
-// for the retention, and Acquire returns [*OrphanedError] until somebody adopts the orphan
+// WithOrphan keeps the key from becoming free if the lease ends without Release or Seal. The holder
+// died, hung or lost its connection then, and nobody knows how far it came. The key is then
+// orphaned for the retention, and Acquire returns [*OrphanedError] until somebody adopts the orphan
 // ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends.
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })

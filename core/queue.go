@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// turnTime is how long a key goes from one local holder to the next (lock cohorting; Dice,
-	// Marathe, Shavit 2012) while other processes wait for it.
+	// turnTime is how long a key goes from one local holder to the next while other processes wait
+	// for it. See lock cohorting (Dice, Marathe, Shavit 2012).
 	turnTime = 125 * time.Millisecond
 
 	// After its turn, a process that knows of waiters elsewhere stands back until each of them had
-	// the key; after a single lock, until one of them had it. It goes ahead if nobody takes the key
-	// for this time, which is enough for a waiter with a round trip of 40 ms.
+	// the key. After a single lock it stands back until one of them had it. It goes ahead if nobody
+	// takes the key for this time, which is enough for a waiter with a round trip of 40 ms.
 	standBackTime = 50 * time.Millisecond
 	// pollingStandBack is the same on a backend whose waiters poll: half of their longest pause.
 	pollingStandBack = longestPause / 2
@@ -30,9 +30,9 @@ type queue struct {
 	waiting *list.List // of *waiter; nil if there never was one
 	arrived uint64     // waiters that joined so far
 
-	turn      time.Time // when this process's turn began, or zero
-	standBack time.Time // until then the head leaves the key to others
-	owed      int       // how many of their turns the head leaves to them, if they come before that
+	turn      time.Time // when this process's turn began, or zero.
+	standBack time.Time // until then the head leaves the key to others.
+	owed      int       // how many of their turns the head leaves to them, if they come before that.
 	outage    time.Time // since when the backend is unavailable, or zero
 
 	any *anyQueue // nil, except for the queue of an anyQueue

@@ -14,9 +14,9 @@ import (
 const releaseGrace = 100 * time.Millisecond
 
 // Release frees the key, or hands it to the next waiter of this process. If ctx is done, Release
-// works for up to 100 ms. What it could not free is cleaned up in the background, or ends with its
-// lease. Only the last of several handles on one lock frees the key. After a Seal, Release does
-// nothing.
+// works for up to 100 ms. A key that it could not free is cleaned up in the background, or ends
+// with its lease. Only the last of several handles on one lock frees the key. After a Seal, Release
+// does nothing.
 //
 // If the lock was lost before, the error matches [ErrLost]: what it protected may not have run alone.
 // If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if ctx ended

@@ -16,9 +16,10 @@ const maxValue = 16 << 20
 // one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can still be sealed
 // after its lease ended, unless somebody adopted the orphan.
 //
-// If the lock is lost, the error matches [ErrLost] and nothing was sealed. After [*UnavailableError]
-// and ctx's error the outcome is unknown: Seal may be tried again with the same value, and nobody
-// gets the key before its lease ends. Value must not be modified later; it has at most 16 MiB.
+// If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
+// [*UnavailableError] and ctx's error the outcome is unknown. Seal may be tried again with the same
+// value. Nobody gets the key before its lease ends. Value must not be modified later; it has at
+// most 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
 	return k.seal(ctx, ctx, value, retention)
 }
@@ -81,8 +82,8 @@ func (k *Lock) beginSeal(value []byte) (g Grant, done bool, err error) {
 	return g, false, nil
 }
 
-// sealable reports whether a lock that ended with err may still be sealed: after Close, over its own
-// orphan, and after a Seal of unknown outcome, which may have succeeded. lease.mu is held.
+// sealable reports whether a lock that ended with err may still be sealed. It may after Close, over
+// its own orphan, and after a Seal of unknown outcome, which may have succeeded. lease.mu is held.
 func (k *Lock) sealable(err error) bool {
 	if k.released {
 		return false

@@ -10,8 +10,8 @@ const (
 	longestWatchPause = 30 * time.Second
 
 	// A signal wakes the waiters of all processes at once. The one that heard the most signals goes
-	// first: the others wait up to politeRounds units, and a unit is a small part of the time between
-	// two signals.
+	// first. The others wait up to politeRounds units, and a unit is a small part of the time
+	// between two signals.
 	politeRounds  = 3
 	longestPolite = time.Millisecond
 	politePart    = 64

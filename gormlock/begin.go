@@ -7,8 +7,9 @@ import (
 	"fmt"
 )
 
-// begin sends BEGIN. Under a guard database/sql does not see the end of t.ctx: it would roll back by
-// itself, and the locks could be released before that is done. abort rolls back instead. t.mu is held.
+// begin sends BEGIN. Under a guard database/sql does not see the end of t.ctx. It would roll back
+// by itself, and the locks could be released before that is done. abort rolls back instead. t.mu is
+// held.
 func (t *transaction) begin(statement context.Context) (err error) {
 	if len(t.locks) == 0 {
 		t.real, err = t.pool.begin(t.ctx, t.opts, false)

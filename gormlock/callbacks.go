@@ -178,8 +178,8 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 }
 
 // begun sends BEGIN before a statement's transaction gets its first one. PrepareContext would, but
-// GORM prepares each statement once for all callers: those who have the connection, or the fence,
-// that BEGIN waits for would wait for the caller who prepares, and get its error. And GORM makes an
+// GORM prepares each statement once for all callers. Callers that have the connection or the fence
+// that BEGIN waits for would wait for the one that prepares, and get its error. And GORM makes an
 // empty sql.Row of an error in preparing one.
 func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)

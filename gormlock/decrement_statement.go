@@ -80,7 +80,7 @@ func (d *decrement) attach(db *gorm.DB) *gorm.DB {
 }
 
 // Build implements clause.Expression. It is the value that GORM would write, if a hook took the SET
-// of d away; the statement fails then, because its condition may be gone too.
+// of d away. The statement fails then, because its condition may be gone too.
 func (d *decrement) Build(b clause.Builder) {
 	_ = b.(*gorm.Statement).AddError(d.replaced())
 }

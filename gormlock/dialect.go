@@ -86,8 +86,8 @@ func retry(ctx context.Context, fn func() error) error {
 }
 
 // isConflict reports whether the database rolled a transaction back because of others, so that it
-// may run again: a deadlock, a serialization failure, a busy SQLite. A COMMIT with an unknown
-// outcome is no conflict, whatever error came with it.
+// may run again. That is a deadlock, a serialization failure, or a busy SQLite. A COMMIT with an
+// unknown outcome is no conflict, whatever error came with it.
 func isConflict(err error) bool {
 	if errors.Is(err, ErrCommitUnknown) {
 		return false

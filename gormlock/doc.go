@@ -8,7 +8,8 @@
 //
 // [Transaction] is the form to learn. [Guard] is a scope for a statement or a transaction, and
 // [WithGuard] a context for code that drops scopes. If one statement decides and writes, as
-// [Decrement] does, the database needs no lock. docs/guarantees.md has the limits in full.
+// [Decrement] does, the database needs no lock. docs/gorm.md shows each form, and
+// docs/guarantees.md has the limits in full.
 //
 // # Guarantees
 //

@@ -13,17 +13,17 @@ import (
 )
 
 // ResetFence lets the holders of key pass its fence again after the source of fencing tokens has
-// changed: another Redis, or a [Table] instead of Redis, whose clock is behind. Without it [Fenced]
-// refuses every transaction until the new tokens exceed the old ones.
+// changed. The new source may be another Redis, or a [Table] instead of Redis, whose clock is
+// behind. Without it [Fenced] refuses every transaction until the new tokens exceed the old ones.
 //
-// Call it when no process uses the old source any more and every lease granted there has ended:
-// stop or redeploy all of them, wait for one TTL, then call it once per key, in any process of the
-// new source. A holder from the old source that wakes up later has a larger token, so the fence
-// would let it pass. Holders from the new source may be active: ResetFence waits for the lock on
+// Call it when no process uses the old source any more and every lease granted there has ended.
+// Stop or redeploy all of them, and wait for one TTL. Then call it once per key, in any process of
+// the new source. A holder from the old source that wakes up later has a larger token, so the fence
+// would let it pass. Holders from the new source may be active. ResetFence waits for the lock on
 // key, and for an open transaction that has the fence, at most 5 s each or until ctx ends.
 //
-// ResetFence acquires the lock on key with the plugin's Locker and puts its token into the fence,
-// so that each earlier holder from the new source is refused. A fence that is smaller already, or
+// ResetFence acquires the lock on key with the plugin's Locker and puts its token into the fence.
+// Each earlier holder from the new source is then refused. A fence that is smaller already, or
 // missing, stays as it is. After an error, call ResetFence again. [ErrNotRegistered] without the
 // plugin, core.ErrTaken if the lock or the fence is not free in time.
 func ResetFence(ctx context.Context, db *gorm.DB, key string) error {

@@ -20,8 +20,8 @@ func Fingerprint(parts ...[]byte) TransactionOption {
 
 const saltSize = 16
 
-// newMark is the fingerprint as it is stored: a salt, and a hash keyed with it, as a plain hash of an amount could be
-// guessed.
+// newMark is the fingerprint as it is stored: a salt, and a hash keyed with it. Somebody could
+// guess a plain hash of an amount.
 func (o *once) newMark() []byte {
 	if o.fingerprint == nil {
 		return nil

@@ -76,8 +76,9 @@ func (t *transaction) unknown(err error) error {
 		"read the data under a new guard to know: %w", ErrCommitUnknown, err))
 }
 
-// Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was given
-// up or Commit failed: GORM always calls it then, and a second error would hide the first one.
+// Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was
+// given up or Commit failed. GORM always calls it then, and a second error would hide the first
+// one.
 func (t *transaction) Rollback() error {
 	t.undone.rolledBack("")
 	t.mu.Lock()

@@ -62,8 +62,8 @@ func lockRows(db *gorm.DB) error {
 	if db.Dialector.Name() != "sqlite" {
 		return nil
 	}
-	// It makes the transaction a writer, without a table's name, which an alias, a view and a subquery do not have. At most
-	// one free page is given back, where the database does that at all.
+	// It makes the transaction a writer, without a table's name, which an alias, a view and a
+	// subquery do not have. At most one free page is released, if the database does that at all.
 	if _, err := s.ConnPool.ExecContext(s.Context, "PRAGMA incremental_vacuum(1)"); err != nil {
 		return fmt.Errorf("gormlock: ForUpdate: %w", err)
 	}

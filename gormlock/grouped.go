@@ -23,17 +23,17 @@ const (
 var errGroupTime = errors.New("the group took too long")
 
 // Grouped lets up to n (2 to 64) callers of this process that wait for the same key share one
-// database transaction: the hot row is locked and written once for many. The callers run one after
+// database transaction. The hot row is locked and written once for many. The callers run one after
 // the other, each behind its own savepoint, and one COMMIT ends all. Each caller has its own
 // result. An error of its function rolls back to its savepoint and is returned at once. Success is
 // returned after the COMMIT, and never without one. Grouped pays if a COMMIT takes longer than a
 // round trip to the database, as with a slow disk.
 //
-// An error that ends the transaction is the error of every caller in the group: a deadlock on MySQL
-// or MariaDB, a broken connection, the loss of the lock, a refused COMMIT. Nothing was written
-// then, and no function runs again. A COMMIT without an answer is [ErrCommitUnknown] for all of
-// them. So is a function that ends the transaction itself, by DDL on MySQL or MariaDB or by its own
-// COMMIT.
+// An error that ends the transaction is the error of every caller in the group. It may be a
+// deadlock on MySQL or MariaDB, a broken connection, the loss of the lock, or a refused COMMIT.
+// Nothing was written then, and no function runs again. A COMMIT without an answer is
+// [ErrCommitUnknown] for all of them. So is a function that ends the transaction itself, by DDL on
+// MySQL or MariaDB or by its own COMMIT.
 //
 // A group takes callers in for 100 ms, on MySQL, MariaDB and SQLite until one reads, and lasts 10 s
 // at most. WithWait bounds the time until the function is called. The error matches core.ErrTaken
@@ -105,9 +105,9 @@ type group struct {
 	statements prepared
 
 	mu        sync.Mutex
-	savepoint bool          // stands, with nothing after it
-	kept      int           // callers whose work is to be committed
-	read      time.Time     // of the first read, if later turns do not see what others commit after it
+	savepoint bool          // stands, with nothing after it.
+	kept      int           // callers whose work is to be committed.
+	read      time.Time     // of the first read, if later turns do not see what others commit after it.
 	doubtful  bool          // a statement since the savepoint may have ended the transaction
 	err       error         // why no caller succeeds
 	outcome   chan struct{} // closed when err is final

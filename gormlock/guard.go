@@ -61,32 +61,37 @@ type demandKey struct{} // in a context: demand
 //	db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error { … })
 //	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).Where("sku = ?", 42).Update("left", gorm.Expr("left - 1"))
 //
-// A single statement (a create, update, delete or Exec) runs in a transaction of its own: lock, BEGIN, the statement
-// with its hooks and associations, COMMIT, unlock. A transaction, as a block or by hand, takes the lock when its first
-// statement runs, before BEGIN, and holds it until the outermost COMMIT or ROLLBACK is answered. Several guards are
-// taken together, in one order everywhere, all or none. Use tx in the block: a guard on db there waits for the
-// block itself, and fails with core.ErrTaken in the end.
+// A single statement (a create, update, delete or Exec) runs in a transaction of its own. The order
+// is lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock. A transaction, as
+// a block or by hand, takes the lock when its first statement runs, before BEGIN. It holds the lock
+// until the outermost COMMIT or ROLLBACK is answered. Several guards are taken together, in one
+// order everywhere, all or none. Use tx in the block: a guard on db there waits for the block
+// itself, and fails with core.ErrTaken in the end.
 //
 // Association methods and FirstOrCreate are several statements: outside a transaction they return [ErrNoTransaction]
 // and write nothing. Save of a row that is not there is two statements, each with a lock of its own. Call them in
 // [Transaction].
 //
-// For a block, [Transaction] promises more. GORM calls the function of a block without asking the plugin, so under
-// Guard what the function does before its first statement is not under the lock, and the context of tx does not carry
-// the lock. The context of each statement does, in its hooks too. Statements that drop the scopes, as
-// Session(&gorm.Session{NewDB: true}) and the generics API do, do not ask for the guard: see [Protect].
+// For a block, [Transaction] promises more. GORM calls the function of a block without asking the
+// plugin. So under Guard the lock does not cover what the function does before its first statement.
+// The context of tx does not carry the lock. The context of each statement does, in its hooks too.
+// Statements that drop the scopes, as Session(&gorm.Session{NewDB: true}) and the generics API do,
+// do not ask for the guard: see [Protect].
 //
-// It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker takes it; core.Join
-// makes one of parts. "{Field}" in it stands for a field of the statement's model, as in "stock:{SKU}", escaped as by
-// core.Join: for single statements on a model whose field is set, or on a slice of them, which locks the key of each.
-// Between two fields there must be a ":", so that different values make different keys. Never put untrusted text into
-// the key of a Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
+// It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker
+// takes it; core.Join makes one of parts. "{Field}" in it stands for a field of the statement's
+// model, as in "stock:{SKU}", escaped as by core.Join. This is for single statements on a model
+// whose field is set, or on a slice of them, which locks the key of each. Between two fields there
+// must be a ":", so that different values make different keys. Never put untrusted text into the
+// key of a Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
 //
-// An error of the guard is the error of the statement, and the statement is not sent. It is core's if the lock is not
-// acquired; the transaction is given up then, and its later statements and its Commit return the same error. In a
-// transaction that has begun, or that holds other keys, it is [ErrGuardTooLate]; the transaction stays as it was and
-// may go on. The others are [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction,
-// [ErrUnmanagedTransaction], [ErrTemplate], and gorm.ErrDryRunModeUnsupported for the DryRun of a write.
+// An error of the guard is the error of the statement, and the statement is not sent. It is core's
+// if the lock is not acquired. The transaction is given up then, and its later statements and its
+// Commit return the same error. In a transaction that has begun, or that holds other keys, it is
+// [ErrGuardTooLate]. The transaction stays as it was and may go on. The others are
+// [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction,
+// [ErrUnmanagedTransaction], [ErrTemplate], and gorm.ErrDryRunModeUnsupported for the DryRun of a
+// write.
 //
 // The returned scope may be kept and used concurrently.
 func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
@@ -120,9 +125,10 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 // A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns rows may write, so it
 // is refused there with [ErrNoTransaction].
 //
-// On a database without the plugin of [New] nobody looks for the keys, so nothing is guarded and there is no error:
-// [Guard] and [Transaction] return one. GORM begins a transaction, and leaves it open, on a gorm.DB that has an Error
-// from before: look at it first, or the keys are held until ctx ends. [Transaction] does.
+// On a database without the plugin of [New] nobody looks for the keys, so nothing is guarded and
+// there is no error: [Guard] and [Transaction] return one. GORM begins a transaction, and leaves it
+// open, on a gorm.DB that has an Error from before. Look at it first, or the keys are held until
+// ctx ends. [Transaction] does.
 func WithGuard(ctx context.Context, keys ...string) context.Context {
 	if len(keys) == 0 {
 		keys = []string{""} // which nobody can lock

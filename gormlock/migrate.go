@@ -21,7 +21,7 @@ var schemas embed.FS
 // package.
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as
-// text: a collation that takes two keys for one would refuse the wrong holder. Columns that are too
+// text. A collation that takes two keys for one would refuse the wrong holder. Columns that are too
 // short are an error too, because MySQL may truncate silently. To a table onelane_locks of an
 // earlier version Migrate adds the column orphan. Other databases return [ErrDialect].
 func Migrate(db *gorm.DB) error {

@@ -48,8 +48,8 @@ type once struct {
 // The guarantee is a row with the key in the table onelane_once (see [Migrate]), the first
 // statement. It holds at every isolation level. If fn fails or panics, nothing is stored and the
 // next call runs fn. After a deadlock, a serialization failure or a busy SQLite, fn runs again, up
-// to ten times in all, so it must have no effect except through tx. The first caller also gets the
-// result as it was stored: a field that JSON drops is empty for everybody.
+// to ten times in all. So it must have no effect except through tx. The first caller also gets the
+// result as it was stored. A field that JSON drops is empty for everybody.
 //
 // The key has 1 to 512 bytes and is compared byte by byte. It is done as long as its row is there:
 // see [Purge]. Once waits for the lock at most [WithWait] (5 s), or until ctx ends. If it cannot
@@ -91,10 +91,10 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 	return result, nil
 }
 
-// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock: the key of the
-// request's claim and a name, which tells several effects of one request apart. Without a claim in
-// ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context
-// does not carry the claim.
+// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of the key
+// of the request's claim and a name, which separates several effects of one request. Without a
+// claim in ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a
+// *gin.Context does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
 	k, ok := claim.FromContext(ctx)
 	if !ok {

@@ -63,8 +63,9 @@ func WithWait(d time.Duration) GuardOption {
 	})
 }
 
-// WithKeys adds keys to that of a [Transaction] or a [Once]. All keys are taken together in one order everywhere, all
-// or none, so two transactions that name the same keys in different orders do not deadlock. Several WithKeys add up.
+// WithKeys adds keys to that of a [Transaction] or a [Once]. All keys are taken together in one
+// order everywhere, all or none. So two transactions that name the same keys in different orders do
+// not deadlock. Several WithKeys add up.
 func WithKeys(more ...string) TransactionOption {
 	return transactionOption(func(g *guard) { g.more = append(g.more, more...) })
 }
@@ -77,10 +78,11 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 	return transactionOption(func(g *guard) { g.tx = opts })
 }
 
-// WithRetry runs the function of a [Transaction] again, at most n more times, if the database gave the transaction up
-// for the sake of others: a deadlock, a serialization failure, a busy SQLite. It does the same after [ErrStale].
-// [Once] does so without it, nine times. It pauses for some milliseconds between two tries, and stops when the context
-// ends; the error is that of the last try. n must be at least 1.
+// WithRetry runs the function of a [Transaction] again, at most n more times, if the database gave
+// it up because of others. That is a deadlock, a serialization failure, or a busy SQLite. It does
+// the same after [ErrStale]. [Once] does so without it, nine times. It pauses for some milliseconds
+// between two tries, and stops when the context ends; the error is that of the last try. n must be
+// at least 1.
 //
 // Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The locks are released
 // between two tries, and each try waits for them anew. The function must be repeatable: what it does elsewhere than

@@ -9,10 +9,10 @@ import (
 	"gorm.io/gorm"
 )
 
-// rejected reports whether the transaction is certainly rolled back although COMMIT returned err. The
-// list is short on purpose: a proxy may forward COMMIT, lose the answer and return an error of its
-// own, so every other error leaves the outcome unknown. Drivers are recognized by the shape of their
-// errors, because this package imports none.
+// rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
+// The list is short on purpose. A proxy may forward COMMIT, lose the answer and return an error of
+// its own, so every other error leaves the outcome unknown. Drivers are recognized by the shape of
+// their errors, because this package imports none.
 func rejected(tx gorm.Tx, err error) bool {
 	if p, ok := tx.(*pinnedTx); ok && p.rolledBack {
 		return true
@@ -35,8 +35,8 @@ var commitRolledBack = []string{
 }
 
 // postgresRejects reports whether PostgreSQL itself rolls a transaction back at COMMIT with this
-// SQLSTATE: a violated constraint, a conflict with another transaction, an exception of a deferred
-// trigger. 40003 says that the completion is unknown.
+// SQLSTATE. That is a violated constraint, a conflict with another transaction, or an exception of
+// a deferred trigger. 40003 says that the completion is unknown.
 func postgresRejects(state string) bool {
 	const classConstraint, classRollback, completionUnknown, raised = "23", "40", "40003", "P0001"
 	if len(state) != len(raised) || state == completionUnknown {
@@ -150,9 +150,9 @@ func inTree(err error, is func(error) bool) bool {
 	return false
 }
 
-// harmless reports whether the transaction is certainly as it was before the statement that returned
-// err, or the database lets nothing more happen in it: PostgreSQL after any error, the others if they
-// say that the statement was wrong.
+// harmless reports whether the transaction is certainly as it was before the statement that
+// returned err, or the database lets nothing more happen in it. PostgreSQL does so after any error,
+// the others if they say that the statement was wrong.
 func harmless(err error) bool {
 	var state interface{ SQLState() string }
 	if errors.As(err, &state) {

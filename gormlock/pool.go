@@ -100,9 +100,9 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
 }
 
-// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known: SQLite
-// leaves a transaction whose COMMIT it rejects (a deferred constraint, a busy file) open on its
-// connection, and database/sql would give that to the next one.
+// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known. If
+// SQLite rejects a COMMIT (a deferred constraint, a busy file), the transaction stays open on its
+// connection. Without this type, database/sql would give that to the next one.
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn

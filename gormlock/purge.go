@@ -13,7 +13,7 @@ import (
 
 const (
 	purgeBatch = 500
-	// A fence is needed as long as a process may still believe in an older lock, and the clock that
+	// A fence is needed as long as a process may still believe in an older lock. The clock that
 	// tokens are made of may have been put back.
 	fenceLife = 24 * time.Hour
 )

@@ -13,11 +13,11 @@ import (
 //
 //	err := gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { … }, gormlock.Reopen())
 //
-// The guard unseals the key and takes the lock. If a buyer comes in between, finds nothing and seals
-// the key again, the guard repeats that for as long as it waits for its keys. This process forgets
-// the seal at once, others within the time of [RememberSeals]. A key that is sealed with anything
-// else, such as an idempotency record, stays sealed, and the error is core.ErrSealed. [Grouped] has
-// no effect with Reopen.
+// The guard unseals the key and takes the lock. A buyer may come in between, find nothing and seal
+// the key again. The guard then repeats that for as long as it waits for its keys. This process
+// forgets the seal at once, others within the time of [RememberSeals]. A key that is sealed with
+// anything else, such as an idempotency record, stays sealed, and the error is core.ErrSealed.
+// [Grouped] has no effect with Reopen.
 func Reopen() GuardOption { return guardOption(func(g *guard) { g.reopen = true }) }
 
 var errNotReopened = errors.New("Reopen opens only a key that SealWhenOut sealed")

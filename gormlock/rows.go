@@ -42,8 +42,8 @@ func (t *transaction) stands() error {
 	return t.failed
 }
 
-// closeRows closes the rows that are still open, so that an error among those that nobody read is
-// seen before COMMIT, which would close them too. t.mu is held.
+// closeRows closes the rows that are still open. So an error among rows that nobody read is seen
+// before COMMIT, which would close them too. t.mu is held.
 func (t *transaction) closeRows() {
 	for _, r := range t.rows {
 		_ = r.Close()
@@ -89,8 +89,8 @@ func (t *transaction) ended(err error) bool {
 	return gone(err) || t.timedOut(err)
 }
 
-// timedOut reports whether err is a lock wait that timed out on a MySQL or MariaDB that rolls the
-// whole transaction back then, or does not say what it does. t.mu is held.
+// timedOut reports whether err is a lock wait that timed out. It counts if the MySQL or MariaDB
+// rolls the whole transaction back then, or does not say what it does. t.mu is held.
 func (t *transaction) timedOut(err error) bool {
 	if number, ok := mysqlNumber(err); !ok || number != mysqlLockWaitTimeout {
 		return false
@@ -100,7 +100,7 @@ func (t *transaction) timedOut(err error) bool {
 	return row.Scan(&all) != nil || all
 }
 
-// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard: a
+// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard. A
 // *sql.Row keeps the error with which the database ended the transaction to itself.
 func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {

@@ -32,9 +32,9 @@ const (
 var soldOut = []byte("onelane: sold out")
 
 // SealWhenOut seals the guard's key for ttl when nothing is left, so later buyers are turned away
-// before they reach the database. Whoever wants the key, in any process, gets an error that matches
-// [ErrInsufficient] and core.ErrSealed, with one round trip and no SQL; with [RememberSeals] often
-// without the round trip.
+// before they reach the database. Every caller that wants the key, in any process, gets an error
+// that matches [ErrInsufficient] and core.ErrSealed. It costs one round trip and no SQL, and with
+// [RememberSeals] often no round trip.
 //
 // If Decrement found too little, the row is read once more, after the outcome of the transaction is
 // known and while the lock is held. It is read from the primary, and only what is committed counts.
@@ -59,7 +59,7 @@ type sellOut struct {
 	ttl time.Duration
 	err error
 
-	// What the UPDATE selected.
+	// The fields below are what the UPDATE selected.
 	db        *gorm.DB
 	model     any // an empty one, because the caller goes on with that of the UPDATE
 	table     string
@@ -146,7 +146,7 @@ func (t *transaction) seal() {
 	}
 }
 
-// sealNow seals the key, and reads the row once more: a writer without the guard may have put stock
+// sealNow seals the key, and reads the row once more. A writer without the guard may have put stock
 // back and unsealed the key just before the seal came.
 func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	sealed := t.locks[0].Seal(ctx, soldOut, s.ttl)
@@ -167,9 +167,10 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	return errors.Join(sealed, err, locker.Unseal(detached, t.keys[0]))
 }
 
-// out reads whether the row is there and has nothing left. It reads in a transaction of its own, for
-// which dbresolver chooses the primary, and only what is committed. A panic in a callback of the
-// query is an error: the lock is still to be released, and a group has no caller who could recover.
+// out reads whether the row is there and has nothing left. It reads in a transaction of its own,
+// for which dbresolver chooses the primary, and only what is committed. A panic in a callback of
+// the query is an error. The lock is still to be released, and a group has no caller who could
+// recover.
 func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
 	ctx = withoutGuards(ctx)
 	conn := &transaction{pool: p, ctx: ctx}

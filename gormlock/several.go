@@ -11,8 +11,8 @@ import (
 
 const associationMethod = "(*Association)."
 
-// oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several:
-// each would have a lock and a transaction to itself, and nothing tells which of them is the last.
+// oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several.
+// Each would have a lock and a transaction to itself, and nothing tells which of them is the last.
 func oneStatement(s *gorm.Statement, op operation) error {
 	method := calledMethod()
 	if method != "(*DB).FirstOrCreate" && (op.reads || !strings.HasPrefix(method, associationMethod)) {

@@ -22,7 +22,7 @@ type singleTx struct {
 // associations.
 type singleKey struct{ *gorm.Statement }
 
-// openSingle locks the keys of a single statement and puts it into a transaction of its own: GORM
+// openSingle locks the keys of a single statement and puts it into a transaction of its own. GORM
 // finds an open one then, and begins none.
 func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	s := db.Statement
@@ -94,7 +94,7 @@ func endSingle(db *gorm.DB) {
 	}
 }
 
-// singleEnded wraps GORM's callback that ends a transaction around a single statement: a guarded
+// singleEnded wraps GORM's callback that ends a transaction around a single statement. A guarded
 // one ends there too, so that the callbacks after it see what was committed.
 func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {

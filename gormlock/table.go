@@ -128,7 +128,7 @@ func (b *table) Close() error {
 	return nil
 }
 
-// call runs fn with a context of its own and returns when ctx ends: a statement that is canceled in
+// call runs fn with a context of its own and returns when ctx ends. A statement that is canceled in
 // the middle costs its connection and may still have its effect at any time. If fn succeeds after
 // that, late is called.
 func call[T any](ctx context.Context, b *table, key string, fn func(context.Context) (T, error), late func()) (T, error) {

@@ -155,8 +155,8 @@ func micros(d time.Duration) int64 {
 
 func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
 
-// deadline returns until when a lease granted by a statement sent then is certain to be valid: less
-// 1 % and 2 ms for clocks that run at different speeds.
+// deadline returns until when a lease is certain to be valid that a statement granted which was
+// sent then. It is 1 % and 2 ms less than the TTL, for clocks that run at different speeds.
 func deadline(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
 }

@@ -101,7 +101,7 @@ func (b *table) cleanUp(q core.Request) {
 	})
 }
 
-// free releases a failed attempt until the database has answered, and then once more: a statement
+// free releases a failed attempt until the database has answered, and then once more. A statement
 // whose connection broke may have its effect after that of the next one.
 func (b *table) free(ctx context.Context, q core.Request) (err error) {
 	pause := firstCleanUpPause

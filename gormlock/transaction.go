@@ -25,19 +25,19 @@ type transaction struct {
 	keys      []string // the guard's
 	locks     core.Locks
 	fenced    bool
-	patience  time.Duration             // of the guard, for the locks and then for the fence
-	watch     []func() bool             // stop watching the locks
-	real      gorm.Tx                   // nil before BEGIN
-	interrupt func()                    // ends the context of real, under a guard
-	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction
-	over      bool                      // nothing is open or locked any more
-	failed    error                     // why it was given up; its Rollback has nothing left to do then
-	gone      error                     // why MySQL rolled it back, without a guard
-	reentered bool                      // locks are the context's
-	sellOut   *sellOut                  // found too little
-	turn      *turn                     // where it is a caller's part of a group, whose locks it has
-	rows      []*sql.Rows               // handed out, whose errors only their reader sees
-	undone    undoLog                   // what a rollback takes back, and COMMIT runs
+	patience  time.Duration             // of the guard, for the locks and then for the fence.
+	watch     []func() bool             // stop watching the locks.
+	real      gorm.Tx                   // nil before BEGIN.
+	interrupt func()                    // ends the context of real, under a guard.
+	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction.
+	over      bool                      // nothing is open or locked any more.
+	failed    error                     // why it was given up; its Rollback has nothing left to do then.
+	gone      error                     // why MySQL rolled it back, without a guard.
+	reentered bool                      // locks are the context's.
+	sellOut   *sellOut                  // found too little.
+	turn      *turn                     // where it is a caller's part of a group, whose locks it has.
+	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
+	undone    undoLog                   // what a rollback takes back, and COMMIT runs.
 }
 
 var (
@@ -89,9 +89,10 @@ func (t *transaction) usable() error {
 	return nil
 }
 
-// guard locks what a statement, a block or Begin asks for; statement is its context. What comes too late is an error
-// of that statement alone: it is not sent, and the transaction is as it was. If a key is not acquired the transaction
-// is given up, so that its later statements do not wait for the key again.
+// guard locks what a statement, a block or Begin asks for; statement is its context. A guard that
+// comes too late is an error of that statement alone: it is not sent, and the transaction is as it
+// was. If a key is not acquired the transaction is given up, so that its later statements do not
+// wait for the key again.
 func (t *transaction) guard(statement context.Context, d demand) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -61,8 +61,8 @@ func (l *undoLog) committed() (all []func(ctx context.Context)) {
 }
 
 // savepoint runs before a raw statement of t, which may be nil. It makes sure that a SAVEPOINT or
-// ROLLBACK TO is sent: GORM hides their errors on SQLite and PostgreSQL and goes on, so what a block
-// wrote would stay. Neither needs a lock; refused is why the statement itself is not sent.
+// ROLLBACK TO is sent. GORM hides their errors on SQLite and PostgreSQL and goes on, so what a
+// block wrote would stay. Neither needs a lock; refused is why the statement itself is not sent.
 func (t *transaction) savepoint(db *gorm.DB, refused error) {
 	if t == nil {
 		return

@@ -9,8 +9,8 @@ import (
 var valuerType = reflect.TypeFor[driver.Valuer]()
 
 // tryValuers calls the driver.Valuers that database/sql is about to call. If one panics inside
-// database/sql, in a query or a prepared statement, the transaction can never end: Commit and
-// Rollback wait for its connection for ever.
+// database/sql, in a query or a prepared statement, the transaction can never end. Commit and
+// Rollback wait for its connection forever.
 func tryValuers(args []any) {
 	for _, arg := range args {
 		if named, ok := arg.(sql.NamedArg); ok {

@@ -10,14 +10,14 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// ErrStale means that a row is not in the version that its model was read in: others changed or
+// ErrStale means that a row is not in the version that its model was read in. Others changed or
 // deleted the row, or the version was not read with it. The statement wrote nothing. Read the row
 // again and decide anew.
 var ErrStale = errors.New("the row was changed or deleted by others since it was read, " +
 	"or its version was not read with it")
 
-// Version is the type of a column that counts the changes of its row, for optimistic locking:
-// nobody waits, and a write based on an old read fails.
+// Version is the type of a column that counts the changes of its row, for optimistic locking.
+// Nobody waits, and a write based on an old read fails.
 //
 //	db.Take(&s, 1) // s is a Stock with a field "Version gormlock.Version"
 //	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3

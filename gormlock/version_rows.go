@@ -70,8 +70,8 @@ func primaryKey(s *gorm.Statement, m reflect.Value) (id string, values []any, ke
 	return id, values, keyed
 }
 
-// mayAssign reports whether what is to be written has no version other than the models': that of
-// the models themselves, or of a struct that has none.
+// mayAssign reports whether what is to be written has no version other than the models'. It may
+// have the version of the models themselves, or come from a struct that has none.
 func (v *versions) mayAssign(s *gorm.Statement, set []clause.Assignment) bool {
 	for _, a := range set {
 		if a.Column.Name != v.field.DBName || writesModel(s) {

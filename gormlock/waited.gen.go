@@ -8,8 +8,8 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// GORM's logger prints the line of the first caller that is neither GORM's nor in a file *.gen.go:
-// the name of this file keeps that the user's line.
+// GORM's logger prints the line of the first caller that is neither GORM's nor in a file *.gen.go.
+// The name of this file keeps that the user's line.
 
 // shortestWait is how long a statement waits for a lock before that is kept out of its SQL time.
 const shortestWait = time.Millisecond

@@ -110,7 +110,7 @@ func TestRecover_Answers503(t *testing.T) {
 func TestLock_OuterLost(t *testing.T) {
 	for _, between := range []bool{false, true} {
 		t.Run(fmt.Sprint(between), func(t *testing.T) {
-			l := testutil.Locker(t, core.WithTTL(300*time.Millisecond))
+			l := testutil.Locker(t, core.WithTTL(time.Second))
 			inside, over := make(chan struct{}), make(chan error, 1)
 			h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				close(inside)

@@ -51,7 +51,7 @@ func orders(t testing.TB, l *core.Locker, h http.HandlerFunc, opts ...idempotenc
 
 // shortLocker returns a Locker whose unknown outcomes show soon.
 func shortLocker(t testing.TB) *core.Locker {
-	return testutil.Locker(t, core.WithTTL(300*time.Millisecond))
+	return testutil.Locker(t, core.WithTTL(time.Second))
 }
 
 type answer struct {

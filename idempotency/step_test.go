@@ -22,7 +22,7 @@ import (
 // stepLocker has short leases: a step that failed is unknown when its lease has ended.
 func stepLocker(t testing.TB, b core.Opener) *core.Locker {
 	t.Helper()
-	l, err := core.New(b, core.WithTTL(100*time.Millisecond))
+	l, err := core.New(b, core.WithTTL(2*time.Second))
 	check(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l

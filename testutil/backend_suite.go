@@ -231,7 +231,7 @@ func (s *suite) orphaned(key, owner string) {
 	}
 }
 
-// patient runs fn with a length of a lease until fn reports that it was done in time: on a busy
+// patient runs fn with a length of a lease until fn reports that it was done in time. On a busy
 // machine the lease may end too early for what fn looks at.
 func (s *suite) patient(fn func(ttl time.Duration) (inTime bool)) {
 	s.Helper()

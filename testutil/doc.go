@@ -1,9 +1,10 @@
 // Package testutil is for tests, ours and our users': an in-memory core.Backend, private Redis processes and databases,
 // and the conformance suite that every core.Backend passes.
 //
-// [Memory] needs nothing installed, and neither do [Locker], [Redis] and [Cluster], which start redis-server where it is
-// installed and an embedded miniredis elsewhere. What acts on processes ([Node.Stop], [RedisCluster], [Sentinel]) needs
-// redis-server. MariaDB and PostgreSQL are found by two environment variables, see [Databases].
+// [Memory] needs nothing installed, and neither do [Locker], [Redis] and [Cluster], which start
+// redis-server where it is installed and an embedded miniredis elsewhere. Functions that act on
+// processes ([Node.Stop], [RedisCluster], [Sentinel]) need redis-server. MariaDB and PostgreSQL are
+// found by two environment variables, see [Databases].
 //
 // Real servers are started for a whole run of tests by
 //

@@ -131,7 +131,7 @@ func TestUsage_RedisCluster(t *testing.T) {
 	}
 	move := cluster.BeginMove("stock:42", (cluster.Owner("stock:42")+1)%3)
 	move.EndMove()
-	if err := lock.Release(t.Context()); err != nil { // the client is told where the key has gone
+	if err := lock.Release(t.Context()); err != nil { // the client learns where the key has gone
 		t.Error(err)
 	}
 }

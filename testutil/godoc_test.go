@@ -17,8 +17,8 @@ import (
 // documented are the packages that users import.
 var documented = []string{"core", "idempotency", "ginlock", "grpclock", "gormlock", "testutil"}
 
-// ownExample are the results of functions that users begin with: each such function has an example of its own, as has each that
-// returns an error. The others, options among them, are used in one.
+// ownExample are the results of functions that users begin with. Each such function has an example
+// of its own, as has each that returns an error. The others, options among them, are used in one.
 var ownExample = []string{
 	"Backend", "core.Backend", "core.Opener", "*Claims", "http.RoundTripper", "gin.HandlerFunc", "grpc.UnaryServerInterceptor",
 	"grpc.StreamServerInterceptor", "grpc.UnaryClientInterceptor", "gorm.Plugin", "func(*gorm.DB) *gorm.DB", "error",
@@ -81,7 +81,7 @@ func newGodoc(p *doc.Package, files []*ast.File, tests []string) godoc {
 	return g
 }
 
-// runs says whether go test runs an example, and compares what it prints.
+// runs reports whether go test runs an example, and compares what it prints.
 func runs(e *doc.Example) bool { return e.Output != "" }
 
 // withoutExamples are the names of a package that no example shows.
@@ -114,24 +114,25 @@ func (g godoc) withoutExamples() (missing []string) {
 	return missing
 }
 
-// needsItsOwn says whether a function returns something that a user begins with, or an error.
+// needsItsOwn reports whether a function returns something that a user begins with, or an error.
 func needsItsOwn(f *ast.FuncType) bool {
 	return f.Results != nil && slices.ContainsFunc(f.Results.List, func(r *ast.Field) bool {
 		return slices.Contains(ownExample, types.ExprString(r.Type))
 	})
 }
 
-// calledByTests says whether a function takes a test, which an example has not.
+// calledByTests reports whether a function takes a test, which an example does not have.
 func calledByTests(f *ast.FuncType) bool {
 	return slices.ContainsFunc(f.Params.List, func(p *ast.Field) bool { return strings.Contains(types.ExprString(p.Type), "testing.T") })
 }
 
-// onlyInTests says whether a type is had from functions that take a test: what they return is shown where they are.
+// onlyInTests reports whether only functions that take a test return a type: their comments show
+// it.
 func onlyInTests(p *doc.Package, typ *doc.Type) bool {
 	return p.Name == "testutil" && (len(typ.Funcs) > 0 && calledByTests(typ.Funcs[0].Decl.Type) || typ.Name == "Move")
 }
 
-// calledByOthers says whether errors, fmt or GORM call a method, and not the user.
+// calledByOthers reports whether errors, fmt or GORM call a method, and not the user.
 func calledByOthers(typ *doc.Type, f *doc.Func) bool {
 	if strings.HasSuffix(typ.Name, "Error") {
 		return true
@@ -139,7 +140,8 @@ func calledByOthers(typ *doc.Type, f *doc.Func) bool {
 	return f.Name == "String" || strings.HasPrefix(f.Doc, f.Name+" implements ")
 }
 
-// Whatever a user calls is shown in an example that runs, and an entry point in one of its own.
+// Each function that a user calls is shown in an example that runs, and an entry point in one of
+// its own.
 func TestGodoc_EveryEntryPointHasAnExample(t *testing.T) {
 	for _, folder := range documented {
 		t.Run(folder, func(t *testing.T) {
@@ -210,6 +212,18 @@ func fields(typ *doc.Type) (missing []string) {
 		}
 	}
 	return missing
+}
+
+// maxDocLines is how long the comment of a package may be; docs/ has the rest.
+const maxDocLines = 40
+
+// The comment of a package is short.
+func TestGodoc_PackageDocsAreShort(t *testing.T) {
+	for _, folder := range append([]string{"core/redisbackend"}, documented...) {
+		if n := strings.Count(readGodoc(t, folder).Doc, "\n"); n == 0 || n > maxDocLines {
+			t.Errorf("the comment of package %s has %d lines, and may have %d", folder, n, maxDocLines)
+		}
+	}
 }
 
 // Each exported name has a comment that begins with it.

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// coreGuarantees are the tests of each guarantee in docs/guarantees.md, by its words in bold.
-var coreGuarantees = map[string][]string{
+// docGuarantees are the tests of each guarantee in docs/guarantees.md, by its words in bold.
+var docGuarantees = map[string][]string{
 	"One holder at a time":                               {"TestManyGoroutines_OneAtATime", "TestModel", "TestQuorum_OneHolderOfMany", "TestSimulation"},
 	"No lock is lost in silence.":                        {"TestLoss_IsSignalledByTheDeadlineAndFinal", "TestLoss_SlowLogger", "TestDo_SaysWhenTheLockWasLost"},
 	"Fencing tokens of a key strictly increase":          {"TestTokens_IncreaseInEveryOrder", "TestTokens_CounterExpired", "TestToken_IncreasesOverHandOvers", "TestQuorum_TokensIncrease"},
@@ -33,11 +33,17 @@ var coreGuarantees = map[string][]string{
 	"A hung node is not waited for.":         {"TestRedisCluster_HungShard", "TestQuorum_HungMinority", "TestHealth_HungNodeIsExcluded"},
 	"A quorum works while a majority works":  {"TestQuorum_HungMinority", "TestQuorum_LongRoundTrips", "TestQuorum_RollingRestartKeepsLock"},
 	"With `Config.Replicas`, enough replicas have a lock, a renewal or a seal before the call returns.": {"TestReplicas_HaveEachLock", "TestReplicas_OneStopped", "TestReplicas_WaitNotAnswered", "TestReplicas_FailOver"},
-	"A decided seal stays decided": {"TestQuorum_SealReadableFromOneNode", "TestQuorum_SealsOnMinorities", "TestSimulation_FindsBrokenRules"},
+	"A decided seal stays decided":          {"TestQuorum_SealReadableFromOneNode", "TestQuorum_SealsOnMinorities", "TestSimulation_FindsBrokenRules"},
+	"The lock is acquired before BEGIN":     {"TestOrder_LockBeginCommitUnlock", "TestOrder_NoConnectionWhileLocking"},
+	"An unknown COMMIT keeps the lock.":     {"TestCommitUnknown", "TestCommitUnknown_ErrorOfAProxy", "TestCommit_Outcomes"},
+	"A lost lock rolls back.":               {"TestLost_BeforeCommit", "TestContext_EndsInManualTransaction", "TestBlock_Panics"},
+	"A guard that cannot guard is an error": {"TestErrNotRegistered", "TestErrNoTransaction", "TestErrGuardTooLate", "TestTransaction_EndedByTheDatabase"},
+	"Several keys are all acquired or none": {"TestGuards_TakenTogether", "TestTransaction_WithKeys"},
+	"The database decides where it can.":    {"TestFenced_RefusesOlderHolders", "TestOnce_AtMostOnce", "TestDecrement", "TestVersion_StaleWritesFail"},
 }
 
-// Each guarantee of core and core/redisbackend names tests that exist.
-func TestGuarantees_OfCore(t *testing.T) {
+// Each guarantee of docs/guarantees.md names tests that exist.
+func TestGuarantees_OnThePage(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "docs", "guarantees.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -45,16 +51,16 @@ func TestGuarantees_OfCore(t *testing.T) {
 	var given []string
 	for _, found := range regexp.MustCompile(`(?m)^- \*\*([^*]+)\*\*`).FindAllStringSubmatch(string(text), -1) {
 		given = append(given, found[1])
-		if _, known := coreGuarantees[found[1]]; !known {
+		if _, known := docGuarantees[found[1]]; !known {
 			t.Errorf("docs/guarantees.md promises %q; name its tests here", found[1])
 		}
 	}
-	for words, tests := range coreGuarantees {
+	for words, tests := range docGuarantees {
 		if !slices.Contains(given, words) {
 			t.Errorf("%q is not in docs/guarantees.md", words)
 		}
 		for _, test := range tests {
-			if !hasTest(t, "core", test) && !hasTest(t, filepath.Join("core", "redisbackend"), test) {
+			if !hasTest(t, "core", test) && !hasTest(t, filepath.Join("core", "redisbackend"), test) && !hasTest(t, "gormlock", test) {
 				t.Errorf("%q has no test %s", words, test)
 			}
 		}

@@ -17,8 +17,8 @@ import (
 const module = "github.com/onelane/onelane"
 
 // mayImport says what the packages of a folder may import besides the standard library and each
-// other: folders of this module that have a rule, and paths with what is below them. The longest
-// folder that holds a package is its rule.
+// other. It names folders of this module that have a rule, and paths with what is below them. The
+// longest folder that holds a package is its rule.
 var mayImport = map[string][]string{
 	"core": {"internal", "go.opentelemetry.io/otel"},
 	"core/redisbackend": {"core", "internal", "github.com/go-redsync/redsync/v4/redis", "github.com/redis/go-redis/v9",
@@ -170,8 +170,8 @@ func TestTopLevel(t *testing.T) {
 	}
 }
 
-// strangers are the names that do not belong to the top level. What git and editors keep in hidden files, and what .gitignore names, is
-// nobody's business.
+// strangers are the names that do not belong to the top level. Hidden files of git and editors, and
+// files that .gitignore names, do not count.
 func strangers(names []string) []string {
 	var found []string
 	for _, name := range names {

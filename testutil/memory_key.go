@@ -13,12 +13,12 @@ const memoryTokens = 64
 // memoryKey is a key of Memory, guarded by MemoryBackend.mu.
 type memoryKey struct {
 	status   core.Status
-	owner    string        // of the lease, the orphan or the seal
-	orphan   time.Duration // how long the lease's orphan stays
-	value    []byte        // of a seal
-	token    uint64        // the first of the lease, or that of the seal; 0 if there is none
-	fence    uint64        // the largest token reserved so far
-	until    time.Time     // when the lease, the orphan or the seal ends
+	owner    string        // of the lease, the orphan or the seal.
+	orphan   time.Duration // how long the lease's orphan stays.
+	value    []byte        // of a seal.
+	token    uint64        // the first of the lease, or that of the seal; 0 if there is none.
+	fence    uint64        // the largest token reserved so far.
+	until    time.Time     // when the lease, the orphan or the seal ends.
 	since    time.Time     // when the orphan's lease ended
 	watchers map[chan struct{}]bool
 }

@@ -24,9 +24,10 @@ type Node struct {
 	process  *server.Server
 }
 
-// Redis starts an empty Redis on a free loopback port and ends it with the test. The args are added to the command line of
-// redis-server, for example "--appendonly", "yes". Where redis-server is not installed it is a miniredis, which is logged, or a failure
-// when CI or ONELANE_REQUIRE_SERVERS is set.
+// Redis starts an empty Redis on a free loopback port and ends it with the test. The args are added
+// to the command line of redis-server, for example "--appendonly", "yes". If redis-server is not
+// installed it is a miniredis, which is logged, or a failure when CI or ONELANE_REQUIRE_SERVERS is
+// set.
 //
 //	node := testutil.Redis(t)
 //	locker, err := core.New(redisbackend.New(node.Client()))
@@ -100,7 +101,7 @@ func (n *Node) Client() *redis.Client {
 // Pool returns a redsync pool on a new client.
 func (n *Node) Pool() redsyncredis.Pool { return goredis.NewPool(n.Client()) }
 
-// Real says whether the node is a redis-server process, and not a miniredis.
+// Real reports whether the node is a redis-server process, and not a miniredis.
 func (n *Node) Real() bool { return n.process != nil }
 
 // Kill ends the process with SIGKILL and returns when it is gone.

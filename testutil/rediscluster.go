@@ -25,8 +25,9 @@ type Sharded struct {
 	ids []string
 }
 
-// RedisCluster starts a Redis Cluster of n masters, each a process of its own with its share of the slots, and ends it with the test.
-// The args are added to their command lines. It needs redis-server 7.0; where it is not installed the test fails.
+// RedisCluster starts a Redis Cluster of n masters and ends it with the test. Each is a process of
+// its own with its share of the slots. The args are added to their command lines. It needs
+// redis-server 7.0. If it is not installed the test fails.
 //
 //	cluster := testutil.RedisCluster(t, 3)
 //	locker, err := core.New(redisbackend.New(cluster.Client()))
@@ -40,7 +41,7 @@ type Sharded struct {
 //	}
 //	move := cluster.BeginMove("stock:42", (cluster.Owner("stock:42")+1)%3)
 //	move.EndMove()
-//	if err := lock.Release(t.Context()); err != nil { // the client is told where the key has gone
+//	if err := lock.Release(t.Context()); err != nil { // the client learns where the key has gone
 //		t.Error(err)
 //	}
 func RedisCluster(t testing.TB, n int, args ...string) *Sharded {

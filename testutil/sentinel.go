@@ -15,8 +15,8 @@ const (
 	replUser     = "replica" // as whom the replica asks its master
 )
 
-// Replicated is a Redis master with a replica, and a Sentinel that makes the replica the master when the master does not answer for
-// half a second.
+// Replicated is a Redis master with a replica, and a Sentinel. The Sentinel makes the replica the
+// master when the master does not answer for half a second.
 type Replicated struct {
 	// Master is the node that was the master at first, and Replica the one that takes over.
 	Master, Replica *Node

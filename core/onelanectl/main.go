@@ -5,7 +5,8 @@
 //	go run github.com/onelane/onelane/core/onelanectl inspect order:42
 //	go run github.com/onelane/onelane/core/onelanectl release order:42 -owner 'shop-1:4711/6f3c…'
 //
-// It exits with 1 when there was nothing to do (the key is not held by that owner), and with 2 when it could not tell.
+// It exits with 1 when there was nothing to do: the key is not held by that owner. It exits with 2
+// when it does not know.
 package main
 
 import (

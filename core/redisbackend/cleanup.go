@@ -21,7 +21,7 @@ const (
 	cleanUpFor = 2 * time.Minute
 )
 
-// overtaken are the pauses after which a clean-up that succeeded is done again: the request may be
+// overtaken are the pauses after which a clean-up that succeeded is done again. The request may be
 // under way longer than its caller waits, and a release on another connection may overtake it.
 var overtaken = [...]time.Duration{20 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second, 10 * time.Second}
 
@@ -43,10 +43,10 @@ type cleanUp struct {
 
 func newCleaning() *cleaning { return new(cleaning) }
 
-// cleanUp releases what a call of unknown outcome may have left behind under key in the name of
-// owner, in the background, until that is definite or until has passed; and then once more, since a
-// request may be under way longer than its caller waits. If late is not nil, the call is still under
-// way until late is closed.
+// cleanUp releases in the background what a call of unknown outcome may have left under key in the
+// name of owner. It tries until that is definite, or until has passed. Then it releases once more,
+// since a request may be under way longer than its caller waits. If late is not nil, the call is
+// still under way until late is closed.
 func (n *node) cleanUp(key, owner string, until time.Time, late <-chan struct{}) {
 	if n.done.Err() != nil {
 		return

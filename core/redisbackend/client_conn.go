@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// callConnections is how many connections to one Redis a backend has at most for its calls, and
-	// renewalConnections those for renewals, which never wait behind other calls. A quorum has one to each
-	// master: each call goes to all of them, and sharing a pipeline saves a third of the CPU time there.
+	// callConnections is how many connections to one Redis a backend has at most for its calls.
+	// Those for renewals are renewalConnections, and never wait behind other calls. A quorum has
+	// one to each master, because each call goes to all of them. To share a pipeline saves a third
+	// of the CPU time there.
 	callConnections    = 4
 	quorumConnections  = 1
 	renewalConnections = 2
 
 	// followTime is how long a connection that Sentinel chose is used before the next one asks
-	// Sentinel again: a master that was replaced may go on to answer us.
+	// Sentinel again. A master that was replaced may go on to answer us.
 	followTime = 3 * time.Second
 
 	// sentinelAddr is the address that go-redis gives to all Sentinel clients.

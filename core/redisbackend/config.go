@@ -19,8 +19,9 @@ import (
 // Config describes a Redis backend. [New] and [Pools] return one with the defaults; change a field
 // and pass it to [core.New]. It implements [core.Opener].
 type Config struct {
-	// Clients are the go-redis clients: one *redis.Client (one Redis, or Sentinel), one
-	// *redis.ClusterClient, or a *redis.Client for each of 3, 5 or 7 independent masters (a quorum).
+	// Clients are the go-redis clients. One redis.Client is for one Redis or Sentinel, and one
+	// redis.ClusterClient for a Redis Cluster. A quorum has 3, 5 or 7 of the first kind, one for
+	// each independent master.
 	Clients []redis.UniversalClient
 	// Pools are redsync pools. Set either Clients or Pools.
 	Pools []redsyncredis.Pool
@@ -31,11 +32,11 @@ type Config struct {
 	// need not abstain for one TTL after their start. Set it for tests, and for the first start of a
 	// new quorum only.
 	NewInstallation bool
-	// Replicas is how many replicas of the one Redis must confirm a lock, each renewal and each seal,
-	// by WAIT, within ReplicaTimeout. With 0 none is asked. Too few is [core.ErrUnavailable], which
-	// names how many confirmed: a lock is given back at once, and a renewal or Extend leaves the
-	// lock's deadline as it is. A Seal is not taken back: it may be tried again, and others may see
-	// it already. WAIT makes it unlikely that a fail-over loses a lock, and not impossible; see
+	// Replicas is how many replicas of the one Redis must confirm a lock, each renewal and each
+	// seal, by WAIT, within ReplicaTimeout. With 0 none is asked. Too few is [core.ErrUnavailable],
+	// which names how many confirmed. A lock is then released at once, and a renewal or Extend
+	// leaves the lock's deadline as it is. A Seal stays: it may be tried again, and others may see
+	// it already. WAIT makes it unlikely that a fail-over loses a lock, not impossible. See
 	// docs/guarantees.md. On a Redis Cluster, the replicas of the key's shard count.
 	Replicas int
 	// ReplicaTimeout is set together with Replicas. It is at most an eighth of the Locker's TTL, and

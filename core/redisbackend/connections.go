@@ -17,8 +17,8 @@ const (
 	firstDialPause   = 5 * time.Millisecond
 	longestDialPause = 250 * time.Millisecond
 
-	// Over a slow link there may be farFactor times as many connections: on a near Redis, callers that
-	// share a pipeline are quicker than callers that have a connection each.
+	// Over a slow link there may be farFactor times as many connections. On a near Redis, callers
+	// that share a pipeline are quicker than callers that have a connection each.
 	farFactor = 4
 
 	// A connection that nobody used for idleTime is closed.
@@ -55,10 +55,10 @@ type connections struct {
 	janitor *time.Timer // of idle connections
 	closed  bool
 
-	failed error     // of the last dial, nil after a success
-	slow   bool      // the last dial failed only after connectWait
-	fresh  time.Time // when a dial last succeeded
-	since  time.Time // when the first dial began since there was a connection
+	failed error     // of the last dial, nil after a success.
+	slow   bool      // the last dial failed only after connectWait.
+	fresh  time.Time // when a dial last succeeded.
+	since  time.Time // when the first dial began since there was a connection.
 	retry  time.Time // no dial before it
 	pause  time.Duration
 }

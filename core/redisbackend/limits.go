@@ -9,8 +9,8 @@ import (
 // limitParts is in how many parts of a time-out calls have the same limit.
 const limitParts = 16
 
-// limits bounds calls by a context that the calls of a moment share: a timer for each call would be a
-// sixth of its CPU time.
+// limits bounds calls by a context that the calls of a moment share. A timer for each call would be
+// a sixth of its CPU time.
 type limits struct{ last atomic.Pointer[limit] }
 
 // bound returns a context that ends after timeout, or a sixteenth of it later, or with ctx's deadline.

@@ -94,8 +94,8 @@ func (n *node) call(ctx context.Context, key string, s *script, keys []string, a
 	return r, err
 }
 
-// send sends a script or plain commands to the node that has key, and again if a connection broke or
-// the slot of the key moved.
+// send sends a script or plain commands to the node that has key. It sends again if a connection
+// broke or the slot of the key moved.
 func send(ctx context.Context, to router, key string, commands ...*command) (r reply, n *node, err error) {
 	var asked driver.Conn
 	end := time.Time{}

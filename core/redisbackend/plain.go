@@ -63,7 +63,8 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 		token, sealed := unpackSeal(value)
 		return g, r, n, &core.SealedError{Key: q.Key, Value: sealed, Token: token}
 	}
-	// Who holds the key is known. For how long, or whether it is orphaned, takes one more question.
+	// The holder of the key is known. One more question answers for how long, and whether the key
+	// is orphaned.
 	again, _, asked := s.call(ctx, q.Key, inspectScript, []string{q.Key})
 	if asked == nil {
 		return g, r, n, refusal(q, &again, n)

@@ -11,15 +11,16 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// quorum is the Backend on three or more independent masters: leases by majority, as in Redlock, and
-// Paxos for what must stay when a lease is over.
+// quorum is the Backend on three or more independent masters. It has leases by majority, as in
+// Redlock, and Paxos for values that outlive a lease.
 //
-// A node keeps three things per key: the owner (the lease, with a TTL), the highest ballot that it
-// promised and to whom, and what it accepted: a value under a stamp (ballot, step), or nothing. Values
-// are seals, the records of orphans (BEGUN, the owner's text), and VOID. A ballot is promised once. A
-// proposer may act on a node if the node promised less, or the same ballot to the same proposer, and
-// nobody else holds the key there. A stamp never replaces a higher or an equal one. The ballot of a
-// lease is its fencing token: its holders get ballot × block + i.
+// A node keeps three things per key. They are the owner (the lease, with a TTL), the highest ballot
+// that it promised and to whom, and what it accepted. The last is a value under a stamp (ballot,
+// step), or nothing. Values are seals, the records of orphans (BEGUN, the owner's text), and VOID.
+// A ballot is promised once. A proposer may act on a node if nobody else holds the key there. The
+// node must have promised less, or the same ballot to the same proposer. A stamp never replaces a
+// higher or an equal one. The ballot of a lease is its fencing token: its holders get ballot ×
+// block + i.
 //
 //  1. Acquire asks all nodes. A node that is free, or holds VOID or the orphan to adopt, grants: it
 //     sets the owner and promises its ballot + 1. A new key takes the caller's time in µs. A node
@@ -29,24 +30,24 @@ import (
 //     nodes that lack it.
 //  3. Grants of a majority: the token is the largest ballot. If the grants differ, a majority must
 //     promise it to the owner. If any answer carried a value, a majority must accept VOID under
-//     (token, 0) beside the lease, so that leftovers do not come back after this holder. For a lock
-//     with an orphan a majority must accept BEGUN instead, always.
-//  4. A value without a majority, and no owner with one: repair. Prepare a larger ballot b, take the
-//     value with the highest stamp, have it accepted under (b, 1) with its time to live. VOID: the
-//     key is free, try again.
+//     (token, 0) beside the lease. So leftovers do not come back after this holder. For a lock with
+//     an orphan a majority must accept BEGUN instead, always.
+//  4. A value without a majority, and no owner with one: repair. Prepare a larger ballot b, take
+//     the value with the highest stamp, have it accepted under (b, 1) with the time it has left.
+//     VOID: the key is free, try again.
 //  5. Otherwise the key is taken, contested (a split vote), or the quorum is unavailable.
 //
-// Seal is accept of the value under (token, 1) by nodes where the key is still the caller's. If nodes
-// refuse because they promised more, and a majority is the caller's, it prepares a larger ballot and
-// tries again. Release of a lock with an orphan does the same with VOID. Plain Release deletes the
-// lease and raises the promise, so that nothing late of the lease has an effect. Extend lengthens the
-// leases, and takes the key again on nodes that lost it once a majority confirmed the lease: whatever
-// they promised since, since no other can have a majority. Unseal prepares a larger ballot and has
-// VOID accepted. VOID outlives what it voids, and a shorter value that replaces VOID. Inspect applies
-// 2, 3 and 5 and changes nothing.
+// Seal is accept of the value under (token, 1) by nodes where the key is still the caller's. If
+// nodes refuse because they promised more, and a majority is the caller's, it prepares a larger
+// ballot and tries again. Release of a lock with an orphan does the same with VOID. Plain Release
+// deletes the lease and raises the promise, so that nothing late of the lease has an effect. Extend
+// lengthens the leases, and takes the key again on nodes that lost it once a majority confirmed the
+// lease. It does so whatever they promised since: no other can have a majority. Unseal prepares a
+// larger ballot and has VOID accepted. VOID outlives what it voids, and a shorter value that
+// replaces VOID. Inspect applies 2, 3 and 5 and changes nothing.
 //
-// A node that started less than a TTL ago abstains from everything but what it still knows, and from
-// decided values: it may have forgotten leases and promises.
+// A node that started less than a TTL ago abstains, except from values that it still knows or that
+// are decided. It may have forgotten leases and promises.
 type quorum struct {
 	nodes    []*node
 	health   []*health
@@ -130,7 +131,7 @@ type round struct {
 
 	// noted is called with each answer as it comes, also with those that nobody waits for. It may be nil.
 	noted func(vote)
-	// traces, if not nil, are those of a lease that the round ends: a node is asked after it has
+	// traces, if not nil, are those of a lease that the round ends. A node is asked after it has
 	// answered Acquire, or the lease would come after its end.
 	traces *traces
 }
@@ -143,8 +144,8 @@ func (q *quorum) round(key string, s *script, args ...any) round {
 
 // ask sends a round to its nodes at once and passes each answer to enough, until that returns true
 // or all have answered. left is how many answers are still to come. They arrive in rest, which is
-// closed after the last: the calls go on in the background, each within its time-out, also if ctx is
-// canceled meanwhile. What a majority keeps, the others should keep too.
+// closed after the last. The calls go on in the background, each within its time-out, also if ctx
+// is canceled meanwhile. The others should keep what a majority keeps.
 func (q *quorum) ask(ctx context.Context, r round, enough func(v vote, left int) bool) (rest <-chan vote) {
 	ctx, settle, end := untilSettled(ctx)
 	defer settle()

@@ -19,8 +19,8 @@ const (
 // traces are the nodes on which a lease may be, for its clean-up. They are Grant.Backend.
 type traces struct {
 	ttl    time.Duration
-	held   atomic.Uint64 // may have granted
-	unsure atomic.Uint64 // have not answered; the request may still be under way
+	held   atomic.Uint64 // may have granted.
+	unsure atomic.Uint64 // have not answered; the request may still be under way.
 	again  atomic.Uint64 // were asked for the lease again: a late answer to the first request says nothing about it
 
 	missing  atomic.Int64  // answers to Acquire
@@ -208,9 +208,9 @@ func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 	return g, err
 }
 
-// withdraws undoes what granted wrote for a lease that nobody gets, if that changes what others are
-// told: it puts VOID in place of the record of an orphan, or the orphan back that was to be adopted.
-// The leases stay until then, so that nobody sees an orphan that never held the key.
+// withdraws undoes what granted wrote for a lease that nobody gets, if that changes the answers to
+// others. It puts VOID in place of the record of an orphan, or the orphan back that was to be
+// adopted. The leases stay until then, so that nobody sees an orphan that never held the key.
 func (a *attempt) withdraws(ctx context.Context, g core.Grant) bool {
 	adopted := a.tally.newest(vote.yes)
 	before, life := void, outlive(a.TTL+a.Orphan)
@@ -269,7 +269,7 @@ func (a *attempt) taken(v vote, contested bool) error {
 	return &core.TakenError{Key: a.Key, Holder: holder, Tag: tag, RetryAfter: v.lease, Contested: contested}
 }
 
-// giveBack releases what the nodes granted, now where they said so, later where it is not known, and
+// giveBack releases what the nodes granted: now if they said so, later if it is not known. It
 // writes a decided value to the nodes that lack it. A repair has asked all nodes already.
 func (a *attempt) giveBack(ctx context.Context, heal bool, value accepted) {
 	q := a.quorum

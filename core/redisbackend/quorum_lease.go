@@ -174,7 +174,7 @@ func (q *quorum) forgetAll(g core.Grant, votes []vote, rest <-chan vote) {
 	}()
 }
 
-// forget cleans up, after a release, on nodes that may hold the lease all the same: the release did
+// forget cleans up, after a release, on nodes that may hold the lease all the same. The release did
 // not reach them, or it may have overtaken its own acquire.
 func (q *quorum) forget(g core.Grant, votes []vote) {
 	l, _ := g.Backend.(*traces)

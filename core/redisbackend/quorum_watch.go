@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// gatherTime is how long a signal of one node waits, on average, for those of the others: callers that
-// ask at the same moment may get a part of the votes each.
+// gatherTime is how long a signal of one node waits, on average, for those of the others. Callers
+// that ask at the same moment may get a part of the votes each.
 const gatherTime = time.Millisecond
 
 var hashSeed = maphash.MakeSeed()
 
-// listened returns the nodes to subscribe on: so many that every majority has one of them. Which ones
-// differs from key to key. Nodes that do not answer come last.
+// listened returns the nodes to subscribe on: so many that every majority has one of them. They
+// differ from key to key. Nodes that do not answer come last.
 func (q *quorum) listened(key string) []int {
 	n, first := len(q.nodes), int(maphash.String(hashSeed, key)%uint64(len(q.nodes)))
 	var nodes, excluded []int

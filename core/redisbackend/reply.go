@@ -28,9 +28,9 @@ const (
 type reply struct {
 	status  int64
 	fields  []any
-	sent    time.Time       // when the try that was answered was sent
-	retried bool            // an earlier try may have had its effect
-	late    <-chan struct{} // closed when a call that was given up has ended; nil if it ended before
+	sent    time.Time       // when the try that was answered was sent.
+	retried bool            // an earlier try may have had its effect.
+	late    <-chan struct{} // closed when a call that was given up has ended; nil if it ended before.
 	// unconfirmed says that too few replicas confirmed what the call wrote, or is nil.
 	unconfirmed error
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
 
-// go-redis dials, encrypts and authenticates a connection. After that, this file writes commands and
-// reads replies (RESP2): for a lock it takes a third of the memory, and a pipeline needs no goroutine.
+// go-redis dials, encrypts and authenticates a connection. After that, this file writes commands
+// and reads replies (RESP2). For a lock it takes a third of the memory, and a pipeline needs no
+// goroutine.
 
 const (
 	// mostElements bounds an array of a reply, and deepest how deep arrays nest. Our scripts answer

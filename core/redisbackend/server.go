@@ -63,7 +63,7 @@ type server struct {
 
 func (s *server) channel(key string) string { return channelName(key, s.sharded) }
 
-// retriedGrant is the note on a grant whose Acquire was sent more than once: a copy of it may still
+// retriedGrant is the note on a grant whose Acquire was sent more than once. A copy of it may still
 // be under way when the lease is released.
 type retriedGrant struct{}
 
@@ -309,8 +309,8 @@ func (s *server) Watch(ctx context.Context, key string) (<-chan struct{}, func()
 
 func (s *server) Close() error { return errors.Join(s.end(), s.shut()) }
 
-// deadline returns until when a lease granted by a request sent then is certain to be valid: less 1 %
-// and 2 ms for clocks that run at different speeds (Redlock).
+// deadline returns until when a lease is certain to be valid that a request granted which was sent
+// then. It is 1 % and 2 ms less than the TTL, for clocks that run at different speeds (Redlock).
 func deadline(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
 }

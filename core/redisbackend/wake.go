@@ -48,9 +48,9 @@ type channel struct {
 	watchers  map[*watcher]bool
 	ready     chan struct{} // closed when the server confirmed or refused the subscription
 	settled   bool
-	err       error     // why it was refused
-	sent      bool      // the subscription was sent on this connection
-	confirmed bool      // by the server, on this connection
+	err       error     // why it was refused.
+	sent      bool      // the subscription was sent on this connection.
+	confirmed bool      // by the server, on this connection.
 	leaving   int       // confirmations of our own UNSUBSCRIBE that are under way
 	idle      time.Time // since when nobody watches
 }

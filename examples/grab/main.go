@@ -116,7 +116,7 @@ func play(ctx context.Context, o options, out io.Writer) (ok bool, err error) {
 	return ok, nil
 }
 
-// tally is what the drivers were told.
+// tally counts the answers that the drivers got.
 type tally struct {
 	requests, grabbed, taken, busy, failed int
 	lastError                              string

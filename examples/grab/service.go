@@ -26,7 +26,7 @@ type Order struct {
 	Taker string
 }
 
-// Grab is one driver who was told that the order is his.
+// Grab is one driver who got the order.
 type Grab struct {
 	ID      int `gorm:"primaryKey"`
 	OrderID int `gorm:"index"`

@@ -156,7 +156,7 @@ func (r *result) add(a answer) {
 	}
 }
 
-// broken says whether an invariant did not hold.
+// broken reports whether an invariant did not hold.
 func (r *result) broken() bool {
 	return len(r.errs) > 0 || r.orders != r.customers || r.doubled > 0 || r.twice > 0 || r.replayed < r.customers
 }

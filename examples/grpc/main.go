@@ -1,4 +1,4 @@
-// Command grpc is one order service on two transports, Gin and gRPC, with one Locker: clients click
+// Command grpc is one order service on two transports, Gin and gRPC, with one Locker. Clients click
 // twice and retry, and drivers grab the same orders over both transports.
 //
 //	go run ./examples/grpc              # embedded Redis: nothing to install

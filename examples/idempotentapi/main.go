@@ -1,7 +1,7 @@
-// Command idempotentapi is a payment API whose clients click twice and retry over a network that loses
-// answers. It shows what they see when the service dies between the charge and its answer: with
-// defaults, with Recover and a payment provider that is a server of its own, and with the charge and
-// its result in one database transaction.
+// Command idempotentapi is a payment API whose clients click twice and retry over a network that
+// loses answers. It shows what they see when the service dies between the charge and its answer. It
+// does so with defaults, with Recover and a payment provider, and with the charge and its result in
+// one database transaction.
 //
 //	go run ./examples/idempotentapi   # embedded Redis and SQLite: nothing to install
 //

@@ -74,7 +74,7 @@ func (c *child) exited() bool {
 	}
 }
 
-// crashed waits until it has exited, and says whether it died as it was told to.
+// crashed waits until it has exited, and reports whether it died as planned.
 func (c *child) crashed() bool {
 	select {
 	case <-c.done:

@@ -1,5 +1,6 @@
-// Command quickstart is the code of the README, running: payments and orders that are retried, an order that many grab,
-// units of stock that many buy, and a job that one process does at a time. Redis and the database are embedded.
+// Command quickstart runs the code of the README. Clients retry payments and orders, many grab one
+// order, and many buy units of stock. One process at a time does a job. Redis and the database are
+// embedded.
 //
 //	go run ./examples/quickstart
 //

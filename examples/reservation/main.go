@@ -1,5 +1,6 @@
 // Command reservation is a flash sale with payment: a buyer reserves, has some minutes to pay, and
-// confirms. What nobody pays for goes back on sale. Nothing is sold twice, whoever crashes when.
+// confirms. Units that nobody pays for go back on sale. Nothing is sold twice, whoever crashes
+// when.
 //
 //	go run ./examples/reservation   # embedded Redis and SQLite: nothing to install
 //

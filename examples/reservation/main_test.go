@@ -230,7 +230,7 @@ func TestSale_CrashWhileReserving(t *testing.T) {
 	})
 }
 
-// TestSale_AgainAfterReturn: an order whose units went back holds nothing, and is told so.
+// TestSale_AgainAfterReturn: an order whose units went back holds nothing, and its buyer learns so.
 func TestSale_AgainAfterReturn(t *testing.T) {
 	onSale(t, 3, func(t *testing.T, s *sale) {
 		ok(t, "reserve", s.reserve(t.Context(), "ann", 42, 2))

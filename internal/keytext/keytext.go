@@ -61,10 +61,10 @@ func FromContext(ctx context.Context) (string, bool) {
 	return key, ok
 }
 
-// Parse reads a client's key from the values of its header or metadata: a Structured Field String
-// (RFC 8941, 3.3.3), or the same without quotes, of 1 to 255 printable ASCII characters. Parameters of
-// the Structured Field are ignored. Without values the error is [ErrNoKey]. The text of any other error
-// is half a sentence that may be shown to the client.
+// Parse reads a client's key from the values of its header or metadata. It is a Structured Field
+// String (RFC 8941, 3.3.3), or the same without quotes, of 1 to 255 printable ASCII characters.
+// Parameters of the Structured Field are ignored. Without values the error is [ErrNoKey]. The text
+// of any other error is half a sentence that may be shown to the client.
 func Parse(values []string) (string, error) {
 	switch len(values) {
 	case 0:

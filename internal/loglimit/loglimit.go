@@ -17,8 +17,8 @@ const (
 	// Interval is the time between two lines of one message.
 	Interval = 10 * time.Second
 
-	// maxSeries bounds how many messages are told apart. Beyond it, labels are not, and beyond twice
-	// of it all further messages count as one.
+	// maxSeries bounds how many messages are counted apart. Beyond it, labels do not count, and
+	// beyond twice of it all further messages count as one.
 	maxSeries = 1024
 	// sweepPause is the time between two searches for series that are over.
 	sweepPause = time.Second
@@ -27,8 +27,8 @@ const (
 	maxQueue = 1024
 )
 
-// labels are the attributes by which lines of one message are told apart: a trouble of one Redis must
-// not hide that of another. None of them is a key.
+// labels are the attributes that separate lines of one message: a trouble of one Redis must not
+// hide that of another. None of them is a key.
 var labels = []string{"redis", "reason", "route", "method"}
 
 // New returns a logger that writes to l and does not flood it. If l is such a logger, New returns l.

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// New returns a text that no other lease has. Its random part begins with the time, in ms; the other
-// ten bytes come from crypto/rand: a machine cloned from a running image must not draw the same
-// numbers. The instance must not contain "/" or "#".
+// New returns a text that no other lease has. Its random part begins with the time, in ms. The
+// other ten bytes come from crypto/rand: a machine cloned from a running image must not draw the
+// same numbers. The instance must not contain "/" or "#".
 func New(instance, tag string, orphan time.Duration) string {
 	var random [16]byte
 	binary.BigEndian.PutUint64(random[:], uint64(time.Now().UnixMilli())<<16)

@@ -22,8 +22,9 @@ var (
 	numbered   = regexp.MustCompile(`\$\d`)
 )
 
-// alone sells as fast as the statements of sell can be sent one after the other: prepared, by one goroutine on one connection, without
-// a lock, savepoints, GORM, or a context that ends. No grouping of functions that send these statements is faster.
+// alone sells as fast as the statements of sell can be sent one after the other. One goroutine
+// sends them prepared on one connection, without a lock, savepoints, GORM, or a context that ends.
+// No grouping of functions that send these statements is faster.
 func alone(d database, db *gorm.DB) func(context.Context) error {
 	var prepared [3]*sql.Stmt
 	return func(ctx context.Context) error {

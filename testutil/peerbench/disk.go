@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// slowSync is a library that a server loads before all others: its syncs wait, and then are real. Both databases sync by these two
-// functions alone: in strace a COMMIT is one fdatasync in PostgreSQL and two in MariaDB, and no log is opened with O_SYNC or O_DSYNC.
+// slowSync is a library that a server loads before all others: its syncs wait, and then are real.
+// Both databases sync by these two functions alone. In strace a COMMIT is one fdatasync in
+// PostgreSQL and two in MariaDB. No log is opened with O_SYNC or O_DSYNC.
 const slowSync = `
 #include <errno.h>
 #include <sys/syscall.h>

@@ -73,7 +73,7 @@ func ownKeysTargets(goroutines int) []target {
 	return ts
 }
 
-// cycle locks, does what is to be done, unlocks, and returns how long that took but for the doing.
+// cycle locks, calls do, unlocks, and returns how long that took without do.
 func cycle(ctx context.Context, l locker, key string, do func()) (time.Duration, error) {
 	began := time.Now()
 	unlock, err := l.lock(ctx, key)

@@ -88,7 +88,7 @@ func load(ctx context.Context, d time.Duration, goroutines int, op func(ctx cont
 // counter is shared by the holders of one lock, and has no lock of its own: increments that overlap are lost.
 type counter struct{ n atomic.Int64 }
 
-// increment is a read and a write, as a critical section has them.
+// increment is a read and a write, as work under a lock has them.
 func (c *counter) increment(between func()) {
 	n := c.n.Load()
 	if between != nil {

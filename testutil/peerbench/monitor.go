@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// monitored runs fn and returns how many commands clients sent to the Redis meanwhile. What a script does is not counted, nor
-// is what a new connection begins with.
+// monitored runs fn and returns how many commands clients sent to the Redis meanwhile. Commands of
+// a script do not count, nor do those that a new connection begins with.
 func monitored(addr string, fn func() error) (int, error) {
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {

@@ -186,8 +186,8 @@ func openRueidislock(addr string) (locker, func(), error) {
 	}), l.Close, nil
 }
 
-// What a lock costs at least: SET NX PX, and a script that deletes what is one's own. Without anything to wait by, it
-// asks every millisecond.
+// openBare is the least that a lock costs: SET NX PX, and a script that deletes the caller's own
+// key. It has nothing to wait for, so it asks every millisecond.
 func openBare(addr string) (locker, func(), error) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	return bare(client), func() { _ = client.Close() }, nil

@@ -27,7 +27,7 @@ type childReport struct {
 	Took  time.Duration          `json:"took"`
 }
 
-// order is what a child is told.
+// order is the task of a child.
 type order struct {
 	peer, addr, key, shared string
 	goroutines              int

@@ -131,8 +131,8 @@ func (b *bench) slowDisk(delay time.Duration) ([]string, error) {
 	return slowDisk(b.libraries, delay)
 }
 
-// allCPU is the CPU time of this process, the Redis and a database in s; NaN where that of one is not known, as it is of a server
-// that somebody else started.
+// allCPU is the CPU time of this process, the Redis and a database in s. It is NaN if one is not
+// known, as for a server that somebody else started.
 func (b *bench) allCPU(d database) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 )
 
 // followTime is how long a master that Sentinel named is used before Sentinel's answer is looked at
-// again: a master that was replaced may go on to answer.
+// again. A master that was replaced may go on to answer.
 const followTime = time.Second
 
 // conn reaches one Redis over connections of its own, which rueidis calls dedicated. Calls that are

@@ -8,12 +8,12 @@
 // returns: change a field of it, such as NodeTimeout. Services on rueidis and on go-redis can share
 // keys, and wake each other's waiters.
 //
-// For each Redis, the backend has up to four connections of its own from the client's pool for blocking
-// commands: two for calls, one for renewals and one for wake-ups. ClientOption.BlockingPoolSize must
-// leave room for them beside the application's blocking commands, or else locks are lost. They are made
-// in the background, with the client's options. The application's other commands do not hold them up,
-// DisableAutoPipelining does not matter, and rueidis sends nothing twice. Concurrent calls share a
-// pipeline.
+// For each Redis, the backend has up to four connections of its own from the client's pool for
+// blocking commands. Two are for calls, one is for renewals and one for wake-ups.
+// ClientOption.BlockingPoolSize must leave room for them beside the application's blocking
+// commands, or else locks are lost. They are made in the background, with the client's options. The
+// application's other commands do not hold them up, DisableAutoPipelining does not matter, and
+// rueidis sends nothing twice. Concurrent calls share a pipeline.
 //
 // Locks do not need client-side caching. DisableCache spares its memory, and its command in the ACL. A
 // Redis Cluster needs "+cluster|slots" there. With RingScaleEachConn below 8, a call to a Redis that

@@ -37,9 +37,9 @@ type line struct {
 	closed  atomic.Bool
 
 	mu      sync.Mutex
-	opened  chan struct{} // closed when the connection being made is there, or has failed
-	waiting int           // calls that wait for it
-	since   time.Time     // when that began
+	opened  chan struct{} // closed when the connection being made is there, or has failed.
+	waiting int           // calls that wait for it.
+	since   time.Time     // when that began.
 	failed  error         // of the last one, nil after a success
 	retry   time.Time     // no other before it
 	pause   time.Duration
@@ -98,8 +98,8 @@ func hasEnded(ctx context.Context) bool {
 	return ctx.Err() != nil || ok && !time.Now().Before(end)
 }
 
-// follow returns a channel that is closed when the calls given up so far are over: Redis has answered
-// a command that was sent after them, or the connection has ended.
+// follow returns a channel that is closed when the calls given up so far are over. Redis has then
+// answered a command that was sent after them, or the connection has ended.
 func (l *line) follow(w *wire) <-chan struct{} {
 	late := make(chan struct{})
 	go func() {

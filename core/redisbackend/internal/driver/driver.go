@@ -30,7 +30,7 @@ type Conn interface {
 	// Do sends one command, or two together, sets the reply or the error of each, and returns the
 	// error of the first. It returns soon after the deadline of ctx; a cancellation may take that
 	// long, too. If a call is still under way then, late is closed once it has had its effect or
-	// never will; until then it may write to the commands. An error that matches ErrNotSent says
+	// never will. Until then it may write to the commands. An error that matches ErrNotSent says
 	// that it has none.
 	Do(ctx context.Context, commands ...*Command) (late <-chan struct{}, err error)
 	// Address names the Redis in errors and logs.

@@ -1,0 +1,70 @@
+package testutil_test
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/go-redsync/redsync/v4/redis"
+	goredis "github.com/redis/go-redis/v9"
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/idempotency"
+)
+
+// The functions below are code of README.md and docs/ that is in no example. It compiles here.
+
+func docsNetHTTP(mux *http.ServeMux, userOf func(*http.Request) string, pay http.Handler) {
+	once := idempotency.ByHeader("Idempotency-Key", idempotency.Principal(userOf)) // userOf returns who sent the request
+	mux.Handle("POST /payments", once(pay))
+}
+
+func docsPlainLock(mux *http.ServeMux, grab http.Handler) {
+	mux.Handle("POST /orders/{id}/grab", idempotency.LockByKey("order:{param.id}")(grab)) // one at a time per order
+}
+
+func docsShutdown(server *http.Server, locker *core.Locker, redisClient *goredis.Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	_ = server.Shutdown(ctx)      // 1. no new requests; wait for those under way
+	_ = idempotency.Shutdown(ctx) // 2. handlers whose clients hung up, and answers still to be recorded
+	_ = locker.Close()            // 3. locks, renewals, clean-ups
+	_ = redisClient.Close()       // 4. the clients and databases that the Locker used
+}
+
+func docsReadiness(locker *core.Locker) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+		defer cancel()
+		if err := locker.Ping(ctx); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	}
+}
+
+func docsQuorum(a, b, c *goredis.Client) (*core.Locker, error) {
+	backend := redisbackend.New(a, b, c)
+	return core.New(backend)
+}
+
+func docsReplicas(client *goredis.Client) (*core.Locker, error) {
+	backend := redisbackend.New(client)
+	backend.Replicas = 1
+	backend.ReplicaTimeout = 200 * time.Millisecond
+	return core.New(backend)
+}
+
+func docsRedsync(pool redis.Pool) (*core.Locker, error) {
+	return core.New(redisbackend.Pools(pool), core.WithPrefix("")) // excludes redsync's users on the same names
+}
+
+func docsGuard(db *gorm.DB) error {
+	return db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error {
+		return tx.Exec("UPDATE stocks SET remaining = remaining - 1 WHERE sku = 42").Error
+	})
+}
+
+var _ = []any{docsNetHTTP, docsPlainLock, docsShutdown, docsReadiness, docsQuorum, docsReplicas, docsRedsync, docsGuard}
