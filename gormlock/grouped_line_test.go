@@ -90,7 +90,7 @@ func TestGrouped_NoConnection(t *testing.T) {
 			return gormlock.Transaction(db.WithContext(ctx), "k", taker(42).fn, gormlock.Grouped(8), gormlock.WithWait(wait))
 		}
 		start := time.Now()
-		const soon = 200 * time.Millisecond // but after the lock was had
+		const soon = time.Second // but after the lock was had
 		for ended, waits := range map[error]func() error{
 			context.DeadlineExceeded: func() error { return call(t.Context(), soon) },
 			context.Canceled: func() error {
@@ -106,7 +106,7 @@ func TestGrouped_NoConnection(t *testing.T) {
 				t.Errorf("nobody else has the key: %v", err)
 			}
 		}
-		if took := time.Since(start); took > 5*time.Second {
+		if took := time.Since(start); took > 20*time.Second {
 			t.Errorf("it took %v", took)
 		}
 		eventually(t, "the key is free", func() bool { return !held(t, l, "k") })

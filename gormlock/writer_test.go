@@ -66,7 +66,7 @@ func TestOnce_StaleReplica(t *testing.T) {
 			_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) {
 				n++
 				return n, nil
-			}, gormlock.WithWait(time.Millisecond))
+			}, gormlock.WithWait(500*time.Millisecond))
 			return err
 		}
 		ok(t, "Once on the replica", run(replica))
