@@ -72,12 +72,21 @@ func (e entry) grant(q core.Request, sent time.Time) core.Grant {
 		Deadline: deadline(sent, q.TTL), Orphan: q.Orphan, Backend: e.note()}
 }
 
-// known returns the key as g's last write left it, or reads it if g does not say.
+// known returns the key as g's last write left it. It reads the key if g does not say, or if the lease
+// ended since: an Extend of unknown outcome may have made it longer.
 func (b *backend) known(ctx context.Context, g core.Grant) (entry, error) {
 	n, ok := g.Backend.(note)
 	if !ok || n.owner != g.Owner {
 		return b.read(ctx, g.Key, lazy)
 	}
 	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: millis(g.Orphan), Token: g.Token}
-	return entry{record: r, key: g.Key, revision: n.revision, since: n.since}, nil
+	noted := entry{record: r, key: g.Key, revision: n.revision, since: n.since}
+	if s, _ := noted.status(); s == core.Held {
+		return noted, nil
+	}
+	e, err := b.read(ctx, g.Key, lazy)
+	if err == nil && e.revision == n.revision {
+		return noted, nil
+	}
+	return e, err
 }

@@ -141,9 +141,9 @@ func (b *backend) void(ctx context.Context, q core.Request) error {
 	}
 	_, _, err = b.change(ctx, e, "", func(e entry) (step, error) {
 		switch s, _ := e.status(); {
-		case e.Owner != q.Owner || s == core.Free || s == core.Sealed:
+		case e.revision == 0 || e.Owner != q.Owner || s == core.Sealed:
 			return step{}, nil
-		case e.Adopted != "":
+		case e.Adopted != "": // also if the lease has ended meanwhile
 			r := record{State: stateHeld, Owner: e.Adopted, Orphan: e.AdoptedFor, Token: e.token()}
 			return step{write: &r}, nil
 		}

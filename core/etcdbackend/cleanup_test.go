@@ -2,6 +2,7 @@ package etcdbackend_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -117,10 +118,9 @@ func TestCleanUp_FailedAdoption(t *testing.T) {
 	client, k := lossy(etcd.Client(), 0)
 	b := open(t, client)
 	eventually(t, "the key is orphaned", func() bool { return status(b, "k") == core.Orphaned })
-	changes := 0
+	var changes atomic.Int64
 	k.lose = func() (bool, <-chan struct{}) { // the second one adopts
-		changes++
-		return changes == 2, nil
+		return changes.Add(1) == 2, nil
 	}
 	r := request("k", time.Minute, time.Hour)
 	r.Adopt = g.Owner

@@ -67,9 +67,13 @@ func (b *backend) entry(
 	e.revision = kv.ModRevision
 	since, first := b.sightings.see(key, kv.ModRevision, time.Now())
 	if first && kv.Lease != 0 && (how == exact || e.Orphan > 0) {
-		age, err := b.age(ctx, key, clientv3.LeaseID(kv.Lease), duration(e.Lag))
+		age, found, err := b.age(ctx, key, clientv3.LeaseID(kv.Lease), duration(e.Lag))
 		if err != nil {
+			b.sightings.undated(key, kv.ModRevision)
 			return e, err
+		}
+		if !found { // and so is the key, or a member that lags behind has answered
+			return b.read(ctx, key, how)
 		}
 		since = b.sightings.backdate(key, kv.ModRevision, time.Now().Add(-age))
 	}
@@ -77,28 +81,26 @@ func (b *backend) entry(
 	return e, nil
 }
 
-// gone is longer than any lease.
-const gone = 200 * 365 * 24 * time.Hour
-
 // age returns for how long, at least, a key has been as it is. Its etcd lease is never renewed, so
 // that the lease's age is certain, and the write was sent when the lease was at most lag old. etcd
-// counts in whole seconds.
+// counts in whole seconds. A member that has been a leader answers what it knows, without asking the
+// others: that it does not find a lease does not say that the lease ended.
 func (b *backend) age(
 	ctx context.Context, key string, id clientv3.LeaseID, lag time.Duration,
-) (age time.Duration, err error) {
+) (age time.Duration, found bool, err error) {
 	err = b.retry(ctx, key, func(ctx context.Context) error {
 		resp, err := b.client.TimeToLive(ctx, id)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound), err == nil && resp.TTL < 0:
-			age = gone // and the key with it
 			return nil
 		case err != nil:
 			return err
 		}
+		found = true
 		age = max(0, time.Duration(resp.GrantedTTL-resp.TTL-1)*time.Second-lag)
 		return nil
 	})
-	return age, err
+	return age, found, err
 }
 
 // sightingsKept is how many sightings a generation has.
@@ -114,9 +116,11 @@ type sightings struct {
 type sighting struct {
 	revision int64
 	since    time.Time
+	undated  bool // etcd did not say how old it is
 }
 
-// see notes that a key has a revision now, and returns since when it is known to have it.
+// see notes that a key has a revision now, and returns since when it is known to have it. It is the
+// first time also if etcd did not say the age that time.
 func (s *sightings) see(key string, revision int64, now time.Time) (since time.Time, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,10 +132,10 @@ func (s *sightings) see(key string, revision int64, now time.Time) (since time.T
 		return now, false
 	}
 	if !known || seen.revision != revision {
-		seen, first = sighting{revision, now}, true
+		seen, first = sighting{revision: revision, since: now}, true
 	}
 	s.put(key, seen)
-	return seen.since, first
+	return seen.since, first || seen.undated
 }
 
 // backdate notes that a key has had its revision since a time.
@@ -140,12 +144,22 @@ func (s *sightings) backdate(key string, revision int64, since time.Time) time.T
 	defer s.mu.Unlock()
 	seen, known := s.young[key]
 	if known && seen.revision == revision && seen.since.Before(since) {
-		return seen.since
+		since = seen.since
 	}
 	if !known || seen.revision == revision {
-		s.put(key, sighting{revision, since})
+		s.put(key, sighting{revision: revision, since: since})
 	}
 	return since
+}
+
+// undated notes that etcd did not say since when a key has had its revision.
+func (s *sightings) undated(key string, revision int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if seen, known := s.young[key]; known && seen.revision == revision {
+		seen.undated = true
+		s.put(key, seen)
+	}
 }
 
 func (s *sightings) put(key string, seen sighting) {

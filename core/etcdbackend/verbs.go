@@ -19,15 +19,20 @@ func (b *backend) Mint(_ context.Context, g core.Grant) (core.Grant, error) { re
 // Extend implements core.Backend.
 func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	notLonger := !deadline(time.Now(), ttl).After(g.Deadline)
-	e, sent, err := b.changeOwn(ctx, g, func(e entry) (step, error) {
-		if s, _ := e.status(); s != core.Held || e.Owner != g.Owner {
+	own := g
+	if notLonger {
+		own.Backend = nil // nothing is written, so etcd has to be read
+	}
+	e, sent, err := b.changeOwn(ctx, own, func(e entry) (step, error) {
+		s, left := e.status()
+		if s != core.Held || e.Owner != g.Owner {
 			return step{}, e.lost()
 		}
 		if notLonger {
 			return step{}, nil
 		}
 		r := e.record
-		r.TTL, r.Token = millis(ttl), g.Token
+		r.TTL, r.Token = millis(max(ttl, left)), g.Token // g may be older than another Extend
 		return step{write: &r}, nil
 	})
 	if err != nil || notLonger {

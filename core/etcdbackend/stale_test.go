@@ -1,0 +1,177 @@
+package etcdbackend_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/etcdbackend"
+	"github.com/onelane/onelane/testutil"
+)
+
+// staleLeader is a client's Lease whose questions are answered by a member that was stopped before
+// the lease was granted, and that still takes itself for the leader.
+type staleLeader struct{ clientv3.Lease }
+
+func (staleLeader) TimeToLive(
+	_ context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption,
+) (*clientv3.LeaseTimeToLiveResponse, error) {
+	return &clientv3.LeaseTimeToLiveResponse{ID: id, TTL: -1}, nil
+}
+
+// A process that is told that a key's etcd lease does not exist does not take the key over while it is
+// there.
+func TestTakeover_StaleLeader(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	acquire(t, open(t, etcd.Client()), request("k", time.Minute, time.Hour))
+	client := etcd.Client()
+	client.Lease = staleLeader{client.Lease}
+	_, err := open(t, client).Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrTaken)
+}
+
+// An Extend that has nothing to write says nevertheless that the lease is gone.
+func TestExtend_NotLongerAfterRelease(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	b := open(t, etcd.Client())
+	g := acquire(t, b, request("k", time.Minute, 0))
+	_, err := b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	_, err = b.Extend(t.Context(), g, time.Second)
+	want(t, "Extend", err, core.ErrLost)
+}
+
+// An Extend with an older copy of the grant does not shorten the lease.
+func TestExtend_StaleGrant(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	b := open(t, etcd.Client())
+	g := acquire(t, b, request("k", time.Second, 0))
+	long, err := b.Extend(t.Context(), g, time.Hour)
+	ok(t, "Extend", err)
+	_, err = b.Extend(t.Context(), g, time.Minute)
+	ok(t, "Extend", err)
+	st, err := open(t, etcd.Client()).Inspect(t.Context(), "k")
+	if ok(t, "Inspect", err); time.Now().Add(st.ExpiresIn).Before(long.Deadline) {
+		t.Errorf("the key ends %v before the lease", time.Until(long.Deadline)-st.ExpiresIn)
+	}
+}
+
+// After an Extend whose reply was lost, the lease may last longer than the grant says.
+func TestRelease_AfterExtendOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client, k := lossy(etcd.Client(), 0)
+	b := open(t, client)
+	g := acquire(t, b, request("k", 300*time.Millisecond, 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	k.lose = func() (bool, <-chan struct{}) { cancel(); return true, nil }
+	_, err := b.Extend(ctx, g, time.Hour)
+	want(t, "Extend", err, core.ErrUnavailable)
+	k.lose = func() (bool, <-chan struct{}) { return false, nil }
+	time.Sleep(400 * time.Millisecond)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	if status(open(t, etcd.Client()), "k") != core.Free {
+		t.Error("still held")
+	}
+}
+
+// A failed adoption restores the orphan also if its clean-up comes when the lease has ended.
+func TestCleanUp_FailedAdoptionAfterItsLease(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	other := open(t, etcd.Client())
+	g := acquire(t, other, request("k", 100*time.Millisecond, time.Hour))
+	client, k := lossy(etcd.Client(), 0)
+	k.done = make(chan error, 1000)
+	b := open(t, client)
+	eventually(t, "the key is orphaned", func() bool { return status(b, "k") == core.Orphaned })
+	var changes, lost atomic.Int64
+	var reachable atomic.Bool
+	late := make(chan struct{})
+	k.lose = func() (bool, <-chan struct{}) { // the second one adopts, then etcd is out of reach
+		if n := changes.Add(1); n <= 2 || reachable.Load() {
+			return n == 2, nil
+		}
+		lost.Add(1)
+		return false, late
+	}
+	defer func() {
+		close(late)
+		for range lost.Load() {
+			<-k.done
+		}
+	}()
+	r := request("k", 300*time.Millisecond, 0)
+	r.Adopt = g.Owner
+	_, err := b.Acquire(t.Context(), r)
+	want(t, "Acquire", err, core.ErrUnavailable)
+	if status(b, "k") != core.Held { // this process knows since when
+		t.Fatal("the adoption had no effect")
+	}
+	time.Sleep(400 * time.Millisecond)
+	reachable.Store(true)
+	eventually(t, "the orphan is restored", func() bool {
+		st, err := other.Inspect(t.Context(), "k")
+		return err == nil && st.Status == core.Orphaned && st.Owner == g.Owner
+	})
+}
+
+// The age of an orphan is asked for again if etcd did not answer the first time.
+func TestTakeover_AgeUnknownAtFirst(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	acquire(t, open(t, etcd.Client()), request("k", time.Second, time.Hour))
+	client := etcd.Client()
+	leases := &silentLeases{Lease: client.Lease}
+	leases.silent.Store(true)
+	client.Lease = leases
+	b := open(t, client, etcdbackend.WithTimeout(400*time.Millisecond))
+	time.Sleep(4 * time.Second) // etcd counts in whole seconds
+	_, err := b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	leases.silent.Store(false)
+	_, err = b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrOrphaned)
+}
+
+// silentLeases is a client's Lease that can leave questions without an answer.
+type silentLeases struct {
+	clientv3.Lease
+	silent atomic.Bool
+}
+
+func (l *silentLeases) TimeToLive(
+	ctx context.Context, id clientv3.LeaseID, opts ...clientv3.LeaseOption,
+) (*clientv3.LeaseTimeToLiveResponse, error) {
+	if l.silent.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return l.Lease.TimeToLive(ctx, id, opts...)
+}
