@@ -147,8 +147,14 @@ func (a *attempt) again(ctx context.Context, n *node, left time.Duration) (g cor
 	return a.grant(n, token, sent)
 }
 
-// undo frees, in the background, what the attempt may have set.
-func (a *attempt) undo() { a.cleanUp(a.Key, a.path, a.Owner, a.TTL+min(a.Orphan, cleanUpTime)) }
+// undo frees, in the background, what the attempt may have set. An adoption stays: when its lease ends,
+// the key is an orphan again. To free it would end an orphan that nobody dealt with.
+func (a *attempt) undo() {
+	if a.Adopt != "" && a.Orphan > 0 {
+		return
+	}
+	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+min(a.Orphan, cleanUpTime))
+}
 
 // orphaned writes down that the lease of a node has ended, so that its holder cannot extend it any
 // more, and other processes need not see the node for a whole lease first.
