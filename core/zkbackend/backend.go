@@ -45,8 +45,10 @@ type backend struct {
 	work     sync.WaitGroup // requests, the sweep
 	cleaning int            // clean-ups
 	cleaned  sync.WaitGroup
-	unsure   int       // requests that may need a clean-up
+	unsure   int       // requests that may need a clean-up, and holders' last calls
 	settled  sync.Cond // cleaning or unsure is less
+	after    *backend  // for the last calls of holders after Close
+	lasting  int       // those
 }
 
 func newBackend(o opener, logger *slog.Logger) *backend {
@@ -96,6 +98,42 @@ func (b *backend) Close() error {
 	}
 	b.work.Wait()
 	return nil
+}
+
+// last returns the backend for the last call of a holder, and what to call after it. Close waits for
+// the call; after Close the backend is another one, with a session that ends when nobody needs it.
+func (b *backend) last() (use *backend, done func(context.Context)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed {
+		b.unsure++
+		return b, func(context.Context) { b.settle(&b.unsure) }
+	}
+	if b.after == nil {
+		b.after = newBackend(b.opener, b.logger)
+	}
+	b.lasting++
+	return b.after, b.lastDone
+}
+
+func (b *backend) lastDone(ctx context.Context) {
+	b.mu.Lock()
+	after := b.after
+	if b.lasting--; b.lasting > 0 {
+		b.mu.Unlock()
+		return
+	}
+	b.after = nil
+	b.mu.Unlock()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_ = after.Close()
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
 }
 
 var errNoAnswer = errors.New("no answer in time")

@@ -103,6 +103,8 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 
 // Release implements core.Backend.
 func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err error) {
+	b, done := b.last()
+	defer done(ctx)
 	return -1, b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
 		if status == core.Sealed {
 			return nil
@@ -120,6 +122,8 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 	if len(value) > maxValue {
 		return fmt.Errorf("zkbackend: seal key %q: the value has %d bytes, at most %d are allowed", g.Key, len(value), maxValue)
 	}
+	b, done := b.last()
+	defer done(ctx)
 	return b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
 		switch status {
 		case core.Held, core.Orphaned:

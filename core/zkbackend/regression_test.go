@@ -161,3 +161,25 @@ func TestSeal_PiecesOfAnotherSeal(t *testing.T) {
 	}
 	sealedWith(t, b, value)
 }
+
+// Holders can still release and seal after Close of their Locker.
+func TestClose_HoldersCanStillReleaseAndSeal(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	l := locker(t, at(t, node.Addr()))
+	other := locker(t, at(t, node.Addr()))
+	k, err := l.Acquire(t.Context(), "k", core.WithOrphan(time.Hour))
+	ok(t, "Acquire", err)
+	sealed, err := l.Acquire(t.Context(), "sealed")
+	ok(t, "Acquire", err)
+	ok(t, "Close", l.Close())
+	ok(t, "Seal after Close", sealed.Seal(t.Context(), []byte("v"), time.Hour))
+	ok(t, "Release after Close", k.Release(t.Context()))
+	st, err := other.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if st.Status != core.Free {
+		t.Errorf("the key is %v", st.Status)
+	}
+	_, err = other.TryAcquire(t.Context(), "sealed")
+	want(t, "TryAcquire", err, core.ErrSealed)
+}
