@@ -46,7 +46,8 @@ func isAnswer(err error) bool {
 type attempt struct {
 	*backend
 	core.Request
-	path string
+	path     string
+	adopting bool // what the latest write takes is an orphan, which is to be one again
 }
 
 // run makes the key's node, or looks who has it. While ZooKeeper's watch says that the node is as it
@@ -60,6 +61,7 @@ func (a *attempt) run(ctx context.Context) (g core.Grant, err error) {
 	}
 	for range tries {
 		if n == nil {
+			a.adopting = false
 			g, err = a.granted(ctx, func(h header) (*node, error) { return a.create(ctx, a.undo, a.path, h) })
 		} else {
 			g, err = a.decide(ctx, n)
@@ -107,6 +109,7 @@ func (a *attempt) decide(ctx context.Context, n *node) (g core.Grant, err error)
 		}
 		return g, &core.OrphanedError{Key: a.Key, Owner: n.owner, Since: a.since(n)}
 	}
+	a.adopting = status == core.Orphaned && a.Orphan > 0
 	return a.granted(ctx, func(h header) (*node, error) { return a.takeOver(ctx, a.undo, n, h) })
 }
 
@@ -147,8 +150,14 @@ func (a *attempt) again(ctx context.Context, n *node, left time.Duration) (g cor
 	return a.grant(n, token, sent)
 }
 
-// undo frees, in the background, what the attempt may have set.
-func (a *attempt) undo() { a.cleanUp(a.Key, a.path, a.Owner, a.TTL+min(a.Orphan, cleanUpTime)) }
+// undo frees, in the background, what the attempt may have set. An adoption stays: when its lease ends,
+// the key is an orphan again. To free it would end an orphan that nobody dealt with.
+func (a *attempt) undo() {
+	if a.adopting {
+		return
+	}
+	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+min(a.Orphan, cleanUpTime))
+}
 
 // orphaned writes down that the lease of a node has ended, so that its holder cannot extend it any
 // more, and other processes need not see the node for a whole lease first.

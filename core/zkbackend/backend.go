@@ -37,7 +37,7 @@ type backend struct {
 	authed bool
 
 	mu       sync.Mutex
-	closing  bool // no more clean-ups begin
+	closing  bool
 	closed   bool // no more requests begin
 	conn     *zk.Conn
 	events   <-chan zk.Event
@@ -45,6 +45,10 @@ type backend struct {
 	work     sync.WaitGroup // requests, the sweep
 	cleaning int            // clean-ups
 	cleaned  sync.WaitGroup
+	unsure   int       // requests that may need a clean-up, and holders' last calls
+	settled  sync.Cond // cleaning or unsure is less
+	after    *backend  // for the last calls of holders after Close
+	lasting  int       // those
 }
 
 func newBackend(o opener, logger *slog.Logger) *backend {
@@ -55,10 +59,12 @@ func newBackend(o opener, logger *slog.Logger) *backend {
 	b.sightings.nodes = make(map[string]sighting)
 	b.watches.paths = make(map[string]*watch)
 	b.open, b.stop = context.WithCancel(context.Background())
+	b.settled.L = &b.mu
 	return b
 }
 
-// Close implements core.Backend. It gives clean-ups a second, and ends the session.
+// Close implements core.Backend. It gives clean-ups a second, also of requests that have not been
+// answered yet, and ends the session.
 func (b *backend) Close() error {
 	b.mu.Lock()
 	if b.closing {
@@ -66,15 +72,21 @@ func (b *backend) Close() error {
 		return nil
 	}
 	b.closing = true
-	b.mu.Unlock()
-	grace := time.AfterFunc(closeGrace, b.stop)
-	b.cleaned.Wait()
+	grace := time.AfterFunc(closeGrace, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.stop()
+		b.settled.Broadcast()
+	})
+	for b.cleaning+b.unsure > 0 && b.open.Err() == nil {
+		b.settled.Wait()
+	}
 	grace.Stop()
 	b.stop()
-	b.mu.Lock()
 	b.closed = true
 	conn, line, events := b.conn, b.line, b.events
 	b.mu.Unlock()
+	b.cleaned.Wait()
 	if conn == nil {
 		return nil
 	}
@@ -86,6 +98,42 @@ func (b *backend) Close() error {
 	}
 	b.work.Wait()
 	return nil
+}
+
+// last returns the backend for the last call of a holder, and what to call after it. Close waits for
+// the call; after Close the backend is another one, with a session that ends when nobody needs it.
+func (b *backend) last() (use *backend, done func(context.Context)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed {
+		b.unsure++
+		return b, func(context.Context) { b.settle(&b.unsure) }
+	}
+	if b.after == nil {
+		b.after = newBackend(b.opener, b.logger)
+	}
+	b.lasting++
+	return b.after, b.lastDone
+}
+
+func (b *backend) lastDone(ctx context.Context) {
+	b.mu.Lock()
+	after := b.after
+	if b.lasting--; b.lasting > 0 {
+		b.mu.Unlock()
+		return
+	}
+	b.after = nil
+	b.mu.Unlock()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_ = after.Close()
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
 }
 
 var errNoAnswer = errors.New("no answer in time")
@@ -112,7 +160,7 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 		return answer{}.value, b.ended(ctx)
 	}
 	answers, left := make(chan answer), make(chan struct{})
-	started := b.spawn(func() {
+	started := b.spawn(unsure != nil, func() {
 		var a answer
 		conn, err := b.connected()
 		if err == nil {
@@ -143,15 +191,32 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 	}
 }
 
-// spawn runs fn in a goroutine that Close waits for. It reports whether the backend is open.
-func (b *backend) spawn(fn func()) bool {
+// spawn runs fn in a goroutine that Close waits for. If fn is unsure, Close waits before it ends the
+// connection. It reports whether the backend is open.
+func (b *backend) spawn(unsure bool, fn func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return false
 	}
-	b.work.Go(fn)
+	if !unsure {
+		b.work.Go(fn)
+		return true
+	}
+	b.unsure++
+	b.work.Go(func() {
+		fn()
+		b.settle(&b.unsure)
+	})
 	return true
+}
+
+// settle counts down what Close waits for.
+func (b *backend) settle(count *int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	*count--
+	b.settled.Broadcast()
 }
 
 // ended returns the error of a call that ctx ended.

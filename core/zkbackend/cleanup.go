@@ -22,7 +22,7 @@ const (
 func (b *backend) cleanUp(key, path, owner string, length time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closing {
+	if b.closed {
 		return
 	}
 	if b.cleaning >= maxCleaning {
@@ -39,9 +39,7 @@ func (b *backend) cleanUp(key, path, owner string, length time.Duration) {
 			b.logger.Warn("zkbackend: clean-up of a failed attempt failed; the key is free when its lease and its orphan end",
 				"key", key, "owner", owner, "error", err)
 		}
-		b.mu.Lock()
-		b.cleaning--
-		b.mu.Unlock()
+		b.settle(&b.cleaning)
 	})
 }
 

@@ -75,7 +75,7 @@ func TestDelayed_TakeOverOfARenewedLease(t *testing.T) {
 	node := shared(t)
 	p := newProxy(t, node.Addr())
 	holder, other := open(t, at(t, node.Addr())), open(t, at(t, p.addr()))
-	g, err := holder.Acquire(t.Context(), request("k", 200*time.Millisecond))
+	g, err := holder.Acquire(t.Context(), request("k", time.Second))
 	ok(t, "Acquire", err)
 	_, err = other.Acquire(t.Context(), request("k", time.Hour))
 	want(t, "Acquire", err, core.ErrTaken)

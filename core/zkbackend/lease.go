@@ -81,8 +81,10 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 		}
 		sent := time.Now()
 		h := n.header
-		// The others count from this write on: it must not shorten what was granted.
-		h.lasts = max(ttl, reaching(sent, g.Deadline))
+		// The others count from this write on: it must not shorten what was granted, also to a later
+		// Extend than the one that g comes from.
+		_, left := b.status(n)
+		h.lasts = max(ttl, left)
 		n, err := b.change(ctx, n, h)
 		if err != nil {
 			return err
@@ -99,14 +101,10 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 	return longer, nil
 }
 
-// reaching returns how long a lease that is asked for at sent must last to have a deadline.
-func reaching(sent, end time.Time) time.Duration {
-	left := end.Sub(sent) + 3*time.Millisecond
-	return left + left/98
-}
-
 // Release implements core.Backend.
 func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err error) {
+	b, done := b.last()
+	defer done(ctx)
 	return -1, b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
 		if status == core.Sealed {
 			return nil
@@ -124,6 +122,8 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 	if len(value) > maxValue {
 		return fmt.Errorf("zkbackend: seal key %q: the value has %d bytes, at most %d are allowed", g.Key, len(value), maxValue)
 	}
+	b, done := b.last()
+	defer done(ctx)
 	return b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
 		switch status {
 		case core.Held, core.Orphaned:
@@ -140,19 +140,24 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 }
 
 // seal puts the value into the guard, with what does not fit in nodes below it, and writes the key's
-// node last.
+// node last: if the key is not sealed yet, and no other Seal has written the pieces since.
 func (b *backend) seal(ctx context.Context, n *node, token uint64, value []byte, retention time.Duration) error {
 	h := header{state: stateSealed, lasts: retention, token: token, owner: n.owner}
 	first, rest := cut(value)
+	var changes []any
 	for len(rest) > 0 {
 		var part []byte
 		part, rest = cut(rest)
 		h.pieces++
-		if err := b.put(ctx, piece(n.guard(), h.pieces), part); err != nil {
+		path := piece(n.guard(), h.pieces)
+		version, err := b.put(ctx, n, path, part)
+		if err != nil {
 			return err
 		}
+		changes = append(changes, &zk.CheckVersionRequest{Path: path, Version: version})
 	}
-	_, err := b.write(ctx, nil, n.path, n.version, h, &zk.SetDataRequest{Path: n.guard(), Data: first, Version: -1})
+	changes = append(changes, &zk.SetDataRequest{Path: n.guard(), Data: first, Version: -1})
+	_, err := b.write(ctx, nil, n.path, n.version, h, changes...)
 	return err
 }
 
@@ -161,13 +166,22 @@ func cut(value []byte) (first, rest []byte) {
 	return value[:n], value[n:]
 }
 
-// put makes a piece of a value. An earlier try may have made it.
-func (b *backend) put(ctx context.Context, path string, data []byte) error {
-	_, err := do(ctx, b, func(c *zk.Conn) (string, error) { return c.Create(path, data, 0, b.acl) }, nil)
-	if errors.Is(err, zk.ErrNodeExists) {
-		_, err = do(ctx, b, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(path, data, -1) }, nil)
+// put makes a piece of a value, if the key's node is still as it was, and returns the piece's version.
+// An earlier try may have made it.
+func (b *backend) put(ctx context.Context, n *node, path string, data []byte) (version int32, err error) {
+	same := &zk.CheckVersionRequest{Path: n.path, Version: n.version}
+	_, err = b.multi(ctx, nil, same, b.made(path, data))
+	if !errors.Is(err, zk.ErrNodeExists) {
+		return 0, err
 	}
-	return err
+	stat, err := b.multi(ctx, nil, same, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
+	if err != nil {
+		return 0, err
+	}
+	if stat == nil {
+		return 0, errNoState
+	}
+	return stat.Version, nil
 }
 
 // Unseal implements core.Backend.

@@ -91,6 +91,8 @@ func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (*zk
 	}, unsure)
 }
 
+var errNoState = errors.New("zkbackend: ZooKeeper's answer has no state of the node")
+
 // write makes changes of which the last one sets the key's node, and returns that.
 func (b *backend) write(ctx context.Context, unsure func(), path string, version int32, h header, changes ...any) (*node, error) {
 	changes = append(changes, &zk.SetDataRequest{Path: path, Data: h.text(), Version: version})
@@ -102,7 +104,7 @@ func (b *backend) write(ctx context.Context, unsure func(), path string, version
 		if unsure != nil {
 			unsure()
 		}
-		return nil, errors.New("zkbackend: ZooKeeper's answer has no state of the node")
+		return nil, errNoState
 	}
 	n := newNode(path, h, stat, time.Time{})
 	now := time.Now()
@@ -128,18 +130,22 @@ func (b *backend) made(path string, data []byte) *zk.CreateRequest {
 	return &zk.CreateRequest{Path: path, Data: data, Acl: b.acl}
 }
 
-// parents makes the nodes above a key.
+// parents makes the nodes above a key that are not there. It asks for no others: ZooKeeper may forbid
+// to make those, and would say so first.
 func (b *backend) parents(ctx context.Context, path string) error {
-	for i := 1; i < len(path); i++ {
-		if path[i] != '/' {
-			continue
+	parent := parentOf(path)
+	for {
+		_, err := do(ctx, b, func(c *zk.Conn) (string, error) { return c.Create(parent, nil, 0, b.acl) }, nil)
+		switch {
+		case errors.Is(err, zk.ErrNodeExists):
+			return nil
+		case !errors.Is(err, zk.ErrNoNode) || parentOf(parent) == "":
+			return err
 		}
-		_, err := do(ctx, b, func(c *zk.Conn) (string, error) { return c.Create(path[:i], nil, 0, b.acl) }, nil)
-		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
+		if err := b.parents(ctx, parent); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // change sets the text of a node that is still as it was.

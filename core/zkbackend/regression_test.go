@@ -1,0 +1,185 @@
+package zkbackend_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/zkbackend"
+)
+
+// An Extend with an older grant of the same lease leaves what a later one granted.
+func TestExtend_OlderGrantShortensNothing(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	b, other := open(t, at(t, node.Addr())), open(t, at(t, node.Addr()))
+	older, err := b.Acquire(t.Context(), request("k", time.Second))
+	ok(t, "Acquire", err)
+	longer, err := b.Extend(t.Context(), older, time.Hour)
+	ok(t, "Extend", err)
+	_, err = b.Extend(t.Context(), older, time.Second)
+	ok(t, "Extend of the older grant", err)
+	st, err := other.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if left := time.Until(longer.Deadline); st.ExpiresIn < left {
+		t.Errorf("the lease ends in %v, and %v were granted", st.ExpiresIn, left)
+	}
+}
+
+// The nodes above the root may be of somebody else, who lets nobody make nodes there.
+func TestRoot_ParentForbidsNewNodes(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	c := client(t, node.Addr())
+	_, err := c.Create(rootOf(t), nil, 0, zk.WorldACL(zk.PermAll))
+	ok(t, "Create", err)
+	_, err = c.Create(rootOf(t)+"/locks", nil, 0, zk.WorldACL(zk.PermAll))
+	ok(t, "Create", err)
+	_, err = c.SetACL(rootOf(t), zk.WorldACL(zk.PermRead), -1)
+	ok(t, "SetACL", err)
+	b := open(t, zkbackend.New([]string{node.Addr()}, zkbackend.WithRoot(rootOf(t)+"/locks")))
+	_, err = b.Acquire(t.Context(), request("k", time.Hour))
+	ok(t, "Acquire", err)
+}
+
+// The reply of an adoption is lost. What the orphan stands for is not over.
+func TestLostReply_FailedAdoptionLeavesAnOrphan(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	p := newProxy(t, node.Addr())
+	b, direct := open(t, at(t, p.addr())), open(t, at(t, node.Addr()))
+	var first core.Grant
+	eventually(t, "Acquire", func() bool { // on a busy machine the lease may end before the answer
+		r := request("k", time.Second)
+		r.Orphan = time.Hour
+		var err error
+		first, err = b.Acquire(t.Context(), r)
+		return err == nil
+	})
+	eventually(t, "the orphan", func() bool {
+		_, err := b.Acquire(t.Context(), request("k", time.Minute))
+		return errors.Is(err, core.ErrOrphaned)
+	})
+	adopt := request("k", 2*time.Second)
+	adopt.Orphan, adopt.Adopt = time.Hour, first.Owner
+	_, stop, err := b.Watch(t.Context(), "k") // it looks before it writes
+	ok(t, "Watch", err)
+	defer stop()
+	lost := func() { p.lose.Store(1) }
+	p.before.Store(&lost)
+	_, err = b.Acquire(t.Context(), adopt)
+	want(t, "the adoption", err, core.ErrUnavailable)
+	eventually(t, "the adoption's orphan", func() bool {
+		st, err := direct.Inspect(t.Context(), "k")
+		ok(t, "Inspect", err)
+		if st.Status == core.Free {
+			t.Fatal("the key is free")
+		}
+		return st.Status == core.Orphaned && st.Owner == adopt.Owner
+	})
+}
+
+// The context ends and the backend is closed while an Acquire is under way.
+func TestClose_FreesWhatACancelledAcquireGets(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	p := newProxy(t, node.Addr())
+	direct := open(t, at(t, node.Addr()))
+	g, err := direct.Acquire(t.Context(), request("k", time.Hour))
+	ok(t, "Acquire", err)
+	_, err = direct.Release(t.Context(), g)
+	ok(t, "Release", err)
+	b := open(t, at(t, p.addr()))
+	ok(t, "Ping", b.Ping(t.Context()))
+	ctx, cancel := context.WithCancel(t.Context())
+	slow := func() {
+		cancel()
+		time.Sleep(200 * time.Millisecond)
+	}
+	p.before.Store(&slow)
+	r := request("k", time.Hour)
+	r.Orphan = time.Hour
+	_, err = b.Acquire(ctx, r)
+	want(t, "Acquire", err, context.Canceled)
+	ok(t, "Close", b.Close())
+	st, err := direct.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if st.Status != core.Free {
+		t.Errorf("the key is %v for %v", st.Status, st.ExpiresIn)
+	}
+}
+
+// A second value is refused, and does not get into the first one's pieces.
+func TestSeal_AnotherLongValueLeavesTheFirst(t *testing.T) {
+	t.Parallel()
+	b := open(t, at(t, shared(t).Addr()))
+	g, err := b.Acquire(t.Context(), request("k", time.Hour))
+	ok(t, "Acquire", err)
+	const size = 600 << 10
+	first, second := bytes.Repeat([]byte("a"), size), bytes.Repeat([]byte("b"), size)
+	ok(t, "Seal", b.Seal(t.Context(), g, first, time.Hour))
+	want(t, "Seal with another value", b.Seal(t.Context(), g, second, time.Hour), core.ErrLost)
+	sealedWith(t, b, first)
+}
+
+func sealedWith(t testing.TB, b core.Backend, value []byte) {
+	t.Helper()
+	st, err := b.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if st.Status != core.Sealed || !bytes.Equal(st.Value, value) {
+		t.Errorf("the key is %v, with %d bytes that are not the value", st.Status, len(st.Value))
+	}
+}
+
+// A Seal that has written its pieces does not seal those of another one, which has failed since.
+func TestSeal_PiecesOfAnotherSeal(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	p, c := newProxy(t, node.Addr()), client(t, node.Addr())
+	b := open(t, at(t, p.addr()))
+	g, err := b.Acquire(t.Context(), request("k", time.Hour))
+	ok(t, "Acquire", err)
+	guard := keyNodes(t, node.Addr(), rootOf(t))[1]
+	written := false
+	var other func()
+	other = func() {
+		_, err := c.Set(guard+"/1", []byte("other"), -1)
+		if written = err == nil; !written {
+			p.before.Store(&other)
+		}
+	}
+	p.before.Store(&other)
+	value := bytes.Repeat([]byte("a"), 600<<10)
+	ok(t, "Seal", b.Seal(t.Context(), g, value, time.Hour))
+	if !written {
+		t.Error("the other Seal wrote nothing")
+	}
+	sealedWith(t, b, value)
+}
+
+// Holders can still release and seal after Close of their Locker.
+func TestClose_HoldersCanStillReleaseAndSeal(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	l := locker(t, at(t, node.Addr()))
+	other := locker(t, at(t, node.Addr()))
+	k, err := l.Acquire(t.Context(), "k", core.WithOrphan(time.Hour))
+	ok(t, "Acquire", err)
+	sealed, err := l.Acquire(t.Context(), "sealed")
+	ok(t, "Acquire", err)
+	ok(t, "Close", l.Close())
+	ok(t, "Seal after Close", sealed.Seal(t.Context(), []byte("v"), time.Hour))
+	ok(t, "Release after Close", k.Release(t.Context()))
+	st, err := other.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if st.Status != core.Free {
+		t.Errorf("the key is %v", st.Status)
+	}
+	_, err = other.TryAcquire(t.Context(), "sealed")
+	want(t, "TryAcquire", err, core.ErrSealed)
+}
