@@ -2,30 +2,31 @@
 //
 //	locker, err := core.New(etcdbackend.New(client))
 //
-// A key is held from one write to the next: its value names the owner and for how long the lease
-// lasts. Every change is one transaction that needs the key to be as it was last read, so nobody
+// A key is held from one write to the next: its value names the owner and the length of the lease.
+// Every change is one transaction that needs the key to be as it was last read. So nobody
 // overwrites or deletes what another process wrote. etcd replicates each write to a majority: no
 // lock is lost when any minority of the members fails.
 //
 // The deadline of a lease is certain because two things end it, and neither does so early:
 //
-//   - Another process takes the key over only if the key has not changed for the whole TTL since
-//     that process first saw it, on its own monotonic clock. It can only have seen the key after the
-//     holder sent the write, from which the holder counts its deadline. No two clocks are compared:
-//     they only need to run at about the same speed, and the deadline leaves 1 % for that.
-//   - etcd itself removes a key that nobody removes, with an etcd lease that outlasts the TTL. That
-//     lease began before the write was sent, is long enough for it, and is never renewed. A new
-//     leader lets it last longer, never shorter; a leader that was cut off cannot end it early.
-//     For the same reason a process that sees an orphan for the first time may ask etcd for the
-//     age of that lease.
+//   - Another process takes the key over only after it has seen the key unchanged for the whole
+//     TTL. It measures that time on its own monotonic clock. It can only have seen the key after
+//     the holder sent the write, and the holder counts its deadline from there. No two clocks are
+//     compared. They only need to run at about the same speed, and the deadline leaves 1 % for
+//     that.
+//   - etcd itself removes a key that no process removes, with an etcd lease that outlasts the TTL.
+//     That lease began before the write was sent, is long enough for it, and is never renewed. A
+//     new leader lets it last longer, never shorter. A leader that was cut off cannot end it early.
+//     For the same reason a process that sees an orphan for the first time may ask etcd for the age
+//     of that lease.
 //
-// A lost reply is resolved: a failed attempt is marked void in etcd and undone, so that a request
-// that is still under way has no effect when it arrives.
+// A lost reply is resolved: a failed attempt is marked void in etcd and undone. A request of that
+// attempt that is still under way then has no effect when it arrives.
 //
-// Fencing tokens come from etcd's revisions, which never go back, also for keys that were deleted.
-// Every lock has one at no cost. Only restoring etcd from a snapshot turns revisions back; see
-// docs/backends.md. TTLs are exact to the millisecond. Values of seals have at most 1.25 MiB.
+// Fencing tokens come from etcd's revisions, which never go back, not even for keys that were
+// deleted. Every lock has one at no cost. Only restoring etcd from a snapshot turns revisions back;
+// see docs/backends.md. TTLs are exact to the millisecond. Values of seals have at most 1.25 MiB.
 //
-// A lock is one write, its release another one; each takes a round trip to a majority and a write
-// to its disks. Waiters are woken by watches, all in one stream.
+// A lock is one write, and its release is another one. Each takes a round trip to a majority and a
+// write to its disks. Waiters are woken by watches, all in one stream.
 package etcdbackend

@@ -13,13 +13,16 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// entry is a key as a linearizable read or this process's own write found it.
+// entry is a key as a linearizable read found it, or as this process wrote it.
 type entry struct {
 	record
-	key      string
-	revision int64     // of its last write; 0: there is no such key
-	since    time.Time // the write was sent at this time or before
-	repeated bool      // an earlier try of the same step may have made it so
+	key string
+	// revision is that of the key's last write, or 0 if there is no such key.
+	revision int64
+	// The write was sent at the time since or before.
+	since time.Time
+	// repeated means that an earlier try of the same step may have made the key so.
+	repeated bool
 }
 
 func (e entry) status() (core.Status, time.Duration) {
@@ -81,10 +84,12 @@ func (b *backend) entry(
 	return e, nil
 }
 
-// age returns for how long, at least, a key has been as it is. Its etcd lease is never renewed, so
-// that the lease's age is certain, and the write was sent when the lease was at most lag old. etcd
-// counts in whole seconds. A member that has been a leader answers what it knows, without asking the
-// others: that it does not find a lease does not say that the lease ended.
+// age returns how long, at least, a key has been as it is. Its etcd lease is never renewed, so the
+// lease's age is certain. The write was sent when the lease was at most lag old. etcd counts in
+// whole seconds.
+//
+// A member that has been a leader answers what it knows, without asking the others. So if it does
+// not find a lease, the lease may still exist.
 func (b *backend) age(
 	ctx context.Context, key string, id clientv3.LeaseID, lag time.Duration,
 ) (age time.Duration, found bool, err error) {

@@ -97,8 +97,8 @@ func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / t
 
 func duration(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
 
-// deadline returns until when a lease whose write was sent then is certain to be valid: less 1 % and
-// 2 ms for clocks that run at different speeds.
+// deadline returns the time until which a lease is certain to be valid, if its write was sent at
+// sent. It leaves 1 % and 2 ms for clocks that run at different speeds.
 func deadline(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
 }

@@ -36,8 +36,8 @@ type attached struct {
 // than the lease. The process may have been stopped since it got the lease.
 func (a attached) covers(sent time.Time, d time.Duration) bool { return sent.Sub(a.sent)+d < a.ttl }
 
-// lifetime rounds d up to whole seconds, by at most an eighth, and returns for how long a lease for
-// it is given to further keys.
+// lifetime rounds d up to whole seconds, by at most an eighth. An etcd lease for d is given to
+// further keys for window seconds.
 func lifetime(d time.Duration) (seconds, window int64) {
 	seconds = max(1, int64((d+time.Second-1)/time.Second))
 	if shift := bits.Len64(uint64(seconds)) - 4; shift > 0 {

@@ -27,8 +27,8 @@ func (b *backend) Watch(
 		late := time.AfterFunc(longestCreation, cancel)
 		events := b.client.Watch(own, key) // returns when etcd has confirmed it, or own ended
 		late.Stop()
-		// The client forgets to cancel a watch at the server that is canceled while it is created,
-		// so own is canceled only now if the caller has gone.
+		// If a watch is canceled while it is created, the client forgets to cancel it at the
+		// server. So own is canceled only now, if the caller has gone.
 		select {
 		case created <- events:
 		case <-ctx.Done():
