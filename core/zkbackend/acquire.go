@@ -159,8 +159,8 @@ func (a *attempt) undo() {
 	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+min(a.Orphan, cleanUpTime))
 }
 
-// orphaned writes down that the lease of a node has ended, so that its holder cannot extend it any
-// more, and other processes need not see the node for a whole lease first.
+// orphaned writes into a node that its lease has ended. After that the holder cannot extend the
+// lease, and other processes need not see the node for a whole lease first.
 func (b *backend) orphaned(ctx context.Context, n *node, left time.Duration) (*node, error) {
 	if n.state == stateOrphaned {
 		return n, nil
@@ -168,8 +168,8 @@ func (b *backend) orphaned(ctx context.Context, n *node, left time.Duration) (*n
 	return b.change(ctx, n, header{state: stateOrphaned, lasts: left, since: n.ended(), owner: n.owner})
 }
 
-// deadline returns until when a lease that was asked for at sent is certain to be valid: less 1 % and
-// 2 ms for clocks that run at different speeds.
+// deadline returns the time until which a lease is certain to be valid, if it was asked for at
+// sent. It leaves 1 % and 2 ms for clocks that run at different speeds.
 func deadline(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
 }

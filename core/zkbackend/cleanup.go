@@ -43,8 +43,8 @@ func (b *backend) cleanUp(key, path, owner string, length time.Duration) {
 	})
 }
 
-// free looks until ZooKeeper has answered, and then once more: a request of a connection that broke
-// may have its effect after that of the next one.
+// free looks until ZooKeeper has answered, and then once more. If a connection broke, a request on
+// it may take effect after a request on the next one.
 func (b *backend) free(ctx context.Context, path, owner string) error {
 	pause := firstCleanUpPause
 	for answers := 0; ; pause = min(2*pause, longestCleanUpPause) {

@@ -1,29 +1,31 @@
-// Package zkbackend keeps the leases of package core in ZooKeeper 3.5 or later: one server, or an
-// ensemble, on which locks survive whatever happens to a minority of the servers.
+// Package zkbackend keeps the leases of package core in ZooKeeper 3.5 or later. It works with
+// one server, or with an ensemble, on which locks survive whatever happens to a minority of the
+// servers.
 //
 //	locker, err := core.New(zkbackend.New([]string{"zk1:2181", "zk2:2181", "zk3:2181"}))
 //
-// A held key is two persistent nodes: one with the key's name, which says who holds it and for how
-// long, and below it a guard whose name no other lease ever has. Every change is one transaction, on
-// the condition that the guard is there and that the version of the key's node is the one that was
-// read. So nothing is changed or deleted that is not the caller's, however late a request arrives.
-// A fencing token is the number of the transaction that made the guard (its zxid), so tokens increase
-// over elections, restarts and deleted keys.
+// A held key is two persistent nodes. One has the key's name, and says who holds the key and for
+// how long. Below it is a guard whose name no other lease ever has. Every change is one transaction
+// with two conditions: the guard is there, and the key's node has the version that was read. So a
+// request changes or deletes only what is the caller's, however late it arrives. A fencing token is
+// the number of the transaction that made the guard (its zxid). So tokens increase over elections,
+// restarts and deleted keys.
 //
 // A deadline is certain because no clocks are compared, and no session decides. A process takes a
-// key over only after it has itself seen the node unchanged for the whole TTL, on its own monotonic
-// clock, from an answer that came after the holder's last write. The holder counts the same TTL from
-// before it sent that write, less 1 % and 2 ms for clocks that run at different speeds, so its
-// deadline comes first. An old answer of a server that lags behind does no harm: the version in it is
-// refused. Therefore a process that has just started waits for a whole TTL before it takes over the
-// key of a holder that died, and until then calls the key held.
+// key over only after it has itself seen the node unchanged for the whole TTL. It measures that
+// time on its own monotonic clock, from an answer that came after the holder's last write. The
+// holder counts the same TTL from before it sent that write. It subtracts 1 % and 2 ms for clocks
+// that run at different speeds, so its deadline comes first. An old answer of a server that lags
+// behind does no harm: the version in it is refused. Therefore a process that has just started
+// waits for a whole TTL before it takes over the key of a holder that died. Until then it calls the
+// key held.
 //
-// Seals and orphans may last longer than any process, so they also end by the clock of ZooKeeper's
-// leader, one minute late: the servers' clocks must not differ by more.
+// Seals and orphans may last longer than any process. So they also end by the clock of ZooKeeper's
+// leader, one minute late. The servers' clocks must not differ by more than that.
 //
 // Waiters of a process share one watch for each key. Every process looks at all keys about once a
 // minute and removes what has expired. Nothing else stays behind.
 //
-// ZooKeeper keeps all nodes in memory: a sealed value should be small. It may have up to 16 MiB, in
-// pieces of 512 KiB.
+// ZooKeeper keeps all nodes in memory, so a sealed value should be small. It may have up to 16 MiB,
+// in pieces of 512 KiB.
 package zkbackend

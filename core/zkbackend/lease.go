@@ -12,8 +12,9 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// held runs fn with the node of a grant's key, and again with the node as it is now if it is not as fn
-// was told. The first time, the node is as the grant's last write left it.
+// held runs fn with the node of a grant's key. The first time, the node is as the grant's last
+// write left it. If the node in ZooKeeper turns out to differ, held runs fn again with the node as
+// it is now.
 func (b *backend) held(ctx context.Context, g core.Grant, fn func(context.Context, *node, core.Status) error) error {
 	path, err := b.pathOf(g.Key)
 	if err != nil {
@@ -81,8 +82,8 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 		}
 		sent := time.Now()
 		h := n.header
-		// The others count from this write on: it must not shorten what was granted, also to a later
-		// Extend than the one that g comes from.
+		// The others count from this write on, so it must not shorten what was granted before. That
+		// includes a grant of a later Extend than the one that g comes from.
 		_, left := b.status(n)
 		h.lasts = max(ttl, left)
 		n, err := b.change(ctx, n, h)
@@ -139,8 +140,9 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 	})
 }
 
-// seal puts the value into the guard, with what does not fit in nodes below it, and writes the key's
-// node last: if the key is not sealed yet, and no other Seal has written the pieces since.
+// seal puts the value into the guard. Pieces that do not fit go into nodes below the guard. seal
+// writes the key's node last, if the key is not sealed yet and no other Seal has written the pieces
+// since.
 func (b *backend) seal(ctx context.Context, n *node, token uint64, value []byte, retention time.Duration) error {
 	h := header{state: stateSealed, lasts: retention, token: token, owner: n.owner}
 	first, rest := cut(value)

@@ -31,12 +31,18 @@ const format = "onelane1" // the first word of a node
 
 // header is the text of a key's node. Its durations are whole milliseconds.
 type header struct {
-	state  string
-	lasts  time.Duration // from the write on: the lease, the seal, or what is left of the orphan
-	orphan time.Duration // how long the orphan of a held key stays
-	since  time.Time     // when an orphaned key's lease ended, by the leader's clock
-	token  uint64        // that the key was sealed with
-	pieces int           // of the seal's value, besides the one in the guard
+	state string
+	// lasts is the length of the lease or of the seal, or what is left of the orphan. It counts from
+	// the write on.
+	lasts time.Duration
+	// orphan is how long the orphan of a held key stays.
+	orphan time.Duration
+	// since is when an orphaned key's lease ended, by the leader's clock.
+	since time.Time
+	// token is the one that the key was sealed with.
+	token uint64
+	// pieces is how many the seal's value has, besides the one in the guard.
+	pieces int
 	owner  string
 }
 

@@ -38,10 +38,10 @@ func WithAuth(scheme, credentials string) Option {
 // WithDialer makes the connections, for example with crypto/tls. The default is net.DialTimeout.
 func WithDialer(dial zk.Dialer) Option { return func(o *opener) { o.dial = dial } }
 
-// New is the backend on the ZooKeeper ensemble of the servers, each "host:port" or "host" with
-// ZooKeeper's port 2181. It makes one connection of its own at the first call, to one server at a
-// time, and closes it with the Locker; a Release or a Seal after that makes another one. Names are
-// resolved again for each connection.
+// New returns the backend on the ZooKeeper ensemble of the servers. Each server is "host:port", or
+// "host" with ZooKeeper's port 2181. The backend makes one connection of its own at the first call,
+// to one server at a time, and closes it with the Locker. A Release or a Seal after that makes
+// another one. Names are resolved again for each connection.
 func New(servers []string, opts ...Option) core.Opener {
 	o := &opener{servers: servers, root: defaultRoot, timeout: defaultTimeout, dial: net.DialTimeout}
 	for _, option := range opts {

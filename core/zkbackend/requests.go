@@ -174,8 +174,9 @@ func (b *backend) remove(ctx context.Context, n *node) error {
 	return err
 }
 
-// without calls fn with the changes that delete a node's guard. If there are pieces of a value below
-// it, also of a Seal that did not come to its end, it calls fn again with those.
+// without calls fn with the changes that delete a node's guard. If there are pieces of a value
+// below the guard, without calls fn again with changes that delete those, too. They may be
+// the pieces of a Seal that did not come to its end.
 func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) error) error {
 	var pieces []string
 	for {

@@ -15,11 +15,13 @@ type watches struct {
 	paths map[string]*watch
 }
 
-// watch is what is known of one path. All waiters of a path share one watch of ZooKeeper's.
+// watch is what is known of one path. All waiters of a path share one watch of ZooKeeper.
 type watch struct {
 	waiters map[chan struct{}]struct{}
-	set     bool   // ZooKeeper will tell of a change, or is just asked to
-	holder  string // who had the key when the watch was set; empty if it was not held
+	// set means that ZooKeeper will report a change, or is just asked to.
+	set bool
+	// holder had the key when the watch was set. It is empty if the key was not held.
+	holder string
 }
 
 // Watch implements core.Backend.
