@@ -13,13 +13,13 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ByMetadata returns an interceptor that takes the key from the metadata of this name: "k" in
-// quotes (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is
-// InvalidArgument. Calls without it run unprotected, unless idempotency.Require is set. So do
-// methods with idempotency_level = NO_SIDE_EFFECTS, and the services grpc.health and
-// grpc.reflection.
+// ByMetadata returns an interceptor that takes the key from the metadata of this name. The key is
+// "k" in quotes (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is
+// InvalidArgument. Calls without the metadata run unprotected, unless idempotency.Require is set.
+// Methods with idempotency_level = NO_SIDE_EFFECTS and the services grpc.health and grpc.reflection
+// run unprotected, too.
 //
-// ByMetadata panics if the name cannot be that of text metadata, or if an option is wrong. The
+// ByMetadata panics if the name cannot be the name of text metadata, or if an option is wrong. The
 // Locker may be set later with [core.SetDefault]. Until then calls with a key are Unavailable.
 func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := metadataSource(name)

@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// Check returns an error for each method that would be refused at its first call: its option in the
-// .proto file is wrong, or one of the interceptors names a field that its request does not have.
-// Call it when all services are registered:
+// Check returns an error for each method that would be refused at its first call. The option of
+// such a method in the .proto file is wrong, or an interceptor names a field that its request does
+// not have. Call Check when all services are registered:
 //
 //	byField := grpclock.ByField("request_id")
 //	server := grpc.NewServer(grpc.UnaryInterceptor(byField))

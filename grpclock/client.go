@@ -41,12 +41,12 @@ type client struct {
 }
 
 // UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its
-// own, which it keeps over its retries: those of gRPC's retry policy, and those of a retry
-// interceptor after this one. To retry by calling again, call with [idempotency.ContextWithKey]. A
-// key that is in the metadata already is left alone. Methods with idempotency_level =
-// NO_SIDE_EFFECTS get none, if their descriptor is linked in.
+// own, which it keeps over its retries. These are the retries of gRPC's retry policy, and those of
+// a retry interceptor after this one. To retry by calling again, call with
+// [idempotency.ContextWithKey]. A key that is in the metadata already is left alone. Methods with
+// idempotency_level = NO_SIDE_EFFECTS get no key, if their descriptor is linked in.
 //
-// UnaryClientInterceptor panics if the name cannot be that of text metadata.
+// UnaryClientInterceptor panics if the name cannot be the name of text metadata.
 func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
 	c := &client{name: keyMetadata}
 	for _, o := range opts {

@@ -10,21 +10,23 @@
 //
 // The first call with a key runs. A retry gets its recorded answer, with the trailer
 // idempotency-replayed: true. A refusal has a google.rpc.ErrorInfo whose reason is a code of
-// package idempotency in upper case, and a google.rpc.RetryInfo if the same call may succeed later.
+// package idempotency in upper case. If the same call may succeed later, it also has a
+// google.rpc.RetryInfo.
 //
 // Three things to know:
 //
-//   - One key has at most one effect. If the handler panics, answers Canceled or DeadlineExceeded,
-//     or its process dies, the outcome is unknown, and a retry is refused with
+//   - One key has at most one effect. The outcome is unknown if the handler panics, answers
+//     Canceled or DeadlineExceeded, or its process dies. A retry is then refused with
 //     IDEMPOTENCY_OUTCOME_UNKNOWN. [Recover], idempotency.RunAgain and idempotency.NothingDone
 //     change that. See [DefaultFate] for the other codes.
-//   - The handler runs to its end although its client hung up or ran out of time, and a retry gets
-//     the answer. Deadlines of the server's own interceptors count, and idempotency.MaxRun. Use
-//     grpc.WaitForHandlers and idempotency.Shutdown when the server stops.
-//   - The order that works is: recovery, telemetry, authentication and rate limit, this, what makes
-//     statuses of errors, the handler. Before authentication an interceptor replays to whoever has
-//     the key. Nothing outside should call grpc.SetHeader before a call is answered: clients retry
-//     only refusals that are nothing but trailers.
+//   - The handler runs to its end even if its client hung up or ran out of time, and a retry gets
+//     the answer. Deadlines of the server's own interceptors count, and so does idempotency.MaxRun.
+//     Use grpc.WaitForHandlers and idempotency.Shutdown when the server stops.
+//   - The order that works is: recovery, telemetry, authentication and rate limit, this
+//     interceptor, the one that makes statuses of errors, the handler. An interceptor before
+//     authentication replays to whoever has the key. Nothing outside this interceptor should call
+//     grpc.SetHeader before a call is answered: clients retry only refusals that are nothing but
+//     trailers.
 //
 // The services grpc.health and grpc.reflection are never protected. The promises and their limits
 // are in docs/. Package ginlock is the same for Gin.

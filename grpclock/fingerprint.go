@@ -14,9 +14,9 @@ import (
 
 // canonical returns a message as protobuf, with all fields in the order of their numbers. It is the
 // same whether this process knows a field or not. proto.Marshal, deterministic or not, puts unknown
-// fields at the end, and so differs between two versions of a schema: during a roll-out a retry
-// would look like another request. An unknown field stays as the client sent it, also the order of
-// a map in it.
+// fields at the end, so its result differs between two versions of a schema. During a roll-out a
+// retry would then look like another request. An unknown field stays as the client sent it, and so
+// does the order of a map in it.
 func canonical(m protoreflect.Message) []byte {
 	w := writer{b: make([]byte, proto.Size(m.Interface()))}
 	w.at = len(w.b)

@@ -14,13 +14,14 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// LockByKey returns an interceptor that holds the lock on a key while the handler runs, so that
-// there is one call at a time for each key. Nothing is recorded. A call that finds the key taken is
-// Aborted with LOCK_BUSY, or waits, with idempotency.Wait.
+// LockByKey returns an interceptor that holds the lock on a key while the handler runs. So there is
+// one call at a time for each key. Nothing is recorded. A call that finds the key taken is Aborted
+// with LOCK_BUSY, or waits, with idempotency.Wait.
 //
-// The template is as in [ByKey]. The key is the name of the lock as it is: everybody who locks it
-// is excluded, by grpclock, ginlock, gormlock, or Acquire of package core. A template without a
-// field is one lock for all calls. Methods without side effects are covered, too.
+// The template is as in [ByKey]. The key is the name of the lock as it is. So everybody else who
+// locks that key is excluded: by grpclock, ginlock, gormlock, or Acquire of package core. A
+// template without a field is one lock for all calls. Methods without side effects are covered,
+// too.
 //
 // The handler's context carries the lock, and ends when the lock is lost. A call that has no answer
 // then is Aborted with LOCK_LOST.

@@ -82,8 +82,8 @@ func (m *method) compile() error {
 	return nil
 }
 
-// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects,
-// so that interceptors of a whole server leave it alone.
+// serversOwn reports whether a method is of a service that comes with gRPC and has no side effects.
+// Interceptors of a whole server leave these methods alone.
 func serversOwn(full string) bool {
 	return strings.HasPrefix(full, "/grpc.health.") || strings.HasPrefix(full, "/grpc.reflection.")
 }

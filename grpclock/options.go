@@ -116,8 +116,9 @@ func Metadata(names ...string) Option {
 // answer.
 func RetryInFlight() Option { return option(func(c *config) { c.retryInFlight = true }) }
 
-// Recover makes fn decide about a call whose earlier run has an unknown outcome: the process died,
-// or its handler panicked or ran into a time-out. Without Recover a retry is refused.
+// Recover makes fn decide about a call whose earlier run has an unknown outcome. The process of
+// that run died, or its handler panicked or ran into a time-out. Without Recover a retry is
+// refused.
 //
 // fn runs instead of the handler, under the claim, with the request of the retry. It finds out what
 // the earlier run did, for example by asking the payment provider with [idempotency.DeriveKey].

@@ -59,9 +59,10 @@ func (c *call) requestID() string {
 	return id
 }
 
-// certified returns the name in the client's certificate, or "" if there is none that was verified.
-// It stays when the certificate is renewed: the issuer, and the URIs (a SPIFFE ID is one), or the
-// subject, or the DNS names and e-mail addresses. A certificate without a name is its key.
+// certified returns the name in the client's certificate, or "" if no certificate was verified. The
+// name stays when the certificate is renewed. It begins with the issuer. Then follow the URIs (a
+// SPIFFE ID is one), or else the subject, or else the DNS names and e-mail addresses. If the
+// certificate has none of these, a digest of its key follows.
 func certified(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

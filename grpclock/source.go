@@ -22,10 +22,13 @@ var (
 
 // source is where the key of a call comes from.
 type source struct {
-	name  string   // part of the claim's key
-	place string   // for a client: where to send the key
-	form  string   // for a client: what to send there
-	paths []string // the fields of the request that are read
+	// name is part of the claim's key.
+	name string
+	// place is where a client sends the key, and form is what it sends there.
+	place string
+	form  string
+	// paths are the fields of the request that are read.
+	paths []string
 	// read returns keytext.ErrNoKey if there is no key.
 	read func(c *call) (string, error)
 }
