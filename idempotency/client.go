@@ -87,8 +87,9 @@ func (t *transport) check(ok bool, format string, args ...any) {
 }
 
 // NewTransport returns the client's half: an [http.RoundTripper] around base, or around
-// [http.DefaultTransport] if base is nil. Each call with a method that may have an effect (all but GET,
-// HEAD, OPTIONS and TRACE) gets an idempotency key, and is sent again with the same key after:
+// [http.DefaultTransport] if base is nil. Each call with a method that may have an effect gets an
+// idempotency key. All methods may have one, except GET, HEAD, OPTIONS and TRACE. The call is sent
+// again with the same key after:
 //
 //   - an error of base, or an attempt that took too long ([WithAttempts]), unless the call's own
 //     context ended or the server's certificate is not trusted
@@ -96,15 +97,16 @@ func (t *transport) check(ok bool, format string, args ...any) {
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of [RetryStatuses]
 //
-// Any other answer is returned, 500, 502 and 504 too: a server without a record would run the call a
-// second time. After the last attempt its answer or error is returned as it is. The key is in the
+// Any other answer is returned, 500, 502 and 504 too: a server without a record would run the call
+// a second time. After the last attempt its answer or error is returned as it is. The key is in the
 // header of the answer's Request. A call is one RoundTrip: a key in the header, or in the context
-// ([ContextWithKey]), is left as it is. A redirect that repeats the call, such as 307, keeps its key.
+// ([ContextWithKey]), is left as it is. A redirect that repeats the call, such as 307, keeps its
+// key.
 //
 // A body is sent again with the request's GetBody, which http.NewRequest sets for the usual ones.
-// Without it the call is sent once. If the header is Idempotency-Key, net/http sends a request again,
-// too, if an idle connection turns out to be closed, with the same key. The server must honour the key.
-// NewTransport is safe for concurrent use.
+// Without GetBody the call is sent once. If the header is Idempotency-Key, net/http sends a request
+// again, too, if an idle connection turns out to be closed. net/http keeps the key. The server
+// must honour the key. The transport is safe for concurrent use.
 //
 // Source: draft-ietf-httpapi-idempotency-key-header-07; Retry-After: RFC 9110, 10.2.3.
 func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
@@ -167,8 +169,8 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// attempt sends a call once. If the header of the answer does not come in time, the attempt ends; the
-// body may take as long as the call's own context allows.
+// attempt sends a call once. If the header of the answer does not come in time, the attempt ends.
+// The body may take as long as the call's own context allows.
 func (t *transport) attempt(call *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(call.Context())
 	timer := time.AfterFunc(t.each, func() { cancel(errNoAnswer) })
@@ -268,8 +270,8 @@ func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
 	return NewKey(), false, nil
 }
 
-// retryable reports whether a call may be sent again: the outcome is not known, or the server says that
-// it did nothing or is not done.
+// retryable reports whether a call may be sent again. It may if the outcome is not known, or if the
+// server says that it did nothing or is not done.
 func (t *transport) retryable(ctx context.Context, resp *http.Response, err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	switch {

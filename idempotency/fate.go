@@ -67,9 +67,9 @@ const (
 	RunHandler
 )
 
-// NothingDone says that the handler of ctx did nothing: whatever it answers, and even if it panics, the
-// key is free and a retry runs, unless a part of the answer was sent before. Without a claim in ctx it
-// does nothing.
+// NothingDone declares that the handler of ctx did nothing. The key is free and a retry runs,
+// whatever the handler answers, and even if it panics. This does not hold if a part of the answer
+// was sent before. Without a claim in ctx NothingDone does nothing.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
 // decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,

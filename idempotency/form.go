@@ -77,9 +77,9 @@ func fileDigest(file *multipart.FileHeader) []byte {
 // maxParts is how many parts of a form net/http reads.
 const maxParts = 1000
 
-// multipartDigest returns a digest of a form by its parts, because clients draw a new boundary for each
-// try. It returns nil if the body is no form that can be read to its end, or has more parts than
-// handlers read: small parts cost a hundred times their bytes.
+// multipartDigest returns a digest of a form by its parts, because clients draw a new boundary for
+// each try. It returns nil if the body is no form that can be read to its end. It also returns nil
+// if the form has more parts than handlers read: small parts cost a hundred times their bytes.
 func multipartDigest(contentType string, body []byte) []byte {
 	media, params, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.HasPrefix(media, "multipart/") || params["boundary"] == "" {

@@ -12,12 +12,12 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ByHeader returns a middleware that takes the key from the header of this name: "k" in quotes
-// (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is refused with 400.
-// Requests without the header run unprotected, unless [Require] is set.
+// ByHeader returns a middleware that takes the key from the header of this name. The key is "k" in
+// quotes (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is refused
+// with 400. Requests without the header run unprotected, unless [Require] is set.
 //
-// ByHeader panics if the name is no name of a header, or if an option is wrong. The Locker may be set
-// later with [core.SetDefault]; until then requests with a key get 503.
+// ByHeader panics if the name is no name of a header, or if an option is wrong. The Locker may be
+// set later with [core.SetDefault]. Until then requests with a key get 503.
 func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 	s, err := headerSource(name)
 	if err != nil {

@@ -43,9 +43,9 @@ func (f *front) jsonKey(r *http.Request, path []string) (string, error) {
 	return jsonMember(body, path)
 }
 
-// jsonMember returns the value at a path. It is stricter than JSON, because every reader of the body
-// must find the same value: there is one document, and one member of each name on the path, whatever
-// its case.
+// jsonMember returns the value at a path. It is stricter than JSON, because every reader of the
+// body must find the same value. So there is one document, and one member of each name on the path,
+// whatever its case.
 func jsonMember(body []byte, path []string) (string, error) {
 	if !utf8.Valid(body) {
 		return "", errNotJSON // readers replace other bytes, each in its own way

@@ -9,15 +9,16 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// LockByKey returns a middleware that holds the lock on a key while the handler runs, so that there is
-// one request at a time for each key. Nothing is recorded. A request that finds the key taken gets 409
-// lock_busy, or waits, with [Wait].
+// LockByKey returns a middleware that holds the lock on a key while the handler runs. So there is
+// one request at a time for each key. Nothing is recorded. A request that finds the key taken gets
+// 409 lock_busy, or waits, with [Wait].
 //
-// The template is as in [ByKey]. The key is the name of the lock as it is: everybody who locks it is
-// excluded, by ginlock, grpclock, gormlock, or Acquire of package core. A template without a field is
-// one lock for all requests. All methods are covered, unless [Methods] is given.
+// The template is as in [ByKey]. The key is the name of the lock as it is. So everybody else who
+// locks that key is excluded: by ginlock, grpclock, gormlock, or Acquire of package core. A
+// template without a field is one lock for all requests. All methods are covered, unless [Methods]
+// is given.
 //
-// The request's context carries the lock. It ends when the lock is lost; if the handler has written
+// The request's context carries the lock. It ends when the lock is lost. If the handler has written
 // nothing then, the answer is 409 lock_lost.
 func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)

@@ -31,9 +31,9 @@ func WithLocker(l *core.Locker) SharedOption {
 	})
 }
 
-// Wait makes a request wait for up to d for the request that runs with its key: for its answer, or,
-// with a plain lock, for the lock. By default it is refused at once. A wait for a lock also bridges an
-// outage of the backend of up to 10 s, unless [FailOpen] is set.
+// Wait makes a request wait for up to d if another request with its key is running. It waits for
+// that request's answer or, with a plain lock, for the lock. By default it is refused at once. A
+// wait for a lock also bridges an outage of the backend of up to 10 s, unless [FailOpen] is set.
 func Wait(d time.Duration) SharedOption {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Wait = d
@@ -67,9 +67,9 @@ func MaxRun(d time.Duration) Option {
 	})
 }
 
-// RunAgain lets a retry run when the outcome of the first run is unknown or a server error: after a
-// crash, a panic, a lost claim, or an answer of 500 and above. It is for handlers whose effects are
-// all in one database transaction, or harmless to repeat.
+// RunAgain lets a retry run when the outcome of the first run is unknown or a server error. That is
+// the case after a crash, a panic, a lost claim, or an answer of 500 and above. RunAgain is for
+// handlers whose effects are all in one database transaction, or harmless to repeat.
 func RunAgain() Option { return claim.Shared(func(s *claim.Settings) { s.RunAgain = true }) }
 
 // MaxBody sets up to how many bytes of an answer are recorded. A larger answer is sent in full, and a
@@ -81,11 +81,12 @@ func MaxBody(n int) Option {
 	})
 }
 
-// Quota sets how many requests of one principal may be at work in this process at once: those that run
-// under a claim, with a client or without, and those that [Wait]. More are refused with 429 before the
-// backend is asked, and leave nothing behind. The default is 1,000. All middlewares of a service with
-// one Locker count together. Anonymous callers are not counted. Quota does not bound how many answers
-// are recorded: a rate limit outside, with [Retain] and [MaxBody], does.
+// Quota sets how many requests of one principal may be at work in this process at once. Requests
+// that run under a claim count, with a client or without, and so do those that [Wait]. More are
+// refused with 429 before the backend is asked, and leave nothing behind. The default is 1,000. All
+// middlewares of a service with one Locker count together. Anonymous callers are not counted. Quota
+// does not bound how many answers are recorded: a rate limit outside, with [Retain] and [MaxBody],
+// does.
 func Quota(n int) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Quota = n
@@ -121,8 +122,8 @@ type EncryptionKey struct {
 // backend cannot read them, and writers can neither forge a record nor move it to another key or
 // prefix. The names of keys stay readable.
 //
-// New records are encrypted with current. The older keys only read. To change the key, let all
-// processes know the new one as an older key first, then make it the current one, and remove the old
+// New records are encrypted with current. The older keys only read. To change the key, first let
+// all processes know the new one as an older key. Then make it the current one, and remove the old
 // one after the retention. A record that cannot be decrypted is never a new run: the request is
 // refused. See [ReadPlain].
 func WithEncryption(current EncryptionKey, older ...EncryptionKey) Option {
@@ -239,11 +240,11 @@ func Decide(fn func(status int, header http.Header) Fate) HTTPOption {
 	})
 }
 
-// Headers adds names to the headers that are recorded if the handler changed them: Content-Type,
-// Content-Language, Content-Encoding, Content-Disposition, Content-Range, Location, ETag,
-// Last-Modified, Link, Cache-Control, Vary and Retry-After. Set-Cookie, Authorization,
-// WWW-Authenticate, Proxy-*, Date, Content-Length and the headers of the connection are never
-// recorded.
+// Headers adds names to the headers that are recorded if the handler changed them. By default these
+// are Content-Type, Content-Language, Content-Encoding, Content-Disposition, Content-Range,
+// Location, ETag, Last-Modified, Link, Cache-Control, Vary and Retry-After. Set-Cookie,
+// Authorization, WWW-Authenticate, Proxy-*, Date, Content-Length and the headers of the connection
+// are never recorded.
 func Headers(names ...string) HTTPOption {
 	return httpOption(func(c *httpConfig) {
 		for _, name := range names {
@@ -264,8 +265,9 @@ func Fingerprint(fn func(r *http.Request, body []byte) []byte) HTTPOption {
 	})
 }
 
-// Recover makes fn decide about a request whose earlier run has an unknown outcome: the process died,
-// or its handler panicked or ran into a time-out. Without Recover a retry is refused.
+// Recover makes fn decide about a request whose earlier run has an unknown outcome. The process of
+// that run died, or its handler panicked or ran into a time-out. Without Recover a retry is
+// refused.
 //
 // fn runs instead of the handler, under the claim, with the request of the retry. It finds out what
 // the earlier run did, for example by asking the payment provider with [DeriveKey]. Then it returns

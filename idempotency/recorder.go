@@ -138,8 +138,8 @@ func (w *recorder) Push(target string, opts *http.PushOptions) error {
 // Unwrap is for [http.ResponseController].
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// pass stops holding before the handler has returned. What follows at once, a write or a flush, may be
-// left to send the header.
+// pass stops holding before the handler has returned. If a write or a flush follows at once, that
+// call may be left to send the header.
 func (w *recorder) pass() error {
 	follows := len(w.body) == 0 && !w.changedLate()
 	w.early()

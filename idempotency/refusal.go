@@ -12,24 +12,24 @@ import (
 // The codes of a [Refusal]. They are stable. Over gRPC they are the reasons of an ErrorInfo, in upper
 // case.
 const (
-	CodeKeyMissing         = "idempotency_key_missing"         // 400, see Require
-	CodeKeyInvalid         = "idempotency_key_invalid"         // 400
-	CodeKeyReused          = "idempotency_key_reused"          // 422: the key belongs to another request
-	CodeCredentialsChanged = "idempotency_credentials_changed" // 422
-	CodeInFlight           = "idempotency_in_flight"           // 409: the first request is running
-	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409: its answer was begun, and was not recorded
-	CodeOutcomeUnknown     = "idempotency_outcome_unknown"     // 409: nobody knows what it did
-	CodeQuota              = "idempotency_quota"               // 429: too many requests of the caller are running, see Quota
-	CodeDuplicateSubmit    = "duplicate_submit"                // 409, see RefuseRepeats
-	CodeLockBusy           = "lock_busy"                       // 409
-	CodeLockSealed         = "lock_sealed"                     // 409: the application sealed the lock's key
-	CodeLockLost           = "lock_lost"                       // 409: the lock was lost while the handler ran
-	CodeLockUnavailable    = "lock_unavailable"                // 503: the backend is down, or there is no Locker
-	CodePrincipalMissing   = "principal_missing"               // 401: a key is made of {principal}
-	CodeRequestTooLarge    = "request_too_large"               // 413, see MaxRequestBody
-	CodeRequestTimeout     = "request_timeout"                 // 408: the body came too slowly
-	CodeRequestUnreadable  = "request_unreadable"              // 400: the body could not be read
-	CodeMisconfigured      = "misconfigured"                   // 500: a mistake in the program, which is logged
+	CodeKeyMissing         = "idempotency_key_missing"         // 400. See Require.
+	CodeKeyInvalid         = "idempotency_key_invalid"         // 400.
+	CodeKeyReused          = "idempotency_key_reused"          // 422. The key belongs to another request.
+	CodeCredentialsChanged = "idempotency_credentials_changed" // 422.
+	CodeInFlight           = "idempotency_in_flight"           // 409. The first request is running.
+	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409. The answer was begun, and not recorded.
+	CodeOutcomeUnknown     = "idempotency_outcome_unknown"     // 409. Nobody knows what the first request did.
+	CodeQuota              = "idempotency_quota"               // 429. The caller runs too many requests. See Quota.
+	CodeDuplicateSubmit    = "duplicate_submit"                // 409. See RefuseRepeats.
+	CodeLockBusy           = "lock_busy"                       // 409.
+	CodeLockSealed         = "lock_sealed"                     // 409. The application sealed the lock's key.
+	CodeLockLost           = "lock_lost"                       // 409. The lock was lost while the handler ran.
+	CodeLockUnavailable    = "lock_unavailable"                // 503. The backend is down, or there is no Locker.
+	CodePrincipalMissing   = "principal_missing"               // 401. A key is made of {principal}.
+	CodeRequestTooLarge    = "request_too_large"               // 413. See MaxRequestBody.
+	CodeRequestTimeout     = "request_timeout"                 // 408. The body came too slowly.
+	CodeRequestUnreadable  = "request_unreadable"              // 400. The body could not be read.
+	CodeMisconfigured      = "misconfigured"                   // 500. A mistake in the program, which is logged.
 )
 
 // Refusal is an answer of this package instead of the handler's, in the words of RFC 9457. Its JSON is

@@ -10,15 +10,15 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// RefuseRepeats returns a middleware that refuses a form that is submitted twice, for clients that send
-// no key: the same principal, method, host, path, query and body within the window gets 409
-// duplicate_submit. So does a form that comes while the first one is at work. The window begins with
-// the first answer. The answer is neither recorded nor held back.
+// RefuseRepeats returns a middleware that refuses a form that is submitted twice. It is for clients
+// that send no key. The same principal, method, host, path, query and body within the window gets
+// 409 duplicate_submit. So does a form that comes while the first one is at work. The window begins
+// with the first answer. The answer is neither recorded nor held back.
 //
-// The same answers as in [ByHeader] free the key, so that the form may be sent again at once. The caller
-// is [Principal], or else the credentials and the address of the client: anonymous users behind one
-// address who send the same are taken for one. [Fingerprint] changes what is the same body. The backend
-// gets an unsalted hash of it, from which short bodies can be guessed.
+// The same answers as in [ByHeader] free the key, so that the form may be sent again at once. The
+// caller is [Principal], or else the credentials and the address of the client. So anonymous users
+// behind one address who send the same are taken for one. [Fingerprint] changes what is the same
+// body. The backend gets an unsalted hash of the body, from which short bodies can be guessed.
 //
 // RefuseRepeats panics if the window is shorter than 10 ms, or if an option is wrong.
 func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
