@@ -402,8 +402,8 @@ func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
 	}
 }
 
-// LeaveUnknown ends the claim without an answer: a repeat is told that the outcome is unknown, as soon
-// as the lease has ended. With RunAgain it frees the key. It does not block.
+// LeaveUnknown ends the claim without an answer. A repeat learns that the outcome is unknown, as
+// soon as the lease has ended. With RunAgain LeaveUnknown frees the key. It does not block.
 func (k *Claim) LeaveUnknown(ctx context.Context) {
 	if !k.end() {
 		return

@@ -173,7 +173,8 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 		if err := m.check(a.Key, a.Fingerprint); err != nil {
 			return nil, err
 		}
-		a.mark.begun, a.mark.requestID = m.begun, m.requestID // the next one is told of the first run, too
+		// The next one learns of the first run, too.
+		a.mark.begun, a.mark.requestID = m.begun, m.requestID
 	} else {
 		return nil, unknown // not even whose request it was can be read
 	}

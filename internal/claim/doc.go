@@ -1,12 +1,12 @@
 // Package claim is the engine of idempotency, shared by HTTP and gRPC.
 //
-// A claim is a lock on the key of a request, taken with an orphan (core.WithOrphan). It ends in one of
-// three ways:
+// A claim is a lock on the key of a request, taken with an orphan (core.WithOrphan). It ends in one
+// of three ways:
 //
 //   - Complete seals the key with the answer, which every repeat gets.
 //   - Free releases the key: nothing was done, and a repeat runs.
-//   - LeaveUnknown, or the death of the process, leaves an orphan: nobody can know what was done, and
-//     a repeat gets [*UnknownError] until somebody adopts the orphan or an operator decides.
+//   - LeaveUnknown, or the death of the process, leaves an orphan: nobody can know what was done. A
+//     repeat gets [*UnknownError] until somebody adopts the orphan or an operator decides.
 //
 // So a fresh request costs two round trips and a repeat one.
 package claim

@@ -72,8 +72,9 @@ type Run struct {
 	RequestID string
 }
 
-// UnknownError says that an earlier run of the request ended without an answer: its process died, its
-// claim was lost, or its handler panicked or ran into a time-out. It matches [ErrUnknown].
+// UnknownError means that an earlier run of the request ended without an answer. The process of
+// that run died, its claim was lost, or its handler panicked or ran into a time-out. It matches
+// [ErrUnknown].
 type UnknownError struct {
 	Key string
 	// Run is the run whose outcome is unknown.

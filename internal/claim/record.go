@@ -18,7 +18,7 @@ const (
 	maxRecord       = maxEnvelope - 1<<10 // the envelope needs room
 )
 
-// Record is the answer of a completed claim. What it means is up to the protocol that answers.
+// Record is the answer of a completed claim. The protocol that answers decides what it means.
 type Record struct {
 	// Status is the protocol's status of the answer, not negative.
 	Status int

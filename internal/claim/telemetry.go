@@ -22,23 +22,23 @@ const scope = "github.com/onelane/onelane/idempotency"
 type outcome int
 
 const (
-	ran         outcome = iota // its answer is recorded
-	tombstone                  // it ran, and its answer was not kept
-	unrecorded                 // it ran, and the backend did not take its answer
-	lost                       // it ran, and its claim was lost meanwhile
-	freed                      // nothing was done
-	unknown                    // its outcome is unknown
-	unprotected                // it runs without a claim, because the backend is not available (FailOpen)
-	replayed                   // answered from a record
-	notKept                    // answered before, and that answer was not kept
+	ran         outcome = iota // Its answer is recorded.
+	tombstone                  // It ran, and its answer was not kept.
+	unrecorded                 // It ran, and the backend did not take its answer.
+	lost                       // It ran, and its claim was lost meanwhile.
+	freed                      // Nothing was done.
+	unknown                    // Its outcome is unknown.
+	unprotected                // It runs without a claim: the backend is not available (FailOpen).
+	replayed                   // It is answered from a record.
+	notKept                    // It was answered before, and that answer was not kept.
 	inFlight
 	mismatch
-	refusedUnknown // the outcome of an earlier run is unknown
-	unreadable     // there is a record, and it cannot be read
-	storeDown      // refused, since the backend is not available
-	refused        // refused for another reason: its context ended, the Locker was closed
-	withoutKey     // it had no key
-	outcomes       // how many there are
+	refusedUnknown // The outcome of an earlier run is unknown.
+	unreadable     // There is a record, and it cannot be read.
+	storeDown      // It is refused, since the backend is not available.
+	refused        // It is refused for another reason: its context ended, the Locker was closed.
+	withoutKey     // It had no key.
+	outcomes       // The number of outcomes.
 )
 
 var outcomeNames = [outcomes]string{
@@ -113,7 +113,8 @@ func (i *instruments) count(ctx context.Context, o outcome, route string) {
 	i.requests.Add(ctx, 1, opts.([]metric.AddOption)...)
 }
 
-// maxRoutes bounds the attributes of the counter of requests. What comes later has no route.
+// maxRoutes bounds the attributes of the counter of requests. Later routes are counted without a
+// route.
 const maxRoutes = 10_000
 
 // over counts a claim that ends with o.
