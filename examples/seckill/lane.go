@@ -64,14 +64,19 @@ func (l *lane) sell(ctx context.Context) {
 // laneState is what the page shows of a lane.
 type laneState struct {
 	result
-	Started   bool   `json:"started"` // there was a sale
-	Done      bool   `json:"done"`
-	Stopped   bool   `json:"stopped"`
-	Stalled   int64  `json:"stalled"`              // requests that wait for long now
-	Stalls    int64  `json:"stalls"`               // all that have
-	Refusals  int64  `json:"refusals"`             // answers that were an error
-	LastError string `json:"last_error,omitempty"` // also if the buyer then tried again
-	Error     string `json:"error,omitempty"`      // why the books cannot be read
+	// Started means that there was a sale.
+	Started bool `json:"started"`
+	Done    bool `json:"done"`
+	Stopped bool `json:"stopped"`
+	// Stalled counts the requests that wait for long now, and Stalls all that have.
+	Stalled int64 `json:"stalled"`
+	Stalls  int64 `json:"stalls"`
+	// Refusals counts the answers that were an error.
+	Refusals int64 `json:"refusals"`
+	// LastError is kept also if the buyer then tried again.
+	LastError string `json:"last_error,omitempty"`
+	// Error is why the books cannot be read.
+	Error string `json:"error,omitempty"`
 }
 
 // state reads the books and what the crowd has seen so far.

@@ -14,8 +14,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
-// metrics is all that it takes to have the kit's metrics in Prometheus: pass provider to core.WithTelemetry, and
-// serve handler at /metrics. What the adapters count goes the same way.
+// metrics is all that it takes to have the kit's metrics in Prometheus: pass provider to
+// core.WithTelemetry, and serve handler at /metrics. The counters of the adapters go the same way.
 type metrics struct {
 	provider *metric.MeterProvider
 	handler  http.Handler

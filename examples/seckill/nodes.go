@@ -23,7 +23,7 @@ func newNode(upstream string) (*node, error) {
 	return n, n.set(true)
 }
 
-// up says whether clients reach it.
+// up reports whether clients reach the node.
 func (n *node) up() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -99,7 +99,8 @@ func (r *result) check(db *gorm.DB) error {
 		return fmt.Errorf("cannot read the books: %w", err)
 	}
 	r.Left, r.Oversold = stock.Left, max(0, r.Sold-int64(r.Stock))
-	// Who got an error may have wanted the last unit; otherwise all that could be sold has to be.
+	// A buyer who got an error may have wanted the last unit. Without errors all that could be sold
+	// has to be.
 	everythingSold := r.Errors > 0 || r.Sold == int64(min(r.Stock, r.Buyers))
 	r.OK = r.Oversold == 0 && r.Doubled == 0 && everythingSold && r.Sold+int64(r.Left) == int64(r.Stock)
 	return nil
