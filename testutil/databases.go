@@ -23,10 +23,10 @@ import (
 
 // Databases runs fn as the subtests "sqlite", "mysql" and "postgres", each with an empty database
 // that no other test has meanwhile. Databases on servers are dropped when the tests that use them
-// have ended. MariaDB and PostgreSQL take part if ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name one
-// (testutil/servers sets them); a missing one is logged, or a failure if CI or
+// have ended. MariaDB and PostgreSQL take part if ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name
+// one (testutil/servers sets them). A missing one is logged, or a failure if CI or
 // ONELANE_REQUIRE_SERVERS is set. The opts go to gorm.Open, for example
-// &gorm.Config{PrepareStmt: true}; without a Logger among them GORM is silent.
+// &gorm.Config{PrepareStmt: true}. Without a Logger among them GORM is silent.
 //
 //	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 //		if err := gormlock.Migrate(db); err != nil {

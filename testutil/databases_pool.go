@@ -13,8 +13,8 @@ import (
 )
 
 // A databasePool creates databases on one server and drops them. If it can empty a database, it
-// hands it out again: PostgreSQL creates a database by copying a whole one, which costs more than
-// most tests.
+// hands that one out again. PostgreSQL creates a database by copying a whole one, which costs more
+// than most tests.
 type databasePool struct {
 	drop  string // a statement; %s is the database
 	empty string // statements that remove everything; none if a new database is as cheap

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// ownGroup puts the command and its children into one process group: signals reach all of them, as Ctrl-C in a terminal would, and
-// reach them once.
+// ownGroup puts the command and its children into one process group. Signals reach all of them, as
+// Ctrl-C in a terminal would, and reach them once.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	endWithParent(cmd.SysProcAttr)

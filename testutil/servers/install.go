@@ -10,7 +10,8 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// install installs the kinds that are not there yet. Where it may not or cannot, the error says what to install.
+// install installs the kinds that are not there yet. If it may not or cannot, the error says what
+// to install.
 func install(ctx context.Context, kinds []server.Kind, may, verbose bool, stderr io.Writer) error {
 	missing, err := lookUp(kinds)
 	if err != nil || len(missing) == 0 {

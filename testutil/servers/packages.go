@@ -34,7 +34,7 @@ func packageManager() (manager, bool) {
 }
 
 func aptGet(path, policy string) manager {
-	// Where packages are being updated in the background the lock is held for a while.
+	// A background update of packages holds the lock for a while.
 	apt := []string{path, "-o", "DPkg::Lock::Timeout=300"}
 	return manager{
 		name: func(p server.Package) string { return p.Apt },

@@ -34,7 +34,7 @@ func stop(servers []*server.Server) {
 	all.Wait()
 }
 
-// environment is what COMMAND is told of the servers.
+// environment returns the variables that name the servers to COMMAND.
 func environment(kinds []server.Kind, servers []*server.Server) map[string]string {
 	env := map[string]string{server.EnvRequire: "1"}
 	for i, kind := range kinds {

@@ -16,7 +16,8 @@ const (
 // Advice says how a test gets its servers.
 const Advice = "go run github.com/onelane/onelane/testutil/servers go test ./... finds or installs what the tests need"
 
-// Required says whether a missing server is a failure of the test: under CI, and under testutil/servers.
+// Required reports whether a missing server is a failure of the test. That is so under CI, and
+// under testutil/servers.
 func Required() bool { return set(EnvRequire) || set("CI") }
 
 func set(name string) bool {

@@ -1,5 +1,6 @@
-// Package server runs private Redis, MariaDB, PostgreSQL, etcd and ZooKeeper processes for tests: each on a free loopback port, with its data in a
-// temporary folder, ended by Stop and, on Linux, together with the process that started it.
+// Package server runs private Redis, MariaDB, PostgreSQL, etcd and ZooKeeper processes for tests.
+// Each process has a free loopback port, and its data in a temporary folder. Stop ends it. On Linux
+// it also ends together with the process that started it.
 package server
 
 import (
@@ -38,14 +39,21 @@ type Server struct {
 
 // spec is what differs between the kinds of server.
 type spec struct {
-	kind    Kind
-	env     []string                                          // NAME=value, besides the caller's; not of prepare
-	account *account                                          // whom the process runs as; nil: the caller
-	prepare func(ctx context.Context, dir string) error       // fills the data folder, once; may be nil
-	command func(dir string, port int) *exec.Cmd              // runs in the foreground
-	ready   func(ctx context.Context, s *Server, p int) error // nil once the process with that pid answers
-	dsn     func(port int) string                             // may be nil
-	end     syscall.Signal                                    // ends it at once; what is in the data folder no longer matters
+	kind Kind
+	// env has NAME=value, besides the caller's. It is not for prepare.
+	env []string
+	// account is the one that the process runs as, or nil for the caller's.
+	account *account
+	// prepare fills the data folder, once. It may be nil.
+	prepare func(ctx context.Context, dir string) error
+	// command runs in the foreground.
+	command func(dir string, port int) *exec.Cmd
+	// ready returns nil once the process with that pid answers.
+	ready func(ctx context.Context, s *Server, p int) error
+	// dsn may be nil.
+	dsn func(port int) string
+	// end ends the process at once. The data folder no longer matters then.
+	end syscall.Signal
 }
 
 // Start starts a server of the given kind and returns when it answers. It returns a *MissingError where the server is not installed.
