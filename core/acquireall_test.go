@@ -67,7 +67,7 @@ func TestAcquireAll_OverlappingSetsNeverDeadlock(t *testing.T) {
 	}
 }
 
-// Whatever ends it, nothing of it stays.
+// A failed AcquireAll leaves nothing behind, whatever ends it.
 func TestAcquireAll_NothingStaysOfAFailure(t *testing.T) {
 	t.Parallel()
 	keys := []string{"a", "b", "c", "d"}

@@ -144,7 +144,7 @@ func TestAcquireAny_NoOldAnswers(t *testing.T) {
 		locks, newErrs := awaitAny(t.Context(), l, keys)
 		synctest.Wait()
 		ok(t, "Seal", held.Seal(t.Context(), nil, time.Hour))
-		// The first may be told what was true after it came, the second not.
+		// The first call came before the Unseal, so it may get ErrSealed. The second call may not.
 		time.Sleep(time.Minute)
 		select {
 		case err := <-newErrs:

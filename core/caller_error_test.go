@@ -52,7 +52,8 @@ func verbs(l *core.Locker, held func() *core.Lock) map[string]func(context.Conte
 	}
 }
 
-// One who waits in line gets the answer to the question of who was before it. Where its own context ended at the same moment, that counts.
+// A waiter in line gets the answer to the request of the caller before it. If the waiter's own
+// context ended at the same moment, the error is the context's.
 func TestEnded_InLineIsNeverUnavailable(t *testing.T) {
 	t.Parallel()
 	for range 50 {
@@ -113,7 +114,7 @@ type serverReply string
 
 func (e serverReply) Error() string { return string(e) }
 
-// What else the backend said stays to be matched.
+// The error still matches whatever else the backend said.
 func TestUnavailable_KeepsItsCauses(t *testing.T) {
 	t.Parallel()
 	mine, reply := errors.New("mine"), serverReply("ERR no")
@@ -132,7 +133,7 @@ func TestUnavailable_KeepsItsCauses(t *testing.T) {
 	}
 }
 
-// Metrics and spans call it cancelled, and no failure.
+// Metrics and spans call it canceled, not a failure.
 func TestEnded_IsMeasuredAsCancelled(t *testing.T) {
 	t.Parallel()
 	spans := tracetest.NewSpanRecorder()

@@ -19,7 +19,7 @@ func exampleLocker(opts ...core.Option) *core.Locker {
 	return locker
 }
 
-// Who comes second waits until the first is done, and has the larger token.
+// The second caller waits until the first is done, and has the larger token.
 func ExampleLocker_Acquire() {
 	locker := exampleLocker()
 	defer locker.Close()
@@ -45,8 +45,8 @@ func ExampleLocker_Acquire() {
 	// then the second
 }
 
-// Money goes from one account to another: both are locked, or none, and two transfers the opposite way do not wait for
-// each other for ever.
+// Money goes from one account to another: both are locked, or none. Two transfers in opposite
+// directions do not wait for each other for ever.
 func ExampleLocker_AcquireAll() {
 	locker := exampleLocker()
 	defer locker.Close()
@@ -138,8 +138,8 @@ func ExampleLock_Detach() {
 	// onelane:
 }
 
-// A payment was sent and no answer came. Whoever holds the lock cannot know whether the work is over, so nobody gets
-// the key before the lease ends.
+// A payment was sent and no answer came. The holder cannot know whether the work is over, so no
+// other caller gets the key before the lease ends.
 func ExampleLock_Lapse() {
 	locker := exampleLocker()
 	defer locker.Close()
@@ -172,7 +172,7 @@ func ExampleLocker_Carries() {
 	// <nil>
 }
 
-// What the person on call does when a holder hangs. The command onelanectl does the same.
+// An operator revokes a lock when its holder hangs. The command onelanectl does the same.
 func ExampleLocker_Revoke() {
 	locker := exampleLocker(core.WithInstance("shop-1"))
 	defer locker.Close()

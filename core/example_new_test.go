@@ -23,9 +23,9 @@ func ExampleNew() {
 	locker, err := core.New(testutil.Memory(), // redisbackend.New(redisClient) in a service
 		core.WithPrefix("shop:"),      // before every key
 		core.WithInstance("shop-1"),   // names the holder
-		core.WithTTL(5*time.Second),   // for so long a crashed holder blocks the others
-		core.WithWait(2*time.Second),  // and nobody waits longer than this
-		core.WithMaxHold(time.Minute)) // a holder that hangs loses its lock
+		core.WithTTL(5*time.Second),   // a crashed holder blocks others so long
+		core.WithWait(2*time.Second),  // no caller waits longer
+		core.WithMaxHold(time.Minute)) // a hung holder loses its lock
 	if err != nil {
 		panic(err)
 	}

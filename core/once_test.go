@@ -63,7 +63,7 @@ func TestDoOnce_OneOfManyRuns(t *testing.T) {
 	})
 }
 
-// A call that does not wait is told that the job runs. Bad calls run nothing.
+// A call that does not wait learns that the job runs. Bad calls run nothing.
 func TestDoOnce_RefusedCalls(t *testing.T) {
 	t.Parallel()
 	l := locker(t, testutil.Memory())

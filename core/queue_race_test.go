@@ -10,7 +10,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// What two do at the same moment: a verb of a lease and its release, a grant and Close.
+// These tests do two things at the same moment: a verb of a lease and its release, or a grant and
+// Close.
 
 // acquiring starts an Acquire, and returns its lock when it is here.
 func acquiring(t *testing.T, l *core.Locker, opts ...core.AcquireOption) <-chan *core.Lock {
@@ -26,7 +27,8 @@ func acquiring(t *testing.T, l *core.Locker, opts ...core.AcquireOption) <-chan 
 	return got
 }
 
-// The answer may be that the lease is lost, and whoever got it meanwhile would not be told.
+// A lease is not handed over while a verb is under way. The answer may be that the lease is lost,
+// and the waiter that got it meanwhile would not learn of it.
 func TestHandOver_NotWhileAVerbIsUnderWay(t *testing.T) {
 	for name, verb := range map[string]func(k *core.Lock){
 		"renewal": func(*core.Lock) {},
@@ -104,7 +106,8 @@ func TestAcquire_ALeaseThatEndsOnTheWayBlocksNobody(t *testing.T) {
 	})
 }
 
-// A Close between the question and the grant: the caller is told, and the grant given back.
+// A Close comes between the question and the grant. The caller gets ErrClosed, and the Locker
+// releases the grant.
 func TestClose_WhileTheBackendGrants(t *testing.T) {
 	for name, call := range map[string]func(*core.Locker) error{
 		"Acquire": func(l *core.Locker) error { _, err := l.Acquire(context.Background(), "k"); return err },
@@ -140,7 +143,7 @@ func TestClose_WhileTheBackendGrants(t *testing.T) {
 	}
 }
 
-// Who waits for another process is told at once, and the backend is asked no more.
+// A caller that waits for another process returns at once, and the Locker asks the backend no more.
 func TestClose_EndsTheWaitAtOnce(t *testing.T) {
 	for name, hide := range map[string]bool{"told of changes": false, "polling": true} {
 		t.Run(name, func(t *testing.T) {
@@ -170,7 +173,8 @@ func TestClose_EndsTheWaitAtOnce(t *testing.T) {
 	}
 }
 
-// A lock that is delivered to who gives up at that moment goes on to the next in line, in all the ways in which it can meet.
+// A lock may reach a waiter at the moment when the waiter gives up. The lock goes on to the next in
+// line, in all the ways in which the two can meet.
 func TestWait_ALockDeliveredToWhoLeavesGoesOn(t *testing.T) {
 	for range 50 { // which of the two is seen first is chance
 		synctest.Test(t, func(t *testing.T) {

@@ -442,8 +442,8 @@ func TestLapse_ContextEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// If the lock was not sealed, it is as it was: after a Seal that was refused, or never sent because the context
-// was done before, another value may be sealed.
+// If a Seal was refused, the lock is as it was, and another value may be sealed. The same holds for
+// a Seal that was never sent because the context was done before.
 func TestSeal_NotSent(t *testing.T) {
 	t.Parallel()
 	done, cancel := context.WithCancel(t.Context())

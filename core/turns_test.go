@@ -159,9 +159,9 @@ func pollAsRedsync(b remote, work func()) {
 	_, _ = b.Release(context.Background(), g)
 }
 
-// A caller with a round trip of up to 8 ms gets at least a quarter of an equal share beside processes
-// with eight near callers each, never waits longer than 2 s, and costs them at most a fifth of their
-// throughput.
+// A caller with a round trip of up to 8 ms competes with processes that have eight near callers
+// each. It gets at least a quarter of an equal share, and never waits longer than 2 s. It costs
+// them at most a fifth of their throughput.
 func TestTurns_CallerAtADistance(t *testing.T) {
 	t.Parallel()
 	const last, hold = time.Minute, 5 * time.Millisecond

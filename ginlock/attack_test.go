@@ -25,8 +25,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A middleware outside that parses the form, as those against CSRF do, leaves no body to read: another payload must
-// not get the first one's answer all the same.
+// A middleware outside may parse the form, as those against CSRF do, and leave no body to read.
+// Another payload must not get the first one's answer even then.
 func TestFingerprint_FormParsedBefore(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
@@ -84,8 +84,8 @@ func TestFingerprint_BodyIsGone(t *testing.T) {
 	s.do("POST", "/once", "", idempotencyKey, "k").want(t, 201, "run 1", true)
 }
 
-// gin.Engine.HandleContext hands the request to another route with the bare writer: what it answers is not seen, and
-// must not be recorded as an empty 200.
+// gin.Engine.HandleContext hands the request to another route with the bare writer. The middleware
+// does not see that route's answer, and must not record an empty 200.
 func TestHandleContext(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
@@ -111,8 +111,8 @@ func TestHandleContext(t *testing.T) {
 	}
 }
 
-// Who writes to Redis can forge a record that is not encrypted; headers that are never recorded are not replayed even
-// so.
+// An attacker who writes to Redis can forge a record that is not encrypted. Even then, headers that
+// are never recorded are not replayed.
 func TestHeaders_ForgedHeaders(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
@@ -151,7 +151,7 @@ func TestHeaders_ForgedHeaders(t *testing.T) {
 	}
 }
 
-// Where no principal is known a retry must come with the same credentials, whatever kind they are.
+// If no principal is known, a retry must come with the same credentials, whatever kind they are.
 func TestPrincipal_OtherCredentials(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -248,7 +248,7 @@ func clientCertificates(t testing.TB, names ...string) ([]tls.Certificate, *x509
 	return certs, pool
 }
 
-// Whoever may not ask any more gets no replay: authentication comes first.
+// A client that has lost its access gets no replay: authentication comes first.
 func TestOrder_AccessRevoked(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)

@@ -18,8 +18,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// What the middleware costs beside the bare handler, and beside what people write by hand, on one Redis and without
-// sockets. A fresh request and a replay each; the size is that of the request's body and of the answer's.
+// BenchmarkMiddleware compares the middleware with the bare handler, and with what people write by
+// hand. It uses one Redis and no sockets. There is a fresh request and a replay each. The size is
+// that of the request's body and of the answer's.
 //
 //	go run ./testutil/servers go test -run '^$' -bench Middleware -benchmem ./ginlock
 func BenchmarkMiddleware(b *testing.B) {

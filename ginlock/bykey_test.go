@@ -222,7 +222,8 @@ func TestLockByKey_Names(t *testing.T) {
 	}
 }
 
-// What gin's ShouldBind takes for a form it reads from the query: the order that is locked must be the one it finds.
+// If gin's ShouldBind takes a body for a form, it reads the query. The order that is locked must be
+// the one that ShouldBind finds.
 func TestByKey_JSONThatIsBoundAsAForm(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)

@@ -17,8 +17,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// Three services, and clients that hang up, come at once and come again, while handlers fail, panic, stream and take
-// their time: what was answered and recorded happened once, and everybody who got an answer got the same.
+// Clients of three services hang up, come at once and come again. Meanwhile handlers fail, panic,
+// stream and take their time. A request that was answered and recorded happened once, and everybody
+// who got an answer got the same.
 func TestManyRequests_OneEffect(t *testing.T) {
 	t.Parallel()
 	const keys, clients = 30, 8

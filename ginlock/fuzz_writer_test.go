@@ -50,8 +50,8 @@ func played(c *gin.Context, ops []byte) (seen []string) {
 	return seen
 }
 
-// Whatever a handler does with its writer, it and its client see what they see without the middleware, and the replay
-// is the same again.
+// A handler may do anything with its writer. It and its client see what they see without the
+// middleware, and the replay is the same again.
 func FuzzWriter(f *testing.F) {
 	l, err := core.New(testutil.Memory())
 	if err != nil {

@@ -38,7 +38,8 @@ func TestFate_WhatIsRecorded(t *testing.T) {
 		r.POST("/all", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.KeepAnswer })), answerAs)
 		r.POST("/none", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.FreeKey })), answerAs)
 	})
-	// What becomes of the key by default. With KeepAnswer all but 401 and 407 are kept, with FreeKey none.
+	// The map has the default fate of the key. KeepAnswer keeps all answers except 401 and 407, and
+	// FreeKey keeps none.
 	const kept, freed, unknown = "kept", "freed", "unknown"
 	for status, want := range map[int]string{
 		200: kept, 201: kept, 302: kept, 402: kept, 404: kept, 410: kept, 412: kept, 500: kept, 501: kept, 502: kept,

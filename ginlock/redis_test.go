@@ -36,7 +36,8 @@ func secret(t testing.TB, id string) idempotency.EncryptionKey {
 	return idempotency.EncryptionKey{ID: id, AEAD: aead}
 }
 
-// What Redis holds while requests run, and afterwards, has an expiry: after every kind of middleware and outcome.
+// Every key in Redis has an expiry, while requests run and afterwards. That holds after every kind
+// of middleware and outcome.
 func TestNothingStaysForEver(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
@@ -162,7 +163,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// A lost claim or lock is told by the Locker's logger, with the route; the handler learns it from its context.
+// The Locker's logger reports a lost claim or lock, with the route. The handler learns of it from
+// its context.
 func TestLossIsLogged(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)

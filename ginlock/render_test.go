@@ -73,8 +73,8 @@ func answers(file string) map[string]gin.HandlerFunc {
 	}
 }
 
-// A client sees the same with the middleware and without, at the first try and at the retry, whatever middleware
-// compresses outside or inside of it.
+// A client sees the same with the middleware and without, at the first try and at the retry. It
+// does not matter which middleware compresses outside or inside of it.
 func TestWriter_Answers(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file.txt")
@@ -117,8 +117,8 @@ func TestWriter_Answers(t *testing.T) {
 	}
 }
 
-// A compression outside may hold the answer until the end, and say then how long it is: what it has removed from the
-// header stays removed.
+// A compression outside may hold the answer until the end, and say only then how long it is. A
+// header that it has removed stays removed.
 func TestOrder_HeaderChangedOutside(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
@@ -183,7 +183,8 @@ func (s *server) plainly(path, key string) answer {
 // String is what a failed test says.
 func (a answer) String() string { return fmt.Sprintf("%d %.60q %q", a.status, a.body, a.header) }
 
-// Server-sent events come one by one, while the handler runs; a retry is told that they were not kept.
+// Server-sent events come one by one, while the handler runs. A retry learns that they were not
+// kept.
 func TestTombstone_EventStream(t *testing.T) {
 	t.Parallel()
 	next := make(chan struct{})

@@ -87,7 +87,7 @@ func TestClaim_LostClaim(t *testing.T) {
 	s.order("k", "{}").want(t, 201, "run 2", true)
 }
 
-// The handler is told when the claim is lost.
+// The request's context ends when the claim is lost.
 func TestClaim_LossCancelsTheRequest(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
@@ -180,8 +180,9 @@ func TestCorruptRecord(t *testing.T) {
 	}
 }
 
-// A request that ends while Redis is asked, since its client hangs up or an outer deadline passes, says nothing about
-// Redis: with FailOpen it would run beside the one that has the key.
+// A request may end while Redis is asked, since its client hangs up or an outer deadline passes.
+// That says nothing about Redis. With FailOpen the request would run beside the one that has the
+// key.
 func TestOutage_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
 	var log lines

@@ -15,8 +15,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// What engine.NoRoute handles is not protected, and that is said once. It sets the default logger, so no
-// other test may run beside it.
+// A handler of engine.NoRoute is not protected, and one log line says so. The test sets the default
+// logger, so no other test may run beside it.
 func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()
@@ -51,7 +51,7 @@ func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
 }
 
 // A middleware outside renders what the handler left in c.Keys. The answer that it writes cannot be
-// recorded: a retry is told so, and does not get an empty 200.
+// recorded. A retry gets a problem that says so, not an empty 200.
 func TestErrors_KeysLeftToAnOuterWriter(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -79,7 +79,7 @@ func TestErrors_KeysLeftToAnOuterWriter(t *testing.T) {
 	}
 }
 
-// What a handler puts into c.Keys beside its answer changes nothing.
+// A value that a handler puts into c.Keys beside its answer changes nothing.
 func TestErrors_KeysBesideAnAnswer(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(c *gin.Context) {

@@ -79,8 +79,8 @@ var connectionForms = map[string]struct {
 	}},
 }
 
-// TestConnection: inside db.Connection each form is under its lock and on that connection, the only one that the pool
-// has here, or its error says what to do instead.
+// TestConnection: inside db.Connection each form runs under its lock and on that connection, the
+// only one of the pool here. Otherwise its error says what to do instead.
 func TestConnection(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -128,7 +128,8 @@ func TestConnection(t *testing.T) {
 	})
 }
 
-// TestBegin_FailsOnSQLite: the connection that was kept for the transaction is given back, and the key too.
+// TestBegin_FailsOnSQLite: the guard releases the connection that was kept for the transaction, and
+// the key too.
 func TestBegin_FailsOnSQLite(t *testing.T) {
 	t.Parallel()
 	dsn := "file:" + filepath.Join(t.TempDir(), "busy") + "?_pragma=busy_timeout(1)&_txlock=immediate"

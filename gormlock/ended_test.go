@@ -83,7 +83,8 @@ func TestTransaction_EndedByTheDatabase(t *testing.T) {
 				t.Fatalf("%s: %d orders were written outside of the transaction", name, n)
 			}
 			wantLeft(t, db, 42, 10)
-			eventually(t, "idle", func() bool { return inUse(t, db) == 0 }) // a group is told of before its connection is given back
+			// Callers learn the outcome of a group before the group releases its connection.
+			eventually(t, "idle", func() bool { return inUse(t, db) == 0 })
 			wantIdle(t, db, l, "k")
 		}
 	})

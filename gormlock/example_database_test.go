@@ -89,7 +89,7 @@ func ExampleOnce() {
 	// 1 payment
 }
 
-// Two read a row, both write it: the second one is told.
+// Two callers read a row, and both write it. The second one gets ErrStale.
 func ExampleVersion() {
 	type Page struct {
 		ID      uint

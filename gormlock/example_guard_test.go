@@ -29,8 +29,8 @@ func ExampleNew() {
 	defer locker.Close()
 	err = db.Use(gormlock.New(locker,
 		gormlock.Fenced(),                   // a holder that lost its lock without noticing commits nothing
-		gormlock.Protect(&Stock{}),          // a write without a guard is an error
-		gormlock.RememberSeals(time.Second), // what is sold out is not asked of Redis each time
+		gormlock.Protect(&Stock{}),          // a write without a guard fails
+		gormlock.RememberSeals(time.Second), // remembers for a second what is sold out
 	))
 	if err != nil {
 		log.Fatal(err)
@@ -196,8 +196,8 @@ func ExampleClaimKey() {
 	// 1 700 <nil>
 }
 
-// The token of a later sale is larger, so a warehouse that remembers the largest token it has seen
-// can refuse an order of a holder that lost its lock without noticing.
+// The token of a later sale is larger. A warehouse that remembers the largest token it has seen can
+// refuse an order of a holder that lost its lock without noticing.
 func ExampleToken() {
 	db, end := open(&Item{})
 	defer end()

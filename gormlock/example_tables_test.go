@@ -71,8 +71,8 @@ func ExamplePurge() {
 	// mail 7 is written
 }
 
-// The row is locked from the read on. Who does not want to wait for it is told at once (on SQLite, which has no row locks,
-// nobody has to).
+// The row is locked from the read on. A caller that does not want to wait for it gets an error at
+// once. SQLite has no row locks, so no caller has to wait there.
 func ExampleForUpdate_noWait() {
 	db, end := open(&Stock{})
 	defer end()

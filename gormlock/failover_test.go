@@ -14,8 +14,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestFailover_FenceHoldsTheLine: a Redis master dies before its replica has a lock, and Sentinel makes the replica the
-// master: the key is had twice, as each holder believes. The database lets the newer one in, and nobody else.
+// TestFailover_FenceHoldsTheLine: a Redis master dies before its replica has a lock, and Sentinel
+// makes the replica the master. Two holders now believe that they have the key. The database lets
+// the newer one in, and nobody else.
 func TestFailover_FenceHoldsTheLine(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

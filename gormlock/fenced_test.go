@@ -16,8 +16,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// numbered is a backend that grants whatever it is asked for, with a token that the test chooses: what a Redis is that
-// lost its data, or that another Redis was promoted in the place of.
+// numbered is a backend that grants every request, with a token that the test chooses. A Redis does
+// the same after it lost its data, or after another Redis was promoted in its place.
 type numbered struct {
 	core.Backend
 	token uint64
@@ -82,8 +82,8 @@ var fencedForms = map[string]func(ctx context.Context, db *gorm.DB) error{
 	},
 }
 
-// TestFenced_RefusesOlderHolders is invariant I2: a token registers only if it is larger than all before it, whatever
-// the lock says; the same number of another holder is not.
+// TestFenced_RefusesOlderHolders is invariant I2: a token registers only if it is larger than all
+// before it, whatever the lock says. The same number of another holder does not register.
 func TestFenced_RefusesOlderHolders(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -140,8 +140,9 @@ func TestFenced_SeveralTransactionsUnderOneLock(t *testing.T) {
 	})
 }
 
-// TestFenced_FirstStatement: the token registers before the transaction reads. A fence that is written last lets an
-// update be lost: the older holder reads, the newer one reads, the older writes, and so does the newer.
+// TestFenced_FirstStatement: the token registers before the transaction reads. A fence that is
+// written last lets an update be lost. The older holder reads, the newer one reads, the older one
+// writes, and so does the newer.
 func TestFenced_FirstStatement(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

@@ -15,8 +15,8 @@ import (
 // large is a name that needs new pages.
 var large = strings.Repeat("x", 1<<20)
 
-// fill lets the connections of a SQLite have no page more than there are, as on a full disk: small writes still fit in,
-// and a large one fails and takes its whole transaction along.
+// fill lets the connections of a SQLite have hardly more pages than there are, as on a full disk.
+// Small writes still fit in. A large write fails and takes its whole transaction along.
 func fill(t *testing.T, db *gorm.DB) {
 	t.Helper()
 	pool(t, db).SetMaxOpenConns(1) // to which the limit belongs
@@ -52,8 +52,9 @@ var fulls = map[string]func(tx *gorm.DB) error{
 	},
 }
 
-// TestFull_NothingIsCommittedAlone: SQLite rolls a transaction back by itself when the disk is full. Nobody is told
-// success, and nothing that a careless function does after it is there.
+// TestFull_NothingIsCommittedAlone: SQLite rolls a transaction back by itself when the disk is
+// full. No caller gets success, and nothing stays of what a careless function does after the
+// rollback.
 func TestFull_NothingIsCommittedAlone(t *testing.T) {
 	t.Parallel()
 	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

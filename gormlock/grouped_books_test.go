@@ -30,7 +30,7 @@ type chaos struct {
 	faults time.Duration        // between two, at most
 }
 
-// call is what one caller was told: the books must say the same.
+// call is one call with the outcome that its caller got: the books must say the same.
 type call struct {
 	id      int
 	key     string // there are two, so that groups run into deadlocks
@@ -40,9 +40,10 @@ type call struct {
 	err     error
 }
 
-// TestGrouped_Books: connections are cut at any place, and ended and interrupted by the server, there are deadlocks, locks
-// are lost, contexts end, groups take too long, functions fail, panic and go on after errors. Whoever was told success is in the books with all
-// that it wrote; whoever was told a failure is not there at all; no function ran twice.
+// TestGrouped_Books: connections are cut at any place, and the server ends and interrupts them.
+// There are deadlocks, locks are lost, contexts end, and groups take too long. Functions fail,
+// panic and go on after errors. If a caller got success, all that it wrote is in the books. If a
+// caller got a failure, nothing of it is there. No function ran twice.
 func TestGrouped_Books(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -149,7 +150,7 @@ func (c *call) run(ctx context.Context, db *gorm.DB, how chaos) (err error) {
 			go func() { _ = tx.WithContext(context.Background()).Create(&Entry{Call: -c.id}).Error }()
 		case 8:
 			return tx.Rollback().Error
-		case 9: // goes on, whatever it was told
+		case 9: // goes on after any error
 			for range 3 {
 				time.Sleep(rand.N(10 * time.Millisecond))
 				_ = write(tx)
@@ -196,7 +197,7 @@ func disturb(t *testing.T, db *gorm.DB, h *hooked, pause time.Duration, done cha
 	}
 }
 
-// audit compares what was told with what is there.
+// audit compares the outcomes that callers got with the entries.
 func audit(t *testing.T, db *gorm.DB, calls []*call) {
 	t.Helper()
 	var entries []Entry

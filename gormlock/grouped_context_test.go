@@ -64,7 +64,7 @@ func TestGrouped_ContextValues(t *testing.T) {
 type endsLate struct {
 	context.Context
 	returned atomic.Bool   // the caller's function
-	outcome  chan struct{} // closed when another caller was told the outcome
+	outcome  chan struct{} // closed when another caller has the outcome
 	ended    chan struct{}
 }
 
@@ -76,7 +76,7 @@ func (c *endsLate) Done() <-chan struct{} {
 	return c.ended
 }
 
-// An outcome that is there is told, also to a caller whose context has ended.
+// A caller gets an outcome that is there, also if its context has ended.
 func TestGrouped_OutcomeBeforeContext(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -114,7 +114,7 @@ func TestGrouped_OutcomeBeforeContext(t *testing.T) {
 	})
 }
 
-// What the driver sends as one text works in a group too.
+// Statements that the driver sends as one text work in a group too.
 func TestGrouped_MultiStatements(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, plain *gorm.DB) {

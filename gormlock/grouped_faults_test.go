@@ -16,8 +16,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestGrouped_CommitUnknown cuts the connection before and after COMMIT is done: the answer is ErrCommitUnknown for all,
-// and the key stays locked until its lease has run out.
+// TestGrouped_CommitUnknown cuts the connection before and after COMMIT is done. All callers get
+// ErrCommitUnknown, and the key stays locked until its lease has run out.
 func TestGrouped_CommitUnknown(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

@@ -205,7 +205,7 @@ func TestGrouped_EndedInTheMiddleOfAFailure(t *testing.T) {
 			}
 			wantLeft(t, db, 42, n)
 		}
-		// What came before a savepoint that was there is not in doubt.
+		// The work before an existing savepoint is not in doubt.
 		earlier := &caller{fn: func(tx *gorm.DB) error { return tx.Exec("SET @x = 1").Error }}
 		if db.Name() != "mysql" {
 			return

@@ -15,8 +15,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// lingering is a pool in which the block that ends a turn and begins the next stops for a while before or in its middle, and is
-// killed there.
+// lingering is a pool that delays the block which ends a turn and begins the next. The block stops
+// for a while before its work or in the middle of it, and is killed there.
 type lingering struct {
 	*sql.DB
 	before, middle atomic.Bool
@@ -67,9 +67,10 @@ func (t *lingeringTx) ExecContext(ctx context.Context, query string, args ...any
 	return t.Tx.ExecContext(ctx, query, args...)
 }
 
-// TestGrouped_KilledBetweenTwoTurns: on MariaDB a KILL QUERY hits the block that ends one turn and begins the next. Where it had
-// done nothing, nothing happens. Else the group is rolled back: nobody succeeds, and it is not unknown, unless a function may
-// have ended the transaction before.
+// TestGrouped_KilledBetweenTwoTurns: on MariaDB a KILL QUERY hits the block that ends one turn and
+// begins the next. If the block had done nothing, nothing happens. Otherwise the group is rolled
+// back, and nobody succeeds. The outcome is not unknown, unless a function may have ended the
+// transaction before.
 func TestGrouped_KilledBetweenTwoTurns(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

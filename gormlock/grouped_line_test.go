@@ -18,8 +18,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestGrouped_SeesWhatWasCommittedBeforeItCame: on MariaDB and MySQL a transaction reads what was there at its first read, so
-// who comes after that is in the next group. Where nothing was read, as by Decrement, and on PostgreSQL they are in one.
+// TestGrouped_SeesWhatWasCommittedBeforeItCame: on MariaDB and MySQL a transaction reads what was
+// there at its first read. A caller that comes after that read is in the next group. If nothing was
+// read, as by Decrement, both are in one group. On PostgreSQL they always are.
 func TestGrouped_SeesWhatWasCommittedBeforeItCame(t *testing.T) {
 	t.Parallel()
 	writes := map[string]func(tx *gorm.DB) error{
@@ -90,7 +91,7 @@ func TestGrouped_NoConnection(t *testing.T) {
 			return gormlock.Transaction(db.WithContext(ctx), "k", taker(42).fn, gormlock.Grouped(8), gormlock.WithWait(wait))
 		}
 		start := time.Now()
-		const soon = time.Second // but after the lock was had
+		const soon = time.Second // but after the lock's grant
 		for ended, waits := range map[error]func() error{
 			context.DeadlineExceeded: func() error { return call(t.Context(), soon) },
 			context.Canceled: func() error {
@@ -148,7 +149,7 @@ func (f *failsOnce) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.Conn
 
 func (f *failsOnce) GetDBConn() (*sql.DB, error) { return f.DB, nil }
 
-// TestGrouped_BeginFails: one of those who wait is told, and the others are in the next group.
+// TestGrouped_BeginFails: one of the waiters gets the error, and the others are in the next group.
 func TestGrouped_BeginFails(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")

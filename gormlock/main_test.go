@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
-// moreAtOnce lets more tests run at a time than there are processors, unless -parallel is given: they
-// wait for leases, locks and servers most of their time.
+// moreAtOnce lets more tests run at a time than there are processors, unless -parallel is given.
+// The tests wait for leases, locks and servers most of their time.
 func moreAtOnce() {
 	flag.Parse()
 	given := false

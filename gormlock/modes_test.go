@@ -71,8 +71,8 @@ func openMode(t *testing.T, db *gorm.DB, change func(*gomysql.Config, *pgx.ConnC
 	return opened
 }
 
-// TestOtherModes: fences, Once and Table hold whatever the driver counts as affected, however it sends arguments, and
-// whatever the default isolation, SQL mode and time zone are.
+// TestOtherModes: fences, Once and Table hold whatever the driver counts as affected, and however
+// it sends arguments. They hold whatever the default isolation, SQL mode and time zone are.
 func TestOtherModes(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, plain *gorm.DB) {

@@ -159,8 +159,9 @@ func TestOnce_PurgedAgainAndAgain(t *testing.T) {
 	})
 }
 
-// TestOnce_OneEffectPerLifeOfARow: many callers in several processes whose locks are all granted, while others purge what is
-// hardly there: each row had one effect, and everybody got the result of one.
+// TestOnce_OneEffectPerLifeOfARow: many callers run in several processes, and all their locks are
+// granted. Other callers purge rows that are hardly there. Each row had one effect, and everybody
+// got the result of one.
 func TestOnce_OneEffectPerLifeOfARow(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -227,8 +228,9 @@ func TestOnce_OneEffectPerLifeOfARow(t *testing.T) {
 	})
 }
 
-// TestOnce_ReadsNothingUncommitted: where MariaDB's sessions read what is not committed, who does not get the lock is not told a
-// result that may yet be rolled back; nor is one told what was there when its session began to read.
+// TestOnce_ReadsNothingUncommitted: MariaDB's sessions may read what is not committed. A caller
+// that does not get the lock must not get a result that may yet be rolled back. Nor may it get the
+// state from the moment when its session began to read.
 func TestOnce_ReadsNothingUncommitted(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

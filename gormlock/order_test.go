@@ -128,8 +128,9 @@ func TestOrder_LockBeginCommitUnlock(t *testing.T) {
 	})
 }
 
-// TestOrder_NoConnectionWhileLocking sees the same from outside, on the pools that users have: no connection is taken
-// when the lock is had, and what was written is there for others before it is free.
+// TestOrder_NoConnectionWhileLocking sees the same from outside, on the pools that users have. No
+// connection is in use when the caller acquires or releases the lock. Others can see what was
+// written before the key is free.
 func TestOrder_NoConnectionWhileLocking(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

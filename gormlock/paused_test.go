@@ -141,9 +141,10 @@ func pausedHolder(c *childProcess) error {
 	return nil
 }
 
-// TestFenced_PausedHolder: a holder is stopped beyond its TTL, another one sells, the first wakes. Nothing of it is
-// committed, whether or not it can know that its lock is lost. One that was stopped in its transaction has the fence,
-// so nobody else can sell, and what it commits, if it does, is not based on an old read.
+// TestFenced_PausedHolder: a holder is stopped beyond its TTL, another one sells, the first wakes.
+// Nothing of the first is committed, whether or not it can know that its lock is lost. A holder
+// that was stopped in its transaction has the fence, so nobody else can sell. If it commits, the
+// commit is not based on an old read.
 func TestFenced_PausedHolder(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

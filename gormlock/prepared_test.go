@@ -11,9 +11,9 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// TestPrepared_WaitingForBegin: GORM prepares a statement once for all who want it. A transaction that waits for a
-// connection, or for a fence, must not be the one that does: those who have what it waits for would wait for it, and
-// its error would be theirs.
+// TestPrepared_WaitingForBegin: GORM prepares a statement once for all who want it. A transaction
+// that waits for a connection, or for a fence, must not be the one that prepares. The transactions
+// that have the connection or fence would wait for it, and its error would be theirs.
 func TestPrepared_WaitingForBegin(t *testing.T) {
 	t.Parallel()
 	begins := map[string]func(db *gorm.DB) error{

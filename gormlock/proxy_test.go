@@ -20,14 +20,14 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// What a proxy does with a COMMIT.
+// A proxy treats a COMMIT in one of these ways.
 const (
 	pass      = iota
-	cutBefore // close the connection instead of forwarding it
-	cutAfter  // forward it, and close the connection when the answer comes
-	swallow   // forward it, and keep the answer
-	replace   // forward it, and send an error of the proxy's own instead of the answer
-	refuse    // send an error of the proxy's own instead of forwarding it, and close the connections
+	cutBefore // Close the connection instead of forwarding it.
+	cutAfter  // Forward it, and close the connection when the answer comes.
+	swallow   // Forward it, and keep the answer.
+	replace   // Forward it, and send an error of the proxy's own instead of the answer.
+	refuse    // Send an error of the proxy's own instead, and close the connections.
 )
 
 // proxy stands between a driver and its server.
@@ -35,8 +35,8 @@ type proxy struct {
 	listener net.Listener
 	upstream string
 	do       atomic.Int32
-	chance   atomic.Int32 // of 1000 chunks to a server, so many are cut before or after, whatever they are
-	failure  atomic.Value // []byte, the error of replace and refuse as the driver reads it
+	chance   atomic.Int32 // Cuts before or after so many of 1000 chunks to a server, of any kind.
+	failure  atomic.Value // A []byte, the error of replace and refuse as the driver reads it.
 	all      sync.WaitGroup
 
 	mu    sync.Mutex

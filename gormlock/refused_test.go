@@ -14,8 +14,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestTransaction_LocksBeforeGORMMakesAnything: who does not get the key, as it is sealed or taken, sends no SQL, takes no
-// connection, and GORM prepares no transaction for it, which takes several times as much as is left.
+// TestTransaction_LocksBeforeGORMMakesAnything: a caller that does not get the key, as it is sealed
+// or taken, sends no SQL and takes no connection. GORM prepares no transaction for it, which would
+// take several times as much as the rest.
 func TestTransaction_LocksBeforeGORMMakesAnything(t *testing.T) { // not parallel: it counts
 	for _, prepared := range []bool{false, true} {
 		db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard, PrepareStmt: prepared})

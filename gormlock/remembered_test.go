@@ -14,8 +14,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestSealWhenOut_RememberedCostsNothing: an attempt that is answered from memory is over before GORM prepares anything
-// for it, whose transaction alone takes more than twice as many allocations.
+// TestSealWhenOut_RememberedCostsNothing: an attempt that is answered from memory is over before
+// GORM prepares anything for it. GORM's transaction alone takes more than twice as many
+// allocations.
 func TestSealWhenOut_RememberedCostsNothing(t *testing.T) { // not parallel: it counts
 	db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)

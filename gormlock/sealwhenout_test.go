@@ -101,8 +101,8 @@ func (j *journal) length() int {
 	return len(j.events)
 }
 
-// TestSealWhenOut_TurnsLaterBuyersAway: after it is sold out an attempt is one round trip and no SQL, in this process
-// and in others; after a restock they buy again.
+// TestSealWhenOut_TurnsLaterBuyersAway: after the stock is sold out, an attempt is one round trip
+// and no SQL, in this process and in others. After a restock, attempts buy again.
 func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

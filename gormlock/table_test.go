@@ -159,8 +159,8 @@ func TestTable_Guards(t *testing.T) {
 	})
 }
 
-// TestTable_ClockOfTheDatabase: what a row's end is compared with is the database's clock, which is an hour ahead in
-// one session here, and its time zone does not matter.
+// TestTable_ClockOfTheDatabase: the database's clock decides whether a row's end has passed. That
+// clock is an hour ahead in one session here, and its time zone does not matter.
 func TestTable_ClockOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	ahead := map[string][]string{
@@ -196,8 +196,8 @@ func TestTable_ClockOfTheDatabase(t *testing.T) {
 	})
 }
 
-// TestTable_ReturnsInTime: a row that somebody else has locked keeps no call beyond its context, or the time-out, and
-// nothing is held by a call that was given up.
+// TestTable_ReturnsInTime: a row that somebody else has locked keeps no call beyond its context, or
+// the time-out. A call that was given up holds nothing.
 func TestTable_ReturnsInTime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

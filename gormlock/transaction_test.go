@@ -271,8 +271,9 @@ func TestErrGuardTooLate_OuterGoesOn(t *testing.T) {
 	})
 }
 
-// TestErrGuardTooLate_HiddenSavepoint: GORM hides that a SAVEPOINT was not sent on SQLite and PostgreSQL, and calls the
-// block. What the block writes without the guard must not stay if the block fails.
+// TestErrGuardTooLate_HiddenSavepoint: GORM hides that a SAVEPOINT was not sent on SQLite and
+// PostgreSQL, and calls the block. If the block fails, nothing that it wrote without the guard may
+// stay.
 func TestErrGuardTooLate_HiddenSavepoint(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -14,7 +14,7 @@ import (
 var errUndone = errors.New("undone")
 
 // TestNested_ContextEnded: the context of a nested block ends, so that ROLLBACK TO cannot be sent
-// with it. What the block wrote must not be committed all the same.
+// with it. The block's writes must not be committed even then.
 func TestNested_ContextEnded(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

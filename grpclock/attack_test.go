@@ -83,7 +83,7 @@ func TestForgedRecords(t *testing.T) {
 			t.Fatalf("%s ran", name)
 		}
 	}
-	// What is well formed is taken, but for metadata that is not ours to send.
+	// A well-formed record is taken, except for metadata that is not ours to send.
 	forge("good", &claim.Record{Body: body(&order{Run: 7}), Header: map[string][]string{
 		"header:set-cookie": {"x"}, "header:grpc-status": {"5"}, "trailer:grpc-status-details-bin": {"x"}, "header::path": {"x"},
 		"x-plain": {"x"}, "header:": {"x"}, "trailer:idempotency-replayed": {"false"}, "header:ok": {"y"},
@@ -153,7 +153,8 @@ func TestByMetadata_ClaimTakenOver(t *testing.T) {
 	s.create("k", &request{}).want(t, 2, true)
 }
 
-// A handler that gives up since its claim is lost is not a cancelled client; one that fails otherwise says why.
+// A handler that gives up since its claim is lost is not a canceled client. A handler that fails
+// otherwise says why.
 func TestByMetadata_ClaimLost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
@@ -296,6 +297,6 @@ func TestByKey_EnumsAndBools(t *testing.T) {
 	ask(t.Context(), s.Create, r(1, false)).want(t, 2, false)
 	ask(t.Context(), s.Create, r(1, true)).want(t, 3, false)
 	ask(t.Context(), s.Create, r(0, false)).want(t, 1, true)
-	// In a oneof what is not set can be told from false.
+	// In a oneof, a field that is not set differs from false.
 	ask(t.Context(), s.Create, &request{}).wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 }

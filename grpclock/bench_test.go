@@ -17,8 +17,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// What an interceptor costs beside the bare server, on sockets: its own work alone, with a backend in memory, and all
-// with one Redis.
+// BenchmarkUnary compares an interceptor with the bare server, on sockets. It measures the
+// interceptor's own work alone, with a backend in memory, and all of it with one Redis.
 //
 //	go run ./testutil/servers go test -run '^$' -bench Unary -benchmem ./grpclock
 func BenchmarkUnary(b *testing.B) {
@@ -77,7 +77,7 @@ func BenchmarkUnary(b *testing.B) {
 	}
 }
 
-// What a retry must repeat is read once, whatever is in it.
+// The fingerprint reads once what a retry must repeat, whatever is in it.
 func BenchmarkFingerprint(b *testing.B) {
 	for name, r := range map[string]*request{"full": full(), "100KB": {Blob: make([]byte, 100<<10)}} {
 		b.Run(name, func(b *testing.B) {

@@ -136,7 +136,7 @@ func ExampleLockByKey() {
 		fmt.Println("token:", token > 0, err)
 		return &testpb.Order{}, nil
 	}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}",
-		idempotency.Wait(5*time.Second), // by default the second is told that it is busy
+		idempotency.Wait(5*time.Second), // by default the second learns that the key is busy
 		idempotency.WithLocker(locker))))
 	defer stop()
 	_, err := testpb.NewOrdersClient(conn).Grab(with(), &testpb.Request{OrderId: "7"})

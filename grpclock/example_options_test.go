@@ -129,7 +129,7 @@ func ExampleFingerprint() {
 	// FailedPrecondition IDEMPOTENCY_KEY_REUSED
 }
 
-// An answer that is too large to be kept is sent; a retry is told that it ran.
+// An answer that is too large to be kept is sent. A retry learns that the call ran.
 func ExampleByMetadata_maxBody() {
 	locker := exampleLocker()
 	defer locker.Close()

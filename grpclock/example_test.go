@@ -67,7 +67,7 @@ func Example() {
 }
 
 // A handler hands its token, which grows with each holder, to a resource that remembers the largest
-// one: the resource refuses a holder that lost the lock without noticing.
+// one. The resource refuses a holder that lost the lock without noticing.
 func ExampleToken() {
 	locker := exampleLocker()
 	defer locker.Close()

@@ -158,7 +158,7 @@ func TestFingerprint_DeepMessages(t *testing.T) {
 	}
 }
 
-// What a client leaves out, or fills in with what is the default, and fields that only a newer server knows.
+// Some fields a client leaves out, or fills in with the default. Others only a newer server knows.
 func TestFingerprint_OnTheWire(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -170,8 +170,9 @@ func TestFingerprint_OnTheWire(t *testing.T) {
 	s.create("k", r).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
-// A request of nothing but small fields that this process does not know, as large as a server takes by default, costs no
-// multiple of its size that matters. Not parallel: what is allocated is counted for the whole process.
+// The request has only small fields that this process does not know, and is as large as a server
+// takes by default. It costs no multiple of its size that matters. The test is not parallel: it
+// counts the allocations of the whole process.
 func TestFingerprint_ManyFields(t *testing.T) {
 	var r request
 	wire := bytes.Repeat([]byte{0xb0, 0x06, 1, 0xa8, 0x06, 1}, 4<<20/6) // 102: 1, 101: 1

@@ -86,7 +86,7 @@ func TestByMetadata_NoSideEffects(t *testing.T) {
 	ask(t.Context(), s.Get, &request{}).want(t, 3, false)
 }
 
-// What an inner interceptor refuses is not the handler's answer, and is not recorded.
+// A refusal of an inner interceptor is not the handler's answer, and is not recorded.
 func TestRefusal_OfInnerInterceptor(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

@@ -60,7 +60,7 @@ func TestPrincipal_AnonymousCredentials(t *testing.T) {
 	}
 }
 
-// Whoever may not come in does not get a replay either.
+// A client that may not come in does not get a replay either.
 func TestPrincipal_AuthenticationFirst(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

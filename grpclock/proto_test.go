@@ -97,7 +97,7 @@ func (b *broken) NoKey(context.Context, *request) (*order, error)          { ret
 func (b *broken) Ambiguous(context.Context, *request) (*order, error)      { return b.run() }
 func (b *broken) ShortRetention(context.Context, *request) (*order, error) { return b.run() }
 
-// What Check finds is also what fails at the first call.
+// A mistake that Check finds also fails the first call.
 func TestByProto_WrongOptions(t *testing.T) {
 	t.Parallel()
 	b := &broken{}
@@ -250,8 +250,8 @@ func serveDynamic(t testing.TB, d protoreflect.ServiceDescriptor, runs *atomic.I
 	return serveWith(t, func(r grpc.ServiceRegistrar) { r.RegisterService(&desc, struct{}{}) }, opts...)
 }
 
-// A server without generated code reads the same options, as an unknown field or as a dynamic extension, and shares its
-// records with one that has it.
+// A server without generated code reads the same options, as an unknown field or as a dynamic
+// extension. It shares its records with a server that has the code.
 func TestByProto_DynamicTypes(t *testing.T) {
 	t.Parallel()
 	for name, withOption := range map[string]bool{"unknown field": false, "dynamic extension": true} {

@@ -57,7 +57,8 @@ func TestRefusal_RetryPolicy(t *testing.T) {
 	}
 }
 
-// What the package's text warns of: with a header the refusal is an answer for the client's policy.
+// The package's text warns of this case: with a header the refusal is an answer for the client's
+// policy.
 func TestRefusal_HeaderSetOutside(t *testing.T) {
 	t.Parallel()
 	var runs, tries atomic.Int64
@@ -79,7 +80,7 @@ func TestRefusal_HeaderSetOutside(t *testing.T) {
 	(<-first).want(t, 1, false)
 }
 
-// cutter is a proxy that cuts all its connections when it is told to.
+// cutter is a proxy that cuts all its connections on demand.
 type cutter struct {
 	addr  string
 	mu    sync.Mutex
@@ -129,8 +130,8 @@ func (c *cutter) cut() {
 	clear(c.conns)
 }
 
-// The connection is cut after the handler ran and before its answer is sent: gRPC's own retry gets that answer, with
-// the same key, which nobody but the client's interceptor chose.
+// The connection is cut after the handler ran and before its answer is sent. gRPC's own retry gets
+// that answer, with the same key. Nobody but the client's interceptor chose that key.
 func TestClient_RetryAfterLostAnswer(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

@@ -50,7 +50,8 @@ func (s *server) untilUnknown(t testing.TB) {
 	}
 }
 
-// hangUp calls Create and ends before the answer, by a deadline or by cancelling when the handler is at the gate.
+// hangUp calls Create and ends before the answer. It ends by a deadline, or by canceling when the
+// handler is at the gate.
 func (s *server) hangUp(t testing.TB, g *gate, deadline bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -66,7 +66,7 @@ func TestWiringPanics(t *testing.T) {
 	}
 }
 
-// What the README shows.
+// TestContract wires the interceptors as the README shows.
 func TestContract(t *testing.T) {
 	t.Parallel()
 	grpc.NewServer(grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key"))).Stop()

@@ -12,8 +12,8 @@ import (
 	"github.com/onelane/onelane/idempotency"
 )
 
-// A redirect that repeats the call keeps its key, over two hops and to another path. The key is told
-// once.
+// A redirect that repeats the call keeps its key, over two hops and to another path. OnKey gets the
+// key once.
 func TestTransport_RedirectKeepsTheKey(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {

@@ -52,12 +52,12 @@ var moments = []string{beforeHandler, beforeEffect, afterEffect, beforeRecord, a
 // payment is a service whose handler has one effect. The process that dies and the one that serves the
 // retry have one each.
 type payment struct {
-	Redis   []string // addresses of one Redis or of a quorum
-	Prefix  string   // of the keys there
-	Table   string   // or the file of a database with locks
-	Effects string   // a file with a line for each effect, or a database for modeOnce
+	Redis   []string // Addresses of one Redis or of a quorum.
+	Prefix  string   // The prefix of the keys there.
+	Table   string   // Or the file of a database with locks.
+	Effects string   // A file with a line for each effect, or a database for modeOnce.
 	Mode    string
-	Dies    string // or empty
+	Dies    string // The moment of its death, or empty.
 }
 
 const (
@@ -337,7 +337,7 @@ func (p payment) dies(t *testing.T) string {
 	return answer
 }
 
-// Whenever the process dies, the retry that another process serves is told the truth, and nothing
+// Whenever the process dies, the retry that another process serves gets the truth, and nothing
 // happens twice. The exception is RunAgain alone, which says that a second run does no harm.
 func TestCrash(t *testing.T) {
 	t.Parallel()
@@ -432,7 +432,7 @@ func (p payment) crash(t *testing.T, moment string) string {
 	if code != wantCode || effects != wantEffects {
 		t.Errorf("the retry got %q %q after %d effects, want %q and %d effects", body, code, effects, wantCode, wantEffects)
 	}
-	// Whatever came out stays.
+	// The outcome of the first retry stays.
 	again, codeAgain, err := post(server.URL)
 	check(t, err)
 	if code == "" && (again != body || codeAgain != "replay") || p.effects(t) != effects {

@@ -12,8 +12,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// After StillUnknown the next Recover is told about the retry that did nothing, not about the run that may have
-// charged.
+// After StillUnknown the next Recover gets the run that may have charged, not the retry that did
+// nothing.
 func TestRecover_ToldOfTheFirstRun(t *testing.T) {
 	var runs atomic.Int64
 	var told []idempotency.Run

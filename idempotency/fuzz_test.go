@@ -14,8 +14,8 @@ import (
 	"github.com/onelane/onelane/idempotency"
 )
 
-// The key that a body has is what a handler finds in it: as a struct, and as a map if the name is written
-// as in the template.
+// The key that a body has is what a handler finds in it as a struct. A handler finds the same in a
+// map if the name is written as in the template.
 func FuzzJSONMember(f *testing.F) {
 	for _, seed := range []string{
 		`{"order":{"id":7}}`, `{"order":{"id":"7"}}`, `{"Order":{"ID":7}}`, `{"order":{"id":7,"id":8}}`, `{"order":{"id":1e3}}`,

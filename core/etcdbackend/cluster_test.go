@@ -20,8 +20,8 @@ func TestConformance_Cluster(t *testing.T) {
 	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Open(t, etcdbackend.New(client)) })
 }
 
-// Whatever happens to a minority, or to all members in turn, a key has one holder at a time, its
-// tokens increase, and locks are given out again.
+// A key has one holder at a time, its tokens increase, and locks are granted again. That holds
+// whatever happens to a minority, or to all members in turn.
 func TestCluster_Faults(t *testing.T) {
 	for name, fault := range map[string]func(t *testing.T, etcd testutil.EtcdMembers){
 		"LeaderKilled": func(_ *testing.T, etcd testutil.EtcdMembers) { etcd.Leader().Kill() },

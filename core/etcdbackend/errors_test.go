@@ -104,7 +104,7 @@ func TestTimeout_ServerHangs(t *testing.T) {
 	}
 }
 
-// What etcd refuses for good is said at once, with what to do.
+// A permanent error of etcd ends the call at once, and its text says what to do.
 func TestPermanentErrors_SayWhatToDo(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t, "--max-request-bytes", "2000")

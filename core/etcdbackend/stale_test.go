@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// staleLeader is a client's Lease whose questions are answered by a member that was stopped before
-// the lease was granted, and that still takes itself for the leader.
+// staleLeader is a client's Lease that asks a member which was stopped before the lease was
+// granted. That member still takes itself for the leader.
 type staleLeader struct{ clientv3.Lease }
 
 func (staleLeader) TimeToLive(
@@ -23,8 +23,8 @@ func (staleLeader) TimeToLive(
 	return &clientv3.LeaseTimeToLiveResponse{ID: id, TTL: -1}, nil
 }
 
-// A process that is told that a key's etcd lease does not exist does not take the key over while it is
-// there.
+// A stale member answers that a key's etcd lease does not exist. The process that asked does not
+// take the key over while the key is there.
 func TestTakeover_StaleLeader(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t)

@@ -225,7 +225,7 @@ func TestOrphan_ShownAndUnsealed(t *testing.T) {
 	}
 }
 
-// What ls prints are the keys as the services named them, whatever they hold, and no others.
+// The ls command prints the keys as the services named them, whatever they contain, and no others.
 func TestList_OddKeysAndJSON(t *testing.T) {
 	t.Parallel()
 	for name, prefix := range map[string]string{"prefix": "shop*:", "no prefix": ""} {

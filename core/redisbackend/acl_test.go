@@ -20,8 +20,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// The smallest user that works, as doc.go has it: without one of the needed commands something does
-// not work, and with the others something works better.
+// The smallest user that works, as doc.go has it. Without one of the needed commands something does
+// not work. With the others something works better.
 var (
 	neededCommands = []string{"evalsha", "eval", "get", "set", "del", "pttl", "pexpire", "time"}
 	betterCommands = []string{"hello", "ping", "publish", "subscribe", "unsubscribe", "spublish", "ssubscribe", "sunsubscribe",

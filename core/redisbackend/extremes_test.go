@@ -40,7 +40,7 @@ func TestExtremes_Durations(t *testing.T) {
 	}
 }
 
-// Two goroutines release one lock: one of them is told that it did.
+// Two goroutines release one lock. Only one of them learns that it did.
 func TestRelease_TwoAtOnce(t *testing.T) {
 	t.Parallel()
 	l := locker(t, one(testutil.Redis(t).Client()))

@@ -267,7 +267,7 @@ func TestFormat_Values(t *testing.T) {
 	matches(t, client, "{bare}:fence", "%d", token(t, k)+255)
 }
 
-// What the masters of a quorum hold.
+// The masters of a quorum hold these keys and values.
 func TestFormat_Quorum(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)

@@ -183,7 +183,8 @@ func (c *lateConn) Do(ctx context.Context, commands ...*driver.Command) (<-chan 
 func (c *lateConn) Address() string { return "late" }
 func (c *lateConn) Close() error    { return nil }
 
-// A call that was given up may still write its replies. The race detector tells if Ping reads them.
+// A call that was given up may still write its replies. If Ping reads them, the race detector fails
+// the test.
 func TestPing_GivenUp(t *testing.T) {
 	t.Parallel()
 	conn := &lateConn{written: make(chan struct{}, 1)}

@@ -33,7 +33,7 @@ func TestCommands_OfALock(t *testing.T) {
 		ok(t, "Release", k.Release(t.Context()))
 	})
 	delete(counts, "keys")
-	// What the script calls is counted, too.
+	// The counts include the commands that the script calls.
 	wantCounts := map[string]int64{"set": 1, "evalsha": 1, "get": 1, "del": 1, "publish": 1}
 	if !maps.Equal(counts, wantCounts) {
 		t.Errorf("a lock took %v, want %v", counts, wantCounts)

@@ -23,11 +23,11 @@ import (
 type proxy struct {
 	net.Listener
 	target string
-	cut    atomic.Int64 // how many replies to lose, each with its connection
-	delay  atomic.Int64 // how long to keep the next request back, in ns
-	late   atomic.Int64 // how long to keep each reply back, in ns
-	lose   atomic.Bool  // requests, without a sign
-	part   atomic.Int64 // how many bytes of the next reply to let through before its connection ends; 0: all
+	cut    atomic.Int64 // How many replies to lose, each with its connection.
+	delay  atomic.Int64 // How long to keep the next request back, in ns.
+	late   atomic.Int64 // How long to keep each reply back, in ns.
+	lose   atomic.Bool  // Requests are lost without a sign.
+	part   atomic.Int64 // How many bytes of the next reply pass before its connection ends; 0: all.
 }
 
 var handshake = regexp.MustCompile(`(?i)\r\n(hello|client|ping)\r\n`)

@@ -11,7 +11,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// durable starts masters that keep their data when they are restarted, but for the first few.
+// durable starts masters that keep their data when they are restarted, except the first few.
 func durable(t *testing.T, n, forgetful int) (nodes testutil.Nodes) {
 	for i := range n {
 		if i < forgetful {
@@ -23,7 +23,7 @@ func durable(t *testing.T, n, forgetful int) (nodes testutil.Nodes) {
 	return nodes
 }
 
-// tellsSeal checks that a caller is told the value.
+// tellsSeal checks that a caller gets the value of the seal.
 func tellsSeal(t *testing.T, l *core.Locker, key, value string) {
 	t.Helper()
 	_, err := l.TryAcquire(t.Context(), key)

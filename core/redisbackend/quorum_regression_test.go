@@ -243,8 +243,8 @@ func TestRegression_QuorumFailedAdoption(t *testing.T) {
 	}
 }
 
-// A Seal, or the Release of a lock with an orphan, that one node did not get must not leave a lease there
-// which hides what was decided while another node is down.
+// One node misses a Seal, or the Release of a lock with an orphan. No lease may stay on that node:
+// it would hide what was decided while another node is down.
 func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"Seal", "Release of a lock with an orphan"} {

@@ -180,7 +180,7 @@ func TestQuorum_LargeSeal(t *testing.T) {
 	}
 }
 
-// What a majority keeps, a slow node keeps too, also if the caller cancels its context meanwhile.
+// A slow node keeps what a majority keeps, also if the caller cancels its context meanwhile.
 func TestQuorum_SlowNodeKeepsUp(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)

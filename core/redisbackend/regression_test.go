@@ -330,7 +330,8 @@ func TestRegression_LargeReplyInSegments(t *testing.T) {
 	}
 }
 
-// What the user of a Locker sees: an adoption that timed out made the orphan free, and the next caller runs a second time.
+// A Locker's caller saw this: an adoption that timed out made the orphan free, and the next caller
+// ran a second time.
 func TestRegression_CoreAdoptionTimesOut(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

@@ -108,7 +108,7 @@ func TestReplicas_OneStopped(t *testing.T) {
 			t.Error("the lock was not given back")
 		}
 	}
-	// What others hold is known without replicas.
+	// A call learns without replicas that another caller holds the key.
 	_, err := both.TryAcquire(t.Context(), "before", core.WithTag("second"))
 	want(t, "TryAcquire of a held key", err, core.ErrTaken)
 

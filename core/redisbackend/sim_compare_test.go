@@ -93,7 +93,7 @@ func compareHistory(t *testing.T, client *redis.Client, seed uint64, off simRule
 // storedEnd is when a value ends that replaced VOID.
 var storedEnd = regexp.MustCompile(`^(\d+ \d )@(\d+) `)
 
-// sameStored compares what is stored in two keys, but for a little time.
+// sameStored reports whether two keys store the same, except for a little time.
 func sameStored(real, ours string) bool {
 	a, b := storedEnd.FindStringSubmatch(real), storedEnd.FindStringSubmatch(ours)
 	if a == nil || b == nil {

@@ -188,7 +188,7 @@ func TestQuorum_DeadlineCountsFromSending(t *testing.T) {
 	}
 }
 
-// A node whose clock differs too much refuses new keys. Which way it differs is seen.
+// A node whose clock differs too much refuses new keys. The process sees which way it differs.
 func TestHealth_ClockSkew(t *testing.T) {
 	t.Parallel()
 	if err := stage(t, 3, simRules{}, func(s *simStage) error {

@@ -18,9 +18,9 @@ const (
 	opEnd               // the holder stops to believe in its lease
 	opRelease
 	opSeal
-	opSealed   // somebody was told the value
-	opOrphaned // somebody was told of the orphan
-	opFree     // somebody was told that the key is free
+	opSealed   // somebody got the value
+	opOrphaned // somebody learned of the orphan
+	opFree     // somebody learned that the key is free
 	opUnseal
 	opGhost // an Acquire that failed may have left an orphan
 )

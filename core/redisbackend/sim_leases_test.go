@@ -111,7 +111,7 @@ var leaseSchedules = []schedule{
 		return nil
 	}},
 	// A's context ends while the record of its orphan is under way. While A takes everything back,
-	// others must not be told that A left an orphan: it never held the key.
+	// no other process may see an orphan of A: A never held the key.
 	{"FailedAttemptIsNoOrphan", 5, nil, func(s *simStage) error {
 		b, orphaned := s.as("B"), false
 		for range 100 {
@@ -146,8 +146,8 @@ var leaseSchedules = []schedule{
 	rollingRestart(3), rollingRestart(5),
 }
 
-// rollingRestart restarts all nodes empty, one after the other, while a lock is held and another
-// process keeps asking for the key. What that is granted on a restarted node raises its ballot.
+// rollingRestart restarts all nodes empty, one after the other, while a lock is held. Another
+// process keeps asking for the key. A grant to it on a restarted node raises that node's ballot.
 func rollingRestart(nodes int) schedule {
 	broken := map[string]simRules{"noRetake": {noRetake: true}, "retakeLess": {retakeLess: true}}
 	return schedule{fmt.Sprintf("RollingRestartKeepsLock%d", nodes), nodes, broken, func(s *simStage) error {

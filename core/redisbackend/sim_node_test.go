@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// simRules are the rules that a simulated node can break, also on behalf of the callers: a value that
-// it says it accepted and did not, for example, is a value that was never repaired.
+// simRules are the rules that a simulated node can break, also on behalf of the callers. For
+// example, a value that a node claims to have accepted, and did not, was never repaired.
 type simRules struct {
-	trust      bool // a value on a minority is answered as it is: repairs are not stored
-	highest    bool // a repair keeps the stamp of the value
-	noPromise  bool // a holder's seal ignores later promises
-	tie        bool // one number is promised to two proposers
-	regrant    bool // a duplicate of the owner's acquire raises the ballot
-	noVoid     bool // a holder does not void leftovers
-	noAbstain  bool // a restarted node grants at once
-	noPrepare  bool // the token is the maximum of the ballots, which no majority promised
-	anyClock   bool // a caller with a wrong clock gets new keys
-	noHeal     bool // a decided value is not written to the nodes that lack it
-	noRetake   bool // Extend does not take the key again
-	retakeLess bool // Extend takes the key again only where the ballot is not larger
-	oldStamps  bool // a late copy of an earlier accept replaces a later value
-	noRaise    bool // Release does not raise the promise
-	forgetVoid bool // a value that replaces VOID ends it
+	trust      bool // A value on a minority is answered as it is: repairs are not stored.
+	highest    bool // A repair keeps the stamp of the value.
+	noPromise  bool // A holder's seal ignores later promises.
+	tie        bool // One number is promised to two proposers.
+	regrant    bool // A duplicate of the owner's acquire raises the ballot.
+	noVoid     bool // A holder does not void leftovers.
+	noAbstain  bool // A restarted node grants at once.
+	noPrepare  bool // The token is the maximum of the ballots, which no majority promised.
+	anyClock   bool // A caller with a wrong clock gets new keys.
+	noHeal     bool // A decided value is not written to the nodes that lack it.
+	noRetake   bool // Extend does not take the key again.
+	retakeLess bool // Extend takes the key again only where the ballot is not larger.
+	oldStamps  bool // A late copy of an earlier accept replaces a later value.
+	noRaise    bool // Release does not raise the promise.
+	forgetVoid bool // A value that replaces VOID ends it.
 }
 
 // simNode does what the scripts lua/quorum_*.lua do. Its caller locks it.

@@ -47,9 +47,9 @@ type simFault struct {
 type simKind int
 
 const (
-	simMixed    simKind = iota // everything but what loses data or leases
-	simExpiring                // leases end too soon: tokens, seals and orphans must be right all the same
-	simEmptying                // nodes restart empty one after the other: leases and tokens must be right
+	simMixed    simKind = iota // Everything except faults that lose data or leases.
+	simExpiring                // Leases end too soon. Tokens, seals and orphans must be right.
+	simEmptying                // Nodes restart empty in turn. Leases and tokens must be right.
 	simKinds
 )
 

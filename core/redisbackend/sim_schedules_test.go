@@ -130,7 +130,8 @@ var sealSchedules = []schedule{
 		}
 		return s.sealed("B", "v")
 	}},
-	// A seal that only one node has is answered to one reader and must be what all are told.
+	// Only one node has a seal, and one reader gets it as the answer. All later readers must get it
+	// too.
 	{"AnsweredSealIsEverybodys", 3, map[string]simRules{"trust": {trust: true}}, func(s *simStage) error {
 		a := s.must("A")
 		s.reach("A", 0)

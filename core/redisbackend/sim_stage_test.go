@@ -94,7 +94,7 @@ func (s *simStage) release(name string, g core.Grant) error {
 	return err
 }
 
-// sealed checks that a process is told the value.
+// sealed checks that a process gets the value of the seal.
 func (s *simStage) sealed(name, value string) error {
 	_, err := s.acquire(name)
 	var sealed *core.SealedError

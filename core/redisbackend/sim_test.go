@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// The simulation: clients drive the verbs of the quorum on 3 or 5 simulated nodes, in fake time, while
-// messages are lost, late and repeated, nodes hang, restart and forget, links are cut, clocks differ,
-// and processes die in the middle of a seal. What they saw is checked against the model.
+// The simulation: clients drive the verbs of the quorum on 3 or 5 simulated nodes, in fake time.
+// Messages are lost, late and repeated. Nodes hang, restart and forget, links are cut, and clocks
+// differ. Processes die in the middle of a seal. The model checks what the clients saw.
 //
 //	ONELANE_LONG=1 go test -run 'TestSimulation$' ./core/redisbackend                # as in .ci/run
 //	ONELANE_SIM_SEEDS=5000 go test -run 'TestSimulation$' -v ./core/redisbackend   # more of them

@@ -18,7 +18,7 @@ type far struct {
 	core.Backend
 	n    func(int) int
 	rash bool // Watch returns before it is subscribed: against the rule
-	deaf bool // nobody is told anything
+	deaf bool // no watcher gets a signal
 }
 
 func (b far) travel() { time.Sleep(time.Duration(b.n(3000)) * time.Microsecond) }

@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A change that arrives when the key is another's changes nothing, even if the node has been deleted
-// and made again since, so that its version is the same.
+// A change that arrives when another owner has the key changes nothing. That holds even if the node
+// has been deleted and made again since, so that its version is the same.
 func TestDelayed_OthersLeaseStays(t *testing.T) {
 	t.Parallel()
 	node := shared(t)

@@ -47,7 +47,7 @@ func TestRoot_ParentForbidsNewNodes(t *testing.T) {
 	ok(t, "Acquire", err)
 }
 
-// The reply of an adoption is lost. What the orphan stands for is not over.
+// The reply of an adoption is lost. The work that the orphan stands for is not over.
 func TestLostReply_FailedAdoptionLeavesAnOrphan(t *testing.T) {
 	t.Parallel()
 	node := shared(t)

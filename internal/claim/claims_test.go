@@ -289,7 +289,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// What protobuf does not take as text must not keep an answer from being recorded.
+// A text that protobuf does not take must not keep an answer from being recorded.
 func TestComplete_OddInstanceAndRequestID(t *testing.T) {
 	t.Parallel()
 	c := newClaims(memoryLocker(t, core.WithInstance("h\xe9te")))

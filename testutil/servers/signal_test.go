@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// zombie says whether a process has ended and nobody has asked how, as in containers without an init process.
+// zombie reports whether a process has ended and nobody has asked how, as in containers without an
+// init process.
 func zombie(pid int) bool {
 	out, _ := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
 	return strings.HasPrefix(string(out), "Z")

@@ -22,8 +22,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// soon is far more than the node time-out of these tests, and less than it takes rueidis to notice by
-// itself that a connection is silent.
+// soon is far more than the node time-out of these tests. It is less than the time after which
+// rueidis notices by itself that a connection is silent.
 const soon = 7 * time.Second
 
 func quick(b redisbackend.Config) redisbackend.Config {
@@ -52,8 +52,8 @@ func TestFault_Killed(t *testing.T) {
 	})
 }
 
-// A server that hangs fails all calls in time, also more than a connection takes. What it runs later
-// stays for nobody.
+// A server that hangs fails all calls in time, also more calls than a connection takes. When it
+// goes on, the commands that it runs late leave no lock behind.
 func TestFault_Stopped(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
