@@ -118,20 +118,19 @@ func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *
 	keys, more, err := at.scan(ctx, search{o.prefix, start, o.limit, o.held})
 	rows := 0
 	for _, key := range keys {
-		if more = more || rows == o.limit; rows == o.limit {
-			break
-		}
 		st, inspected := locker.Inspect(ctx, key)
 		switch {
 		case errors.Is(inspected, core.ErrInvalidKey): // not ours: without a prefix all keys of the database come by
 		case inspected != nil:
 			err = errors.Join(err, inspected)
 		case st.Status == core.Sealed && o.held: // a lease on a minority of a quorum
+		case st.Status != core.Free && rows == o.limit:
+			more = true
 		case st.Status != core.Free:
 			err = errors.Join(err, out.row(key, st))
 			rows++
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || more && rows == o.limit {
 			break
 		}
 	}
