@@ -83,12 +83,13 @@ func ExampleWithLogger() {
 		panic(err)
 	}
 	<-lock.Context().Done()
-	fmt.Print(<-logged)
-	locker.Logger().Info("shop: what is built on the Locker reports to the same place")
+	fmt.Println(<-logged)
+	locker.Logger().Info("shop: the same logger")
 	fmt.Print(<-logged)
 	// Output:
 	// level=WARN msg="core: lock lost; another holder may run beside work that ignores its context; look at the reason" reason=max_hold key=stock:42
-	// level=INFO msg="shop: what is built on the Locker reports to the same place"
+	//
+	// level=INFO msg="shop: the same logger"
 }
 
 // A class of keys becomes a label of the metrics. A key would be too many.

@@ -23,7 +23,7 @@ func ExampleAfterCommit() {
 		if err := tx.Create(&Stock{ID: 1, SKU: 1, Left: 5}).Error; err != nil {
 			return err
 		}
-		return gormlock.AfterCommit(tx, func(context.Context) { fmt.Println("the receiver is told") })
+		return gormlock.AfterCommit(tx, func(context.Context) { fmt.Println("the receiver gets a message") })
 	}
 	err := gormlock.Transaction(db, "account:1", transfer,
 		gormlock.WithKeys("account:2"),
@@ -32,7 +32,7 @@ func ExampleAfterCommit() {
 	)
 	fmt.Println(err)
 	// Output:
-	// the receiver is told
+	// the receiver gets a message
 	// <nil>
 }
 

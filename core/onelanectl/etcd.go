@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,11 +64,13 @@ func (e etcdPlace) scan(ctx context.Context, s search) (keys []string, more bool
 				continue
 			}
 			if !s.held && len(keys) == s.limit {
+				slices.Sort(keys)
 				return keys, true, nil
 			}
 			keys = append(keys, key)
 		}
 		if !page.More {
+			slices.Sort(keys) // etcd sorts them as they are escaped
 			return keys, false, nil
 		}
 	}
