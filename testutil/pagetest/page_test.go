@@ -175,7 +175,6 @@ func TestPage_Outage(t *testing.T) {
 	node(t, ctx, 1, "off")
 	node(t, ctx, 2, "off")
 	until(t, ctx, verdict("guarded")+`.startsWith('Stalled, no majority of nodes: ')`)
-	until(t, ctx, number("trouble", "stalls")+" > 0")
 	until(t, ctx, number("trouble", "refusals")+" > 0")
 	until(t, ctx, `document.querySelector('#last').textContent.startsWith('Last error: HTTP 503: ')`)
 	until(t, ctx, `document.querySelectorAll('#chart .outage').length === 1`)
