@@ -28,7 +28,7 @@ func backends(goroutines int, hot bool) scenario {
 	s := scenario{
 		name: fmt.Sprintf("backends-own-%d", goroutines),
 		about: fmt.Sprintf("%d goroutine(s), each with a key of its own: lock and unlock on one Redis, five masters, PostgreSQL, "+
-			"an etcd of three members and a ZooKeeper of three servers, all on this machine and without syncs to disk. "+
+			"an etcd of three members and a ZooKeeper of three servers, all on this machine. Only etcd syncs to disk. "+
 			"The CPU time is this process's, per lock.", goroutines),
 		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}},
 	}
