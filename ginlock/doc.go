@@ -18,8 +18,8 @@
 //     given. Another value under that key is refused with 500.
 //   - A middleware that writes the answer to c.Errors, or from c.Keys, belongs inside: Recovery,
 //     compression, authentication, ginlock, error writer, handler. If it is outside, its answer is not
-//     recorded and a retry is refused. A middleware that reads the body before uses ShouldBindBodyWith, parses it as
-//     a form, or puts it back.
+//     recorded and a retry is refused. A middleware that reads the body before uses
+//     ShouldBindBodyWith, parses it as a form, or puts it back.
 //
 // Requests that match no route run unprotected, also if engine.NoRoute has a handler for them. Give such
 // a handler a route: r.POST("/*path", …). If one of them may have had an effect, that is logged once.

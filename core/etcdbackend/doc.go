@@ -25,7 +25,7 @@
 //
 // Fencing tokens come from etcd's revisions, which never go back, not even for keys that were
 // deleted. Every lock has one at no cost. Only restoring etcd from a snapshot turns revisions back;
-// see docs/backends.md. TTLs are exact to the millisecond. Values of seals have at most 1.25 MiB.
+// see docs/etcd.md. TTLs are exact to the millisecond. Values of seals have at most 1.25 MiB.
 //
 // A lock is one write, and its release is another one. Each takes a round trip to a majority and a
 // write to its disks. Waiters are woken by watches, all in one stream.
