@@ -1,0 +1,62 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Free frees the key, because nothing was done. It does not end with ctx, but after 1 s. If the error
+// matches [core.ErrUnavailable], freeing goes on in the background. After the claim ended, Free does
+// nothing.
+func (k *Claim) Free(ctx context.Context) error {
+	if !k.end() {
+		return nil
+	}
+	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.free")
+	o := freed
+	defer func() {
+		k.claims.instruments.over(ctx, o, k.route, k.began)
+		o.end(span)
+	}()
+	if err := k.claims.free(ctx, k.lock); err != nil {
+		if errors.Is(err, core.ErrLost) {
+			o = lost
+		}
+		return fmt.Errorf("idempotency: freeing key %q: %w", k.key, err)
+	}
+	return nil
+}
+
+// free releases a lock, for at most 1 s. After an error it goes on in the background, because the lease
+// may have left an orphan.
+func (c *Claims) free(ctx context.Context, lock *core.Lock) error {
+	releasing, cancel := context.WithTimeout(ctx, freeTimeout)
+	defer cancel()
+	err := unanswered(lock.Key(), lock.Release(releasing), freeTimeout)
+	if err != nil {
+		running.background(func(ctx context.Context) { c.freeLater(ctx, lock) })
+	}
+	return err
+}
+
+// freeLater frees a key as soon as the backend is back, unless somebody else has it by then.
+func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
+	err := untilAnswered(ctx, func(ctx context.Context) error { return c.locker.Revoke(ctx, lock.Key(), lock.Owner()) })
+	if err != nil && !errors.Is(err, core.ErrLost) {
+		c.locker.Logger().Error("idempotency: a key could not be freed: the outcome is unknown to a repeat, although nothing was done",
+			"key", lock.Key(), "error", err)
+	}
+}
+
+// LeaveUnknown ends the claim without an answer. A repeat learns that the outcome is unknown, as
+// soon as the lease has ended. With RunAgain LeaveUnknown frees the key. It does not block.
+func (k *Claim) LeaveUnknown(ctx context.Context) {
+	if !k.end() {
+		return
+	}
+	k.lock.Lapse()
+	k.claims.instruments.over(ctx, unknown, k.route, k.began)
+}
