@@ -13,13 +13,13 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/cleanup"
 )
 
 const (
 	tableTimeout = 3 * time.Second
 	tableTokens  = 64 // fencing tokens reserved for a lease
 	takeTries    = 5
-	closeGrace   = time.Second // for clean-ups, when the backend is closed
 )
 
 // TableOption configures one [Table]. A nil option is ignored; the later of two wins.
@@ -96,35 +96,23 @@ func (t *tableOpener) Open(env core.Environment) (core.Backend, error) {
 	if b.logger == nil {
 		b.logger = slog.Default()
 	}
-	b.open, b.stop = context.WithCancel(context.Background())
+	b.cleaning = newCleaning(b.logger)
 	return b, nil
 }
 
 // table is the core.Backend on onelane_locks. Its verbs are in table_verbs.go.
 type table struct {
-	writer  func() (*sql.DB, error)
-	dialect dialect
-	timeout time.Duration
-	logger  *slog.Logger
-	commits atomic.Bool // the database was seen to commit each statement
-
-	open context.Context // until Close
-	stop context.CancelFunc
-
-	mu       sync.Mutex
-	closed   bool
-	cleanUps sync.WaitGroup
+	writer   func() (*sql.DB, error)
+	dialect  dialect
+	timeout  time.Duration
+	logger   *slog.Logger
+	commits  atomic.Bool // the database was seen to commit each statement
+	cleaning *cleanup.Queue
 }
 
 // Close implements core.Backend. It gives clean-ups a second and then ends them.
 func (b *table) Close() error {
-	b.mu.Lock()
-	b.closed = true
-	b.mu.Unlock()
-	grace := time.AfterFunc(closeGrace, b.stop)
-	defer grace.Stop()
-	b.cleanUps.Wait()
-	b.stop()
+	b.cleaning.Close(cleanup.CloseGrace)
 	return nil
 }
 

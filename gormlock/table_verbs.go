@@ -75,52 +75,6 @@ func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
 	return g, nil
 }
 
-const (
-	firstCleanUpPause   = 50 * time.Millisecond
-	longestCleanUpPause = 5 * time.Second
-	// cleanUpTime bounds the clean-up of an attempt, in addition to its TTL: a lease without an
-	// orphan ends by itself.
-	cleanUpTime = time.Minute
-)
-
-// cleanUp frees, in the background, what an attempt may hold that failed: otherwise the key stays
-// held for the TTL and orphaned for its retention.
-func (b *table) cleanUp(q core.Request) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return
-	}
-	b.cleanUps.Go(func() {
-		ctx, cancel := context.WithTimeout(b.open, q.TTL+min(q.Orphan, cleanUpTime))
-		defer cancel()
-		if err := b.free(ctx, q); err != nil && b.open.Err() == nil {
-			b.logger.Warn("gormlock: clean-up of a failed attempt failed; the key is free when its lease and its orphan end",
-				"key", q.Key, "owner", q.Owner, "error", err)
-		}
-	})
-}
-
-// free releases a failed attempt until the database has answered, and then once more. A statement
-// whose connection broke may have its effect after that of the next one.
-func (b *table) free(ctx context.Context, q core.Request) (err error) {
-	pause := firstCleanUpPause
-	for answers := 0; answers < 2; pause = min(2*pause, longestCleanUpPause) {
-		own, cancel := context.WithTimeout(ctx, b.timeout)
-		_, err = b.exec(own, releaseRow, []byte(q.Key), []byte(q.Owner))
-		cancel()
-		if err == nil {
-			answers++
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return err
-		}
-	}
-	return nil
-}
-
 // Mint implements core.Backend.
 func (b *table) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 	if g.Token != 0 {

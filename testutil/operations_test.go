@@ -16,7 +16,7 @@ import (
 // logs are the functions that write a line, and instruments those that make a metric.
 var (
 	logs = []string{"Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext", "Log", "Later",
-		"log", "note", "misconfigured", "warn", "warnOnce"}
+		"log", "note", "misconfigured", "warn", "warnOnce", "NewQueue"}
 	instruments = []string{"seconds", "gauge", "Int64Counter", "Int64Histogram", "Int64UpDownCounter", "Float64Histogram",
 		"Int64ObservableGauge", "Int64ObservableCounter", "Float64ObservableGauge"}
 

@@ -11,12 +11,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/cleanup"
 )
 
 const defaultTimeout = 5 * time.Second
-
-// closeGrace is how long Close waits for clean-ups.
-const closeGrace = time.Second
 
 // Option configures the backend. A nil Option is ignored; the later of two wins.
 type Option interface{ apply(*opener) }
@@ -66,6 +64,7 @@ func (p *opener) Open(env core.Environment) (core.Backend, error) {
 	if b.logger == nil {
 		b.logger = slog.Default()
 	}
+	b.cleaning = newCleaning(b.logger)
 	b.open, b.stop = context.WithCancel(context.Background())
 	return b, nil
 }
@@ -82,14 +81,12 @@ type backend struct {
 
 	sightings sightings
 	retention retention
-	cleaning  cleaning
+	cleaning  *cleanup.Queue
 }
 
 // Close implements core.Backend. It gives clean-ups a second and then ends them.
 func (b *backend) Close() error {
-	grace := time.AfterFunc(closeGrace, b.stop)
-	defer grace.Stop()
-	b.cleaning.close()
+	b.cleaning.Close(cleanup.CloseGrace)
 	b.stop()
 	b.watches.Wait()
 	return nil

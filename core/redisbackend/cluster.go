@@ -2,7 +2,6 @@ package redisbackend
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -161,11 +160,7 @@ func (c *cluster) redirected(ctx context.Context, err error) driver.Conn {
 
 func (c *cluster) close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.closed = true
-	var errs []error
-	for _, n := range c.shards {
-		errs = append(errs, n.close())
-	}
-	return errors.Join(errs...)
+	c.mu.Unlock()
+	return closeAll(c.nodes())
 }

@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/internal/cleanup"
 )
 
 const (
@@ -38,7 +40,7 @@ type node struct {
 
 	// router finds the node of a key: the node itself, or the Redis Cluster that it belongs to.
 	router   router
-	cleaning *cleaning
+	cleaning *cleanup.Queue
 	health   *health // nil unless it is a node of a quorum
 	skew     skew
 	stuck    *atomic.Int64 // calls given up that have not returned; nil if every call ends
@@ -66,7 +68,7 @@ func newNode(c driver.Conn, l *latency, env core.Environment) *node {
 	n := &node{conn: c, latency: l, logger: env.Logger, jitter: jitter}
 	n.done, n.stop = context.WithCancel(context.Background())
 	n.router = n
-	n.cleaning = newCleaning()
+	n.cleaning = newCleaning(n)
 	n.freeing = func(key, owner string) *command {
 		return scriptCommand(releaseScript, []string{key}, owner, n.channel(key), "")
 	}
@@ -196,8 +198,10 @@ func (n *node) unavailable(key string, cause error) error {
 		Nodes: []error{fmt.Errorf("redis %s: %w", n.conn.Address(), cause)}}
 }
 
+// close gives clean-ups a second.
 func (n *node) close() error {
 	n.stop()
+	n.cleaning.Close(cleanup.CloseGrace)
 	if n.wakes != nil {
 		n.wakes.close()
 	}
@@ -205,6 +209,17 @@ func (n *node) close() error {
 		return errors.Join(n.conn.Close(), n.confirming.Close())
 	}
 	return n.conn.Close()
+}
+
+// closeAll closes nodes at the same time.
+func closeAll(nodes []*node) error {
+	errs := make([]error, len(nodes))
+	var closing sync.WaitGroup
+	for i, n := range nodes {
+		closing.Go(func() { errs[i] = n.close() })
+	}
+	closing.Wait()
+	return errors.Join(errs...)
 }
 
 func noAnswer(limit time.Duration, err error) error {

@@ -223,12 +223,9 @@ func (q *quorum) Mint(_ context.Context, g core.Grant) (core.Grant, error) { ret
 
 // Close ends the nodes. Calls that are under way end within their time-outs.
 func (q *quorum) Close() error {
-	var errs []error
+	var err error
 	if q.end != nil {
-		errs = append(errs, q.end())
+		err = q.end()
 	}
-	for _, n := range q.nodes {
-		errs = append(errs, n.close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, closeAll(q.nodes))
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/internal/cleanup"
 )
 
 // simLog keeps what is logged.
@@ -108,7 +109,7 @@ func TestHealth_HungNodeIsExcluded(t *testing.T) {
 		before, start := hung.calls, time.Now()
 		lock(500)
 		// One probe for each cool-down, and the clean-ups, which try about once a second each.
-		most := (int(time.Since(start)/coolDown) + 1) * (1 + 2*cleaners)
+		most := (int(time.Since(start)/coolDown) + 1) * (1 + 2*cleanup.Workers)
 		if calls := hung.calls - before; calls > most {
 			t.Errorf("%d calls to a hung node in %v, want at most %d", calls, time.Since(start), most)
 		}

@@ -90,6 +90,7 @@ func (w *simWorld) process(id int, offset time.Duration) *quorum {
 		}
 		if w.tidiless {
 			n.stop()
+			n.cleaning.Close(0)
 		}
 		nodes = append(nodes, n)
 	}

@@ -38,7 +38,7 @@ func observe(m metric.Meter, nodes func() []*node) (end func() error, err error)
 			if n.wakes != nil {
 				o.ObserveInt64(down, count(n.wakes.down()), on)
 			}
-			o.ObserveInt64(cleanUps, int64(n.cleaning.backlog()), on)
+			o.ObserveInt64(cleanUps, int64(n.cleaning.Waiting()), on)
 			o.ObserveInt64(unanswered, n.unanswered.Load(), on)
 			if n.stuck != nil {
 				o.ObserveInt64(stuck, n.stuck.Load(), on)

@@ -156,7 +156,7 @@ func (a *attempt) undo() {
 	if a.adopting {
 		return
 	}
-	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+min(a.Orphan, cleanUpTime))
+	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+a.Orphan)
 }
 
 // orphaned writes into a node that its lease has ended. After that the holder cannot extend the

@@ -13,12 +13,11 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/cleanup"
 )
 
-const (
-	maxCalls   = 1024        // requests that may be under way
-	closeGrace = time.Second // for clean-ups, when the backend is closed
-)
+// maxCalls is how many requests may be under way.
+const maxCalls = 1024
 
 // backend is the core.Backend on ZooKeeper.
 type backend struct {
@@ -43,10 +42,9 @@ type backend struct {
 	events   <-chan zk.Event
 	line     net.Conn       // of the latest connection
 	work     sync.WaitGroup // requests, the sweep
-	cleaning int            // clean-ups
-	cleaned  sync.WaitGroup
+	cleaning *cleanup.Queue
 	unsure   int       // requests that may need a clean-up, and holders' last calls
-	settled  sync.Cond // cleaning or unsure is less
+	settled  sync.Cond // unsure is less
 	after    *backend  // for the last calls of holders after Close
 	lasting  int       // those
 }
@@ -56,6 +54,7 @@ func newBackend(o opener, logger *slog.Logger) *backend {
 	if o.scheme != "" {
 		b.acl = zk.AuthACL(zk.PermAll)
 	}
+	b.cleaning = newCleaning(logger)
 	b.sightings.nodes = make(map[string]sighting)
 	b.watches.paths = make(map[string]*watch)
 	b.open, b.stop = context.WithCancel(context.Background())
@@ -72,21 +71,23 @@ func (b *backend) Close() error {
 		return nil
 	}
 	b.closing = true
-	grace := time.AfterFunc(closeGrace, func() {
+	end := time.Now().Add(cleanup.CloseGrace)
+	grace := time.AfterFunc(cleanup.CloseGrace, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.stop()
 		b.settled.Broadcast()
 	})
-	for b.cleaning+b.unsure > 0 && b.open.Err() == nil {
-		b.settled.Wait()
-	}
+	b.awaitUnsure()
+	b.mu.Unlock()
+	b.cleaning.Close(time.Until(end))
+	b.mu.Lock()
+	b.awaitUnsure() // holders' last calls that came meanwhile
 	grace.Stop()
 	b.stop()
 	b.closed = true
 	conn, line, events := b.conn, b.line, b.events
 	b.mu.Unlock()
-	b.cleaned.Wait()
 	if conn == nil {
 		return nil
 	}
@@ -100,6 +101,13 @@ func (b *backend) Close() error {
 	return nil
 }
 
+// awaitUnsure waits until no request is unsure, or the grace of Close is over. The caller holds b.mu.
+func (b *backend) awaitUnsure() {
+	for b.unsure > 0 && b.open.Err() == nil {
+		b.settled.Wait()
+	}
+}
+
 // last returns the backend for the last call of a holder, and what to call after it. Close waits for
 // the call; after Close the backend is another one, with a session that ends when nobody needs it.
 func (b *backend) last() (use *backend, done func(context.Context)) {
@@ -107,7 +115,7 @@ func (b *backend) last() (use *backend, done func(context.Context)) {
 	defer b.mu.Unlock()
 	if !b.closed {
 		b.unsure++
-		return b, func(context.Context) { b.settle(&b.unsure) }
+		return b, func(context.Context) { b.settle() }
 	}
 	if b.after == nil {
 		b.after = newBackend(b.opener, b.logger)
@@ -206,16 +214,16 @@ func (b *backend) spawn(unsure bool, fn func()) bool {
 	b.unsure++
 	b.work.Go(func() {
 		fn()
-		b.settle(&b.unsure)
+		b.settle()
 	})
 	return true
 }
 
 // settle counts down what Close waits for.
-func (b *backend) settle(count *int) {
+func (b *backend) settle() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	*count--
+	b.unsure--
 	b.settled.Broadcast()
 }
 

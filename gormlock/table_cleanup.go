@@ -1,0 +1,25 @@
+package gormlock
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/cleanup"
+)
+
+func newCleaning(logger *slog.Logger) *cleanup.Queue {
+	return cleanup.NewQueue(cleanup.Config{Logger: func() *slog.Logger { return logger }},
+		"gormlock: too many clean-ups wait, so that keys of failed attempts may stay held until their leases end; look at the database",
+		"gormlock: clean-up of a failed attempt failed; the key is free when its lease and its orphan end")
+}
+
+// cleanUp frees, in the background, what an attempt may hold that failed.
+func (b *table) cleanUp(q core.Request) {
+	b.cleaning.Add(q.Key, q.TTL+q.Orphan, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, b.timeout)
+		defer cancel()
+		_, err := b.exec(ctx, releaseRow, []byte(q.Key), []byte(q.Owner))
+		return err
+	})
+}

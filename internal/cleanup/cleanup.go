@@ -1,0 +1,216 @@
+// Package cleanup frees, in the background, keys that failed attempts may hold. Every backend needs
+// it: a request of unknown outcome may have had its effect, or have it later. Without a clean-up
+// its key stays held until the lease ends, and orphaned until its retention ends.
+//
+//   - Four workers take the oldest key first. After a try that failed, a worker pauses, for a second
+//     in the end. So an outage of the server costs four tries a second, however many attempts failed.
+//   - A key is tried for as long as the attempt may hold it, and for two minutes at least: a server
+//     that hung runs a request when it goes on. A key that is given up is logged.
+//   - A request may be under way longer than its caller waits, so that its clean-up overtakes it.
+//     Unless the server refuses requests that come so late, a clean-up that succeeded is repeated,
+//     for the last time 12 s later.
+//   - At most 16,384 keys are kept. Further ones are dropped and logged.
+//   - Close gives clean-ups the time that its caller says. Those that wait for their repetition
+//     are repeated at once. Then the rest is dropped.
+package cleanup
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/onelane/onelane/internal/loglimit"
+)
+
+const (
+	// Workers is how many clean-ups of a queue run at a time.
+	Workers = 4
+	// CloseGrace is how long a backend's Close waits for clean-ups.
+	CloseGrace = time.Second
+
+	maxKeys      = 1 << 14
+	leastTime    = 2 * time.Minute
+	firstPause   = 10 * time.Millisecond
+	longestPause = time.Second
+)
+
+// repetitions are the pauses after which a clean-up that succeeded is done again.
+var repetitions = [...]time.Duration{20 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second, 10 * time.Second}
+
+// Config is what a backend wants of its queue.
+type Config struct {
+	// Logger returns where troubles are logged. It is called for each line.
+	Logger func() *slog.Logger
+	// Once means that the server refuses a request that comes after its clean-up, so that there are
+	// no repetitions.
+	Once bool
+}
+
+// Queue holds the keys to free. Its methods may be called at the same time. Add and Waiting do not
+// block.
+type Queue struct {
+	config          Config
+	tooMany, gaveUp string
+
+	open context.Context // until the end of Close
+	stop context.CancelFunc
+
+	mu      sync.Mutex
+	waiting []*entry               // for a worker
+	later   map[*entry]*time.Timer // freed, and to be freed again
+	entries int                    // waiting, later, and in the hands of workers
+	workers int
+	working sync.WaitGroup
+	closed  bool
+	empty   chan struct{} // closed when the queue is closed and has no entries
+}
+
+type entry struct {
+	key   string
+	free  func(context.Context) error
+	until time.Time
+	freed int // how often
+}
+
+// NewQueue returns a queue that logs tooMany for a key that is dropped because the queue is full,
+// and gaveUp for one that could not be freed in time.
+func NewQueue(c Config, tooMany, gaveUp string) *Queue {
+	q := &Queue{config: c, tooMany: tooMany, gaveUp: gaveUp,
+		later: make(map[*entry]*time.Timer), empty: make(chan struct{})}
+	q.open, q.stop = context.WithCancel(context.Background())
+	return q
+}
+
+// Add frees key in the background. The attempt may hold key for as long as lasts says. free makes
+// one try and bounds it itself. It returns nil when nothing is held, else it is called again.
+func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	if q.entries == maxKeys {
+		q.warn(q.tooMany, "waiting", q.entries, "key", key)
+		return
+	}
+	q.entries++
+	q.push(&entry{key: key, free: free, until: time.Now().Add(max(lasts, leastTime))})
+}
+
+// Waiting returns how many keys are to be freed and have not been yet.
+func (q *Queue) Waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.entries - len(q.later)
+}
+
+// Close takes no more keys. It returns when all are free, or grace has passed and the tries that are
+// under way have ended.
+func (q *Queue) Close(grace time.Duration) {
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return
+	}
+	q.closed = true
+	for e, timer := range q.later {
+		timer.Stop()
+		q.push(e)
+	}
+	if q.entries == 0 {
+		close(q.empty)
+	}
+	q.mu.Unlock()
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-q.empty:
+	case <-timer.C:
+	}
+	q.mu.Lock()
+	q.stop() // no worker begins after this
+	q.mu.Unlock()
+	q.working.Wait()
+}
+
+// push gives e to a worker. The caller holds q.mu.
+func (q *Queue) push(e *entry) {
+	delete(q.later, e)
+	q.waiting = append(q.waiting, e)
+	if q.workers < Workers && q.open.Err() == nil {
+		q.workers++
+		q.working.Go(q.work)
+	}
+}
+
+// next takes the oldest key, or ends a worker.
+func (q *Queue) next() *entry {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == 0 || q.open.Err() != nil {
+		q.workers--
+		q.waiting = nil // no room is kept for them
+		return nil
+	}
+	e := q.waiting[0]
+	q.waiting = q.waiting[1:]
+	return e
+}
+
+// work frees keys until there are none.
+func (q *Queue) work() {
+	pause := firstPause
+	for e := q.next(); e != nil; e = q.next() {
+		err := e.free(q.open)
+		q.tried(e, err)
+		if err == nil {
+			pause = firstPause
+			continue
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause)) // not when all other processes try
+		select {
+		case <-timer.C:
+		case <-q.open.Done():
+			timer.Stop()
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// tried decides what becomes of a key after a try.
+func (q *Queue) tried(e *entry, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	over := q.config.Once || e.freed == len(repetitions) || q.closed && e.freed > 0
+	switch {
+	case err == nil && !over:
+		q.later[e] = time.AfterFunc(repetitions[e.freed], func() { q.repeat(e) })
+		e.freed++
+		return
+	case err != nil && q.open.Err() != nil:
+		return // Close does not wait for it
+	case err != nil && time.Now().Before(e.until):
+		q.push(e)
+		return
+	case err != nil:
+		q.warn(q.gaveUp, "waiting", q.entries, "key", e.key, "error", err)
+	}
+	if q.entries--; q.entries == 0 && q.closed {
+		close(q.empty)
+	}
+}
+
+func (q *Queue) repeat(e *entry) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.later[e] != nil {
+		q.push(e)
+	}
+}
+
+// warn logs without waiting for the log.
+func (q *Queue) warn(message string, args ...any) {
+	loglimit.Later(q.config.Logger(), slog.LevelWarn, message, args...)
+}
