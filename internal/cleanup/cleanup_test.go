@@ -23,8 +23,6 @@ type server struct {
 	down  bool
 	hangs bool
 	tries map[string][]time.Duration // since the start, by key
-	now   int                        // tries under way
-	most  int
 	begin time.Time
 }
 
@@ -43,22 +41,16 @@ func (s *server) free(key string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s.mu.Lock()
 		s.tries[key] = append(s.tries[key], time.Since(s.begin))
-		s.now++
-		s.most = max(s.most, s.now)
 		down, hangs := s.down, s.hangs
 		s.mu.Unlock()
-		var err error
-		if down {
-			err = errDown
-		}
 		if hangs {
 			<-ctx.Done()
-			err = ctx.Err()
+			return ctx.Err()
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.now--
-		return err
+		if down {
+			return errDown
+		}
+		return nil
 	}
 }
 
@@ -163,9 +155,6 @@ func TestQueue_Outage(t *testing.T) {
 		if n := q.Waiting(); n != 0 {
 			t.Errorf("%d keys wait two seconds after the outage", n)
 		}
-		if s.most > cleanup.Workers {
-			t.Errorf("%d tries at a time", s.most)
-		}
 		if n := len(s.triesOf("999")); n != 1 {
 			t.Errorf("%d tries of the last key, want 1", n)
 		}
@@ -226,7 +215,10 @@ func TestQueue_CloseWaitsForTries(t *testing.T) {
 	run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, l *log) {
 		s.set(true, false)
 		q.Add("k", time.Minute, s.free("k"))
-		time.AfterFunc(20*time.Millisecond, func() { s.set(false, false) })
+		time.AfterFunc(20*time.Millisecond, func() {
+			s.set(false, false)
+			q.Add("late", time.Minute, s.free("late"))
+		})
 		q.Close(time.Second)
 		tries := s.triesOf("k")
 		if len(tries) < 3 || time.Since(s.begin) >= time.Second {
@@ -235,7 +227,6 @@ func TestQueue_CloseWaitsForTries(t *testing.T) {
 		if pause := tries[len(tries)-1] - tries[len(tries)-2]; pause != 20*time.Millisecond {
 			t.Errorf("the repetition came %v after the success, want 20ms", pause)
 		}
-		q.Add("late", time.Minute, s.free("late"))
 		q.Close(time.Second)
 		time.Sleep(time.Hour)
 		wantTries(t, s, "late")
@@ -270,6 +261,9 @@ func TestQueue_CloseEndsAfterItsGrace(t *testing.T) {
 			t.Errorf("Close took %v, want its grace of 1s", took)
 		}
 		tries := s.all()
+		if tries != cleanup.Workers {
+			t.Errorf("%d tries at a time, want %d", tries, cleanup.Workers)
+		}
 		time.Sleep(time.Hour)
 		if n := s.all() - tries; n != 0 {
 			t.Errorf("%d tries after Close", n)
