@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/leases"
 )
 
 // The limits of the columns of onelane_locks: a core key of 512 bytes with a prefix of 128, every
@@ -109,18 +109,11 @@ func (r row) ownedBy(owner string, statuses ...core.Status) bool {
 }
 
 func (r row) taken(key string) *core.TakenError {
-	holder, tag := ownertext.Split(r.owner)
-	return &core.TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: r.left}
+	return leases.Taken(key, r.owner, r.left)
 }
 
 // lost returns how a lease was found to be gone.
-func (r row) lost() error {
-	if r.status == core.Held {
-		holder, _ := ownertext.Split(r.owner)
-		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
-	}
-	return fmt.Errorf("%w: the key is %v", core.ErrLost, r.status)
-}
+func (r row) lost() error { return leases.Lost(r.status, r.owner) }
 
 // exec returns how many rows were changed. MySQL may or may not count a row that was found and
 // stays as it is.
@@ -154,9 +147,3 @@ func micros(d time.Duration) int64 {
 }
 
 func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
-
-// deadline returns until when a lease is certain to be valid that a statement granted which was
-// sent then. It is 1 % and 2 ms less than the TTL, for clocks that run at different speeds.
-func deadline(sent time.Time, ttl time.Duration) time.Time {
-	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
-}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 )
 
 // Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing
@@ -68,7 +69,7 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 // granted returns the grant of a statement that was sent at a time.
 func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
 	g := core.Grant{Key: q.Key, Owner: q.Owner, Token: uint64(r.token), Tokens: tableTokens,
-		Deadline: deadline(sent, q.TTL), Orphan: q.Orphan}
+		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan}
 	if !time.Now().Before(g.Deadline) {
 		return core.Grant{}, unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
 	}
@@ -97,7 +98,7 @@ func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (co
 	err := b.change(ctx, g.Key, func(r row) bool {
 		return r.ownedBy(g.Owner, core.Held) // it lasts longer already
 	}, extendRow, micros(ttl), []byte(g.Key), []byte(g.Owner))
-	if d := deadline(sent, ttl); err == nil && d.After(g.Deadline) {
+	if d := leases.Deadline(sent, ttl); err == nil && d.After(g.Deadline) {
 		g.Deadline = d
 	}
 	return g, err

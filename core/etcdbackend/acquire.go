@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // Acquire implements core.Backend. Every lease has a fencing token: it costs nothing here.
@@ -38,7 +40,7 @@ func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, erro
 
 // acquire returns the record that a request writes over e.
 func (e entry) acquire(q core.Request) (*record, error) {
-	r := &record{State: stateHeld, Owner: q.Owner, TTL: millis(q.TTL), Orphan: millis(q.Orphan)}
+	r := &record{State: stateHeld, Owner: q.Owner, TTL: ownertext.Millis(q.TTL), Orphan: ownertext.Millis(q.Orphan)}
 	switch s, left := e.status(); {
 	case s == core.Sealed:
 		return nil, &core.SealedError{Key: e.key, Value: e.value, Token: e.Token}
@@ -51,7 +53,7 @@ func (e entry) acquire(q core.Request) (*record, error) {
 	case s == core.Orphaned && e.Owner != q.Adopt:
 		return nil, &core.OrphanedError{Key: e.key, Owner: e.Owner, Since: e.orphaned()}
 	case s == core.Orphaned:
-		r.Adopted, r.AdoptedFor = e.Owner, millis(left)
+		r.Adopted, r.AdoptedFor = e.Owner, ownertext.Millis(left)
 	}
 	return r, nil
 }
@@ -69,7 +71,7 @@ func (e entry) note() note { return note{e.Owner, e.revision, e.TTL, e.since} }
 // grant returns the grant of a lease whose write was sent at a time.
 func (e entry) grant(q core.Request, sent time.Time) core.Grant {
 	return core.Grant{Key: q.Key, Owner: q.Owner, Token: e.token(), Tokens: tokensPerLease,
-		Deadline: deadline(sent, q.TTL), Orphan: q.Orphan, Backend: e.note()}
+		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan, Backend: e.note()}
 }
 
 // known returns the key as g's last write left it. It reads the key if g does not say, or if the lease
@@ -79,7 +81,7 @@ func (b *backend) known(ctx context.Context, g core.Grant) (entry, error) {
 	if !ok || n.owner != g.Owner {
 		return b.read(ctx, g.Key, lazy)
 	}
-	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: millis(g.Orphan), Token: g.Token}
+	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: ownertext.Millis(g.Orphan), Token: g.Token}
 	noted := entry{record: r, key: g.Key, revision: n.revision, since: n.since}
 	if s, _ := noted.status(); s == core.Held {
 		return noted, nil

@@ -3,13 +3,13 @@ package etcdbackend
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -87,11 +87,11 @@ func (b *backend) apply(
 			}
 			return next, sent, false, err
 		case s.delete:
-			b.sightings.forget(e.key)
+			b.sightings.Forget(e.key)
 			return entry{key: e.key}, sent, true, nil
 		}
 		next = entry{record: *s.write, key: e.key, revision: resp.Header.Revision}
-		next.since, _ = b.sightings.see(e.key, next.revision, time.Now())
+		next.since, _ = b.sightings.See(e.key, next.revision, time.Now())
 		return next, sent, true, nil
 	}
 }
@@ -108,7 +108,7 @@ func (b *backend) put(
 			break
 		}
 	}
-	r.Lag = millis(sent.Sub(lease.sent))
+	r.Lag = ownertext.Millis(sent.Sub(lease.sent))
 	text, err := r.encode()
 	return clientv3.OpPut(key, text, clientv3.WithLease(lease.id)), lease, sent, err
 }
@@ -139,14 +139,9 @@ func (b *backend) read(ctx context.Context, key string, how read) (e entry, err 
 // lost returns how a lease was found to be gone.
 func (e entry) lost() error {
 	s, _ := e.status()
-	if s == core.Held {
-		holder, _ := ownertext.Split(e.Owner)
-		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
-	}
-	return fmt.Errorf("%w: the key is %v", core.ErrLost, s)
+	return leases.Lost(s, e.Owner)
 }
 
 func (e entry) taken(left time.Duration) *core.TakenError {
-	holder, tag := ownertext.Split(e.Owner)
-	return &core.TakenError{Key: e.key, Holder: holder, Tag: tag, RetryAfter: left}
+	return leases.Taken(e.key, e.Owner, left)
 }

@@ -3,7 +3,6 @@ package etcdbackend
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -59,7 +58,7 @@ func (b *backend) entry(
 ) (entry, error) {
 	e := entry{key: key}
 	if len(kvs) == 0 {
-		b.sightings.forget(key)
+		b.sightings.Forget(key)
 		return e, nil
 	}
 	kv := kvs[0]
@@ -68,17 +67,17 @@ func (b *backend) entry(
 		return e, err
 	}
 	e.revision = kv.ModRevision
-	since, first := b.sightings.see(key, kv.ModRevision, time.Now())
+	since, first := b.sightings.See(key, kv.ModRevision, time.Now())
 	if first && kv.Lease != 0 && (how == exact || e.Orphan > 0) {
 		age, found, err := b.age(ctx, key, clientv3.LeaseID(kv.Lease), duration(e.Lag))
 		if err != nil {
-			b.sightings.undated(key, kv.ModRevision)
+			b.sightings.Undated(key, kv.ModRevision)
 			return e, err
 		}
 		if !found { // and so is the key, or a member that lags behind has answered
 			return b.read(ctx, key, how)
 		}
-		since = b.sightings.backdate(key, kv.ModRevision, time.Now().Add(-age))
+		since = b.sightings.Backdate(key, kv.ModRevision, time.Now().Add(-age))
 	}
 	e.since = since
 	return e, nil
@@ -106,77 +105,4 @@ func (b *backend) age(
 		return nil
 	})
 	return age, found, err
-}
-
-// sightingsKept is how many sightings a generation has.
-const sightingsKept = 4096
-
-// sightings remembers since when this process has seen keys unchanged. It forgets: the etcd lease
-// of a key that nobody remembers still ends.
-type sightings struct {
-	mu         sync.Mutex
-	young, old map[string]sighting
-}
-
-type sighting struct {
-	revision int64
-	since    time.Time
-	undated  bool // etcd did not say how old it is
-}
-
-// see notes that a key has a revision now, and returns since when it is known to have it. It is the
-// first time also if etcd did not say the age that time.
-func (s *sightings) see(key string, revision int64, now time.Time) (since time.Time, first bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	seen, known := s.young[key]
-	if !known {
-		seen, known = s.old[key]
-	}
-	if known && seen.revision > revision { // an answer that was overtaken
-		return now, false
-	}
-	if !known || seen.revision != revision {
-		seen, first = sighting{revision: revision, since: now}, true
-	}
-	s.put(key, seen)
-	return seen.since, first || seen.undated
-}
-
-// backdate notes that a key has had its revision since a time.
-func (s *sightings) backdate(key string, revision int64, since time.Time) time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	seen, known := s.young[key]
-	if known && seen.revision == revision && seen.since.Before(since) {
-		since = seen.since
-	}
-	if !known || seen.revision == revision {
-		s.put(key, sighting{revision: revision, since: since})
-	}
-	return since
-}
-
-// undated notes that etcd did not say since when a key has had its revision.
-func (s *sightings) undated(key string, revision int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if seen, known := s.young[key]; known && seen.revision == revision {
-		seen.undated = true
-		s.put(key, seen)
-	}
-}
-
-func (s *sightings) put(key string, seen sighting) {
-	if s.young == nil || len(s.young) >= sightingsKept {
-		s.old, s.young = s.young, make(map[string]sighting)
-	}
-	s.young[key] = seen
-}
-
-func (s *sightings) forget(key string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.young, key)
-	delete(s.old, key)
 }

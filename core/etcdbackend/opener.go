@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/cleanup"
+	"github.com/onelane/onelane/internal/leases"
 )
 
 const defaultTimeout = 5 * time.Second
@@ -79,7 +80,7 @@ type backend struct {
 	stop    context.CancelFunc
 	watches sync.WaitGroup
 
-	sightings sightings
+	sightings leases.Sightings
 	retention retention
 	cleaning  *cleanup.Queue
 }

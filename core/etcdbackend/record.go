@@ -92,16 +92,7 @@ func (r record) status(age time.Duration) (s core.Status, left time.Duration) {
 	return core.Free, 0
 }
 
-// millis returns d in milliseconds, rounded up.
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
-
 func duration(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
-
-// deadline returns the time until which a lease is certain to be valid, if its write was sent at
-// sent. It leaves 1 % and 2 ms for clocks that run at different speeds.
-func deadline(sent time.Time, ttl time.Duration) time.Time {
-	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
-}
 
 // fits refuses what cannot be written, before anything is sent.
 func fits(key, owner string) error {

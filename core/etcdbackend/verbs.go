@@ -11,6 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // Mint implements core.Backend. Every grant has its token.
@@ -18,7 +20,7 @@ func (b *backend) Mint(_ context.Context, g core.Grant) (core.Grant, error) { re
 
 // Extend implements core.Backend.
 func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
-	notLonger := !deadline(time.Now(), ttl).After(g.Deadline)
+	notLonger := !leases.Deadline(time.Now(), ttl).After(g.Deadline)
 	own := g
 	if notLonger {
 		own.Backend = nil // nothing is written, so etcd has to be read
@@ -32,13 +34,13 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 			return step{}, nil
 		}
 		r := e.record
-		r.TTL, r.Token = millis(max(ttl, left)), g.Token // g may be older than another Extend
+		r.TTL, r.Token = ownertext.Millis(max(ttl, left)), g.Token // g may be older than another Extend
 		return step{write: &r}, nil
 	})
 	if err != nil || notLonger {
 		return g, err
 	}
-	g.Deadline, g.Backend = deadline(sent, ttl), e.note()
+	g.Deadline, g.Backend = leases.Deadline(sent, ttl), e.note()
 	return g, nil
 }
 
@@ -75,7 +77,7 @@ func (b *backend) Seal(
 		case s == core.Sealed:
 			return step{}, nil
 		}
-		r := record{State: stateSealed, Owner: g.Owner, TTL: millis(retention), Token: g.Token, value: value}
+		r := record{State: stateSealed, Owner: g.Owner, TTL: ownertext.Millis(retention), Token: g.Token, value: value}
 		return step{write: &r}, nil
 	})
 	return err

@@ -73,7 +73,7 @@ func (b *backend) mayBeFree(key string, events []*clientv3.Event) bool {
 			look = true
 			continue
 		}
-		b.sightings.see(key, event.Kv.ModRevision, time.Now())
+		b.sightings.See(key, event.Kv.ModRevision, time.Now())
 		r, err := decode(key, event.Kv.Value)
 		look = look || err != nil || r.State != stateHeld || r.TTL == 0
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -72,7 +73,7 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 	if ownertext.Orphan(value) > 0 || contextError(ctx) != nil {
 		return g, r, n, asked
 	}
-	return g, r, n, taken(q.Key, value, 0)
+	return g, r, n, leases.Taken(q.Key, value, 0)
 }
 
 // readInstead answers for a key that Redis could not write. Seals and holders are still known.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -187,7 +188,7 @@ func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 		voidLife = t.voidLife()
 	}
 	g := core.Grant{Key: a.Key, Owner: a.Owner, Token: ballot * tokenBlock, Tokens: tokenBlock,
-		Deadline: deadline(a.sent, a.TTL), Orphan: a.Orphan, Backend: a.traces}
+		Deadline: leases.Deadline(a.sent, a.TTL), Orphan: a.Orphan, Backend: a.traces}
 	value, life := void, voidLife
 	if a.Orphan > 0 {
 		value, life = begun(a.Owner, a.Orphan), ownertext.Millis(a.TTL-time.Since(a.sent)+a.Orphan)
@@ -265,8 +266,9 @@ func (a *attempt) answer(value accepted) error {
 }
 
 func (a *attempt) taken(v vote, contested bool) error {
-	holder, tag := ownertext.Split(v.owner)
-	return &core.TakenError{Key: a.Key, Holder: holder, Tag: tag, RetryAfter: v.lease, Contested: contested}
+	err := leases.Taken(a.Key, v.owner, v.lease)
+	err.Contested = contested
+	return err
 }
 
 // giveBack releases what the nodes granted: now if they said so, later if it is not known. It

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -33,7 +34,7 @@ func (q *quorum) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	if err := t.outcome(g.Key); err != nil {
 		return g, err
 	}
-	if d := deadline(sent, ttl); d.After(g.Deadline) {
+	if d := leases.Deadline(sent, ttl); d.After(g.Deadline) {
 		g.Deadline = d
 	}
 	q.takeAgain(g, t.votes, rest, extend("1"))
@@ -220,8 +221,7 @@ func (t *tally) outcome(key string) error {
 		return t.unavailable(key)
 	}
 	if h, n := t.holder(); n > 0 {
-		holder, _ := ownertext.Split(h.owner)
-		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
+		return leases.Lost(core.Held, h.owner)
 	}
 	if t.count(has(voteSealed)) > 0 {
 		return fmt.Errorf("%w: the key is sealed or orphaned", core.ErrLost)

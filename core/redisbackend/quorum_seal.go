@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -183,8 +184,7 @@ func (q *quorum) unconcluded(g core.Grant, at stamp, value string, t tally) (str
 		return "", t.unavailable(g.Key, errConclude)
 	}
 	if h, n := t.holder(); n > 0 {
-		holder, _ := ownertext.Split(h.owner)
-		return "", fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
+		return "", leases.Lost(core.Held, h.owner)
 	}
 	return "", fmt.Errorf("%w: the lease expired or was deleted", core.ErrLost)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -145,10 +146,9 @@ func (r *reply) unexpected() error {
 func (r *reply) lost() error {
 	switch r.status {
 	case statusHeld:
-		holder, _ := ownertext.Split(r.text(1))
-		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
+		return leases.Lost(core.Held, r.text(1))
 	case statusSealed:
-		return fmt.Errorf("%w: the key is sealed", core.ErrLost)
+		return leases.Lost(core.Sealed, "")
 	case statusOrphaned:
 		return fmt.Errorf("%w: the lease ended and the key is orphaned", core.ErrLost)
 	default:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -143,7 +144,7 @@ func (s *server) acquireByScript(ctx context.Context, q core.Request) (g core.Gr
 }
 
 func grant(q core.Request, sent time.Time) core.Grant {
-	return core.Grant{Key: q.Key, Owner: q.Owner, Orphan: q.Orphan, Deadline: deadline(sent, q.TTL)}
+	return core.Grant{Key: q.Key, Owner: q.Owner, Orphan: q.Orphan, Deadline: leases.Deadline(sent, q.TTL)}
 }
 
 // refusal returns why a key was not granted, from an answer that has its value and PTTL.
@@ -157,15 +158,10 @@ func refusal(q core.Request, r *reply, n *node) error {
 	case st.Status == core.Orphaned:
 		return &core.OrphanedError{Key: q.Key, Owner: st.Owner, Since: st.Since}
 	case st.Status == core.Held:
-		return taken(q.Key, st.Owner, st.ExpiresIn)
+		return leases.Taken(q.Key, st.Owner, st.ExpiresIn)
 	default: // it has just become free
-		return taken(q.Key, "", time.Millisecond)
+		return leases.Taken(q.Key, "", time.Millisecond)
 	}
-}
-
-func taken(key, owner string, left time.Duration) error {
-	holder, tag := ownertext.Split(owner)
-	return &core.TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: left}
 }
 
 func (s *server) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
@@ -202,7 +198,7 @@ func (s *server) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	if err := n.confirmed(ctx, g.Key, r); err != nil {
 		return g, err
 	}
-	if d := deadline(r.sent, ttl); d.After(g.Deadline) {
+	if d := leases.Deadline(r.sent, ttl); d.After(g.Deadline) {
 		g.Deadline = d
 	}
 	return g, nil
@@ -308,9 +304,3 @@ func (s *server) Watch(ctx context.Context, key string) (<-chan struct{}, func()
 }
 
 func (s *server) Close() error { return errors.Join(s.end(), s.shut()) }
-
-// deadline returns until when a lease is certain to be valid that a request granted which was sent
-// then. It is 1 % and 2 ms less than the TTL, for clocks that run at different speeds (Redlock).
-func deadline(sent time.Time, ttl time.Duration) time.Time {
-	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
-}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/leases"
 )
 
 // tries is how often a call looks again if others are faster.
@@ -75,15 +75,10 @@ func (a *attempt) run(ctx context.Context) (g core.Grant, err error) {
 	}
 	if n != nil {
 		if status, left := a.status(n); status == core.Held {
-			return g, a.taken(n, left)
+			return g, leases.Taken(a.Key, n.owner, left)
 		}
 	}
 	return g, &core.TakenError{Key: a.Key, Contested: true} // others are always faster
-}
-
-func (a *attempt) taken(n *node, left time.Duration) error {
-	holder, tag := ownertext.Split(n.owner)
-	return &core.TakenError{Key: a.Key, Holder: holder, Tag: tag, RetryAfter: left}
 }
 
 // decide answers from the node of the key, or takes it over.
@@ -93,7 +88,7 @@ func (a *attempt) decide(ctx context.Context, n *node) (g core.Grant, err error)
 	case status == core.Held && n.owner == a.Owner:
 		return a.again(ctx, n, left)
 	case status == core.Held:
-		return g, a.taken(n, left)
+		return g, leases.Taken(a.Key, n.owner, left)
 	case status == core.Sealed:
 		value, err := a.value(ctx, n)
 		if err != nil {
@@ -127,7 +122,7 @@ func (a *attempt) granted(ctx context.Context, write func(header) (*node, error)
 
 func (a *attempt) grant(n *node, token uint64, sent time.Time) (core.Grant, error) {
 	g := core.Grant{Key: a.Key, Owner: a.Owner, Token: token, Tokens: tokens,
-		Deadline: deadline(sent, a.TTL), Orphan: n.orphan, Backend: n}
+		Deadline: leases.Deadline(sent, a.TTL), Orphan: n.orphan, Backend: n}
 	if !time.Now().Before(g.Deadline) {
 		a.undo()
 		return core.Grant{}, errTooLate
@@ -166,10 +161,4 @@ func (b *backend) orphaned(ctx context.Context, n *node, left time.Duration) (*n
 		return n, nil
 	}
 	return b.change(ctx, n, header{state: stateOrphaned, lasts: left, since: n.ended(), owner: n.owner})
-}
-
-// deadline returns the time until which a lease is certain to be valid, if it was asked for at
-// sent. It leaves 1 % and 2 ms for clocks that run at different speeds.
-func deadline(sent time.Time, ttl time.Duration) time.Time {
-	return sent.Add(ttl - ttl/100 - 2*time.Millisecond)
 }

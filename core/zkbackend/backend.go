@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/cleanup"
+	"github.com/onelane/onelane/internal/leases"
 )
 
 // maxCalls is how many requests may be under way.
@@ -24,7 +25,7 @@ type backend struct {
 	opener
 	acl       []zk.ACL
 	logger    *slog.Logger
-	sightings sightings
+	sightings leases.Sightings
 	clock     clock
 	watches   watches
 	slots     chan struct{} // one for each request under way
@@ -55,7 +56,6 @@ func newBackend(o opener, logger *slog.Logger) *backend {
 		b.acl = zk.AuthACL(zk.PermAll)
 	}
 	b.cleaning = newCleaning(logger)
-	b.sightings.nodes = make(map[string]sighting)
 	b.watches.paths = make(map[string]*watch)
 	b.open, b.stop = context.WithCancel(context.Background())
 	b.settled.L = &b.mu

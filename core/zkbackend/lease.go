@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 )
 
 // held runs fn with the node of a grant's key. The first time, the node is as the grant's last
@@ -91,7 +92,7 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 			return err
 		}
 		longer.Backend = n
-		if d := deadline(sent, ttl); d.After(g.Deadline) {
+		if d := leases.Deadline(sent, ttl); d.After(g.Deadline) {
 			longer.Deadline = d
 		}
 		return nil

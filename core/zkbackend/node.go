@@ -13,6 +13,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -140,13 +141,7 @@ func (b *backend) since(n *node) time.Time {
 	return time.Now().Add(-b.clock.age(n.ended()))
 }
 
-func (n *node) lost(s core.Status) error {
-	if s == core.Held {
-		holder, _ := ownertext.Split(n.owner)
-		return fmt.Errorf("%w: the key is held by %s", core.ErrLost, holder)
-	}
-	return fmt.Errorf("%w: the key is %v", core.ErrLost, s)
-}
+func (n *node) lost(s core.Status) error { return leases.Lost(s, n.owner) }
 
 var errLostFree = fmt.Errorf("%w: the key is free", core.ErrLost)
 

@@ -34,7 +34,7 @@ func (b *backend) get(ctx context.Context, path string, watched bool) (*node, er
 	if n == nil {
 		return nil, err
 	}
-	n.seen = b.sightings.see(path, n.zxid, n.seen)
+	n.seen, _ = b.sightings.See(path, n.zxid, n.seen)
 	if n.state == stateHeld && n.orphan == 0 {
 		return n, nil
 	}
@@ -58,7 +58,7 @@ func (b *backend) fetch(ctx context.Context, path string, watched bool) (*node, 
 		return a, err
 	}, nil)
 	if errors.Is(err, zk.ErrNoNode) {
-		b.sightings.forget(path)
+		b.sightings.Forget(path)
 		return nil, nil
 	}
 	if err != nil {
@@ -109,7 +109,7 @@ func (b *backend) write(ctx context.Context, unsure func(), path string, version
 	n := newNode(path, h, stat, time.Time{})
 	now := time.Now()
 	b.clock.set(n.changed, now)
-	n.seen = b.sightings.see(path, n.zxid, now)
+	n.seen, _ = b.sightings.See(path, n.zxid, now)
 	return n, nil
 }
 
@@ -169,7 +169,7 @@ func (b *backend) remove(ctx context.Context, n *node) error {
 		return err
 	})
 	if err == nil {
-		b.sightings.forget(n.path)
+		b.sightings.Forget(n.path)
 	}
 	return err
 }

@@ -1,0 +1,101 @@
+package leases
+
+import (
+	"sync"
+	"time"
+)
+
+// sightingsKept is how many sightings a generation has.
+const sightingsKept = 1 << 14
+
+// Sightings remember since when this process has seen keys unchanged. That is how a backend on a
+// server without a clock knows that a lease has ended: no clocks are compared.
+//
+// The last 16,384 keys are remembered at least, and twice as many at most. The lease of a key that
+// was forgotten seems to begin anew. The zero value is ready for use. Methods may be called at the
+// same time.
+type Sightings struct {
+	mu         sync.Mutex
+	young, old map[string]sighting
+}
+
+type sighting struct {
+	revision int64
+	since    time.Time
+	undated  bool // it is not known how old it is
+}
+
+// See notes that a key has a revision now, and returns since when it is known to have it. first
+// means that the age is not known yet.
+func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, known := s.find(key)
+	if known && seen.revision > revision { // an answer that was overtaken
+		return now, false
+	}
+	if !known || seen.revision != revision {
+		seen, first = sighting{revision: revision, since: now}, true
+	}
+	s.put(key, seen)
+	return seen.since, first || seen.undated
+}
+
+// Known returns since when a key is known to have a revision, or now. It remembers nothing.
+func (s *Sightings) Known(key string, revision int64, now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if seen, known := s.find(key); known && seen.revision == revision {
+		return seen.since
+	}
+	return now
+}
+
+// Backdate notes that a key has had its revision since a time, and returns since when it is known to
+// have it.
+func (s *Sightings) Backdate(key string, revision int64, since time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, known := s.find(key)
+	if known && seen.revision == revision && seen.since.Before(since) {
+		since = seen.since
+	}
+	if !known || seen.revision == revision {
+		s.put(key, sighting{revision: revision, since: since})
+	}
+	return since
+}
+
+// Undated notes that the age of a key could not be found out: its next sighting is a first one.
+func (s *Sightings) Undated(key string, revision int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if seen, known := s.find(key); known && seen.revision == revision {
+		seen.undated = true
+		s.put(key, seen)
+	}
+}
+
+// Forget forgets a key that is free.
+func (s *Sightings) Forget(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.young, key)
+	delete(s.old, key)
+}
+
+// find returns a key's sighting. The caller holds s.mu.
+func (s *Sightings) find(key string) (seen sighting, known bool) {
+	if seen, known = s.young[key]; !known {
+		seen, known = s.old[key]
+	}
+	return seen, known
+}
+
+// put keeps a sighting in the young generation. The caller holds s.mu.
+func (s *Sightings) put(key string, seen sighting) {
+	if _, young := s.young[key]; !young && (s.young == nil || len(s.young) >= sightingsKept) {
+		s.old, s.young = s.young, make(map[string]sighting)
+	}
+	s.young[key] = seen
+}
