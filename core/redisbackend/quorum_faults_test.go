@@ -212,8 +212,12 @@ func TestQuorum_RestartedNodeAbstains(t *testing.T) {
 			return false
 		}
 		for time.Now().Before(g.Deadline.Add(-ttl / 2)) {
-			if nodes[2].Client().Del(t.Context(), key).Val() == 1 {
-				return true
+			held := 0
+			for _, n := range nodes {
+				held += int(n.Client().Exists(t.Context(), key).Val())
+			}
+			if held == len(nodes) {
+				return nodes[2].Client().Del(t.Context(), key).Val() == 1
 			}
 		}
 		return false
