@@ -9,10 +9,13 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 )
+
+var ok, want, wantEnded = check.OK, check.Want, check.Ended
 
 func TestMain(m *testing.M) {
 	logging.Disable()                              // go-redis reports faults that tests make
@@ -68,33 +71,6 @@ func token(t testing.TB, k *core.Lock) uint64 {
 	n, err := k.Token(context.Background())
 	ok(t, "Token", err)
 	return n
-}
-
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
-	}
-}
-
-// wantEnded checks that an error says that the caller's context ended, and says nothing about the backend.
-func wantEnded(t testing.TB, what string, err, over error) {
-	t.Helper()
-	if !errors.Is(err, over) {
-		t.Errorf("%s: got %v, want an error that matches %v", what, err, over)
-	}
-	for _, other := range []error{core.ErrUnavailable, core.ErrLost, core.ErrSealed, core.ErrReleased} {
-		if errors.Is(err, other) {
-			t.Errorf("%s: %v matches %v", what, err, other)
-		}
-	}
-}
-
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
 }
 
 func status(t testing.TB, l *core.Locker, key string) core.Status {

@@ -3,7 +3,6 @@ package gormlock_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -12,7 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/redis/go-redis/v9/logging"
@@ -21,8 +19,11 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
+
+var ok, want, eventually = check.OK, check.Want, check.Eventually
 
 func TestMain(m *testing.M) {
 	moreAtOnce()
@@ -97,20 +98,6 @@ func locker(t testing.TB, b core.Opener, opts ...core.Option) *core.Locker {
 	return l
 }
 
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
-	}
-}
-
 func put(t testing.TB, db *gorm.DB, sku int, left int64) {
 	t.Helper()
 	ok(t, "Create", db.Create(&Stock{SKU: sku, Name: "thing", Left: left}).Error)
@@ -161,16 +148,6 @@ func pool(t testing.TB, db *gorm.DB) *sql.DB {
 	p, err := db.DB()
 	ok(t, "DB", err)
 	return p
-}
-
-// eventually polls for what happens in the background; it fails after a minute.
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !done(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within a minute", what)
-		}
-	}
 }
 
 // take is the statement most tests guard.

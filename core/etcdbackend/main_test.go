@@ -2,7 +2,6 @@ package etcdbackend_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -13,8 +12,11 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/ownertext"
 )
+
+var ok, want, eventually = check.OK, check.Want, check.Eventually
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -47,30 +49,6 @@ func acquire(t testing.TB, b core.Backend, r core.Request) core.Grant {
 	g, err := b.Acquire(t.Context(), r)
 	ok(t, "Acquire", err)
 	return g
-}
-
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
-	}
-}
-
-// eventually polls for what happens in the background.
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within 30 s", what)
-		}
-	}
 }
 
 func status(b core.Backend, key string) core.Status {

@@ -2,7 +2,6 @@ package redisbackend_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"testing"
@@ -15,7 +14,10 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/check"
 )
+
+var ok, want, wantEnded, eventually = check.OK, check.Want, check.Ended, check.Eventually
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
@@ -97,46 +99,9 @@ func token(t testing.TB, k *core.Lock) uint64 {
 	return n
 }
 
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
-	}
-}
-
-// wantEnded checks that an error is the caller's context's and says nothing about the backend.
-func wantEnded(t testing.TB, what string, err, over error) {
-	t.Helper()
-	if !errors.Is(err, over) {
-		t.Errorf("%s: got %v, want an error that matches %v", what, err, over)
-	}
-	for _, other := range []error{core.ErrUnavailable, core.ErrLost, core.ErrSealed, core.ErrReleased} {
-		if errors.Is(err, other) {
-			t.Errorf("%s: %v matches %v", what, err, other)
-		}
-	}
-}
-
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
 func status(t testing.TB, l *core.Locker, key string) core.Status {
 	t.Helper()
 	st, err := l.Inspect(context.Background(), key)
 	ok(t, "Inspect", err)
 	return st.Status
-}
-
-// eventually polls for what happens in the background. It fails after a minute.
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within a minute", what)
-		}
-	}
 }

@@ -16,9 +16,15 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/ownertext"
 	"github.com/onelane/onelane/testutil"
 )
+
+var ok, want, eventually = check.OK, check.Want, check.Eventually
+
+// patience bounds each wait for a condition.
+const patience = check.Patience
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar); addr != "" {
@@ -92,32 +98,6 @@ func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
 // request asks for a lease in a new owner's name.
 func request(key string, ttl time.Duration) core.Request {
 	return core.Request{Key: key, Owner: ownertext.New("test", "", 0), TTL: ttl}
-}
-
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
-	}
-}
-
-// patience bounds each wait for a condition.
-const patience = time.Minute
-
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
 }
 
 func isUnavailable(err error) bool { return errors.Is(err, core.ErrUnavailable) }

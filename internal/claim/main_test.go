@@ -13,9 +13,12 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
 )
+
+var ok, want = check.OK, check.Want
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -129,20 +132,6 @@ func refused(t testing.TB, c *claim.Claims, key string, f claim.Fingerprint, wan
 }
 
 func record(body string) *claim.Record { return &claim.Record{Status: 200, Body: []byte(body)} }
-
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: %v; want %v", what, err, target)
-	}
-}
 
 func status(t testing.TB, l *core.Locker, key string) core.Status {
 	t.Helper()

@@ -1,7 +1,6 @@
 package rueidisdriver_test
 
 import (
-	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -11,7 +10,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 )
+
+var ok, want, eventually = check.OK, check.Want, check.Eventually
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(settling{m}) }
 
@@ -64,28 +66,4 @@ func acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOptio
 	k, err := l.Acquire(t.Context(), key, opts...)
 	ok(t, "Acquire", err)
 	return k
-}
-
-func ok(t testing.TB, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func want(t testing.TB, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
-	}
-}
-
-// eventually polls for what happens in the background. It fails after ten seconds.
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not happen within 10 s", what)
-		}
-	}
 }

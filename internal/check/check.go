@@ -1,0 +1,52 @@
+// Package check has what the tests of several packages check with.
+package check
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+// Patience bounds each wait for a condition.
+const Patience = time.Minute
+
+// OK fails the test if what was done returned an error.
+func OK(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// Want fails the test if an error does not match target.
+func Want(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
+	}
+}
+
+// Ended checks that an error is the caller's context's and says nothing about the backend.
+func Ended(t testing.TB, what string, err, over error) {
+	t.Helper()
+	if !errors.Is(err, over) {
+		t.Errorf("%s: got %v, want an error that matches %v", what, err, over)
+	}
+	for _, other := range []error{core.ErrUnavailable, core.ErrLost, core.ErrSealed, core.ErrReleased} {
+		if errors.Is(err, other) {
+			t.Errorf("%s: %v matches %v", what, err, other)
+		}
+	}
+}
+
+// Eventually polls for what happens in the background.
+func Eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(Patience); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: it did not happen within %v", what, Patience)
+		}
+	}
+}
