@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-var ok, want, wantEnded = check.OK, check.Want, check.Ended
+var ok, want, wantEnded, acquire = check.OK, check.Want, check.Ended, check.Acquire
 
 func TestMain(m *testing.M) {
 	logging.Disable()                              // go-redis reports faults that tests make
@@ -35,16 +35,7 @@ func locker(t testing.TB, b any, opts ...core.Option) *core.Locker {
 	if !isOpener {
 		o = opener{b.(core.Backend)}
 	}
-	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
-	return l
+	return check.Locker(t, o, opts...)
 }
 
 func adopt(t testing.TB, l *core.Locker, orphan *core.OrphanedError, opts ...core.AcquireOption) *core.Lock {
@@ -52,15 +43,6 @@ func adopt(t testing.TB, l *core.Locker, orphan *core.OrphanedError, opts ...cor
 	k, err := l.Adopt(t.Context(), orphan, opts...)
 	if err != nil {
 		t.Fatalf("Adopt(%q): %v", orphan.Key, err)
-	}
-	return k
-}
-
-func acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lock {
-	t.Helper()
-	k, err := l.Acquire(t.Context(), key, opts...)
-	if err != nil {
-		t.Fatalf("Acquire(%q): %v", key, err)
 	}
 	return k
 }

@@ -17,7 +17,14 @@ import (
 	"github.com/onelane/onelane/internal/check"
 )
 
-var ok, want, wantEnded, eventually = check.OK, check.Want, check.Ended, check.Eventually
+var (
+	ok         = check.OK
+	want       = check.Want
+	wantEnded  = check.Ended
+	eventually = check.Eventually
+	locker     = check.Locker
+	acquire    = check.Acquire
+)
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
@@ -57,21 +64,6 @@ func openWith(t testing.TB, o core.Opener, logger *slog.Logger) core.Backend {
 	return b
 }
 
-// locker returns a Locker that is closed with the test.
-func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
-	t.Helper()
-	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
-	return l
-}
-
 // one is the backend on one client.
 func one(client redis.UniversalClient) redisbackend.Config { return redisbackend.New(client) }
 
@@ -81,15 +73,6 @@ func newClient(t testing.TB, o *redis.Options) *redis.Client {
 	client := redis.NewClient(o)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
-}
-
-func acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lock {
-	t.Helper()
-	k, err := l.Acquire(t.Context(), key, opts...)
-	if err != nil {
-		t.Fatalf("Acquire(%q): %v", key, err)
-	}
-	return k
 }
 
 func token(t testing.TB, k *core.Lock) uint64 {

@@ -21,7 +21,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-var ok, want, eventually = check.OK, check.Want, check.Eventually
+var ok, want, eventually, locker = check.OK, check.Want, check.Eventually, check.Locker
 
 // patience bounds each wait for a condition.
 const patience = check.Patience
@@ -84,15 +84,6 @@ func open(t testing.TB, o core.Opener) core.Backend {
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.Close()) })
 	return b
-}
-
-// locker returns a Locker that is closed with the test.
-func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
-	t.Helper()
-	l, err := core.New(o, append([]core.Option{core.WithLogger(quiet)}, opts...)...)
-	ok(t, "New", err)
-	t.Cleanup(func() { ok(t, "Close", l.Close()) })
-	return l
 }
 
 // request asks for a lease in a new owner's name.

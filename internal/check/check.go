@@ -3,6 +3,7 @@ package check
 
 import (
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -49,4 +50,23 @@ func Eventually(t testing.TB, what string, done func() bool) {
 			t.Fatalf("%s: it did not happen within %v", what, Patience)
 		}
 	}
+}
+
+// Locker returns a Locker that logs nothing and is closed with the test.
+func Locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	OK(t, "New", err)
+	t.Cleanup(func() { OK(t, "Close", l.Close()) })
+	return l
+}
+
+// Acquire returns the lock of a key.
+func Acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lock {
+	t.Helper()
+	k, err := l.Acquire(t.Context(), key, opts...)
+	if err != nil {
+		t.Fatalf("Acquire(%q): %v", key, err)
+	}
+	return k
 }

@@ -13,7 +13,13 @@ import (
 	"github.com/onelane/onelane/internal/check"
 )
 
-var ok, want, eventually = check.OK, check.Want, check.Eventually
+var (
+	ok         = check.OK
+	want       = check.Want
+	eventually = check.Eventually
+	locker     = check.Locker
+	acquire    = check.Acquire
+)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(settling{m}) }
 
@@ -50,20 +56,4 @@ func open(t testing.TB, o core.Opener) core.Backend {
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.Close()) })
 	return b
-}
-
-// locker returns a Locker that is closed with the test.
-func locker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
-	t.Helper()
-	l, err := core.New(o, append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
-	ok(t, "New", err)
-	t.Cleanup(func() { ok(t, "Close", l.Close()) })
-	return l
-}
-
-func acquire(t testing.TB, l *core.Locker, key string, opts ...core.AcquireOption) *core.Lock {
-	t.Helper()
-	k, err := l.Acquire(t.Context(), key, opts...)
-	ok(t, "Acquire", err)
-	return k
 }
