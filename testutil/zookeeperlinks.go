@@ -1,6 +1,7 @@
 package testutil
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -17,7 +18,8 @@ import (
 const manyLoopbackAddresses = runtime.GOOS == "linux"
 
 // zookeeperLinks are proxies between the nodes of an ensemble. Each pair of nodes has proxies of its
-// own in each direction, on a loopback address that only this direction uses.
+// own in each direction, on a loopback address that only this direction uses. So no node knows where
+// another one listens.
 type zookeeperLinks struct {
 	t   testing.TB
 	all sync.WaitGroup // their goroutines
@@ -30,6 +32,14 @@ type zookeeperLinks struct {
 // zookeeperLink is the direction of a connection.
 type zookeeperLink struct{ from, to int }
 
+// ip is the address at which one node reaches the other.
+func (l zookeeperLink) ip() string {
+	if l.from == l.to {
+		return fmt.Sprintf("127.1.0.%d", l.to+1)
+	}
+	return fmt.Sprintf("127.1.%d.%d", l.from+1, l.to+1)
+}
+
 func newZooKeeperLinks(t testing.TB) *zookeeperLinks {
 	l := &zookeeperLinks{t: t, isolated: make(map[int]bool), open: make(map[net.Conn]zookeeperLink)}
 	t.Cleanup(l.all.Wait) // when the nodes and the listeners have ended
@@ -41,17 +51,20 @@ func (l *zookeeperLinks) route(from, to int, ports ...int) (ip string, err error
 	if !manyLoopbackAddresses {
 		return server.Direct(from, to, ports...)
 	}
-	ip = fmt.Sprintf("127.1.%d.%d", from+1, to+1)
+	between := zookeeperLink{from, to}
+	if from == to {
+		return between.ip(), nil
+	}
 	for _, port := range ports {
-		listener, err := net.Listen("tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+		listener, err := net.Listen("tcp", net.JoinHostPort(between.ip(), strconv.Itoa(port)))
 		if err != nil {
 			return "", err
 		}
 		l.t.Cleanup(func() { _ = listener.Close() })
-		target := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-		l.all.Go(func() { l.accept(zookeeperLink{from, to}, listener, target) })
+		target := net.JoinHostPort(zookeeperLink{to, to}.ip(), strconv.Itoa(port))
+		l.all.Go(func() { l.accept(between, listener, target) })
 	}
-	return ip, nil
+	return between.ip(), nil
 }
 
 // isolate cuts a node off from all others, or ends that. Then connections that have lost something
@@ -98,8 +111,8 @@ func (l *zookeeperLinks) serve(between zookeeperLink, conn net.Conn, target stri
 	}
 	l.enter(node, between)
 	defer l.leave(node)
-	l.all.Go(func() { l.pass(between, conn, node) })
-	l.pass(between, node, conn)
+	l.all.Go(func() { l.pass(between, node, conn, nil) })
+	l.pass(between, conn, node, between.hide)
 }
 
 // dialNode waits a moment for a node that does not listen yet, as the nodes themselves do if they are
@@ -115,20 +128,31 @@ func dialNode(target string) (conn net.Conn, err error) {
 }
 
 // pass copies what one side says to the other, or to nobody while the nodes are cut off.
-func (l *zookeeperLinks) pass(between zookeeperLink, from, to net.Conn) {
+func (l *zookeeperLinks) pass(between zookeeperLink, from, to net.Conn, first func([]byte) []byte) {
 	defer to.Close()
-	for buf := make([]byte, 32<<10); ; {
+	for buf := make([]byte, 32<<10); ; first = nil {
 		n, err := from.Read(buf)
 		if err != nil {
 			return
 		}
+		text := buf[:n]
+		if first != nil {
+			text = first(text)
+		}
 		if l.cut(between) {
 			continue
 		}
-		if _, err := to.Write(buf[:n]); err != nil {
+		if _, err := to.Write(text); err != nil {
 			return
 		}
 	}
+}
+
+// hide replaces the address of the node that makes the connection, which its first message to elect a
+// leader names: the other node may connect to that address instead.
+func (l zookeeperLink) hide(first []byte) []byte {
+	self, proxy := zookeeperLink{l.from, l.from}, zookeeperLink{l.to, l.from}
+	return bytes.ReplaceAll(first, []byte(self.ip()+":"), []byte(proxy.ip()+":"))
 }
 
 // enter notes a connection.

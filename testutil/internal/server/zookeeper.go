@@ -105,8 +105,8 @@ func startZooKeeper(ctx context.Context, env []string, m *member, args []string)
 // hostsFile is the name of a member's file of host names.
 const hostsFile = "hosts"
 
-// A Route returns the loopback address at which member from of an ensemble reaches member to, which
-// itself listens on these ports of 127.0.0.1.
+// A Route returns the loopback address at which member from of an ensemble reaches these ports of
+// member to. A member listens on them at the address at which it reaches itself.
 type Route func(from, to int, ports ...int) (ip string, err error)
 
 // Direct is the Route of members that reach each other without anything in between.
@@ -167,11 +167,9 @@ func ensemble(n int, route Route) (members []member, lines []string, err error) 
 		lines = append(lines, fmt.Sprintf("server.%s=server%s:%d:%d", id, id, peers, election))
 		members[to].id = id
 		for from := range n {
-			ip := "127.0.0.1"
-			if from != to {
-				if ip, err = route(from, to, peers, election); err != nil {
-					return nil, nil, err
-				}
+			ip, err := route(from, to, peers, election)
+			if err != nil {
+				return nil, nil, err
 			}
 			members[from].hosts += fmt.Sprintf("%s server%s\n", ip, id)
 		}
