@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -17,12 +16,12 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/pausetest"
 	"github.com/onelane/onelane/testutil"
 )
 
 func TestMain(m *testing.M) {
-	if addr := os.Getenv(childVar); addr != "" {
-		holdAndReport(addr)
+	if pausetest.Child(atAddress) {
 		return
 	}
 	goleak.VerifyTestMain(withShared{m})

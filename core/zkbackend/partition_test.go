@@ -73,7 +73,7 @@ func holderBehind(t *testing.T, nodes testutil.ZooKeeperNodes, server int) (heal
 	first, err := k.Token(t.Context())
 	ok(t, "Token", err)
 	nodes[server].Isolate()
-	next, err := other.Acquire(t.Context(), "held", core.WithToken())
+	next, err := other.Acquire(t.Context(), "held", core.WithToken(), core.WithWait(patience))
 	ok(t, "Acquire from another server", err)
 	want(t, "the first holder's lock", k.Err(), core.ErrLost)
 	second, err := next.Token(t.Context())
