@@ -27,7 +27,7 @@ var mayImport = map[string][]string{
 	"core/onelanectl": {"core", "core/redisbackend", "core/etcdbackend", "core/zkbackend", "internal", "internal/claim",
 		"github.com/redis/go-redis/v9", "go.etcd.io/etcd/client/v3", "go.uber.org/zap", "github.com/go-zookeeper/zk"},
 	"core/etcdbackend": {"core", "internal", "go.etcd.io/etcd/api/v3", "go.etcd.io/etcd/client/v3",
-		"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
+		"google.golang.org/grpc/codes", "google.golang.org/grpc/connectivity", "google.golang.org/grpc/status"},
 	"internal":       {"core"},
 	"internal/claim": {"core", "internal", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
 	"idempotency":    {"core", "internal", "internal/claim"},
