@@ -59,7 +59,15 @@ func shared(t testing.TB) *testutil.ZooKeeperNode {
 	return sharedNode()
 }
 
-func rootOf(t testing.TB) string { return "/" + strings.ReplaceAll(t.Name(), "/", "-") }
+// roots has the root of each test that has asked for it.
+var roots sync.Map
+
+// rootOf returns a root that no other run of the test has, so that a test may leave keys there.
+func rootOf(t testing.TB) string {
+	name := strings.ReplaceAll(t.Name(), "/", "-")
+	root, _ := roots.LoadOrStore(t, fmt.Sprintf("/%s-%d", name, time.Now().UnixNano()))
+	return root.(string)
+}
 
 // at is the backend below the test's root.
 func at(t testing.TB, addr string, opts ...zkbackend.Option) core.Opener {
