@@ -25,7 +25,7 @@ type backend struct {
 	opener
 	acl       []zk.ACL
 	logger    *slog.Logger
-	sightings sightings
+	sightings *sightings
 	clock     clock
 	watches   watches
 	slots     chan struct{} // one for each request under way
@@ -52,11 +52,11 @@ type backend struct {
 }
 
 func newBackend(o opener, logger *slog.Logger) *backend {
-	b := &backend{opener: o, logger: logger, acl: zk.WorldACL(zk.PermAll), slots: make(chan struct{}, maxCalls)}
+	b := &backend{opener: o, logger: logger, acl: zk.WorldACL(zk.PermAll), slots: make(chan struct{}, maxCalls),
+		sightings: newSightings()}
 	if o.scheme != "" {
 		b.acl = zk.AuthACL(zk.PermAll)
 	}
-	b.sightings.nodes = make(map[string]sighting)
 	b.watches.paths = make(map[string]*watch)
 	b.open, b.stop = context.WithCancel(context.Background())
 	b.settled.L = &b.mu

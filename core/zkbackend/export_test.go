@@ -15,3 +15,6 @@ func Sweep(ctx context.Context, b core.Backend) error {
 	}
 	return errors.Join(errs...)
 }
+
+// LimitSightings sets how many nodes that nobody waits for a backend remembers.
+func LimitSightings(b core.Backend, n int) { b.(*backend).sightings.limit = n }

@@ -34,7 +34,11 @@ func (b *backend) Watch(ctx context.Context, key string) (<-chan struct{}, func(
 	defer cancel()
 	changed := make(chan struct{}, 1)
 	b.watches.add(path, changed)
-	stop := func() { b.watches.remove(path, changed) }
+	b.sightings.wait(path)
+	stop := sync.OnceFunc(func() {
+		b.watches.remove(path, changed)
+		b.sightings.done(path)
+	})
 	if !b.watches.isSet(path) {
 		if _, err := b.read(ctx, path); err != nil {
 			stop()
