@@ -13,6 +13,8 @@ import (
 type ZooKeeperNode struct {
 	t       testing.TB
 	process *server.Server
+	links   *zookeeperLinks // nil for a node without peers
+	index   int
 }
 
 // ZooKeeper starts an empty ZooKeeper on a free loopback port and ends it with the test. The settings
@@ -64,6 +66,22 @@ func (n *ZooKeeperNode) Restart() {
 	n.must(n.process.Restart(context.Background()))
 }
 
+// Isolate cuts the node off from the others: nothing gets through, and connections stay open. Its
+// clients still reach it. It needs ZooKeeperEnsemble, and Linux.
+func (n *ZooKeeperNode) Isolate() {
+	n.t.Helper()
+	switch {
+	case n.links == nil:
+		n.t.Fatal("testutil: ZooKeeperNode.Isolate: the node has no peers; use ZooKeeperEnsemble")
+	case !manyLoopbackAddresses:
+		n.t.Fatal("testutil: ZooKeeperNode.Isolate needs the loopback addresses 127.0.0.0/8; run the test on Linux")
+	}
+	n.links.isolate(n.index, true)
+}
+
+// Rejoin ends Isolate.
+func (n *ZooKeeperNode) Rejoin() { n.links.isolate(n.index, false) }
+
 // Ask returns the answer to a command of four letters, such as "wchs" or "srvr".
 func (n *ZooKeeperNode) Ask(command string) string {
 	n.t.Helper()
@@ -97,14 +115,15 @@ type ZooKeeperNodes []*ZooKeeperNode
 //	}
 func ZooKeeperEnsemble(t testing.TB, settings ...string) ZooKeeperNodes {
 	t.Helper()
-	processes, err := server.StartEnsemble(context.Background(), 3, settings...)
+	links := newZooKeeperLinks(t)
+	processes, err := server.StartEnsemble(context.Background(), 3, links.route, settings...)
 	if err != nil {
 		t.Fatalf("testutil: %v; %s", err, server.Advice)
 	}
 	nodes := make(ZooKeeperNodes, len(processes))
 	for i, p := range processes {
 		t.Cleanup(p.Stop)
-		nodes[i] = &ZooKeeperNode{t: t, process: p}
+		nodes[i] = &ZooKeeperNode{t: t, process: p, links: links, index: i}
 	}
 	return nodes
 }

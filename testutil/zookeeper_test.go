@@ -83,3 +83,38 @@ func TestZooKeeper_Missing(t *testing.T) {
 		}
 	}
 }
+
+// A leader that is cut off has a successor, and is no leader when it is back.
+func TestZooKeeperEnsemble_Isolate(t *testing.T) {
+	t.Parallel()
+	if !zookeeper(t) {
+		return
+	}
+	nodes := testutil.ZooKeeperEnsemble(t)
+	old := nodes.Leader()
+	nodes[old].Isolate()
+	others := testutil.ZooKeeperNodes{nodes[(old+1)%len(nodes)], nodes[(old+2)%len(nodes)]}
+	next := others[others.Leader()]
+	nodes[old].Ask("ruok") // its clients reach it
+	mode := func() string {
+		_, mode, _ := strings.Cut(nodes[old].Ask("srvr"), "Mode: ")
+		mode, _, _ = strings.Cut(mode, "\n")
+		return mode
+	}
+	begun := time.Now()
+	until := func(what string, done func() bool) {
+		t.Helper()
+		for !done() {
+			if time.Since(begun) > time.Minute {
+				t.Fatalf("%s: not within a minute", what)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	until("the old leader gives up", func() bool { return mode() == "" })
+	nodes[old].Rejoin()
+	until("the old leader follows", func() bool { return mode() == "follower" })
+	if !strings.Contains(next.Ask("srvr"), "Mode: leader") {
+		t.Error("the new leader leads no more")
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/core"
@@ -68,7 +69,8 @@ var advice = []struct {
 	err  error
 	text string
 }{
-	{rpctypes.ErrNoSpace, "compact and defragment etcd, then run etcdctl alarm disarm"},
+	{rpctypes.ErrNoSpace, "etcd has raised its NOSPACE alarm; compact and defragment it, " +
+		"then run etcdctl alarm disarm"},
 	{rpctypes.ErrRequestTooLarge, "raise etcd's --max-request-bytes or seal a smaller value"},
 	{rpctypes.ErrPermissionDenied,
 		"give etcd's user read and write permission on the prefix of the keys (core.WithPrefix)"},
@@ -79,6 +81,7 @@ var advice = []struct {
 
 // failed returns the error of a request.
 func (b *backend) failed(ctx context.Context, key string, err error) *core.UnavailableError {
+	unconnected := isTimeout(err) && b.client.ActiveConnection().GetState() != connectivity.Ready
 	switch {
 	case ctx.Err() == nil && isTimeout(err):
 		err = fmt.Errorf("etcd did not answer within %v", b.timeout/tries)
@@ -86,6 +89,9 @@ func (b *backend) failed(ctx context.Context, key string, err error) *core.Unava
 		err = fmt.Errorf("etcd did not answer in time: %w", ctx.Err())
 	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 		err = fmt.Errorf("%w (%w)", ctx.Err(), err)
+	}
+	if unconnected {
+		err = fmt.Errorf("%w; the client has no connection: check its Endpoints and TLS", err)
 	}
 	for _, a := range advice {
 		if errors.Is(err, a.err) {

@@ -14,11 +14,17 @@ import (
 	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/pausetest"
 )
 
 var ok, want, eventually = check.OK, check.Want, check.Eventually
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if pausetest.Child(atAddress) {
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // open returns a backend on a client, as a process has it. It is closed with the test.
 func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) core.Backend {

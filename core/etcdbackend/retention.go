@@ -46,8 +46,9 @@ func lifetime(d time.Duration) (seconds, window int64) {
 	return seconds, (seconds + 7) / 8
 }
 
-// sendGrace is how many seconds may pass before a write is sent with its etcd lease.
-const sendGrace = 2
+// sendGrace is how many seconds may pass before a write is sent with its etcd lease. That is more than
+// a request for the lease may take.
+func (b *backend) sendGrace() int64 { return 1 + int64(b.timeout/tries/time.Second) }
 
 // attach returns an etcd lease for a write that says something for d.
 func (b *backend) attach(ctx context.Context, key string, d time.Duration) (attached, error) {
@@ -59,7 +60,7 @@ func (b *backend) attach(ctx context.Context, key string, d time.Duration) (atta
 		return attached{}, unavailable(key, ctx.Err())
 	}
 	defer func() { c.turn <- struct{}{} }()
-	ttl := seconds + window + sendGrace
+	ttl := seconds + window + b.sendGrace()
 	if c.id == 0 || time.Since(c.sent) > time.Duration(window)*time.Second {
 		err := b.retry(ctx, key, func(ctx context.Context) error {
 			sent := time.Now()

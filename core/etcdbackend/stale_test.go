@@ -175,3 +175,31 @@ func (l *silentLeases) TimeToLive(
 	}
 	return l.Lease.TimeToLive(ctx, id, opts...)
 }
+
+// slowLease is a client's Lease whose etcd takes long for a lease.
+type slowLease struct {
+	clientv3.Lease
+	takes time.Duration
+}
+
+func (s slowLease) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error) {
+	resp, err := s.Lease.Grant(ctx, ttl)
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+	}
+	return resp, err
+}
+
+// An etcd that takes almost as long as WithTimeout allows still grants locks.
+func TestAcquire_SlowEtcdLease(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	client.Lease = slowLease{client.Lease, 3100 * time.Millisecond}
+	b := open(t, client, etcdbackend.WithTimeout(14*time.Second)) // a quarter of it for each request
+	acquire(t, b, request("k", time.Second, 0))
+}

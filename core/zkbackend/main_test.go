@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/pausetest"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -27,8 +27,7 @@ var ok, want, eventually, locker = check.OK, check.Want, check.Eventually, check
 const patience = check.Patience
 
 func TestMain(m *testing.M) {
-	if addr := os.Getenv(childVar); addr != "" {
-		holdAndReport(addr)
+	if pausetest.Child(atAddress) {
 		return
 	}
 	goleak.VerifyTestMain(withShared{m})
@@ -66,7 +65,15 @@ func shared(t testing.TB) *testutil.ZooKeeperNode {
 	return sharedNode()
 }
 
-func rootOf(t testing.TB) string { return "/" + strings.ReplaceAll(t.Name(), "/", "-") }
+// roots has the root of each test that has asked for it.
+var roots sync.Map
+
+// rootOf returns a root that no other run of the test has, so that a test may leave keys there.
+func rootOf(t testing.TB) string {
+	name := strings.ReplaceAll(t.Name(), "/", "-")
+	root, _ := roots.LoadOrStore(t, fmt.Sprintf("/%s-%d", name, time.Now().UnixNano()))
+	return root.(string)
+}
 
 // at is the backend below the test's root.
 func at(t testing.TB, addr string, opts ...zkbackend.Option) core.Opener {

@@ -219,7 +219,7 @@ func (b *bench) zookeeper() (addrs []string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ensemble == nil {
-		if b.ensemble, err = server.StartEnsemble(context.Background(), 3); err != nil {
+		if b.ensemble, err = server.StartEnsemble(context.Background(), 3, server.Direct); err != nil {
 			return nil, err
 		}
 		b.started = append(b.started, b.ensemble...)

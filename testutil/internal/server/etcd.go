@@ -2,12 +2,14 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -99,30 +101,35 @@ func startMember(
 		env:  env,
 		end:  syscall.SIGKILL,
 		command: func(dir string, port int) *exec.Cmd {
-			url := "http://127.0.0.1:" + strconv.Itoa(port)
 			name, args := peers(dir)
+			url := etcdURL(args, "127.0.0.1:"+strconv.Itoa(port))
 			return exec.Command(binary, append([]string{"--name", name, "--data-dir", filepath.Join(dir, "data"),
 				"--listen-client-urls", url, "--advertise-client-urls", url,
 				"--logger", "zap", "--log-outputs", "stderr", "--log-level", "warn"}, args...)...)
 		},
 		ready: func(ctx context.Context, s *Server, _ int) error {
-			name, _ := peers(s.dir)
-			return etcdReady(ctx, s, name)
+			name, args := peers(s.dir)
+			return etcdReady(ctx, s, name, args)
 		},
 	})
 }
 
 // etcdReady also asks for the member's name: another etcd may have the port while ours fails to bind.
-func etcdReady(ctx context.Context, s *Server, name string) error {
+func etcdReady(ctx context.Context, s *Server, name string, args []string) error {
+	client, err := etcdClient(args)
+	if err != nil {
+		return err
+	}
+	url := etcdURL(args, s.Addr)
 	var health struct{ Health string }
-	if err := askEtcd(ctx, http.MethodGet, "http://"+s.Addr+"/health", &health); err != nil {
+	if err := askEtcd(ctx, client, http.MethodGet, url+"/health", &health); err != nil {
 		return err
 	}
 	if health.Health != "true" {
 		return errors.New("it has no leader")
 	}
 	var list struct{ Members []struct{ Name string } }
-	if err := askEtcd(ctx, http.MethodPost, "http://"+s.Addr+"/v3/cluster/member/list", &list); err != nil {
+	if err := askEtcd(ctx, client, http.MethodPost, url+"/v3/cluster/member/list", &list); err != nil {
 		return err
 	}
 	for _, m := range list.Members {
@@ -133,7 +140,35 @@ func etcdReady(ctx context.Context, s *Server, name string) error {
 	return errors.New("another process has the port")
 }
 
-func askEtcd(ctx context.Context, method, url string, answer any) error {
+// The arguments of a member that speaks TLS to its clients.
+const (
+	etcdCertificate = "--cert-file"
+	etcdKey         = "--key-file"
+)
+
+func etcdURL(args []string, addr string) string {
+	if slices.Contains(args, etcdCertificate) {
+		return "https://" + addr
+	}
+	return "http://" + addr
+}
+
+// etcdClient returns what asks a member. To one with a certificate it shows that same certificate, as
+// the member's own gateway does.
+func etcdClient(args []string) (*http.Client, error) {
+	certificate, key := slices.Index(args, etcdCertificate), slices.Index(args, etcdKey)
+	if certificate < 0 || key < 0 {
+		return http.DefaultClient, nil
+	}
+	pair, err := tls.LoadX509KeyPair(args[certificate+1], args[key+1])
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}}, nil
+}
+
+func askEtcd(ctx context.Context, client *http.Client, method, url string, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("{}"))
@@ -141,7 +176,7 @@ func askEtcd(ctx context.Context, method, url string, answer any) error {
 		return err
 	}
 	request.Close = true // no goroutine stays for the connection
-	response, err := http.DefaultClient.Do(request)
+	response, err := client.Do(request)
 	if err != nil {
 		return err
 	}

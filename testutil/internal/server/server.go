@@ -72,7 +72,7 @@ func StartWith(ctx context.Context, kind Kind, env []string, args ...string) (*S
 	case Etcd:
 		return startEtcd(ctx, env, args)
 	case ZooKeeper:
-		return startZooKeeper(ctx, env, "", args)
+		return startZooKeeper(ctx, env, nil, args)
 	}
 	return nil, fmt.Errorf("server: unknown kind %q: use one of %v", kind, Kinds)
 }

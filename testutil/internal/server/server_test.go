@@ -59,7 +59,7 @@ func ask(kind Kind, s *Server) error {
 	}
 	if kind == Etcd {
 		var health struct{ Health string }
-		if err := askEtcd(ctx, http.MethodGet, "http://"+s.Addr+"/health", &health); err != nil {
+		if err := askEtcd(ctx, http.DefaultClient, http.MethodGet, "http://"+s.Addr+"/health", &health); err != nil {
 			return err
 		}
 		if health.Health != "true" {

@@ -53,11 +53,17 @@ func classPath(jar string) string {
 // StartZooKeeper starts a ZooKeeper that syncs nothing to disk. The args, such as tickTime=100, are
 // lines of its configuration and win over ours.
 func StartZooKeeper(ctx context.Context, args ...string) (*Server, error) {
-	return startZooKeeper(ctx, nil, "", args)
+	return startZooKeeper(ctx, nil, nil, args)
 }
 
-// startZooKeeper starts a member of an ensemble if id is not empty. Then the args name its members.
-func startZooKeeper(ctx context.Context, env []string, id string, args []string) (*Server, error) {
+// member is what makes a ZooKeeper one of an ensemble.
+type member struct {
+	id    string
+	hosts string // its own file of host names, in the format of /etc/hosts
+}
+
+// startZooKeeper starts a member of an ensemble if m is not nil. Then the args name all members.
+func startZooKeeper(ctx context.Context, env []string, m *member, args []string) (*Server, error) {
 	jar, err := findZooKeeper()
 	if err != nil {
 		return nil, err
@@ -68,10 +74,11 @@ func startZooKeeper(ctx context.Context, env []string, id string, args []string)
 		end:  syscall.SIGKILL,
 		prepare: func(_ context.Context, dir string) error {
 			data := filepath.Join(dir, "data")
-			if err := os.Mkdir(data, 0o700); err != nil || id == "" {
+			if err := os.Mkdir(data, 0o700); err != nil || m == nil {
 				return err
 			}
-			return os.WriteFile(filepath.Join(data, "myid"), []byte(id), 0o600)
+			return errors.Join(os.WriteFile(filepath.Join(data, "myid"), []byte(m.id), 0o600),
+				os.WriteFile(filepath.Join(dir, hostsFile), []byte(m.hosts), 0o600))
 		},
 		command: func(dir string, port int) *exec.Cmd {
 			config := filepath.Join(dir, "zoo.cfg")
@@ -83,20 +90,34 @@ func startZooKeeper(ctx context.Context, env []string, id string, args []string)
 			})
 			// If it cannot be written, Java says that it is not there.
 			_ = os.WriteFile(config, []byte(strings.Join(lines, "\n")+"\n"), 0o600)
-			return exec.Command("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
-				"-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=256", "-Dzookeeper.maxResponseCacheSize=0", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-				"-cp", classPath(jar), "org.apache.zookeeper.server.quorum.QuorumPeerMain", config)
+			java := []string{"-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
+				"-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=256", "-Dzookeeper.maxResponseCacheSize=0", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"}
+			if m != nil {
+				java = append(java, "-Djdk.net.hosts.file="+filepath.Join(dir, hostsFile))
+			}
+			return exec.Command("java", append(java,
+				"-cp", classPath(jar), "org.apache.zookeeper.server.quorum.QuorumPeerMain", config)...)
 		},
 		ready: zookeeperReady,
 	})
 }
 
+// hostsFile is the name of a member's file of host names.
+const hostsFile = "hosts"
+
+// A Route returns the loopback address at which member from of an ensemble reaches these ports of
+// member to. A member listens on them at the address at which it reaches itself.
+type Route func(from, to int, ports ...int) (ip string, err error)
+
+// Direct is the Route of members that reach each other without anything in between.
+func Direct(_, _ int, _ ...int) (ip string, err error) { return "127.0.0.1", nil }
+
 // StartEnsemble starts n ZooKeeper servers that form an ensemble, and returns when each of them serves.
-func StartEnsemble(ctx context.Context, n int, args ...string) ([]*Server, error) {
+func StartEnsemble(ctx context.Context, n int, route Route, args ...string) ([]*Server, error) {
 	var servers []*Server
 	var err error
 	for range portTries { // another process may take a port before the servers do
-		if servers, err = startEnsemble(ctx, n, args); err == nil || ctx.Err() != nil {
+		if servers, err = startEnsemble(ctx, n, route, args); err == nil || ctx.Err() != nil {
 			break
 		}
 		if _, missing := errors.AsType[*MissingError](err); missing {
@@ -106,22 +127,18 @@ func StartEnsemble(ctx context.Context, n int, args ...string) ([]*Server, error
 	return servers, err
 }
 
-func startEnsemble(ctx context.Context, n int, args []string) ([]*Server, error) {
+func startEnsemble(ctx context.Context, n int, route Route, args []string) ([]*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout/4)
 	defer cancel()
-	args = slices.Clone(args)
-	for i := range n {
-		peers, err1 := freePort()
-		election, err2 := freePort()
-		if err := errors.Join(err1, err2); err != nil {
-			return nil, err
-		}
-		args = append(args, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, peers, election))
+	members, lines, err := ensemble(n, route)
+	if err != nil {
+		return nil, err
 	}
+	args = slices.Concat(args, lines)
 	servers, errs := make([]*Server, n), make([]error, n)
 	var all sync.WaitGroup
 	for i := range n {
-		all.Go(func() { servers[i], errs[i] = startZooKeeper(ctx, nil, strconv.Itoa(i+1), args) })
+		all.Go(func() { servers[i], errs[i] = startZooKeeper(ctx, nil, &members[i], args) })
 	}
 	all.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -133,6 +150,31 @@ func startEnsemble(ctx context.Context, n int, args []string) ([]*Server, error)
 		return nil, err
 	}
 	return servers, nil
+}
+
+// ensemble returns the members and the lines of their configuration. The lines are the same for all,
+// as ZooKeeper needs it: members tell each other where they are. Each one has its own address for a
+// name in them.
+func ensemble(n int, route Route) (members []member, lines []string, err error) {
+	members = make([]member, n)
+	for to := range n {
+		peers, err1 := freePort()
+		election, err2 := freePort()
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, nil, err
+		}
+		id := strconv.Itoa(to + 1)
+		lines = append(lines, fmt.Sprintf("server.%s=server%s:%d:%d", id, id, peers, election))
+		members[to].id = id
+		for from := range n {
+			ip, err := route(from, to, peers, election)
+			if err != nil {
+				return nil, nil, err
+			}
+			members[from].hosts += fmt.Sprintf("%s server%s\n", ip, id)
+		}
+	}
+	return members, lines, nil
 }
 
 // zookeeperReady asks for the data folder too: the port might belong to somebody else's ZooKeeper
