@@ -28,12 +28,14 @@ type waited struct {
 }
 
 func newSightings() *sightings {
-	return &sightings{waited: make(map[string]waited), others: make(map[string]sighting), limit: maxSightings}
+	return &sightings{
+		waited: make(map[string]waited), others: make(map[string]sighting), limit: maxSightings,
+	}
 }
 
 // see notes that a node, last changed by zxid, was there before now. It returns since when this
-// process knows that it is so. If there are too many nodes, it forgets one that nobody waits for: the
-// lease of that one seems to begin anew.
+// process knows that it is so. If there are too many nodes, it forgets one that nobody waits for:
+// the lease of that one seems to begin anew.
 func (s *sightings) see(path string, zxid int64, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

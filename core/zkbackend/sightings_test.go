@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/core/zkbackend"
 )
 
-// A process looks at more keys than it can remember. It remembers those that it waits for, so that it
-// gets the key of a holder that died.
+// A process looks at more keys than it can remember. It remembers those that it waits for, so that
+// it gets the key of a holder that died.
 func TestTakeover_MoreKeysThanRemembered(t *testing.T) {
 	t.Parallel()
 	node := shared(t)
