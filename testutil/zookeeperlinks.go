@@ -17,9 +17,9 @@ import (
 // manyLoopbackAddresses reports whether all of 127.0.0.0/8 is this machine's.
 const manyLoopbackAddresses = runtime.GOOS == "linux"
 
-// zookeeperLinks are proxies between the nodes of an ensemble. Each pair of nodes has proxies of its
-// own in each direction, on a loopback address that only this direction uses. So no node knows where
-// another one listens.
+// zookeeperLinks are proxies between the nodes of an ensemble. Each pair of nodes has proxies of
+// its own in each direction, on a loopback address that only this direction uses. So no node knows
+// where another one listens.
 type zookeeperLinks struct {
 	t   testing.TB
 	all sync.WaitGroup // their goroutines
@@ -115,8 +115,8 @@ func (l *zookeeperLinks) serve(between zookeeperLink, conn net.Conn, target stri
 	l.pass(between, conn, node, between.hide)
 }
 
-// dialNode waits a moment for a node that does not listen yet, as the nodes themselves do if they are
-// refused.
+// dialNode waits a moment for a node that does not listen yet, as the nodes themselves do if they
+// are refused.
 func dialNode(target string) (conn net.Conn, err error) {
 	for range 20 {
 		if conn, err = net.Dial("tcp", target); err == nil {
@@ -148,8 +148,8 @@ func (l *zookeeperLinks) pass(between zookeeperLink, from, to net.Conn, first fu
 	}
 }
 
-// hide replaces the address of the node that makes the connection, which its first message to elect a
-// leader names: the other node may connect to that address instead.
+// hide replaces the address of the node that makes the connection. Its first message to elect a
+// leader names that address, and the other node may then connect to it instead.
 func (l zookeeperLink) hide(first []byte) []byte {
 	self, proxy := zookeeperLink{l.from, l.from}, zookeeperLink{l.to, l.from}
 	return bytes.ReplaceAll(first, []byte(self.ip()+":"), []byte(proxy.ip()+":"))

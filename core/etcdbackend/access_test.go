@@ -89,7 +89,9 @@ func TestAuth(t *testing.T) {
 	ok(t, "AuthEnable", err)
 	as := func(name string) *clientv3.Client {
 		t.Helper()
-		return connect(t, clientv3.Config{Endpoints: []string{etcd.Addr()}, Username: name, Password: name})
+		return connect(t, clientv3.Config{
+			Endpoints: []string{etcd.Addr()}, Username: name, Password: name,
+		})
 	}
 	service := as("service")
 	worksOn(t, service)
@@ -106,8 +108,8 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	certificate, key := ca.issue(t, "server")
-	etcd := testutil.Etcd(t, "--cert-file", certificate, "--key-file", key, "--trusted-ca-file", ca.file,
-		"--client-cert-auth")
+	etcd := testutil.Etcd(t, "--cert-file", certificate, "--key-file", key,
+		"--trusted-ca-file", ca.file, "--client-cert-auth")
 	if etcd == nil {
 		return
 	}
@@ -119,7 +121,8 @@ func TestTLS(t *testing.T) {
 
 	config.TLS = &tls.Config{RootCAs: ca.pool}
 	_, err = locker(t, connect(t, config), core.WithOutageWait(0)).Acquire(t.Context(), "k")
-	if want(t, "Acquire without a certificate", err, core.ErrUnavailable); !strings.Contains(err.Error(), "check its Endpoints and TLS") {
+	want(t, "Acquire without a certificate", err, core.ErrUnavailable)
+	if !strings.Contains(err.Error(), "check its Endpoints and TLS") {
 		t.Errorf("Acquire without a certificate: %v", err)
 	}
 }
@@ -135,8 +138,8 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{dir: t.TempDir(), pool: x509.NewCertPool()}
-	a.cert = &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	a.cert = &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	a.file, _ = a.issue(t, "authority")
 	text, err := os.ReadFile(a.file)
 	ok(t, "ReadFile", err)
@@ -144,7 +147,8 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue makes a certificate and a key, and returns their files. The first one is the authority's own.
+// issue makes a certificate and a key, and returns their files. The first one is the authority's
+// own.
 func (a *authority) issue(t *testing.T, name string) (certificate, key string) {
 	t.Helper()
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -30,8 +30,14 @@ func TestNoSpace(t *testing.T) {
 		return errors.Is(err, rpctypes.ErrNoSpace)
 	})
 	for what, call := range map[string]func() error{
-		"Acquire": func() error { _, err := b.Acquire(t.Context(), request("other", time.Minute, 0)); return err },
-		"Extend":  func() error { _, err := b.Extend(t.Context(), g, 2*time.Hour); return err },
+		"Acquire": func() error {
+			_, err := b.Acquire(t.Context(), request("other", time.Minute, 0))
+			return err
+		},
+		"Extend": func() error {
+			_, err := b.Extend(t.Context(), g, 2*time.Hour)
+			return err
+		},
 	} {
 		err := call()
 		if want(t, what, err, core.ErrUnavailable); !strings.Contains(err.Error(), "NOSPACE alarm") {

@@ -17,7 +17,8 @@ func onServer(n *testutil.ZooKeeperNode) core.Opener {
 }
 
 // A server is cut off from its peers, the leader first and then a follower, and its clients still
-// reach it. The clients of the others go on. A key has one holder at a time, and its tokens increase.
+// reach it. The clients of the others go on. A key has one holder at a time, and its tokens
+// increase.
 func TestEnsemble_Partitions(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.ZooKeeperEnsemble(t)
@@ -57,9 +58,9 @@ func TestEnsemble_Partitions(t *testing.T) {
 	h.check(t)
 }
 
-// holderBehind cuts a server off that a holder's client uses. That server grants nothing then, and the
-// holder loses its lock before another client gets the key from another server. What it returns
-// joins the server again.
+// holderBehind cuts a server off that a holder's client uses. That server grants nothing then, and
+// the holder loses its lock before another client gets the key from another server. The function
+// healed joins the server again.
 func holderBehind(t *testing.T, nodes testutil.ZooKeeperNodes, server int) (healed func()) {
 	t.Helper()
 	behind := locker(t, onServer(nodes[server]), core.WithTTL(2*time.Second), core.WithOutageWait(0))

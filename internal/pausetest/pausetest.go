@@ -29,8 +29,8 @@ const (
 	patience = time.Minute
 )
 
-// Child reports whether this process is the one that Run starts. Then it has done its work. A TestMain
-// calls Child first. open returns the backend at the address that Run was called with.
+// Child reports whether this process is the one that Run starts. Then it has done its work. A
+// TestMain calls Child first. open returns the backend at the address that Run was called with.
 func Child(open func(address string) (core.Opener, error)) bool {
 	address := os.Getenv(childVar)
 	if address == "" {
@@ -84,14 +84,14 @@ func child(backend core.Opener) error {
 	return nil
 }
 
-// Run stops a process with SIGSTOP for longer than its lease, while it holds the key k at the address.
-// Another one, with the backend, gets the key. The first one learns that its lock is lost before it
-// goes on, and does no harm. What it writes nevertheless is refused by a set that is fenced. In a set
-// that is not, the other's update is lost, whatever the lock.
+// Run stops a process with SIGSTOP for longer than its lease, while it holds the key k at the
+// address. Another one, with the backend, gets the key. The first one learns that its lock is lost
+// before it goes on, and does no harm. If it writes nevertheless, a set that is fenced refuses that.
+// In a set that is not, the other's update is lost, whatever the lock.
 func Run(t *testing.T, address string, backend core.Opener) {
 	t.Helper()
-	other, err := core.New(backend, core.WithTTL(time.Minute), core.WithLogger(slog.New(slog.DiscardHandler)),
-		core.WithOutageWait(patience))
+	other, err := core.New(backend, core.WithTTL(time.Minute), core.WithOutageWait(patience),
+		core.WithLogger(slog.New(slog.DiscardHandler)))
 	must(t, "New", err)
 	defer other.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
