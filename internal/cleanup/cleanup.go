@@ -8,7 +8,7 @@
 //     that hung runs a request when it goes on. A key that is given up is logged.
 //   - A request may be under way longer than its caller waits, so that its clean-up overtakes it.
 //     Unless the server refuses requests that come so late, a clean-up that succeeded is repeated,
-//     for the last time 12 s later.
+//     for the last time 12 s later. That is safe because each attempt has an owner of its own.
 //   - At most 16,384 keys are kept. Further ones are dropped and logged.
 //   - Close gives clean-ups the time that its caller says. Those that wait for their repetition
 //     are repeated at once. Then the rest is dropped.
