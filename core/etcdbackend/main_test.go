@@ -14,9 +14,13 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/paralleltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	paralleltest.Run(4)
+	goleak.VerifyTestMain(m)
+}
 
 // open returns a backend on a client, as a process has it. It is closed with the test.
 func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) core.Backend {

@@ -15,12 +15,14 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/paralleltest"
 )
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
 		hold(addr)
 	}
+	paralleltest.Run(4)
 	logging.Disable() // go-redis reports faults that tests make
 	goleak.VerifyTestMain(settling{m})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/internal/ownertext"
+	"github.com/onelane/onelane/internal/paralleltest"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -25,6 +26,7 @@ func TestMain(m *testing.M) {
 		holdAndReport(addr)
 		return
 	}
+	paralleltest.Run(4)
 	goleak.VerifyTestMain(withShared{m})
 }
 

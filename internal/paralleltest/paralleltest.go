@@ -1,0 +1,19 @@
+// Package paralleltest sets how many parallel tests run at a time.
+package paralleltest
+
+import (
+	"flag"
+	"runtime"
+	"strconv"
+)
+
+// Run lets so many parallel tests run at a time on each processor. A flag -parallel wins. Call it in
+// TestMain of a package whose tests mostly wait: for leases, locks and servers.
+func Run(perProcessor int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(perProcessor*runtime.GOMAXPROCS(0)))
+	}
+}
