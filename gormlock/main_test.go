@@ -24,7 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	paralleltest.Run(3)
+	paralleltest.Run(4)
 	// The clients report faults that tests make.
 	logging.Disable()
 	_ = mysql.SetLogger(&mysql.NopLogger{})
