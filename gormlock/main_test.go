@@ -3,12 +3,9 @@ package gormlock_test
 import (
 	"context"
 	"database/sql"
-	"flag"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 
@@ -16,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -26,7 +24,7 @@ import (
 var ok, want, eventually = check.OK, check.Want, check.Eventually
 
 func TestMain(m *testing.M) {
-	moreAtOnce()
+	check.Parallel(4)
 	// The clients report faults that tests make.
 	logging.Disable()
 	_ = mysql.SetLogger(&mysql.NopLogger{})
@@ -34,17 +32,6 @@ func TestMain(m *testing.M) {
 	// dead server until up to a second after its client was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gorm.io/gorm/internal/lru.NewLRU[...].func1"),
 		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
-}
-
-// moreAtOnce lets more tests run at a time than there are processors, unless -parallel is given.
-// The tests wait for leases, locks and servers most of their time.
-func moreAtOnce() {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0)))
-	}
 }
 
 type Stock struct {
@@ -61,17 +48,31 @@ type Item struct {
 	Name    string `gorm:"size:64"`
 }
 
-// each runs fn on each database, with prepared statements and without, with the tables of Stock and Item in it.
+// each runs fn on each database with the tables of Stock and Item in it. MariaDB's statements are
+// prepared, and those of the others are not. At full size each database has it both ways.
 func each(t *testing.T, fn func(t *testing.T, db *gorm.DB), opts ...gorm.Option) {
 	t.Helper()
+	if !long {
+		eachPrepared(t, func(db string) bool { return db == "mysql" }, fn, opts)
+		return
+	}
 	for _, prepared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("prepared=%v", prepared), func(t *testing.T) {
-			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-				ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
-				fn(t, db)
-			}, append([]gorm.Option{config(func(c *gorm.Config) { c.PrepareStmt = prepared })}, opts...)...)
+			eachPrepared(t, func(string) bool { return prepared }, fn, opts)
 		})
 	}
+}
+
+// eachPrepared runs fn on each database, with prepared statements on those that prepared chooses.
+func eachPrepared(t *testing.T, prepared func(db string) bool, fn func(*testing.T, *gorm.DB), opts []gorm.Option) {
+	t.Helper()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		config := &gorm.Config{Logger: logger.Discard, PrepareStmt: prepared(db.Name())}
+		db, err := gorm.Open(db.Dialector, append([]gorm.Option{config}, opts...)...)
+		ok(t, "Open", err)
+		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+		fn(t, db)
+	})
 }
 
 // config is a gorm.Option that changes the configuration of each database that is opened with it.

@@ -42,12 +42,20 @@ func Migrate(db *gorm.DB) error {
 			return fmt.Errorf("gormlock: Migrate: %w", err)
 		}
 	}
+	var columns []gorm.ColumnType // of the last table
 	for _, table := range []string{"onelane_fences", "onelane_once", "onelane_locks"} {
-		if err := checkColumns(db, table); err != nil {
+		if columns, err = checkColumns(db, table); err != nil {
 			return err
 		}
 	}
+	if hasColumn(columns, "orphan") {
+		return nil
+	}
 	return addColumn(db, "onelane_locks", "orphan", "BIGINT NOT NULL DEFAULT 0")
+}
+
+func hasColumn(columns []gorm.ColumnType, name string) bool {
+	return slices.ContainsFunc(columns, func(c gorm.ColumnType) bool { return c.Name() == name })
 }
 
 // addColumn adds a column to a table that an earlier version made. Several processes may do so at
@@ -55,16 +63,16 @@ func Migrate(db *gorm.DB) error {
 func addColumn(db *gorm.DB, table, column, kind string) error {
 	var failed error
 	for range 3 {
+		// If this fails, another process may have been faster.
+		failed = db.Exec(fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s", table, column, kind)).Error
+		if failed == nil {
+			return nil
+		}
 		columns, err := db.Migrator().ColumnTypes(table)
 		if err != nil {
 			return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
 		}
-		if slices.ContainsFunc(columns, func(c gorm.ColumnType) bool { return c.Name() == column }) {
-			return nil
-		}
-		// If this fails, another process may have been faster.
-		failed = db.Exec(fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s", table, column, kind)).Error
-		if failed == nil {
+		if hasColumn(columns, column) {
 			return nil
 		}
 	}
@@ -115,16 +123,16 @@ var lengths = map[string]map[string]int64{
 	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20},
 }
 
-// checkColumns fails if the primary key is not one binary column "name", or if a column is too
-// short, which only MySQL's can be.
-func checkColumns(db *gorm.DB, table string) error {
+// checkColumns returns the columns of a table. It fails if the primary key is not one binary column
+// "name", or if a column is too short, which only MySQL's can be.
+func checkColumns(db *gorm.DB, table string) ([]gorm.ColumnType, error) {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema",
 			table, fmt.Sprintf(format, args...))
 	}
 	columns, err := db.Migrator().ColumnTypes(table)
 	if err != nil {
-		return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
+		return nil, fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
 	}
 	var key []string
 	kind := "missing"
@@ -137,15 +145,15 @@ func checkColumns(db *gorm.DB, table string) error {
 		}
 		want, found := lengths[table][c.Name()]
 		if length, known := c.Length(); db.Name() == "mysql" && found && (!known || length < want) {
-			return wrong("its column %s has %s(%d): it must have room for %d bytes", c.Name(), strings.ToLower(c.DatabaseTypeName()), length, want)
+			return nil, wrong("its column %s has %s(%d): it must have room for %d bytes", c.Name(), strings.ToLower(c.DatabaseTypeName()), length, want)
 		}
 	}
 	binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, kind)
 	// With more columns in the key a name could come twice.
 	if !binary || !slices.Equal(key, []string{"name"}) {
-		return wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, key)
+		return nil, wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, key)
 	}
-	return checkPrefix(db, wrong, table)
+	return columns, checkPrefix(db, wrong, table)
 }
 
 // checkPrefix fails if MySQL's primary key is only the beginning of the name.

@@ -123,6 +123,9 @@ func TestOtherModes(t *testing.T) {
 					return take(tx.Scopes(gormlock.Guard("k")), 42)
 				}, gormlock.Grouped(4)))
 			})
+			if !long && name != "serializable" {
+				continue // the one that is furthest from the defaults stays
+			}
 			b, err := gormlock.Table(db).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
 			ok(t, "Open", err)
 			suites.Go(func() {

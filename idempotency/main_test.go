@@ -10,10 +10,12 @@ import (
 
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/routertest"
 )
 
 func TestMain(m *testing.M) {
+	check.Parallel(4)
 	gin.SetMode(gin.ReleaseMode)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// go-redis dials a dead server until up to a second after its client was closed.

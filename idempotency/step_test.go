@@ -23,7 +23,7 @@ import (
 func stepLocker(t testing.TB, b core.Opener) *core.Locker {
 	t.Helper()
 	l, err := core.New(b, core.WithTTL(2*time.Second))
-	check(t, err)
+	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
@@ -206,9 +206,9 @@ func TestStep_Encrypted(t *testing.T) {
 		t.Fatal(err)
 	}
 	block, err := aes.NewCipher(make([]byte, 32))
-	check(t, err)
+	must(t, err)
 	aead, err := cipher.NewGCM(block)
-	check(t, err)
+	must(t, err)
 	encrypted := idempotency.WithEncryption(idempotency.EncryptionKey{ID: "a", AEAD: aead})
 	for i := range 2 {
 		if got, ran, err := oneStep(t, l, "secret", nil, encrypted); got.ID != "secret" || ran != (i == 0) || err != nil {
@@ -217,7 +217,7 @@ func TestStep_Encrypted(t *testing.T) {
 	}
 	ctx, client, values := t.Context(), node.Client(), 0
 	names, err := client.Keys(ctx, "*claimstep:*").Result()
-	check(t, err)
+	must(t, err)
 	for _, name := range names {
 		if value, err := client.Get(ctx, name).Result(); err == nil && strings.HasSuffix(name, ":secret}") {
 			values++
@@ -257,7 +257,7 @@ func TestDeriveKey(t *testing.T) {
 		runStep(t, l, "7 EUR", func(ctx context.Context) {
 			var err error
 			key, err = idempotency.DeriveKey(ctx, name)
-			check(t, err)
+			must(t, err)
 		})
 		return key
 	}
@@ -267,7 +267,7 @@ func TestDeriveKey(t *testing.T) {
 		t.Errorf("%q and %q", one, again)
 	}
 	b, err := core.New(testutil.Memory(), core.WithPrefix("other:"))
-	check(t, err)
+	must(t, err)
 	defer b.Close()
 	if refund, other := derive(a, "refund"), derive(b, "charge"); refund == one || other == one {
 		t.Errorf("%q, %q, %q", one, refund, other)

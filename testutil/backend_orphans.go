@@ -32,11 +32,25 @@ func (s *suite) orphan() lease {
 // since checks when an orphan's lease ended, as an answer says that was asked for at a time.
 func (s *suite) since(since time.Time, g lease, asked time.Time) {
 	s.Helper()
+	if !s.sinceInTime(since, g, asked) {
+		s.Fatalf("orphaned since %v, which is long after the lease", since)
+	}
+}
+
+// sinceInTime is since, but it reports false if the end is later than the lease explains: on a busy
+// machine a node of a quorum may grant late. A longer lease leaves more room for that.
+func (s *suite) sinceInTime(since time.Time, g lease, asked time.Time) bool {
+	s.Helper()
 	// The backend says how much time has passed, and the answer takes a while.
-	late := time.Since(asked) + slack
-	if first, last := g.asked.Add(g.ttl), g.answered.Add(g.ttl+late); since.Before(first.Add(-slack)) || since.After(last) {
+	late := time.Since(asked) + slack + g.ttl/4
+	first, last := g.asked.Add(g.ttl), g.answered.Add(g.ttl+late)
+	if since.Before(first.Add(-slack)) {
 		s.Fatalf("orphaned since %v, want a time from %v to %v", since, first, last)
 	}
+	if since.After(last) {
+		s.Logf("orphaned since %v, want a time from %v to %v", since, first, last)
+	}
+	return !since.After(last)
 }
 
 func (s *suite) orphanAfterTheLease() {
@@ -63,14 +77,15 @@ func (s *suite) orphanAfterTheLease() {
 		if !errors.As(err, &orphaned) || orphaned.Owner != g.Owner {
 			s.Fatalf("got %+v, want the owner %q", orphaned, g.Owner)
 		}
-		s.since(orphaned.Since, g, asked)
+		if !s.sinceInTime(orphaned.Since, g, asked) {
+			return false
+		}
 		asked = time.Now()
 		st = s.inspect(g.Key)
 		if st.Status != core.Orphaned || st.Owner != g.Owner || st.ExpiresIn > long || st.ExpiresIn < long/2 {
 			s.Fatalf("Inspect after the lease = %+v", st)
 		}
-		s.since(st.Since, g, asked)
-		return true
+		return s.sinceInTime(st.Since, g, asked)
 	})
 }
 

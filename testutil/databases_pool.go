@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// idleConns are the connections that a test's pool keeps. A new one costs PostgreSQL a process.
+const idleConns = 16
+
 // A databasePool creates databases on one server and drops them. If it can empty a database, it
 // hands that one out again. PostgreSQL creates a database by copying a whole one, which costs more
 // than most tests.
@@ -100,6 +103,7 @@ func (p *databasePool) database(t *testing.T, open func(name string) (*sql.DB, e
 	if err != nil {
 		t.Fatalf("testutil: %v", err)
 	}
+	db.SetMaxIdleConns(idleConns)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }

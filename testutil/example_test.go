@@ -38,6 +38,7 @@ func ExampleMemory() {
 // The tests below are the code in the comments of the functions that take a test.
 
 func TestUsage_Locker(t *testing.T) {
+	t.Parallel()
 	locker := testutil.Locker(t, core.WithTTL(time.Second))
 	lock, err := locker.Acquire(t.Context(), "stock:42")
 	if err != nil {
@@ -49,6 +50,7 @@ func TestUsage_Locker(t *testing.T) {
 }
 
 func TestUsage_Redis(t *testing.T) {
+	t.Parallel()
 	node := testutil.Redis(t)
 	locker, err := core.New(redisbackend.New(node.Client()))
 	if err != nil {
@@ -67,6 +69,7 @@ func TestUsage_Redis(t *testing.T) {
 }
 
 func TestUsage_MiniRedis(t *testing.T) {
+	t.Parallel()
 	locker, err := core.New(redisbackend.New(testutil.MiniRedis(t)))
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +78,7 @@ func TestUsage_MiniRedis(t *testing.T) {
 }
 
 func TestUsage_Cluster(t *testing.T) {
+	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
 	quorum := redisbackend.New(nodes.Clients()...)
 	quorum.NewInstallation = true // the nodes have just started
@@ -94,6 +98,7 @@ func TestUsage_Cluster(t *testing.T) {
 }
 
 func TestUsage_Databases(t *testing.T) {
+	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		if err := gormlock.Migrate(db); err != nil {
 			t.Fatal(err)
@@ -102,12 +107,14 @@ func TestUsage_Databases(t *testing.T) {
 }
 
 func TestUsage_TestBackend(t *testing.T) {
+	t.Parallel()
 	testutil.TestBackend(t, func(t *testing.T) core.Backend {
 		return testutil.Open(t, testutil.Memory())
 	})
 }
 
 func TestUsage_Open(t *testing.T) {
+	t.Parallel()
 	b := testutil.Open(t, testutil.Memory())
 	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Second})
 	if err != nil {
@@ -119,6 +126,7 @@ func TestUsage_Open(t *testing.T) {
 }
 
 func TestUsage_RedisCluster(t *testing.T) {
+	t.Parallel()
 	cluster := testutil.RedisCluster(t, 3)
 	locker, err := core.New(redisbackend.New(cluster.Client()))
 	if err != nil {
@@ -137,6 +145,7 @@ func TestUsage_RedisCluster(t *testing.T) {
 }
 
 func TestUsage_Sentinel(t *testing.T) {
+	t.Parallel()
 	redis := testutil.Sentinel(t)
 	locker, err := core.New(redisbackend.New(redis.Client()))
 	if err != nil {

@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 	if pausetest.Child(atAddress) {
 		return
 	}
+	check.Parallel(4)
 	goleak.VerifyTestMain(m)
 }
 

@@ -104,7 +104,7 @@ func TestContext_TimeoutIsUnavailable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, hang := open(t)
-			b.NodeTimeout, b.NewInstallation = 200*time.Millisecond, true
+			b.NodeTimeout, b.NewInstallation = time.Second, true
 			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0), core.WithOutageWait(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {

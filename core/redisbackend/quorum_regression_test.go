@@ -104,7 +104,7 @@ func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	f := newFilter(t, nodes[2].Addr())
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
-	c.NewInstallation, c.NodeTimeout = true, 300*time.Millisecond
+	c.NewInstallation, c.NodeTimeout = true, time.Second
 	b := openQuorum(t, c, time.Minute)
 	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
 	ok(t, "Acquire", err)
@@ -114,7 +114,7 @@ func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
 	f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
 	_, err = b.Release(t.Context(), g)
 	ok(t, "Release", err)
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(c.NodeTimeout + 200*time.Millisecond)
 	f.set(nil)
 	eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
 }
@@ -256,7 +256,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			}
 			f := newFilter(t, nodes[2].Addr())
 			c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
-			c.NewInstallation, c.NodeTimeout = true, 300*time.Millisecond
+			c.NewInstallation, c.NodeTimeout = true, time.Second
 			b := openQuorum(t, c, time.Minute)
 			orphan := time.Duration(0)
 			if end != "Seal" {
@@ -279,7 +279,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 				_, err = b.Release(t.Context(), g)
 				ok(t, end, err)
 			}
-			time.Sleep(500 * time.Millisecond)
+			time.Sleep(c.NodeTimeout + 200*time.Millisecond)
 			f.set(nil)
 			eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
 			nodes[0].Kill()
@@ -302,7 +302,7 @@ func TestRegression_QuorumReleaseOfOrphan(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	p1, p2 := newProxy(t, nodes[1].Addr()), newProxy(t, nodes[2].Addr())
 	c := redisbackend.New(nodes[0].Client(), proxied(t, p1.Addr().String()), proxied(t, p2.Addr().String()))
-	c.NewInstallation, c.NodeTimeout = true, 300*time.Millisecond
+	c.NewInstallation, c.NodeTimeout = true, time.Second
 	b := openQuorum(t, c, time.Minute)
 	ok(t, "Ping", b.Ping(t.Context()))
 	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, time.Hour))

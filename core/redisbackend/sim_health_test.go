@@ -132,6 +132,7 @@ func TestHealth_HungNodeIsExcluded(t *testing.T) {
 		if err := q.Close(); err != nil {
 			t.Error(err)
 		}
+		time.Sleep(time.Minute) // calls that are under way end
 	})
 }
 

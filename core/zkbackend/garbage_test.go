@@ -37,7 +37,7 @@ func TestGarbage_NothingStays(t *testing.T) {
 		}
 	}
 	orphan := request("orphan", 200*time.Millisecond)
-	orphan.Orphan = 400 * time.Millisecond
+	orphan.Orphan = 5 * time.Second // long enough to be seen
 	_, err := dead.Acquire(t.Context(), orphan)
 	ok(t, "Acquire", err)
 	ok(t, "Close", dead.Close())

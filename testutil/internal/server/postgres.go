@@ -41,7 +41,7 @@ func startPostgres(ctx context.Context, env, args []string) (*Server, error) {
 		command: func(dir string, port int) *exec.Cmd {
 			cmd := exec.Command(binary, append([]string{"-D", filepath.Join(dir, "data"), "-p", strconv.Itoa(port), "-F",
 				"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=" + dir,
-				"-c", "full_page_writes=off", "-c", "max_connections=300"}, args...)...)
+				"-c", "full_page_writes=off", "-c", "max_connections=300", "-c", "autovacuum=off"}, args...)...)
 			cmd.Env = append(os.Environ(), "LC_ALL=C") // its messages are read
 			return cmd
 		},
