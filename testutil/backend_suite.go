@@ -92,6 +92,9 @@ func (s *suite) acquire(r core.Request) lease {
 			s.Fatalf("Acquire(%+v): %v", r, err)
 		}
 		s.Logf("trying again after %v", err)
+		if o, is := errors.AsType[*core.OrphanedError](err); is && r.Adopt != "" {
+			r.Adopt = o.Owner // an attempt before adopted it, and its answer was late
+		}
 		r.Owner = another(r)
 		if !ghost && r.TTL < long { // perhaps the lease was too short for this machine
 			r.TTL *= 2
