@@ -32,8 +32,8 @@ func TestEnsemble_Faults(t *testing.T) {
 	defer all.Wait()
 	defer cancel()
 	for id := range clients {
-		l := locker(t, zkbackend.New(addrs, zkbackend.WithTimeout(time.Second)), core.WithTTL(2*time.Second),
-			core.WithToken(), core.WithOutageWait(patience))
+		l := locker(t, polled{zkbackend.New(addrs, zkbackend.WithTimeout(time.Second))},
+			core.WithTTL(2*time.Second), core.WithToken(), core.WithOutageWait(patience))
 		all.Go(func() { h.client(t, ctx, id, l) })
 	}
 	h.progress(t, "at first")

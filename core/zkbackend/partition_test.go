@@ -13,7 +13,7 @@ import (
 
 // onServer is the backend that reaches one server of an ensemble alone.
 func onServer(n *testutil.ZooKeeperNode) core.Opener {
-	return zkbackend.New([]string{n.Addr()}, zkbackend.WithTimeout(time.Second))
+	return polled{zkbackend.New([]string{n.Addr()}, zkbackend.WithTimeout(time.Second))}
 }
 
 // A server is cut off from its peers, the leader first and then a follower, and its clients still
