@@ -192,7 +192,7 @@ func (s *lease) finish(h *hold, reason string, why error) {
 		cause = nil
 	}
 	for _, k := range h.watched {
-		k.cancel(cause)
+		k.notify(cause)
 	}
 	h.watched = nil
 }

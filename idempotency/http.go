@@ -171,7 +171,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	rec := newRecorder(w, m.MaxBody, nil)
 	rec.early = func() {
 		if m.fate(k, rec) == claim.Keep {
-			k.End(r.Context(), claim.NotKept, claim.Tombstone())
+			k.End(claim.NotKept, claim.Tombstone())
 		}
 	}
 	inner := r.WithContext(k.Context())
@@ -248,7 +248,7 @@ func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim
 	case f == claim.Keep && !rec.passing:
 		record = rec.record(m.headers)
 	}
-	k.End(r.Context(), f, record)
+	k.End(f, record)
 }
 
 // replay answers with a record.

@@ -54,11 +54,12 @@ type Claim struct {
 	adopted     *UnknownError
 	caller      caller
 	lock        *core.Lock
-	outer       *Claim // the one that the context carried before
+	outer       *Claim  // the one that the context carried before
+	request     request // without its end
 	ctx         context.Context
 	cancel      context.CancelCauseFunc
 	cancelTimer context.CancelFunc
-	stop        []func() bool // what watches for the end of the context
+	unwatch     func() bool // nil if the request's context never ends
 
 	mu        sync.Mutex
 	over      bool
@@ -70,12 +71,30 @@ type Claim struct {
 
 type claimKey struct{}
 
+// request is a context with the values of a request's, and with its claim. It never ends.
+type request struct {
+	values context.Context
+	claim  *Claim
+}
+
+func (r *request) Deadline() (deadline time.Time, ok bool) { return deadline, false }
+func (r *request) Done() <-chan struct{}                   { return nil }
+func (r *request) Err() error                              { return nil }
+
+func (r *request) Value(key any) any {
+	if key == (claimKey{}) {
+		return r.claim
+	}
+	return r.values.Value(key)
+}
+
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
 		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint,
 		began: time.Now(), adopted: a.adopted, caller: a.caller, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)
+	k.request = request{ctx, k}
 	k.detach(ctx, a.Deadline)
 	running.add(k)
 	return k
@@ -88,20 +107,14 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	if !deadline.IsZero() && deadline.Before(end) {
 		end, cause = deadline, context.DeadlineExceeded
 	}
-	k.lock.Detach()
-	inner := context.WithValue(core.WithLock(context.WithoutCancel(ctx), k.lock), claimKey{}, k)
-	inner, k.cancel = context.WithCancelCause(inner)
+	inner, cancel := context.WithCancelCause(core.WithLock(&k.request, k.lock))
+	k.cancel = cancel
 	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
 	if ctx.Done() != nil {
-		k.stop = append(k.stop, context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) }))
+		k.unwatch = context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) })
 	}
 	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
-	held := k.lock.Context()
-	k.stop = append(k.stop, context.AfterFunc(held, func() {
-		if err := context.Cause(held); errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrClosed) {
-			k.cancel(err)
-		}
-	}))
+	k.lock.OnLoss(k.cancel)
 }
 
 // clientGone lets the handler go on without its client, unless too many do so already.
@@ -218,9 +231,9 @@ func (k *Claim) end() bool {
 // Close ends the context of the handler, when that has returned. A claim that has not ended is left
 // unknown.
 func (k *Claim) Close() {
-	k.LeaveUnknown(k.ctx)
-	for _, stop := range k.stop {
-		stop()
+	k.LeaveUnknown()
+	if k.unwatch != nil {
+		k.unwatch()
 	}
 	k.cancel(nil)
 	k.cancelTimer()
@@ -233,56 +246,54 @@ func (k *Claim) Close() {
 
 // End ends the claim as the fate of its key says. The record is for the fates Keep, NotKept and
 // Unanswered. The answer is sent whatever happens here, so a failure is only logged.
-func (k *Claim) End(ctx context.Context, f Fate, r *Record) {
+func (k *Claim) End(f Fate, r *Record) {
 	switch f {
 	case Free:
-		if err := k.Free(ctx); err != nil {
-			k.log(ctx, slog.LevelWarn, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
+		if err := k.Free(); err != nil {
+			k.log(slog.LevelWarn, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
 		}
 	case Unknown:
-		k.LeaveUnknown(ctx)
+		k.LeaveUnknown()
 	default:
-		k.completeOrLog(ctx, r)
+		k.completeOrLog(r)
 	}
 }
 
-func (k *Claim) completeOrLog(ctx context.Context, r *Record) {
-	err := k.Complete(ctx, r)
+func (k *Claim) completeOrLog(r *Record) {
+	err := k.Complete(r)
 	switch {
 	case err == nil, errors.Is(err, ErrOver):
 	case errors.Is(err, core.ErrLost):
-		k.log(ctx, slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
+		k.log(slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
 	case errors.Is(err, core.ErrUnavailable):
-		k.log(ctx, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
+		k.log(slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
 	default:
-		k.log(ctx, slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
-		_ = k.Complete(ctx, Tombstone()) // the record was too large
+		k.log(slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
+		_ = k.Complete(Tombstone()) // the record was too large
 	}
 }
 
-func (k *Claim) log(ctx context.Context, level slog.Level, text string, err error) {
-	k.claims.locker.Logger().Log(context.WithoutCancel(ctx), level, text, "route", k.route, "error", err)
+func (k *Claim) log(level slog.Level, text string, err error) {
+	k.claims.locker.Logger().Log(&k.request, level, text, "route", k.route, "error", err)
 }
 
 // Complete seals the key with r for the retention: from now on every repeat gets r, which must not be
 // modified any more.
 //
-// Complete does not end with ctx, but after 2 s. If the outcome is not known then, the error matches
+// Complete does not end with the request's context, but after 2 s. If the outcome is not known then, the error matches
 // [core.ErrUnavailable], and sealing goes on in the background; nobody else gets the claim meanwhile.
 // If the claim was lost and somebody else took it over, the error matches [core.ErrLost] and nothing
 // was recorded. A record that is too large is refused and leaves the claim as it was. After the claim
 // ended, the error matches [ErrOver].
-func (k *Claim) Complete(ctx context.Context, r *Record) error {
-	kept := *r
-	kept.Run = Run{Begun: k.began, Instance: instanceOf(k.lock.Owner()), RequestID: k.mark.requestID}
-	value, err := k.claims.encode(k.name, &kept, k.mark)
+func (k *Claim) Complete(r *Record) error {
+	value, err := k.claims.encode(k.name, r, &k.mark, Run{Begun: k.began, Instance: instanceOf(k.lock.Owner())})
 	if err != nil {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
 	}
 	if !k.end() {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrOver)
 	}
-	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.complete")
+	ctx, span := k.claims.instruments.start(&k.request, "idempotency.complete")
 	o := ran
 	if r.NotKept {
 		o = tombstone
