@@ -316,22 +316,26 @@ func (k *Claim) Complete(r *Record) error {
 // seal seals a lock for at most 2 s. If the outcome is not known then, the error matches
 // [core.ErrUnavailable], and sealing goes on in the background.
 func (c *Claims) seal(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
-	seal := func(ctx context.Context) error { return lock.Seal(ctx, value, retention) }
 	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	err := unanswered(lock.Key(), untilAnswered(sealing, seal), completeTimeout)
+	err := sealUntilAnswered(sealing, lock, value, retention)
+	err = unanswered(lock.Key(), err, completeTimeout)
 	switch {
 	case errors.Is(err, core.ErrUnavailable):
-		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, seal) })
+		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, value, retention) })
 	case err != nil:
 		lock.Lapse()
 	}
 	return err
 }
 
+func sealUntilAnswered(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
+	return untilAnswered(ctx, func(ctx context.Context) error { return lock.Seal(ctx, value, retention) })
+}
+
 // sealLater seals as soon as the backend is back. A lock without an orphan ends with its lease.
-func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, seal func(context.Context) error) {
-	err := untilAnswered(ctx, seal)
+func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) {
+	err := sealUntilAnswered(ctx, lock, value, retention)
 	if err == nil {
 		c.locker.Logger().Info("idempotency: a late result was recorded", "key", lock.Key())
 		return

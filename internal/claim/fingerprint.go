@@ -28,7 +28,9 @@ func Digest(parts ...[]byte) [sha256.Size]byte {
 		h.Write(size[:])
 		h.Write(p)
 	}
-	return [sha256.Size]byte(h.Sum(nil))
+	var sum [sha256.Size]byte
+	h.Sum(sum[:0])
+	return sum
 }
 
 // Credentials returns a digest of the values of the headers or metadata Authorization, Cookie and

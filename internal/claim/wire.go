@@ -3,7 +3,6 @@ package claim
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"unicode/utf8"
 
@@ -45,6 +44,9 @@ const (
 	fieldValues protowire.Number = 2
 )
 
+// fewHeaders is how many headers most records have at most.
+const fewHeaders = 16
+
 // frame is how many bytes a field takes at most, beside its own.
 const frame = 1 + 10
 
@@ -62,7 +64,12 @@ func (w *wire) marshal() []byte {
 		b = appendNumber(b, fieldNotKept, 1)
 	}
 	b = appendNumber(b, fieldStatus, uint64(w.status))
-	for _, name := range slices.Sorted(maps.Keys(w.header)) {
+	names := make([]string, 0, fewHeaders)
+	for name := range w.header {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
 		b = protowire.AppendTag(b, fieldHeader, protowire.BytesType)
 		b = protowire.AppendVarint(b, uint64(headerSize(name, w.header[name])))
 		b = protowire.AppendString(protowire.AppendTag(b, fieldName, protowire.BytesType), name)
