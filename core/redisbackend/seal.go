@@ -31,10 +31,13 @@ func newSeal(value []byte) []byte {
 // longestHead is how many bytes before the value a seal has at most.
 const longestHead = len("\x00") + len("18446744073709551615") + len(":")
 
+// noToken begins the mark that stands for a token.
+const noToken = "0/"
+
 func appendOwnerMark(b []byte, owner string) []byte {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(owner))
-	return strconv.AppendUint(append(b, "0/"...), h.Sum64(), 16)
+	return strconv.AppendUint(append(b, noToken...), h.Sum64(), 16)
 }
 
 func isSeal(value string) bool { return strings.HasPrefix(value, "\x00") }
@@ -44,7 +47,9 @@ func unpackSeal(seal string) (token uint64, value []byte) {
 	if !ok {
 		return 0, head
 	}
-	token, _ = strconv.ParseUint(string(head), 10, 64) // 0 is no token of ours
+	if !bytes.HasPrefix(head, []byte(noToken)) {
+		token, _ = strconv.ParseUint(string(head), 10, 64) // 0 is no token of ours
+	}
 	return token, rest
 }
 

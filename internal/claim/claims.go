@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -165,9 +164,12 @@ func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 	return a.locker.Acquire(ctx, a.name, opts...)
 }
 
+// mostOptions is how many options a claim has at most.
+const mostOptions = 6
+
 // with returns the options of every claim and those of one.
 func (c *Claims) with(opts ...core.AcquireOption) []core.AcquireOption {
-	return append(slices.Clip(c.options), opts...)
+	return append(append(make([]core.AcquireOption, 0, mostOptions), c.options...), opts...)
 }
 
 // maxHold lets a lock be renewed while the handler runs, and somewhat longer.
