@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -19,6 +18,7 @@ type Lock struct {
 	ctx      context.Context // made by the first call of Context
 	cancel   context.CancelCauseFunc
 	onLoss   func(error) // nil, or what OnLoss was called with
+	next     *Lock       // in hold.watched
 }
 
 // Key returns the key as the caller wrote it.
@@ -157,13 +157,22 @@ func (k *Lock) watch() {
 	h := k.hold
 	switch err := k.over(); {
 	case err == nil, h.lapsed && h.ended == nil:
-		if !slices.Contains(h.watched, k) {
-			h.watched = append(h.watched, k)
-		}
+		h.unwatch(k)
+		k.next, h.watched = h.watched, k
 	case errors.Is(err, ErrReleased):
 		k.notify(nil)
 	default:
 		k.notify(err)
+	}
+}
+
+// unwatch takes k out of the handles to notify. lease.mu is held.
+func (h *hold) unwatch(k *Lock) {
+	for p := &h.watched; *p != nil; p = &(*p).next {
+		if *p == k {
+			*p = k.next
+			return
+		}
 	}
 }
 

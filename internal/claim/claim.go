@@ -54,8 +54,8 @@ type Claim struct {
 	adopted     *UnknownError
 	caller      caller
 	lock        *core.Lock
-	outer       *Claim  // the one that the context carried before
-	request     request // without its end
+	outer       *Claim // the one that the context carried before
+	endless     endless
 	ctx         context.Context
 	cancel      context.CancelCauseFunc
 	cancelTimer context.CancelFunc
@@ -69,96 +69,15 @@ type Claim struct {
 	fate      *Fate // what the handler said
 }
 
-type claimKey struct{}
-
-// request is a context with the values of a request's, and with its claim. It never ends.
-type request struct {
-	values context.Context
-	claim  *Claim
-}
-
-func (r *request) Deadline() (deadline time.Time, ok bool) { return deadline, false }
-func (r *request) Done() <-chan struct{}                   { return nil }
-func (r *request) Err() error                              { return nil }
-
-func (r *request) Value(key any) any {
-	if key == (claimKey{}) {
-		return r.claim
-	}
-	return r.values.Value(key)
-}
-
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
 		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint,
 		began: time.Now(), adopted: a.adopted, caller: a.caller, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)
-	k.request = request{ctx, k}
 	k.detach(ctx, a.Deadline)
 	running.add(k)
 	return k
-}
-
-// detach makes the claim's context. It does not end with ctx, because a client that hangs up must not
-// leave the request half done. It ends with the claim, at the deadline, and after MaxRun.
-func (k *Claim) detach(ctx context.Context, deadline time.Time) {
-	end, cause := time.Now().Add(k.claims.MaxRun), error(ErrMaxRun)
-	if !deadline.IsZero() && deadline.Before(end) {
-		end, cause = deadline, context.DeadlineExceeded
-	}
-	inner, cancel := context.WithCancelCause(core.WithLock(&k.request, k.lock))
-	k.cancel = cancel
-	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
-	if ctx.Done() != nil {
-		k.unwatch = context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) })
-	}
-	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
-	k.lock.OnLoss(k.cancel)
-}
-
-// clientGone lets the handler go on without its client, unless too many do so already.
-func (k *Claim) clientGone(cause error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch {
-	case k.closed:
-		return
-	case errors.Is(cause, core.ErrLost), errors.Is(cause, core.ErrClosed):
-		k.cancel(cause) // of a lock around this claim
-		return
-	}
-	if k.detached = running.detach(); !k.detached {
-		k.cancel(cause)
-	}
-}
-
-// FromContext returns the innermost claim that ctx carries.
-func FromContext(ctx context.Context) (*Claim, bool) {
-	k, ok := ctx.Value(claimKey{}).(*Claim)
-	return k, ok
-}
-
-// Outer returns the claim that the context carried when this one was made, or nil.
-func (k *Claim) Outer() *Claim { return k.outer }
-
-// Carries reports whether ctx carries a claim on key.
-func Carries(ctx context.Context, key string) bool {
-	k, _ := FromContext(ctx)
-	for ; k != nil && k.key != key; k = k.outer {
-	}
-	return k != nil
-}
-
-// carries reports whether ctx carries a live claim on the lock of this name.
-func carries(ctx context.Context, l *core.Locker, name string) bool {
-	k, _ := FromContext(ctx)
-	for ; k != nil; k = k.outer {
-		if k.name == name && k.claims.locker == l && k.lock.Err() == nil {
-			return true
-		}
-	}
-	return false
 }
 
 // Key returns the key as it was passed to Begin.
@@ -274,7 +193,7 @@ func (k *Claim) completeOrLog(r *Record) {
 }
 
 func (k *Claim) log(level slog.Level, text string, err error) {
-	k.claims.locker.Logger().Log(&k.request, level, text, "route", k.route, "error", err)
+	k.claims.locker.Logger().Log(&k.endless, level, text, "route", k.route, "error", err)
 }
 
 // Complete seals the key with r for the retention: from now on every repeat gets r, which must not be
@@ -293,7 +212,7 @@ func (k *Claim) Complete(r *Record) error {
 	if !k.end() {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrOver)
 	}
-	ctx, span := k.claims.instruments.start(&k.request, "idempotency.complete")
+	ctx, span := k.claims.instruments.start(&k.endless, "idempotency.complete")
 	o := ran
 	if r.NotKept {
 		o = tombstone

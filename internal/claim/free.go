@@ -15,7 +15,7 @@ func (k *Claim) Free() error {
 	if !k.end() {
 		return nil
 	}
-	ctx, span := k.claims.instruments.start(&k.request, "idempotency.free")
+	ctx, span := k.claims.instruments.start(&k.endless, "idempotency.free")
 	o := freed
 	defer func() {
 		k.claims.instruments.over(ctx, o, k.route, k.began)
@@ -58,5 +58,5 @@ func (k *Claim) LeaveUnknown() {
 		return
 	}
 	k.lock.Lapse()
-	k.claims.instruments.over(&k.request, unknown, k.route, k.began)
+	k.claims.instruments.over(&k.endless, unknown, k.route, k.began)
 }
