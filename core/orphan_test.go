@@ -163,3 +163,38 @@ func TestOrphan_AdopterIsGone(t *testing.T) {
 		}
 	})
 }
+
+// lateBackend answers its first attempts after the lease has ended, and then frees what they hold.
+type lateBackend struct {
+	core.Backend
+	late int
+}
+
+func (b *lateBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, r)
+	if err != nil || b.late == 0 {
+		return g, err
+	}
+	b.late--
+	time.Sleep(r.TTL)
+	if r.Adopt == "" {
+		time.AfterFunc(100*time.Millisecond, func() { _, _ = b.Release(context.Background(), g) })
+	}
+	return core.Grant{}, unavailable("k")
+}
+
+// The orphan of an attempt whose answer came too late is nobody's: no holder ever worked under it.
+func TestOrphan_OfOwnLateAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &lateBackend{Backend: testutil.Memory()}
+		l := locker(t, b)
+		orphan := orphanOf(t, l, "k")
+		b.late = 1
+		ok(t, "Release", adopt(t, l, orphan, core.WithOrphan(time.Hour)).Release(t.Context()))
+		b.late = 1
+		ok(t, "Release", acquire(t, l, "k", core.WithOrphan(time.Hour)).Release(t.Context()))
+		b.late = 1
+		_, err := l.Acquire(t.Context(), "k", core.WithOrphan(time.Hour), core.WithOutageWait(0))
+		want(t, "Acquire", err, core.ErrUnavailable)
+	})
+}

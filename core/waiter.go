@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/onelane/onelane/internal/ownertext"
@@ -13,7 +14,10 @@ import (
 // contestedTries is how often TryAcquire tries if several callers split the votes of a quorum.
 const contestedTries = 6
 
-var errWaitOver = errors.New("core: the wait is over")
+var (
+	errWaitOver    = errors.New("core: the wait is over")
+	errLateAttempt = errors.New("core: an earlier attempt got the key when its lease had ended")
+)
 
 // waitOver is the context of a wait that is over.
 var waitOver = func() context.Context {
@@ -40,6 +44,10 @@ type waiter struct {
 	tries  bool          // the head, and does not wait. Guarded by Locker.mu
 
 	scout *scout // nil, except for a waiter that an anyQueue made
+
+	// failed has the owners of earlier attempts that may have got the key without an answer in time,
+	// and leave an orphan.
+	failed []string
 }
 
 // limit bounds ctx by WithWait, for a wait that began then. A call that tries once has no wait.
@@ -301,14 +309,14 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	l.mu.Lock()
 	arrived := q.arrived
 	l.mu.Unlock()
+	owner := l.chance.owner(l.instance, w.tag, w.orphan)
 	g, err := l.backend.Acquire(ctx, Request{
-		Key: w.name, Owner: l.chance.owner(l.instance, w.tag, w.orphan), TTL: w.ttl,
-		Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
+		Key: w.name, Owner: owner, TTL: w.ttl, Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
 	})
 	if err == nil {
 		return w.granted(q, g)
 	}
-	err = withKey(err, w.key)
+	err = w.ownOrphan(withKey(err, w.key), owner)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !errors.Is(err, ErrUnavailable) {
@@ -322,6 +330,26 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 		q.answer(err, func(o *waiter) bool { return o.number <= arrived && o.adopt == "" })
 	}
 	return nil, err
+}
+
+// ownOrphan returns the error of the attempt that owner made. The orphan of an earlier attempt of w
+// is none: nobody has worked under that lease. The backend frees it, or w adopts what it adopted.
+func (w *waiter) ownOrphan(err error, owner string) error {
+	switch e := err.(type) {
+	case *UnavailableError:
+		if w.orphan > 0 {
+			w.failed = append(w.failed, owner)
+		}
+	case *OrphanedError:
+		if !slices.Contains(w.failed, e.Owner) {
+			return err
+		}
+		if w.adopt != "" {
+			w.adopt = e.Owner
+		}
+		return &UnavailableError{Key: w.key, Nodes: []error{errLateAttempt}}
+	}
+	return err
 }
 
 // outageOver reports whether w gives up on a backend that is unavailable. The waiters behind it that

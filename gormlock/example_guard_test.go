@@ -184,7 +184,9 @@ func ExampleClaimKey() {
 		fmt.Println(payment.ID, payment.Cents, err)
 		w.WriteHeader(http.StatusInternalServerError) // with RunAgain the retry runs
 	}
-	once := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(locker), idempotency.RunAgain())
+	payer := func(*http.Request) string { return "alice" }
+	once := idempotency.ByHeader("Idempotency-Key", idempotency.Principal(payer), idempotency.WithLocker(locker),
+		idempotency.RunAgain())
 	handler := once(http.HandlerFunc(pay))
 	for range 2 {
 		r := httptest.NewRequest(http.MethodPost, "/payments", nil)

@@ -84,8 +84,12 @@ const (
 )
 
 // cleanUp frees, in the background, what an attempt may hold that failed: otherwise the key stays
-// held for the TTL and orphaned for its retention.
+// held for the TTL and orphaned for its retention. An adopted key stays, as it
+// is an orphan again when the lease ends: to free it would forget the orphan.
 func (b *table) cleanUp(q core.Request) {
+	if q.Adopt != "" && q.Orphan > 0 {
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {

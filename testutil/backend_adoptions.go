@@ -17,6 +17,7 @@ var adoptionCases = []suiteCase{
 	{"Adopt_OneOfMany", (*suite).adoptOneOfMany},
 	{"Adopt_OldOwnerIsLost", (*suite).adoptOldOwner},
 	{"Adopt_OrphanOfAnOrphan", (*suite).adoptAgain},
+	{"Adopt_AnswerIsLate", (*suite).adoptLate},
 }
 
 // adopting asks for a key and may take over an orphan.
@@ -107,4 +108,21 @@ func (s *suite) adoptAgain() {
 	third := s.acquire(s.adopting(g.Key, second.Owner, short, 0))
 	s.expired(third) // free: the last holder asked for no orphan
 	s.acquire(s.request(g.Key, long))
+}
+
+// adoptLate adopts for so short a time that the answer comes too late. Nobody has looked after the
+// orphan then, so that the key must not become free.
+func (s *suite) adoptLate() {
+	g := s.orphan()
+	_, err := s.b.Acquire(s.ctx, s.adopting(g.Key, g.Owner, time.Millisecond, long))
+	if err != nil {
+		s.want("Acquire whose answer is late", err, core.ErrUnavailable)
+	}
+	for range 30 { // while the backend cleans up
+		if st := s.inspect(g.Key); st.Status == core.Free {
+			s.Fatalf("the orphan is forgotten, after %v", err)
+		}
+		time.Sleep(look)
+	}
+	s.awaitStatus(g.Key, core.Orphaned)
 }

@@ -199,19 +199,32 @@ func TestQuorum_RestartedNodeAbstains(t *testing.T) {
 	c := redisbackend.New(nodes.Clients()...)
 	c.NodeTimeout = time.Second
 	b := openQuorum(t, c, ttl)
-	request := func(owner string) core.Request { return core.Request{Key: "k", Owner: owner, TTL: ttl} }
+	request := func(key, owner string) core.Request { return core.Request{Key: key, Owner: owner, TTL: ttl} }
 	var g core.Grant
+	var key string
 	i := 0
-	eventually(t, "the nodes grant", func() (granted bool) {
+	// A node that still abstains grants nothing, and the third may answer after the other two.
+	eventually(t, "all three nodes grant, and the third forgets it", func() bool {
 		i++
+		key = fmt.Sprint("k", i)
 		var err error
-		g, err = b.Acquire(t.Context(), request(fmt.Sprint("a/", i)))
-		return err == nil
+		if g, err = b.Acquire(t.Context(), request(key, fmt.Sprint("a/", i))); err != nil {
+			return false
+		}
+		for time.Now().Before(g.Deadline.Add(-ttl / 2)) {
+			held := 0
+			for _, n := range nodes {
+				held += int(n.Client().Exists(t.Context(), key).Val())
+			}
+			if held == len(nodes) {
+				return nodes[2].Client().Del(t.Context(), key).Val() == 1
+			}
+		}
+		return false
 	})
-	eventually(t, "the third node holds it", func() bool { return nodes[2].Client().Del(t.Context(), "k").Val() == 1 })
 	nodes[1].Restart()
 	for time.Now().Before(g.Deadline) {
-		other, err := b.Acquire(t.Context(), request(fmt.Sprint("b/", time.Now().UnixNano())))
+		other, err := b.Acquire(t.Context(), request(key, fmt.Sprint("b/", time.Now().UnixNano())))
 		if err == nil && time.Now().Before(g.Deadline) {
 			t.Fatalf("two hold the key: tokens %d and %d", g.Token, other.Token)
 		}

@@ -1,4 +1,4 @@
-// Command servers runs another command with private Redis, MariaDB, PostgreSQL and ZooKeeper servers, installing them first where it may.
+// Command servers runs another command with private Redis, MariaDB, PostgreSQL, ZooKeeper and etcd servers, installing them first where it may.
 //
 //	go run ./testutil/servers go test ./...
 //
@@ -21,7 +21,7 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-const usage = `Run a command with private Redis, MariaDB, PostgreSQL and ZooKeeper servers.
+const usage = `Run a command with private Redis, MariaDB, PostgreSQL, ZooKeeper and etcd servers.
 
 Usage: go run ./testutil/servers [flags] COMMAND…
 
