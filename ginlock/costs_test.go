@@ -56,10 +56,10 @@ func TestCosts_Allocations(t *testing.T) {
 	if race {
 		return
 	}
-	if most := 49.0; first > most {
+	if most := 48.0; first > most {
 		t.Errorf("a fresh request allocates %v times, want at most %v", first, most)
 	}
-	if most := 23.0; replayed > most {
+	if most := 22.0; replayed > most {
 		t.Errorf("a replayed request allocates %v times, want at most %v", replayed, most)
 	}
 }
