@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// wire is what is stored, field by field: see recordpb/record.proto. It is written and read by hand,
-// because generated code allocates for each field of each request.
+// wire is what is stored, field by field: see recordpb/record.proto. It is written and read by
+// hand, because generated code allocates for each field of each request.
 type wire struct {
 	version                    uint32
 	salt, payload, credentials []byte
@@ -51,7 +51,8 @@ const fewHeaders = 16
 const frame = 1 + 10
 
 func (w *wire) marshal() []byte {
-	size := 13*frame + 3*markPart + len(w.body) + len(w.keyID) + len(w.content) + len(w.instance) + len(w.requestID)
+	size := 13*frame + 3*markPart + len(w.body) + len(w.content) +
+		len(w.keyID) + len(w.instance) + len(w.requestID)
 	for name, values := range w.header {
 		size += frame + headerSize(name, values)
 	}
@@ -112,8 +113,10 @@ func appendText[T string | []byte](b []byte, field protowire.Number, v T) []byte
 func unmarshal(b []byte) (*wire, error) {
 	w := new(wire)
 	err := eachField(b, w.setNumber, w.setText)
-	if err == nil && !(utf8.ValidString(w.keyID) && utf8.ValidString(w.instance) && utf8.ValidString(w.requestID)) {
-		err = errors.New("a name is not valid UTF-8")
+	for _, name := range []string{w.keyID, w.instance, w.requestID} {
+		if err == nil && !utf8.ValidString(name) {
+			err = errors.New("a name is not valid UTF-8")
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRecord, err)
@@ -160,7 +163,8 @@ func (w *wire) setText(field protowire.Number, v []byte) error {
 
 func (w *wire) addHeader(b []byte) error {
 	name, values := "", []string{}
-	err := eachField(b, func(protowire.Number, uint64) {}, func(field protowire.Number, v []byte) error {
+	none := func(protowire.Number, uint64) {}
+	err := eachField(b, none, func(field protowire.Number, v []byte) error {
 		switch field {
 		case fieldName:
 			name = string(v)
@@ -177,7 +181,9 @@ func (w *wire) addHeader(b []byte) error {
 }
 
 // eachField calls number or text with each field of a message. It skips fields of other kinds.
-func eachField(b []byte, number func(protowire.Number, uint64), text func(protowire.Number, []byte) error) error {
+func eachField(
+	b []byte, number func(protowire.Number, uint64), text func(protowire.Number, []byte) error,
+) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
