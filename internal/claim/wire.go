@@ -186,8 +186,11 @@ func eachField(
 ) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		switch {
+		case n < 0:
 			return protowire.ParseError(n)
+		case !field.IsValid():
+			return fmt.Errorf("field number %d is not valid", field)
 		}
 		b = b[n:]
 		var err error
