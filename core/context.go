@@ -4,10 +4,19 @@ import "context"
 
 type carriedKey struct{}
 
-// carried is the innermost lock that a context carries, and those around it.
+// carried is a context that carries a lock, and the locks of outer.
 type carried struct {
-	lock  *Lock
+	context.Context
+	lock  *Lock // nil: the context carries no lock
 	outer *carried
+}
+
+// Value implements [context.Context].
+func (c *carried) Value(key any) any {
+	if key == (carriedKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
 }
 
 // WithLock returns a context that carries k. Acquire with that context, on the same key and Locker,
@@ -18,16 +27,16 @@ type carried struct {
 // WithLock(ctx, nil), which returns a context that carries no lock.
 func WithLock(ctx context.Context, k *Lock) context.Context {
 	if k == nil {
-		return context.WithValue(ctx, carriedKey{}, (*carried)(nil))
+		return &carried{Context: ctx}
 	}
 	outer, _ := ctx.Value(carriedKey{}).(*carried)
-	return context.WithValue(ctx, carriedKey{}, &carried{k, outer})
+	return &carried{ctx, k, outer}
 }
 
 // carriedLock returns the lock on a key of l that ctx carries, or nil. It may be released already.
 func (l *Locker) carriedLock(ctx context.Context, name string) *Lock {
 	c, _ := ctx.Value(carriedKey{}).(*carried)
-	for ; c != nil; c = c.outer {
+	for ; c != nil && c.lock != nil; c = c.outer {
 		if s := c.lock.hold.lease; s.locker == l && s.grant.Key == name {
 			return c.lock
 		}

@@ -32,8 +32,8 @@ func TestCosts_Allocations(t *testing.T) {
 		}
 	})
 	t.Logf("lock and release: %v allocations in core", n)
-	if n > 12 && !race {
-		t.Errorf("lock and release allocate %v times, want at most 12", n)
+	if n > 8 && !race {
+		t.Errorf("lock and release allocate %v times, want at most 8", n)
 	}
 }
 

@@ -120,8 +120,8 @@ func ExampleLock_Context() {
 	// true
 }
 
-// The caller hangs up, and the work goes on under the lock.
-func ExampleLock_Detach() {
+// The caller hangs up, and the work goes on. It ends only if the lock is lost.
+func ExampleLock_OnLoss() {
 	locker := exampleLocker()
 	defer locker.Close()
 	ctx, hangUp := context.WithCancel(context.Background())
@@ -129,13 +129,15 @@ func ExampleLock_Detach() {
 	if err != nil {
 		panic(err)
 	}
-	lock.Detach()
+	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	lock.OnLoss(cancel)
 	hangUp()
-	fmt.Println(lock.Context().Err(), lock.Release(context.Background()))
-	fmt.Println(locker.Prefix())
+	fmt.Println(work.Err())
+	locker.Close() // a process that ends
+	fmt.Println(errors.Is(context.Cause(work), core.ErrClosed), locker.Prefix())
 	// Output:
-	// <nil> <nil>
-	// onelane:
+	// <nil>
+	// true onelane:
 }
 
 // A payment was sent and no answer came. The holder cannot know whether the work is over, so no

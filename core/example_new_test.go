@@ -189,7 +189,9 @@ func ExampleWithTelemetry_spans() {
 	for _, s := range spans.Ended() {
 		fmt.Println(s.Name())
 	}
+	fmt.Println(locker.Traces(context.Background())) // outside of a trace, too: the provider was chosen
 	// Output:
 	// onelane.acquire
 	// POST /orders
+	// true
 }

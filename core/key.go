@@ -17,15 +17,20 @@ const (
 // Plain parts read as written: Join("stock", "42") is "stock:42". Use Join if a part comes from
 // outside.
 func Join(parts ...string) string {
-	if len(parts) == 1 {
-		return joinEscape.Replace(parts[0])
+	size := len(parts)
+	for _, p := range parts {
+		size += len(p)
 	}
 	var b strings.Builder
+	b.Grow(size)
 	for i, p := range parts {
 		if i > 0 {
 			b.WriteByte(':')
 		}
-		_, _ = joinEscape.WriteString(&b, p)
+		if strings.ContainsAny(p, "%:") {
+			p = joinEscape.Replace(p)
+		}
+		b.WriteString(p)
 	}
 	return b.String()
 }

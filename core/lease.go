@@ -50,10 +50,10 @@ type hold struct {
 	token   uint64 // 0 if none was minted
 	began   time.Time
 	maxHold time.Duration
-	handles int     // not released yet
-	watched []*Lock // handles whose context was asked for
-	ended   error   // why the hold is over: ErrReleased, or a loss
-	seal    []byte  // what a Seal was tried with
+	handles int    // not released yet
+	watched *Lock  // the first handle to notify of the end
+	ended   error  // why the hold is over: ErrReleased, or a loss
+	seal    []byte // what a Seal was tried with
 	sealed  bool
 	sealing bool // a Seal was sent and its outcome is not known
 	lapsed  bool // given up without freeing the key
@@ -191,8 +191,8 @@ func (s *lease) finish(h *hold, reason string, why error) {
 	if errors.Is(why, ErrReleased) {
 		cause = nil
 	}
-	for _, k := range h.watched {
-		k.cancel(cause)
+	for k := h.watched; k != nil; k = k.next {
+		k.notify(cause)
 	}
 	h.watched = nil
 }

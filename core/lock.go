@@ -17,6 +17,8 @@ type Lock struct {
 	released bool
 	ctx      context.Context // made by the first call of Context
 	cancel   context.CancelCauseFunc
+	onLoss   func(error) // nil, or what OnLoss was called with
+	next     *Lock       // in hold.watched
 }
 
 // Key returns the key as the caller wrote it.
@@ -133,26 +135,56 @@ func (k *Lock) Context() context.Context {
 		return k.ctx
 	}
 	k.ctx, k.cancel = context.WithCancelCause(k.parent)
-	switch err := k.over(); {
-	case err == nil, k.hold.lapsed && k.hold.ended == nil:
-		k.hold.watched = append(k.hold.watched, k)
-	case errors.Is(err, ErrReleased):
-		k.cancel(nil)
-	default:
-		k.cancel(err)
-	}
+	k.watch()
 	return k.ctx
 }
 
-// Detach keeps the lock's context from ending with the context that the lock was acquired with. Its
-// values stay. Call it before [Lock.Context]; later it does nothing.
-func (k *Lock) Detach() {
+// OnLoss calls fn once if the lock is lost, as soon as that is known and no later than its deadline,
+// or if the Locker is closed. The error matches [ErrLost] or [ErrClosed]. Unlike [Lock.Context],
+// OnLoss does not depend on the context that the lock was acquired with, and nothing happens when
+// the lock is released or sealed. If OnLoss is called again, the later function counts. fn must not
+// block and must not call methods of the lock; a [context.CancelCauseFunc] does neither.
+func (k *Lock) OnLoss(fn func(error)) {
 	s := k.hold.lease
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k.ctx == nil {
-		k.parent = context.WithoutCancel(k.parent)
+	k.onLoss = fn
+	k.watch()
+}
+
+// watch makes the handle learn of the end of the hold, at once if it has ended. lease.mu is held.
+func (k *Lock) watch() {
+	h := k.hold
+	switch err := k.over(); {
+	case err == nil, h.lapsed && h.ended == nil:
+		h.unwatch(k)
+		k.next, h.watched = h.watched, k
+	case errors.Is(err, ErrReleased):
+		k.notify(nil)
+	default:
+		k.notify(err)
 	}
+}
+
+// unwatch takes k out of the handles to notify. lease.mu is held.
+func (h *hold) unwatch(k *Lock) {
+	for p := &h.watched; *p != nil; p = &(*p).next {
+		if *p == k {
+			*p = k.next
+			return
+		}
+	}
+}
+
+// notify tells the handle that the hold has ended. The cause is a loss, or nil. lease.mu is held.
+func (k *Lock) notify(cause error) {
+	if k.cancel != nil {
+		k.cancel(cause)
+	}
+	if k.onLoss != nil && cause != nil {
+		k.onLoss(cause)
+	}
+	k.onLoss = nil
 }
 
 // again returns another handle on the same lock for a context that carries it, or nil if the lock

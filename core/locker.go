@@ -109,11 +109,10 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 	if err != nil {
 		return nil, err
 	}
-	s, err := l.settings.with(opts)
-	if err != nil {
+	w := &waiter{locker: l, ctx: ctx, traced: traced, key: key, name: name, class: c, settings: l.settings}
+	if err := w.apply(opts); err != nil {
 		return nil, err
 	}
-	w := &waiter{locker: l, ctx: ctx, traced: traced, key: key, name: name, class: c, settings: s}
 	if cause := context.Cause(ctx); errors.Is(cause, errWaitOver) {
 		return nil, w.gaveUp(ctx, nil)
 	} else if cause != nil {
@@ -124,7 +123,7 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 			return again, err
 		}
 	}
-	if try || s.wait == 0 {
+	if try || w.wait == 0 {
 		return w.acquireNow()
 	}
 	return w.acquire()
@@ -262,6 +261,10 @@ func (l *Locker) MeterProvider() metric.MeterProvider { return l.meters }
 
 // TracerProvider returns where l's spans go, so that what is built on l reports to the same place.
 func (l *Locker) TracerProvider() trace.TracerProvider { return l.tracers }
+
+// Traces reports whether a call with ctx gets a span: inside of a trace, and everywhere if [WithTelemetry]
+// set the tracer provider. A span costs allocations even if nobody records it.
+func (l *Locker) Traces(ctx context.Context) bool { return l.telemetry.traces(ctx) }
 
 // Logger returns l's logger, so that what is built on l reports to the same place. It writes each
 // message at most every 10 s; see [WithLogger].

@@ -238,12 +238,21 @@ func (s settings) with(opts []AcquireOption) (settings, error) {
 	}
 	// A copy, so that s itself stays on the stack if there are no options.
 	changed := s
+	err := changed.apply(opts)
+	return changed, err
+}
+
+// apply changes the settings as the options of one call say.
+func (s *settings) apply(opts []AcquireOption) error {
+	if len(opts) == 0 {
+		return nil
+	}
 	for _, o := range opts {
 		if o != nil {
-			o.applyAcquire(&changed)
+			o.applyAcquire(s)
 		}
 	}
-	return changed, changed.valid()
+	return s.valid()
 }
 
 func (s *settings) valid() error {

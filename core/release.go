@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/onelane/onelane/internal/loglimit"
@@ -86,7 +85,7 @@ func (k *Lock) giveUp() (last bool, lost, err error) {
 		k.cancel(nil)
 	}
 	if h.handles--; h.handles > 0 {
-		h.watched = slices.DeleteFunc(h.watched, func(w *Lock) bool { return w == k })
+		h.unwatch(k)
 		return false, nil, h.ended
 	}
 	if s.handOver(h) {

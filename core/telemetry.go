@@ -105,12 +105,14 @@ func newTelemetry(c *config) (*telemetry, error) {
 	return t, errors.Join(errs[:]...)
 }
 
+// traces implements [Locker.Traces].
+func (t *telemetry) traces(ctx context.Context) bool {
+	return t.anywhere || trace.SpanContextFromContext(ctx).IsValid()
+}
+
 // start begins a span about key. The context it returns is for the calls that belong to the span.
-//
-// Outside of a trace, and without a provider of the Locker's own, there is no span: a span costs
-// allocations even if nobody records it.
 func (t *telemetry) start(ctx context.Context, name, key string) (context.Context, trace.Span) {
-	if !t.anywhere && !trace.SpanContextFromContext(ctx).IsValid() {
+	if !t.traces(ctx) {
 		return ctx, nil
 	}
 	return t.tracer.Start(ctx, name, trace.WithAttributes(attribute.String("onelane.key", key)))

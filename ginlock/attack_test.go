@@ -128,7 +128,7 @@ func TestHeaders_ForgedHeaders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := out.Claim.Complete(context.Background(), record); err != nil {
+		if err := out.Claim.Complete(record); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -110,14 +110,24 @@ func user(c *gin.Context) (string, error) {
 	return name, nil
 }
 
-// request is a request on its way through a middleware.
+// request is a request on its way through a middleware, and the context that leads to it.
 type request struct {
-	c    *gin.Context
-	sent *sender
-	ran  bool
+	context.Context
+	c     *gin.Context
+	sent  sender // to the writer outside
+	inner writer // the handler's, if the request is protected
+	ran   bool
 }
 
 type requestKey struct{}
+
+// Value implements [context.Context].
+func (r *request) Value(key any) any {
+	if key == (requestKey{}) {
+		return r
+	}
+	return r.Context.Value(key)
+}
 
 func contextOf(r *http.Request) *gin.Context {
 	return r.Context().Value(requestKey{}).(*request).c
@@ -139,14 +149,15 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			}
 			return
 		}
-		outside, req := c.Request, &request{c: c, sent: &sender{ResponseWriter: c.Writer}}
-		r := outside.WithContext(context.WithValue(outside.Context(), requestKey{}, req))
+		outside := c.Request
+		req := &request{Context: outside.Context(), c: c, sent: sender{ResponseWriter: c.Writer}}
+		r := outside.WithContext(req)
 		c.Request = r // a KeyFunc may read the body and put it back
 		defer func() {
 			outside.MultipartForm = r.MultipartForm // the server removes its files
 			c.Request = outside
 		}()
-		h.ServeHTTP(req.sent, r)
+		h.ServeHTTP(&req.sent, r)
 		req.sent.finish()
 		if !req.ran {
 			c.Abort()
@@ -169,11 +180,12 @@ func next(w http.ResponseWriter, r *http.Request) {
 	req.ran = true
 	c := req.c
 	outer, outside := c.Writer, c.Request
-	if w == http.ResponseWriter(req.sent) { // the request runs unprotected
+	if w == http.ResponseWriter(&req.sent) { // the request runs unprotected
 		c.Next()
 		return
 	}
-	inner := newWriter(w, outer)
+	inner := &req.inner
+	*inner = newWriter(w, outer)
 	c.Writer, c.Request = inner, r
 	defer func() {
 		r.MultipartForm = c.Request.MultipartForm

@@ -22,12 +22,12 @@ var _ gin.ResponseWriter = (*writer)(nil)
 
 const notWritten = -1
 
-func newWriter(w http.ResponseWriter, outer gin.ResponseWriter) *writer {
+func newWriter(w http.ResponseWriter, outer gin.ResponseWriter) writer {
 	size := notWritten
 	if outer.Written() {
 		size = outer.Size()
 	}
-	return &writer{ResponseWriter: w, status: outer.Status(), size: size, pusher: outer.Pusher()}
+	return writer{ResponseWriter: w, status: outer.Status(), size: size, pusher: outer.Pusher()}
 }
 
 // Status implements gin.ResponseWriter.

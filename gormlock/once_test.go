@@ -406,7 +406,7 @@ func TestClaimKey(t *testing.T) {
 		ok(t, "Begin", err)
 		run := got.Claim
 		defer run.Close()
-		defer func() { ok(t, "Free", run.Free(context.Background())) }()
+		defer func() { ok(t, "Free", run.Free()) }()
 		return gormlock.ClaimKey(run.Context(), name)
 	}
 	long := strings.Repeat("k", 450)

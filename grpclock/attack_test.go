@@ -46,7 +46,7 @@ func TestForgedRecords(t *testing.T) {
 		if err != nil || out.Claim == nil {
 			t.Fatalf("%+v, %v", out, err)
 		}
-		if err := out.Claim.Complete(context.Background(), r); err != nil {
+		if err := out.Claim.Complete(r); err != nil {
 			t.Fatal(err)
 		}
 	}

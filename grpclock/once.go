@@ -76,7 +76,7 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	returned := false
 	defer func() {
 		if !returned { // a panic
-			k.End(c.ctx, k.Fate(claim.Unknown), claim.Tombstone())
+			k.End(k.Fate(claim.Unknown), claim.Tombstone())
 		}
 		k.Close()
 	}()
@@ -90,7 +90,7 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	if f == claim.Keep {
 		record = c.record(resp, err, sent)
 	}
-	k.End(c.ctx, f, record)
+	k.End(f, record)
 	if errors.Is(context.Cause(ctx), core.ErrLost) && gaveUp(err) {
 		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 	}

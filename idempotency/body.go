@@ -39,7 +39,9 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 	case int64(len(body)) < r.ContentLength, len(body) == 0 && r.ContentLength < 0:
 		return nil, errGone
 	}
-	r.Body = &restored{bytes.NewReader(body), r.Body, body}
+	again := &restored{Closer: r.Body, body: body}
+	again.Reset(body)
+	r.Body = again
 	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
 	return body, nil
 }
@@ -87,7 +89,7 @@ func rewind(r *http.Request) {
 
 // restored is a body that was read and put back.
 type restored struct {
-	*bytes.Reader
+	bytes.Reader
 	io.Closer
 	body []byte
 }

@@ -16,9 +16,12 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
+// maxPayload is how many parts a payload has at most.
+const maxPayload = 6
+
 // payload returns the digest of everything that a retry must repeat.
 func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
-	parts := [][]byte{[]byte(r.Method), []byte(r.Host), []byte(r.URL.EscapedPath())}
+	parts := append(make([][]byte, 0, maxPayload), []byte(r.Method), []byte(r.Host), []byte(r.URL.EscapedPath()))
 	switch {
 	case f.fingerprint != nil:
 		parts = append(parts, f.fingerprint(r, body))
@@ -81,6 +84,9 @@ const maxParts = 1000
 // each try. It returns nil if the body is no form that can be read to its end. It also returns nil
 // if the form has more parts than handlers read: small parts cost a hundred times their bytes.
 func multipartDigest(contentType string, body []byte) []byte {
+	if !strings.Contains(strings.ToLower(contentType), "multipart/") {
+		return nil // most requests
+	}
 	media, params, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.HasPrefix(media, "multipart/") || params["boundary"] == "" {
 		return nil

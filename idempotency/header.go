@@ -22,14 +22,15 @@ var neverRecorded = map[string]bool{
 func unrecorded(name string) bool { return neverRecorded[name] || strings.HasPrefix(name, "Proxy-") }
 
 // changedHeaders returns those of names that differ, without values if the name is gone. Headers that
-// were there before belong to a middleware outside, which sets them for a replay, too.
+// were there before belong to a middleware outside, which sets them for a replay, too. The values are
+// shared with after.
 func changedHeaders(before, after http.Header, names map[string]bool) map[string][]string {
 	changed := make(map[string][]string)
 	for name := range names {
 		now, is := after[name]
 		was, outside := before[name]
 		if !slices.Equal(now, was) || is && !outside { // is without values: no Content-Type is guessed
-			changed[name] = slices.Clone(now)
+			changed[name] = now
 		}
 	}
 	return changed

@@ -63,11 +63,13 @@ func By(fn KeyFunc, opts ...HTTPOption) func(http.Handler) http.Handler {
 type middleware struct {
 	front
 	claims claim.Cache
-	warned sync.Map // routes that were warned about
+
+	mu     sync.Mutex
+	warned map[warning]bool
 }
 
 func newMiddleware(name string, s source, opts []HTTPOption) func(http.Handler) http.Handler {
-	m := &middleware{front: front{newConfig(), s}}
+	m := &middleware{front: front{newConfig(), s}, warned: make(map[warning]bool)}
 	for _, o := range opts {
 		if o != nil {
 			o.HTTP(&m.httpConfig)
@@ -168,12 +170,7 @@ func requestID(r *http.Request) string {
 
 // run runs the handler under its claim, and records its answer before it is sent.
 func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
-	rec := newRecorder(w, m.MaxBody, nil)
-	rec.early = func() {
-		if m.fate(k, rec) == claim.Keep {
-			k.End(r.Context(), claim.NotKept, claim.Tombstone())
-		}
-	}
+	rec := newRecorder(w, m, k)
 	inner := r.WithContext(k.Context())
 	returned := false
 	defer func() {
@@ -241,14 +238,14 @@ func (m *middleware) fate(k *claim.Claim, rec *recorder) claim.Fate {
 
 // end ends the claim as the fate of its key says.
 func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim.Fate) {
-	record := claim.Tombstone()
+	record := *claim.Tombstone()
 	switch {
 	case f == claim.Unanswered:
 		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
 	case f == claim.Keep && !rec.passing:
 		record = rec.record(m.headers)
 	}
-	k.End(r.Context(), f, record)
+	k.End(f, &record)
 }
 
 // replay answers with a record.
@@ -279,10 +276,17 @@ func (m *middleware) replay(w http.ResponseWriter, r *http.Request, record *clai
 	}
 }
 
+// warning is about a route.
+type warning struct{ text, route string }
+
 // warnOnce logs a warning once for each route.
 func (m *middleware) warnOnce(r *http.Request, text string) {
-	type warning struct{ text, route string }
-	if _, known := m.warned.LoadOrStore(warning{text, m.route(r)}, true); !known {
-		m.logger().Warn(text, "route", m.route(r))
+	w := warning{text, m.route(r)}
+	m.mu.Lock()
+	known := m.warned[w]
+	m.warned[w] = true
+	m.mu.Unlock()
+	if !known {
+		m.logger().Warn(text, "route", w.route)
 	}
 }

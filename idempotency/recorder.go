@@ -12,12 +12,12 @@ import (
 )
 
 // recorder holds an answer back until it is recorded: seal, then send. An answer that must go out
-// before that, because it is flushed, hijacked or too large, makes it call early and then pass on
+// before that, because it is flushed, hijacked or too large, makes it end the claim and then pass on
 // everything.
 type recorder struct {
 	http.ResponseWriter // the writer outside
-	max                 int
-	early               func()
+	m                   *middleware
+	claim               *claim.Claim
 
 	passing bool
 	wrote   bool
@@ -29,8 +29,8 @@ type recorder struct {
 
 var errHijackWritten = errors.New("idempotency: the response has a body already and cannot be hijacked")
 
-func newRecorder(w http.ResponseWriter, max int, early func()) *recorder {
-	return &recorder{ResponseWriter: w, max: max, early: early, before: w.Header().Clone()}
+func newRecorder(w http.ResponseWriter, m *middleware, k *claim.Claim) *recorder {
+	return &recorder{ResponseWriter: w, m: m, claim: k, before: w.Header().Clone()}
 }
 
 // newTracker returns a recorder that passes on everything and only notes the status.
@@ -83,7 +83,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 	case w.passing:
 	case bodyless(w.status):
 		return 0, http.ErrBodyNotAllowed
-	case len(w.body)+len(b) <= w.max:
+	case len(w.body)+len(b) <= w.m.MaxBody:
 		w.body = append(w.body, b...)
 		return len(b), nil
 	default:
@@ -122,7 +122,7 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil && !w.passing {
 		w.passing = true
-		w.early()
+		w.endEarly()
 	}
 	return conn, rw, err
 }
@@ -142,8 +142,15 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // call may be left to send the header.
 func (w *recorder) pass() error {
 	follows := len(w.body) == 0 && !w.changedLate()
-	w.early()
+	w.endEarly()
 	return w.send(follows)
+}
+
+// endEarly ends the claim before the handler has returned: the answer is not kept.
+func (w *recorder) endEarly() {
+	if w.m.fate(w.claim, w) == claim.Keep {
+		w.claim.End(claim.NotKept, claim.Tombstone())
+	}
 }
 
 // changedLate reports whether headers were set after the handler wrote.
@@ -178,8 +185,8 @@ func (w *recorder) send(follows bool) error {
 }
 
 // record returns what is held. Names are the headers that are recorded.
-func (w *recorder) record(names map[string]bool) *claim.Record {
-	return &claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
+func (w *recorder) record(names map[string]bool) claim.Record {
+	return claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
 }
 
 // forget drops what is held.

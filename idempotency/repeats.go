@@ -107,7 +107,7 @@ func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler,
 	f := claim.Unknown // after a panic
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
-		k.End(r.Context(), k.Fate(f), claim.Tombstone())
+		k.End(k.Fate(f), claim.Tombstone())
 		k.Close()
 	}()
 	next.ServeHTTP(sent, inner)

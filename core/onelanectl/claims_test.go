@@ -36,15 +36,15 @@ func TestClaims_ShownAndForgotten(t *testing.T) {
 	sealed := begin("ann:1", plain)
 	must[[]byte](t)(sealed.Step(t.Context(), "charge", func(context.Context) ([]byte, error) { return []byte("4711"), nil }, nil))
 	for _, k := range []*claim.Claim{sealed, begin("ben:1", plain), begin("ann:secret", encrypted)} {
-		if err := k.Complete(t.Context(), &claim.Record{Status: 201, Body: []byte("card 4711")}); err != nil {
+		if err := k.Complete(&claim.Record{Status: 201, Body: []byte("card 4711")}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := begin("ann:stream", plain).Complete(t.Context(), claim.Tombstone()); err != nil {
+	if err := begin("ann:stream", plain).Complete(claim.Tombstone()); err != nil {
 		t.Fatal(err)
 	}
 	for key, s := range map[string]claim.Settings{"ann:2": plain, "ann:hidden": encrypted} {
-		begin(key, s).LeaveUnknown(t.Context())
+		begin(key, s).LeaveUnknown()
 		for must[core.State](t)(locker.Inspect(t.Context(), "claim:"+key)).Status == core.Held {
 			time.Sleep(5 * time.Millisecond)
 		}

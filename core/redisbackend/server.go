@@ -247,15 +247,16 @@ func (s *server) release(ctx context.Context, g core.Grant, channel string) (oth
 }
 
 func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+	channel := s.channel(g.Key)
 	r, n, err := s.callConfirmed(ctx, g.Key, sealScript, []string{g.Key},
-		g.Owner, s.channel(g.Key), s.id, packSealOf(g, value), ownertext.Millis(retention))
+		g.Owner, channel, s.id, packSealOf(g, value), ownertext.Millis(retention))
 	if err != nil {
 		return lostIfForeign(err)
 	}
 	if r.status != statusDone {
 		return r.lost()
 	}
-	n.freed(s.channel(g.Key))
+	n.freed(channel)
 	return n.confirmed(ctx, g.Key, r)
 }
 

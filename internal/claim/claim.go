@@ -55,10 +55,11 @@ type Claim struct {
 	caller      caller
 	lock        *core.Lock
 	outer       *Claim // the one that the context carried before
+	endless     endless
 	ctx         context.Context
 	cancel      context.CancelCauseFunc
 	cancelTimer context.CancelFunc
-	stop        []func() bool // what watches for the end of the context
+	unwatch     func() bool // nil if the request's context never ends
 
 	mu        sync.Mutex
 	over      bool
@@ -67,8 +68,6 @@ type Claim struct {
 	retention time.Duration
 	fate      *Fate // what the handler said
 }
-
-type claimKey struct{}
 
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
@@ -79,73 +78,6 @@ func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k.detach(ctx, a.Deadline)
 	running.add(k)
 	return k
-}
-
-// detach makes the claim's context. It does not end with ctx, because a client that hangs up must not
-// leave the request half done. It ends with the claim, at the deadline, and after MaxRun.
-func (k *Claim) detach(ctx context.Context, deadline time.Time) {
-	end, cause := time.Now().Add(k.claims.MaxRun), error(ErrMaxRun)
-	if !deadline.IsZero() && deadline.Before(end) {
-		end, cause = deadline, context.DeadlineExceeded
-	}
-	k.lock.Detach()
-	inner := context.WithValue(core.WithLock(context.WithoutCancel(ctx), k.lock), claimKey{}, k)
-	inner, k.cancel = context.WithCancelCause(inner)
-	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
-	if ctx.Done() != nil {
-		k.stop = append(k.stop, context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) }))
-	}
-	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
-	held := k.lock.Context()
-	k.stop = append(k.stop, context.AfterFunc(held, func() {
-		if err := context.Cause(held); errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrClosed) {
-			k.cancel(err)
-		}
-	}))
-}
-
-// clientGone lets the handler go on without its client, unless too many do so already.
-func (k *Claim) clientGone(cause error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch {
-	case k.closed:
-		return
-	case errors.Is(cause, core.ErrLost), errors.Is(cause, core.ErrClosed):
-		k.cancel(cause) // of a lock around this claim
-		return
-	}
-	if k.detached = running.detach(); !k.detached {
-		k.cancel(cause)
-	}
-}
-
-// FromContext returns the innermost claim that ctx carries.
-func FromContext(ctx context.Context) (*Claim, bool) {
-	k, ok := ctx.Value(claimKey{}).(*Claim)
-	return k, ok
-}
-
-// Outer returns the claim that the context carried when this one was made, or nil.
-func (k *Claim) Outer() *Claim { return k.outer }
-
-// Carries reports whether ctx carries a claim on key.
-func Carries(ctx context.Context, key string) bool {
-	k, _ := FromContext(ctx)
-	for ; k != nil && k.key != key; k = k.outer {
-	}
-	return k != nil
-}
-
-// carries reports whether ctx carries a live claim on the lock of this name.
-func carries(ctx context.Context, l *core.Locker, name string) bool {
-	k, _ := FromContext(ctx)
-	for ; k != nil; k = k.outer {
-		if k.name == name && k.claims.locker == l && k.lock.Err() == nil {
-			return true
-		}
-	}
-	return false
 }
 
 // Key returns the key as it was passed to Begin.
@@ -218,9 +150,9 @@ func (k *Claim) end() bool {
 // Close ends the context of the handler, when that has returned. A claim that has not ended is left
 // unknown.
 func (k *Claim) Close() {
-	k.LeaveUnknown(k.ctx)
-	for _, stop := range k.stop {
-		stop()
+	k.LeaveUnknown()
+	if k.unwatch != nil {
+		k.unwatch()
 	}
 	k.cancel(nil)
 	k.cancelTimer()
@@ -233,56 +165,54 @@ func (k *Claim) Close() {
 
 // End ends the claim as the fate of its key says. The record is for the fates Keep, NotKept and
 // Unanswered. The answer is sent whatever happens here, so a failure is only logged.
-func (k *Claim) End(ctx context.Context, f Fate, r *Record) {
+func (k *Claim) End(f Fate, r *Record) {
 	switch f {
 	case Free:
-		if err := k.Free(ctx); err != nil {
-			k.log(ctx, slog.LevelWarn, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
+		if err := k.Free(); err != nil {
+			k.log(slog.LevelWarn, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
 		}
 	case Unknown:
-		k.LeaveUnknown(ctx)
+		k.LeaveUnknown()
 	default:
-		k.completeOrLog(ctx, r)
+		k.completeOrLog(r)
 	}
 }
 
-func (k *Claim) completeOrLog(ctx context.Context, r *Record) {
-	err := k.Complete(ctx, r)
+func (k *Claim) completeOrLog(r *Record) {
+	err := k.Complete(r)
 	switch {
 	case err == nil, errors.Is(err, ErrOver):
 	case errors.Is(err, core.ErrLost):
-		k.log(ctx, slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
+		k.log(slog.LevelError, "idempotency: the claim was lost while the handler ran; its answer is not recorded", err)
 	case errors.Is(err, core.ErrUnavailable):
-		k.log(ctx, slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
+		k.log(slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", err)
 	default:
-		k.log(ctx, slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
-		_ = k.Complete(ctx, Tombstone()) // the record was too large
+		k.log(slog.LevelError, "idempotency: the answer could not be recorded; a retry is refused", err)
+		_ = k.Complete(Tombstone()) // the record was too large
 	}
 }
 
-func (k *Claim) log(ctx context.Context, level slog.Level, text string, err error) {
-	k.claims.locker.Logger().Log(context.WithoutCancel(ctx), level, text, "route", k.route, "error", err)
+func (k *Claim) log(level slog.Level, text string, err error) {
+	k.claims.locker.Logger().Log(&k.endless, level, text, "route", k.route, "error", err)
 }
 
 // Complete seals the key with r for the retention: from now on every repeat gets r, which must not be
 // modified any more.
 //
-// Complete does not end with ctx, but after 2 s. If the outcome is not known then, the error matches
+// Complete does not end with the request's context, but after 2 s. If the outcome is not known then, the error matches
 // [core.ErrUnavailable], and sealing goes on in the background; nobody else gets the claim meanwhile.
 // If the claim was lost and somebody else took it over, the error matches [core.ErrLost] and nothing
 // was recorded. A record that is too large is refused and leaves the claim as it was. After the claim
 // ended, the error matches [ErrOver].
-func (k *Claim) Complete(ctx context.Context, r *Record) error {
-	kept := *r
-	kept.Run = Run{Begun: k.began, Instance: instanceOf(k.lock.Owner()), RequestID: k.mark.requestID}
-	value, err := k.claims.encode(k.name, &kept, k.mark)
+func (k *Claim) Complete(r *Record) error {
+	value, err := k.claims.encode(k.name, r, &k.mark, Run{Begun: k.began, Instance: instanceOf(k.lock.Owner())})
 	if err != nil {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
 	}
 	if !k.end() {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrOver)
 	}
-	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.complete")
+	ctx, span := k.claims.instruments.start(&k.endless, "idempotency.complete")
 	o := ran
 	if r.NotKept {
 		o = tombstone
@@ -305,22 +235,26 @@ func (k *Claim) Complete(ctx context.Context, r *Record) error {
 // seal seals a lock for at most 2 s. If the outcome is not known then, the error matches
 // [core.ErrUnavailable], and sealing goes on in the background.
 func (c *Claims) seal(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
-	seal := func(ctx context.Context) error { return lock.Seal(ctx, value, retention) }
 	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	err := unanswered(lock.Key(), untilAnswered(sealing, seal), completeTimeout)
+	err := sealUntilAnswered(sealing, lock, value, retention)
+	err = unanswered(lock.Key(), err, completeTimeout)
 	switch {
 	case errors.Is(err, core.ErrUnavailable):
-		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, seal) })
+		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, value, retention) })
 	case err != nil:
 		lock.Lapse()
 	}
 	return err
 }
 
+func sealUntilAnswered(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
+	return untilAnswered(ctx, func(ctx context.Context) error { return lock.Seal(ctx, value, retention) })
+}
+
 // sealLater seals as soon as the backend is back. A lock without an orphan ends with its lease.
-func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, seal func(context.Context) error) {
-	err := untilAnswered(ctx, seal)
+func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) {
+	err := sealUntilAnswered(ctx, lock, value, retention)
 	if err == nil {
 		c.locker.Logger().Info("idempotency: a late result was recorded", "key", lock.Key())
 		return

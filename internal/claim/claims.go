@@ -21,12 +21,21 @@ type Claims struct {
 	Settings
 	locker      *core.Locker
 	instruments *instruments
+	options     []core.AcquireOption // of every claim
 }
 
 // New returns Claims on l, which report to l's logger, meter and tracer. The transport, "http" or
 // "grpc", is an attribute of metrics and spans.
 func New(l *core.Locker, transport string, s Settings) *Claims {
-	return &Claims{Settings: s, locker: l, instruments: newInstruments(l, transport)}
+	c := &Claims{Settings: s, locker: l, instruments: newInstruments(l, transport)}
+	c.options = []core.AcquireOption{core.WithWait(c.Wait), c.maxHold()}
+	if c.FailOpen {
+		c.options = append(c.options, core.WithOutageWait(0)) // the request runs unprotected instead
+	}
+	if !c.RunAgain {
+		c.options = append(c.options, core.WithOrphan(c.Retention))
+	}
+	return c
 }
 
 // Request is a request that asks for a claim.
@@ -123,23 +132,28 @@ func (a *attempt) begin(ctx context.Context) (lock *core.Lock, replay *Record, e
 // ask asks the backend.
 func (a *attempt) ask(ctx context.Context) (*core.Lock, *Record, error) {
 	lock, err := a.acquire(ctx)
-	var orphan *core.OrphanedError
-	if errors.As(err, &orphan) {
-		a.begun = true
-		lock, err = a.adopt(ctx, orphan)
-	}
 	if err == nil {
 		return lock, nil, nil
+	}
+	if orphan, ok := errors.AsType[*core.OrphanedError](err); ok {
+		a.begun = true
+		if lock, err = a.adopt(ctx, orphan); err == nil {
+			return lock, nil, nil
+		}
 	}
 	replay, err := a.refused(err)
 	return nil, replay, err
 }
 
 func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
-	lock, err := a.locker.TryAcquire(ctx, a.name, a.options()...)
-	var taken *core.TakenError
-	if a.Wait == 0 || !errors.As(err, &taken) {
+	opts := a.with(core.WithTag(a.tag(a.name, a.mark)))
+	lock, err := a.locker.TryAcquire(ctx, a.name, opts...)
+	if a.Wait == 0 || err == nil {
 		return lock, err
+	}
+	taken, ok := errors.AsType[*core.TakenError](err)
+	if !ok {
+		return nil, err
 	}
 	a.begun = true
 	if theirs, ok := a.parseTag(a.name, taken.Tag); ok {
@@ -147,18 +161,15 @@ func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 			return nil, err
 		}
 	}
-	return a.locker.Acquire(ctx, a.name, a.options()...)
+	return a.locker.Acquire(ctx, a.name, opts...)
 }
 
-func (a *attempt) options() []core.AcquireOption {
-	opts := []core.AcquireOption{core.WithTag(a.tag(a.name, a.mark)), core.WithWait(a.Wait), a.maxHold()}
-	if a.FailOpen {
-		opts = append(opts, core.WithOutageWait(0)) // the request runs unprotected instead
-	}
-	if !a.RunAgain {
-		opts = append(opts, core.WithOrphan(a.Retention))
-	}
-	return opts
+// mostOptions is how many options a claim has at most.
+const mostOptions = 6
+
+// with returns the options of every claim and those of one.
+func (c *Claims) with(opts ...core.AcquireOption) []core.AcquireOption {
+	return append(append(make([]core.AcquireOption, 0, mostOptions), c.options...), opts...)
 }
 
 // maxHold lets a lock be renewed while the handler runs, and somewhat longer.
@@ -181,7 +192,7 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	if !a.Recovers && !a.RunAgain {
 		return nil, unknown
 	}
-	opts := a.options()
+	opts := a.with(core.WithTag(a.tag(a.name, a.mark)))
 	if !a.RunAgain { // the mark ends when the first one would have ended
 		left := ownertext.Orphan(orphan.Owner) - time.Since(orphan.Since)
 		opts = append(opts, core.WithOrphan(max(left, time.Minute)))
@@ -214,8 +225,7 @@ func instanceOf(owner string) string {
 
 // refused returns what an error of core means for a request.
 func (a *attempt) refused(err error) (*Record, error) {
-	var sealed *core.SealedError
-	if errors.As(err, &sealed) {
+	if sealed, ok := errors.AsType[*core.SealedError](err); ok {
 		record, m, err := a.decode(a.name, sealed.Value)
 		if err != nil {
 			return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
@@ -225,8 +235,7 @@ func (a *attempt) refused(err error) (*Record, error) {
 		}
 		return record, nil
 	}
-	var taken *core.TakenError
-	if errors.As(err, &taken) {
+	if taken, ok := errors.AsType[*core.TakenError](err); ok {
 		if m, ok := a.parseTag(a.name, taken.Tag); ok {
 			if err := m.check(a.Key, a.Fingerprint); err != nil {
 				return nil, err
@@ -234,10 +243,10 @@ func (a *attempt) refused(err error) (*Record, error) {
 		}
 		return nil, &InFlightError{Key: a.Key, Cause: taken}
 	}
-	var orphan *core.OrphanedError
-	switch {
-	case errors.As(err, &orphan): // another one than the one that was to be adopted
+	if orphan, ok := errors.AsType[*core.OrphanedError](err); ok { // another one than the one to adopt
 		return nil, a.unknown(orphan)
+	}
+	switch {
 	case errors.Is(err, ErrMismatch), errors.Is(err, ErrUnknown):
 		return nil, err
 	}

@@ -44,12 +44,12 @@ func TestBegin(t *testing.T) {
 			}
 		}
 		mismatch()
-		ok(t, "Complete", k.Complete(ctx, record("done")))
+		ok(t, "Complete", k.Complete(record("done")))
 		mismatch()
 		replay(t, newClaims(locker()), "k", fpBy("a", "ann"), "done")
-		want(t, "the second Complete", k.Complete(ctx, record("again")), claim.ErrOver)
-		ok(t, "Free after Complete", k.Free(ctx))
-		k.LeaveUnknown(ctx)
+		want(t, "the second Complete", k.Complete(record("again")), claim.ErrOver)
+		ok(t, "Free after Complete", k.Free())
+		k.LeaveUnknown()
 		replay(t, c, "k", fpBy("a", "ann"), "done")
 	})
 }
@@ -58,15 +58,15 @@ func TestFree(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
 		c := newClaims(locker())
-		k := begin(t, c, "k", fp("a"))
 		done, cancel := context.WithCancel(t.Context())
+		k := beginWith(t, done, c, "k", fp("a"))
 		cancel()
-		ok(t, "Free", k.Free(done)) // works on a context of its own
+		ok(t, "Free", k.Free()) // works on a context of its own
 		k.Close()
 		if k.Context().Err() == nil {
 			t.Error("the claim's context goes on after Close")
 		}
-		want(t, "Complete after Free", k.Complete(t.Context(), record("late")), claim.ErrOver)
+		want(t, "Complete after Free", k.Complete(record("late")), claim.ErrOver)
 		free(t, begin(t, newClaims(locker()), "k", fp("b"))) // another request may have the key now
 	})
 }
@@ -77,7 +77,7 @@ func TestComplete_IgnoresCanceledContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	k := beginWith(t, ctx, c, "k", fp("a"))
 	cancel()
-	ok(t, "Complete", k.Complete(ctx, record("done")))
+	ok(t, "Complete", k.Complete(record("done")))
 	replay(t, c, "k", fp("a"), "done")
 }
 
@@ -161,7 +161,7 @@ func TestClaim_ClientGoneThenLost(t *testing.T) {
 		ok(t, "Revoke", l.Revoke(t.Context(), "claim:k", st.Owner))
 		time.Sleep(time.Minute)
 		want(t, "the context of a lost claim", context.Cause(k.Context()), core.ErrLost)
-		want(t, "Complete", k.Complete(t.Context(), record("x")), core.ErrLost)
+		want(t, "Complete", k.Complete(record("x")), core.ErrLost)
 		free(t, begin(t, c, "k", fp("a")))
 	})
 }
@@ -201,7 +201,7 @@ func TestClose_LeavesUnknown(t *testing.T) {
 		c := newClaims(memoryLocker(t))
 		k := begin(t, c, "k", fp("a"))
 		k.Close()
-		want(t, "Complete after Close", k.Complete(t.Context(), record("x")), claim.ErrOver)
+		want(t, "Complete after Close", k.Complete(record("x")), claim.ErrOver)
 		refused(t, c, "k", fp("a"), claim.ErrInFlight)
 		time.Sleep(time.Minute)
 		refused(t, c, "k", fp("a"), claim.ErrUnknown)
@@ -212,7 +212,7 @@ func TestTombstone(t *testing.T) {
 	t.Parallel()
 	c := newClaims(memoryLocker(t))
 	k := begin(t, c, "k", fp("a"))
-	ok(t, "Complete", k.Complete(t.Context(), claim.Tombstone()))
+	ok(t, "Complete", k.Complete(claim.Tombstone()))
 	ok(t, "the context, because a stream goes on", k.Context().Err())
 	out, err := ask(t.Context(), c, "k", fp("a"))
 	if err != nil || out.Replay == nil || !out.Replay.NotKept {
@@ -226,11 +226,11 @@ func TestComplete_RefusedRecord(t *testing.T) {
 	c := newClaims(memoryLocker(t))
 	k := begin(t, c, "k", fp("a"))
 	for _, r := range []*claim.Record{{Status: -1}, {Body: make([]byte, 17<<20)}} {
-		if err := k.Complete(t.Context(), r); err == nil || errors.Is(err, claim.ErrOver) {
+		if err := k.Complete(r); err == nil || errors.Is(err, claim.ErrOver) {
 			t.Errorf("a bad record: %v", err)
 		}
 	}
-	ok(t, "Complete with a tombstone", k.Complete(t.Context(), claim.Tombstone()))
+	ok(t, "Complete with a tombstone", k.Complete(claim.Tombstone()))
 }
 
 func TestFromContext(t *testing.T) {
@@ -329,9 +329,9 @@ func TestBegin_OneClaim(t *testing.T) {
 					running.Add(-1)
 					if i == 2 && j > 3 {
 						completed.Add(1)
-						err = out.Claim.Complete(t.Context(), record("done"))
+						err = out.Claim.Complete(record("done"))
 					} else {
-						err = out.Claim.Free(t.Context())
+						err = out.Claim.Free()
 					}
 					if err != nil {
 						t.Error(err)

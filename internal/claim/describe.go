@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/claim/recordpb"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -40,20 +39,20 @@ func Describe(key string, st core.State) (d Description, ok bool) {
 		}
 		return d, true
 	case core.Sealed:
-		p, err := unmarshal(st.Value)
+		w, err := unmarshal(st.Value)
 		if err != nil {
 			return d, false
 		}
-		return describe(p)
+		return describe(w)
 	}
 	return d, false
 }
 
-func describe(p *recordpb.Record) (d Description, ok bool) {
-	if p.Version == envelopeVersion {
-		return Description{Encrypted: p.KeyId}, true
+func describe(w *wire) (d Description, ok bool) {
+	if w.version == envelopeVersion {
+		return Description{Encrypted: w.keyID}, true
 	}
-	r, _, err := decode(p)
+	r, _, err := decode(w)
 	if err != nil {
 		return d, false
 	}

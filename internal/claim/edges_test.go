@@ -92,12 +92,12 @@ func TestStep_OutlivesTheMark(t *testing.T) {
 				_, err := k.Step(k.Context(), "charge", charge, never)
 				ok(t, "Step", err)
 				time.Sleep(4 * time.Minute * time.Duration(b2i(change.keep == 0)))
-				k.LeaveUnknown(t.Context())
+				k.LeaveUnknown()
 				k.Close()
 				if change.still {
 					time.Sleep(20 * time.Hour)
 					k = begin(t, c, "k", fp("a"))
-					k.LeaveUnknown(t.Context())
+					k.LeaveUnknown()
 					k.Close()
 				}
 				time.Sleep(time.Until(begun.Add(change.after)))
@@ -132,7 +132,7 @@ func TestFree_LateAfterAdopt(t *testing.T) {
 		c := newClaims(l, recovers)
 		k := begin(t, c, "k", fp("a"))
 		b.until = time.Now().Add(30 * time.Second)
-		_ = k.Free(t.Context())
+		_ = k.Free()
 		k.Close()
 		other := newClaims(newLocker(t, testutilBackend{b.Backend}), recovers)
 		time.Sleep(11 * time.Second)

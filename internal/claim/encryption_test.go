@@ -58,7 +58,7 @@ func TestEncryption_UnreadableAtRest(t *testing.T) {
 		if ours, _ := reader.TagMatches("claim:"+name, tag, fp(payload)); ours != readable {
 			t.Errorf("%s: the fingerprint in %q is readable: %v", name, while, ours)
 		}
-		ok(t, "Complete", out.Claim.Complete(t.Context(), answer))
+		ok(t, "Complete", out.Claim.Complete(answer))
 		out.Claim.Close()
 		after := stored(name)
 		for _, text := range []string{"4711", "charged", "Location", "request-7"} {
@@ -98,7 +98,7 @@ func TestEncryption_UnreadableTag(t *testing.T) {
 			t.Log(name)
 			refused(t, tc.c, "k", fp("b"), target)
 		}
-		k.LeaveUnknown(t.Context())
+		k.LeaveUnknown()
 		time.Sleep(time.Minute)
 		for name, tc := range all {
 			t.Log(name)

@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/claim/recordpb"
 )
 
 // EncryptionKey encrypts records. See idempotency.EncryptionKey.
@@ -19,8 +16,8 @@ type EncryptionKey struct {
 }
 
 // encode returns the value to store under the lock of this name: the record, or an envelope around it.
-func (c *Claims) encode(name string, r *Record, m mark) ([]byte, error) {
-	b, err := r.encode(m)
+func (c *Claims) encode(name string, r *Record, m *mark, run Run) ([]byte, error) {
+	b, err := r.encode(m, run)
 	if err != nil {
 		return nil, err
 	}
@@ -29,34 +26,35 @@ func (c *Claims) encode(name string, r *Record, m mark) ([]byte, error) {
 	}
 	k := c.Keys[0]
 	sealed := k.seal(b, c.boundTo("record", name))
-	return proto.Marshal(&recordpb.Record{Version: envelopeVersion, KeyId: k.ID, Content: sealed})
+	w := wire{version: envelopeVersion, keyID: k.ID, content: sealed}
+	return w.marshal(), nil
 }
 
 // decode reads the value under the lock of this name. Its error matches ErrRecord.
 func (c *Claims) decode(name string, b []byte) (*Record, mark, error) {
-	p, err := unmarshal(b)
+	w, err := unmarshal(b)
 	switch {
 	case err != nil:
-	case p.Version == envelopeVersion:
-		p, err = c.open(name, p)
+	case w.version == envelopeVersion:
+		w, err = c.open(name, w)
 	case len(c.Keys) > 0 && !c.ReadPlain:
 		err = fmt.Errorf("%w: it is not encrypted, and ReadPlain is not set", ErrRecord)
 	}
 	if err != nil {
 		return nil, mark{}, err
 	}
-	return decode(p)
+	return decode(w)
 }
 
 // open decrypts an envelope.
-func (c *Claims) open(name string, e *recordpb.Record) (*recordpb.Record, error) {
-	k, ok := c.key(e.KeyId)
+func (c *Claims) open(name string, e *wire) (*wire, error) {
+	k, ok := c.key(e.keyID)
 	if !ok {
-		return nil, fmt.Errorf("%w: it is encrypted with key %q, which this process does not have", ErrRecord, e.KeyId)
+		return nil, fmt.Errorf("%w: it is encrypted with key %q, which this process does not have", ErrRecord, e.keyID)
 	}
-	b, err := k.open(e.Content, c.boundTo("record", name))
+	b, err := k.open(e.content, c.boundTo("record", name))
 	if err != nil {
-		return nil, fmt.Errorf("%w: key %q cannot decrypt it: it was changed, or copied from another key: %w", ErrRecord, e.KeyId, err)
+		return nil, fmt.Errorf("%w: key %q cannot decrypt it: it was changed, or copied from another key: %w", ErrRecord, e.keyID, err)
 	}
 	return unmarshal(b)
 }

@@ -13,7 +13,8 @@ func (c *Claims) Decode(name string, b []byte) (*Record, error) {
 
 // Encode returns what is stored for a request with this fingerprint.
 func (c *Claims) Encode(name string, r *Record, payload [sha256.Size]byte) ([]byte, error) {
-	return c.encode(name, r, newMark(Fingerprint{Payload: payload}, ""))
+	m := newMark(Fingerprint{Payload: payload}, "")
+	return c.encode(name, r, &m, r.Run)
 }
 
 // TagMatches reports whether a tag can be read, and whether it matches the fingerprint.

@@ -28,7 +28,9 @@ func Digest(parts ...[]byte) [sha256.Size]byte {
 		h.Write(size[:])
 		h.Write(p)
 	}
-	return [sha256.Size]byte(h.Sum(nil))
+	var sum [sha256.Size]byte
+	h.Sum(sum[:0])
+	return sum
 }
 
 // Credentials returns a digest of the values of the headers or metadata Authorization, Cookie and
@@ -103,17 +105,19 @@ func (m mark) check(key string, fp Fingerprint) error {
 	return nil
 }
 
-func (m mark) bytes() []byte {
-	b := make([]byte, 0, 3*markPart+8+len(m.requestID))
+func (m mark) appendTo(b []byte) []byte {
 	b = append(append(append(b, m.salt[:]...), m.payload[:]...), m.credentials[:]...)
 	b = binary.BigEndian.AppendUint64(b, uint64(m.begun))
 	return append(b, m.requestID...)
 }
 
-// markOf is the inverse of bytes.
+// longestMark is how many bytes a mark has at most.
+const longestMark = 3*markPart + 8 + maxRequestID
+
+// markOf is the inverse of appendTo.
 func markOf(b []byte) (m mark, ok bool) {
 	const begun = 3 * markPart
-	if len(b) < begun+8 || len(b) > begun+8+maxRequestID {
+	if len(b) < begun+8 || len(b) > longestMark {
 		return m, false
 	}
 	return mark{
@@ -124,17 +128,20 @@ func markOf(b []byte) (m mark, ok bool) {
 
 const (
 	plainTag     = "idem3." // and the mark as base64
+	longestTag   = 256
 	encryptedTag = "idem4." // and the id of a key, a dot, and nonce and ciphertext as base64
 )
 
 // tag returns the mark as text, for the owner of the lock of this name.
 func (c *Claims) tag(name string, m mark) string {
-	prefix, b := plainTag, m.bytes()
-	if len(c.Keys) > 0 {
-		k := c.Keys[0]
-		prefix, b = encryptedTag+k.ID+".", k.seal(b, c.boundTo("tag", name))
+	tag := make([]byte, 0, longestTag)
+	if len(c.Keys) == 0 {
+		b := m.appendTo(make([]byte, 0, longestMark))
+		return string(base64.RawURLEncoding.AppendEncode(append(tag, plainTag...), b))
 	}
-	return string(base64.RawURLEncoding.AppendEncode([]byte(prefix), b))
+	k := c.Keys[0]
+	tag = append(append(append(tag, encryptedTag...), k.ID...), '.')
+	return string(base64.RawURLEncoding.AppendEncode(tag, k.seal(m.appendTo(nil), c.boundTo("tag", name))))
 }
 
 // parseTag reads the mark of the holder of the lock of this name. ok is false if it cannot be read.

@@ -8,14 +8,14 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Free frees the key, because nothing was done. It does not end with ctx, but after 1 s. If the error
-// matches [core.ErrUnavailable], freeing goes on in the background. After the claim ended, Free does
-// nothing.
-func (k *Claim) Free(ctx context.Context) error {
+// Free frees the key, because nothing was done. It does not end with the request's context, but after
+// 1 s. If the error matches [core.ErrUnavailable], freeing goes on in the background. After the claim
+// ended, Free does nothing.
+func (k *Claim) Free() error {
 	if !k.end() {
 		return nil
 	}
-	ctx, span := k.claims.instruments.start(context.WithoutCancel(ctx), "idempotency.free")
+	ctx, span := k.claims.instruments.start(&k.endless, "idempotency.free")
 	o := freed
 	defer func() {
 		k.claims.instruments.over(ctx, o, k.route, k.began)
@@ -53,10 +53,10 @@ func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
 
 // LeaveUnknown ends the claim without an answer. A repeat learns that the outcome is unknown, as
 // soon as the lease has ended. With RunAgain LeaveUnknown frees the key. It does not block.
-func (k *Claim) LeaveUnknown(ctx context.Context) {
+func (k *Claim) LeaveUnknown() {
 	if !k.end() {
 		return
 	}
 	k.lock.Lapse()
-	k.claims.instruments.over(ctx, unknown, k.route, k.began)
+	k.claims.instruments.over(&k.endless, unknown, k.route, k.began)
 }

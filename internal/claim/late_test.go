@@ -105,7 +105,7 @@ func TestComplete_RecordsLate(t *testing.T) {
 				k := begin(t, c, "k", fp("a"))
 				b.until = time.Now().Add(out)
 				start := time.Now()
-				unavailable(t, "Complete", k.Complete(t.Context(), record("done")))
+				unavailable(t, "Complete", k.Complete(record("done")))
 				if took := time.Since(start); took != 2*time.Second {
 					t.Errorf("Complete took %v", took)
 				}
@@ -132,7 +132,7 @@ func TestComplete_LateWithRunAgain(t *testing.T) {
 	during(t, func(t *testing.T, b *outage, c *claim.Claims) {
 		k := begin(t, c, "k", fp("a"))
 		b.until = time.Now().Add(time.Hour)
-		unavailable(t, "Complete", k.Complete(t.Context(), record("done")))
+		unavailable(t, "Complete", k.Complete(record("done")))
 		k.Close()
 		ok(t, "Shutdown", <-shutdown(context.Background()))
 		free(t, begin(t, c, "k", fp("a")))
@@ -146,7 +146,7 @@ func TestFree_FreesLate(t *testing.T) {
 				k := begin(t, c, "k", fp("a"))
 				b.until = time.Now().Add(out)
 				start := time.Now()
-				unavailable(t, "Free", k.Free(t.Context()))
+				unavailable(t, "Free", k.Free())
 				if took := time.Since(start); took != time.Second {
 					t.Errorf("Free took %v", took)
 				}
@@ -163,7 +163,7 @@ func TestFree_LateSparesOthers(t *testing.T) {
 	during(t, func(t *testing.T, b *outage, c *claim.Claims) {
 		k := begin(t, c, "k", fp("a"))
 		b.until = time.Now().Add(time.Minute)
-		unavailable(t, "Free", k.Free(t.Context()))
+		unavailable(t, "Free", k.Free())
 		k.Close()
 		elsewhere := newClaims(newLocker(t, b.Backend.(core.Opener)), recovers)
 		time.Sleep(30 * time.Second)
@@ -189,7 +189,7 @@ func TestShutdown_EndsHandlersAndSeals(t *testing.T) {
 		ok(t, "Shutdown of nothing", claim.Shutdown(t.Context()))
 		k, handler := begin(t, c, "k", fp("a")), begin(t, c, "handler", fp("a"))
 		b.until = time.Now().Add(time.Hour)
-		unavailable(t, "Complete", k.Complete(t.Context(), record("done")))
+		unavailable(t, "Complete", k.Complete(record("done")))
 		k.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

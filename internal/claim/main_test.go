@@ -97,7 +97,7 @@ func beginWith(t testing.TB, ctx context.Context, c *claim.Claims, key string, f
 // complete ends a claim with an answer.
 func complete(t testing.TB, k *claim.Claim, body string) {
 	t.Helper()
-	ok(t, "Complete", k.Complete(t.Context(), record(body)))
+	ok(t, "Complete", k.Complete(record(body)))
 	k.Close()
 }
 
@@ -105,13 +105,13 @@ func complete(t testing.TB, k *claim.Claim, body string) {
 func leave(t testing.TB, c *claim.Claims, key string, f claim.Fingerprint) {
 	t.Helper()
 	k := begin(t, c, key, f)
-	k.LeaveUnknown(t.Context())
+	k.LeaveUnknown()
 	k.Close()
 }
 
 func free(t testing.TB, k *claim.Claim) {
 	t.Helper()
-	ok(t, "Free", k.Free(t.Context()))
+	ok(t, "Free", k.Free())
 	k.Close()
 }
 

@@ -54,8 +54,8 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		}
 		return nil, err
 	}
-	r := &Record{Body: result, Run: Run{Begun: begun, Instance: instanceOf(lock.Owner())}}
-	value, err := c.encode(key, r, k.mark)
+	run := Run{Begun: begun, Instance: instanceOf(lock.Owner())}
+	value, err := c.encode(key, &Record{Body: result}, &k.mark, run)
 	if err != nil {
 		return nil, failed(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/version"
@@ -52,6 +53,7 @@ type instruments struct {
 	duration metric.Float64Histogram
 	size     metric.Int64Histogram
 	tracer   trace.Tracer
+	traces   func(context.Context) bool
 	// Made once: a request allocates nothing for them.
 	common []trace.SpanStartOption
 	add    [outcomes][]metric.AddOption
@@ -64,7 +66,9 @@ type instruments struct {
 
 func newInstruments(l *core.Locker, transport string) *instruments {
 	m := l.MeterProvider().Meter(scope, metric.WithInstrumentationVersion(version.Of()))
-	i := &instruments{tracer: l.TracerProvider().Tracer(scope, trace.WithInstrumentationVersion(version.Of()))}
+	i := &instruments{
+		tracer: l.TracerProvider().Tracer(scope, trace.WithInstrumentationVersion(version.Of())), traces: l.Traces,
+	}
 	// The errors are about names and units, which a test covers; the instruments work nevertheless.
 	i.requests, _ = m.Int64Counter("onelane.idempotency.requests", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests with a key, by how they ended."))
@@ -123,13 +127,22 @@ func (i *instruments) over(ctx context.Context, o outcome, route string, began t
 	i.duration.Record(ctx, time.Since(began).Seconds(), i.record[o]...)
 }
 
+// noSpan takes the place of a span that nobody wants; see [core.Locker.Traces].
+var noSpan trace.Span = noop.Span{}
+
 // start starts a span about a part of a request.
 func (i *instruments) start(ctx context.Context, name string) (context.Context, trace.Span) {
+	if !i.traces(ctx) {
+		return ctx, noSpan
+	}
 	return i.tracer.Start(ctx, name, i.common...)
 }
 
 // end ends the span of a request, or of its claim, that ended with o. The error itself is not told: keys name users.
 func (o outcome) end(span trace.Span) {
+	if !span.IsRecording() {
+		return
+	}
 	span.SetAttributes(o.attribute())
 	switch o {
 	case storeDown, unprotected, unrecorded, lost, unknown, refusedUnknown, unreadable:

@@ -93,14 +93,14 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	check("in_flight")
 	refused(t, c, "k", fp("b"), claim.ErrMismatch)
 	check("mismatch")
-	ok(t, "Complete", k.Complete(ctx, record("done")))
+	ok(t, "Complete", k.Complete(record("done")))
 	check("ran")
-	ok(t, "Free", k.Free(ctx)) // does nothing, and is not counted
+	ok(t, "Free", k.Free()) // does nothing, and is not counted
 	k.Close()
-	want(t, "Complete", k.Complete(ctx, record("done")), claim.ErrOver)
+	want(t, "Complete", k.Complete(record("done")), claim.ErrOver)
 	replay(t, c, "k", fp("a"), "done")
 	check("replayed")
-	ok(t, "Complete", begin(t, c, "streamed", fp("a")).Complete(ctx, claim.Tombstone()))
+	ok(t, "Complete", begin(t, c, "streamed", fp("a")).Complete(claim.Tombstone()))
 	check("tombstone")
 	replay(t, c, "streamed", fp("a"), "")
 	check("not_kept")
@@ -109,8 +109,8 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	begin(t, c, "panicked", fp("a")).Close()
 	check("unknown")
 	for _, end := range []func(*claim.Claim) error{
-		func(k *claim.Claim) error { return k.Complete(ctx, record("late")) },
-		func(k *claim.Claim) error { return k.Free(ctx) },
+		func(k *claim.Claim) error { return k.Complete(record("late")) },
+		func(k *claim.Claim) error { return k.Free() },
 	} {
 		k = begin(t, c, "lost", fp("a"))
 		n.Client().Del(ctx, "onelane:{claim:lost}")
@@ -149,7 +149,7 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 		t.Fatalf("%+v, %v", out, err)
 	}
 	check("unprotected")
-	want(t, "Complete", k.Complete(ctx, record("done")), core.ErrUnavailable)
+	want(t, "Complete", k.Complete(record("done")), core.ErrUnavailable)
 	check("unrecorded")
 	for _, name := range claim.OutcomeNames {
 		if counts[name] == 0 {
@@ -201,7 +201,7 @@ func TestTelemetry_Spans(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ok(t, "Complete", out.Claim.Complete(ctx, record("done")))
+	ok(t, "Complete", out.Claim.Complete(record("done")))
 	out.Claim.Close()
 	if _, err := ask(ctx, c, "k", fp("a")); err != nil {
 		t.Fatal(err)

@@ -21,11 +21,11 @@ func TestUnknown(t *testing.T) {
 		c, before := newClaims(l, failOpen), time.Now()
 		out, err := c.Begin(t.Context(), claim.Request{Key: "k", Fingerprint: fp("a"), ID: "request-7"})
 		ok(t, "Begin", err)
-		out.Claim.LeaveUnknown(t.Context())
-		out.Claim.LeaveUnknown(t.Context())
-		ok(t, "Free after LeaveUnknown", out.Claim.Free(t.Context()))
+		out.Claim.LeaveUnknown()
+		out.Claim.LeaveUnknown()
+		ok(t, "Free after LeaveUnknown", out.Claim.Free())
 		out.Claim.Close()
-		want(t, "Complete after LeaveUnknown", out.Claim.Complete(t.Context(), record("x")), claim.ErrOver)
+		want(t, "Complete after LeaveUnknown", out.Claim.Complete(record("x")), claim.ErrOver)
 		if _, err := ask(t.Context(), c, "k", fp("a")); !errors.Is(err, claim.ErrInFlight) && !errors.Is(err, claim.ErrUnknown) {
 			t.Errorf("until the lease ends: %v", err)
 		}
@@ -68,7 +68,7 @@ func TestAdopt_OneOfMany(t *testing.T) {
 							t.Error("the claim was not adopted")
 						}
 						<-done
-						if err := out.Claim.Complete(t.Context(), record("told")); err != nil {
+						if err := out.Claim.Complete(record("told")); err != nil {
 							t.Error(err)
 						}
 						out.Claim.Close()
@@ -146,15 +146,15 @@ func TestComplete_AfterLease(t *testing.T) {
 		time.Sleep(time.Hour) // far beyond all that renews them
 		want(t, "the context", context.Cause(k.Context()), claim.ErrMaxRun)
 		refused(t, newClaims(l), "own", fp("a"), claim.ErrUnknown)
-		ok(t, "Complete over the own orphan", k.Complete(t.Context(), record("late")))
+		ok(t, "Complete over the own orphan", k.Complete(record("late")))
 		replay(t, c, "own", fp("a"), "late")
 
 		next := begin(t, c, "adopted", fp("a"))
-		want(t, "Complete of an adopted claim", adopted.Complete(t.Context(), record("late")), core.ErrLost)
+		want(t, "Complete of an adopted claim", adopted.Complete(record("late")), core.ErrLost)
 		complete(t, next, "next")
 		replay(t, c, "adopted", fp("a"), "next")
 
-		want(t, "Free of a lost claim", freed.Free(t.Context()), core.ErrLost)
+		want(t, "Free of a lost claim", freed.Free(), core.ErrLost)
 		synctest.Wait()
 		if got := status(t, l, "freed"); got != core.Free {
 			t.Errorf("the key is %v", got)
@@ -187,7 +187,7 @@ func TestWait_OverOrphan(t *testing.T) {
 				got <- err
 			}()
 			synctest.Wait()
-			k.LeaveUnknown(t.Context())
+			k.LeaveUnknown()
 			if err := <-got; !errors.Is(err, tc.want) {
 				t.Errorf("%s: %v", name, err)
 			}

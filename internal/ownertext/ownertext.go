@@ -18,8 +18,7 @@ func New(instance, tag string, orphan time.Duration) string {
 	var random [16]byte
 	binary.BigEndian.PutUint64(random[:], uint64(time.Now().UnixMilli())<<16)
 	_, _ = rand.Read(random[timeBytes:]) // never fails: the process ends instead
-	b := make([]byte, 0, len(instance)+len(tag)+56)
-	b = append(b, instance...)
+	b := append(make([]byte, 0, longest), instance...)
 	b = append(b, '/')
 	b = hex.AppendEncode(b, random[:])
 	return string(finish(b, tag, orphan))
@@ -91,6 +90,9 @@ func Asked(owner string) time.Time {
 	}
 	return t
 }
+
+// longest is how many bytes an owner of core has at most: those of an instance and a tag, and 55.
+const longest = 128 + 256 + 55
 
 // timeBytes is how many bytes of the random part are the time.
 const timeBytes = 6

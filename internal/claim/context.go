@@ -1,0 +1,90 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+type claimKey struct{}
+
+// endless is the context of a request without its end, and with the request's claim.
+type endless struct {
+	request context.Context
+	claim   *Claim
+}
+
+func (e *endless) Deadline() (deadline time.Time, ok bool) { return deadline, false }
+func (e *endless) Done() <-chan struct{}                   { return nil }
+func (e *endless) Err() error                              { return nil }
+
+func (e *endless) Value(key any) any {
+	if key == (claimKey{}) {
+		return e.claim
+	}
+	return e.request.Value(key)
+}
+
+// detach makes the claim's context. It does not end with ctx, because a client that hangs up must not
+// leave the request half done. It ends with the claim, at the deadline, and after MaxRun.
+func (k *Claim) detach(ctx context.Context, deadline time.Time) {
+	end, cause := time.Now().Add(k.claims.MaxRun), error(ErrMaxRun)
+	if !deadline.IsZero() && deadline.Before(end) {
+		end, cause = deadline, context.DeadlineExceeded
+	}
+	k.endless = endless{ctx, k}
+	inner, cancel := context.WithCancelCause(core.WithLock(&k.endless, k.lock))
+	k.cancel = cancel
+	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
+	if ctx.Done() != nil {
+		k.unwatch = context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) })
+	}
+	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
+	k.lock.OnLoss(k.cancel)
+}
+
+// clientGone lets the handler go on without its client, unless too many do so already.
+func (k *Claim) clientGone(cause error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.closed:
+		return
+	case errors.Is(cause, core.ErrLost), errors.Is(cause, core.ErrClosed):
+		k.cancel(cause) // of a lock around this claim
+		return
+	}
+	if k.detached = running.detach(); !k.detached {
+		k.cancel(cause)
+	}
+}
+
+// FromContext returns the innermost claim that ctx carries.
+func FromContext(ctx context.Context) (*Claim, bool) {
+	k, ok := ctx.Value(claimKey{}).(*Claim)
+	return k, ok
+}
+
+// Outer returns the claim that the context carried when this one was made, or nil.
+func (k *Claim) Outer() *Claim { return k.outer }
+
+// Carries reports whether ctx carries a claim on key.
+func Carries(ctx context.Context, key string) bool {
+	k, _ := FromContext(ctx)
+	for ; k != nil && k.key != key; k = k.outer {
+	}
+	return k != nil
+}
+
+// carries reports whether ctx carries a live claim on the lock of this name.
+func carries(ctx context.Context, l *core.Locker, name string) bool {
+	k, _ := FromContext(ctx)
+	for ; k != nil; k = k.outer {
+		if k.name == name && k.claims.locker == l && k.lock.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
