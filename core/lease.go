@@ -51,7 +51,7 @@ type hold struct {
 	began   time.Time
 	maxHold time.Duration
 	handles int    // not released yet
-	watched *Lock  // the first handle to notify of the end
+	watched *Lock  // the first handle to notify of the end. Others follow it.
 	ended   error  // why the hold is over: ErrReleased, or a loss
 	seal    []byte // what a Seal was tried with
 	sealed  bool

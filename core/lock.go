@@ -139,11 +139,11 @@ func (k *Lock) Context() context.Context {
 	return k.ctx
 }
 
-// OnLoss calls fn once if the lock is lost, as soon as that is known and no later than its deadline,
-// or if the Locker is closed. The error matches [ErrLost] or [ErrClosed]. Unlike [Lock.Context],
-// OnLoss does not depend on the context that the lock was acquired with, and nothing happens when
-// the lock is released or sealed. If OnLoss is called again, the later function counts. fn must not
-// block and must not call methods of the lock; a [context.CancelCauseFunc] does neither.
+// OnLoss calls fn once if the lock is lost or the Locker is closed. It does so as soon as a loss is
+// known, no later than the lock's deadline. The error matches [ErrLost] or [ErrClosed]. Nothing
+// happens when the lock is released or sealed. Unlike [Lock.Context], OnLoss does not depend on the
+// context that the lock was acquired with. If OnLoss is called again, the later function counts. fn
+// must not block and must not call methods of the lock; a [context.CancelCauseFunc] does neither.
 func (k *Lock) OnLoss(fn func(error)) {
 	s := k.hold.lease
 	s.mu.Lock()

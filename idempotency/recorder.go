@@ -11,8 +11,8 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// recorder holds an answer back until it is recorded: seal, then send. An answer that must go out
-// before that, because it is flushed, hijacked or too large, makes it end the claim and then pass on
+// recorder holds an answer back until it is recorded: seal, then send. An answer that is flushed,
+// hijacked or too large must go out before that. Then the recorder ends the claim and passes on
 // everything.
 type recorder struct {
 	http.ResponseWriter // the writer outside

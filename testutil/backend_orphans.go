@@ -37,8 +37,8 @@ func (s *suite) since(since time.Time, g lease, asked time.Time) {
 	}
 }
 
-// sinceInTime is since, but it reports false if the end is later than the lease explains: on a busy
-// machine a node of a quorum may grant late. A longer lease leaves more room for that.
+// sinceInTime is since, but it reports false if the end is later than the lease explains. A node of
+// a quorum may grant late on a busy machine. A longer lease leaves more room for that.
 func (s *suite) sinceInTime(since time.Time, g lease, asked time.Time) bool {
 	s.Helper()
 	// The backend says how much time has passed, and the answer takes a while.

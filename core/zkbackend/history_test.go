@@ -137,8 +137,8 @@ func (h *history) progressOf(t testing.TB, what string, ids ...int) {
 	t.Logf("%s: each client goes on after %v", what, time.Since(began).Round(time.Millisecond))
 }
 
-// polled is a backend whose waiters poll. When a connection is made again, go-zookeeper 1.0.4 reads the
-// last zxid for its watches while the next answer writes it, which the race detector reports.
+// polled is a backend whose waiters poll. On a new connection go-zookeeper 1.0.4 sets its watches with
+// the last zxid. It reads that while an answer writes it, and the race detector reports it.
 type polled struct{ core.Opener }
 
 func (p polled) Open(env core.Environment) (core.Backend, error) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim/recordpb"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -39,20 +40,20 @@ func Describe(key string, st core.State) (d Description, ok bool) {
 		}
 		return d, true
 	case core.Sealed:
-		w, err := unmarshal(st.Value)
+		p, err := unmarshal(st.Value)
 		if err != nil {
 			return d, false
 		}
-		return describe(w)
+		return describe(p)
 	}
 	return d, false
 }
 
-func describe(w *wire) (d Description, ok bool) {
-	if w.version == envelopeVersion {
-		return Description{Encrypted: w.keyID}, true
+func describe(p *recordpb.Record) (d Description, ok bool) {
+	if p.Version == envelopeVersion {
+		return Description{Encrypted: p.KeyId}, true
 	}
-	r, _, err := decode(w)
+	r, _, err := decode(p)
 	if err != nil {
 		return d, false
 	}

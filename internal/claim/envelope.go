@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/claim/recordpb"
 )
 
 // EncryptionKey encrypts records. See idempotency.EncryptionKey.
@@ -26,35 +29,34 @@ func (c *Claims) encode(name string, r *Record, m *mark, run Run) ([]byte, error
 	}
 	k := c.Keys[0]
 	sealed := k.seal(b, c.boundTo("record", name))
-	w := wire{version: envelopeVersion, keyID: k.ID, content: sealed}
-	return w.marshal(), nil
+	return proto.Marshal(&recordpb.Record{Version: envelopeVersion, KeyId: k.ID, Content: sealed})
 }
 
 // decode reads the value under the lock of this name. Its error matches ErrRecord.
 func (c *Claims) decode(name string, b []byte) (*Record, mark, error) {
-	w, err := unmarshal(b)
+	p, err := unmarshal(b)
 	switch {
 	case err != nil:
-	case w.version == envelopeVersion:
-		w, err = c.open(name, w)
+	case p.Version == envelopeVersion:
+		p, err = c.open(name, p)
 	case len(c.Keys) > 0 && !c.ReadPlain:
 		err = fmt.Errorf("%w: it is not encrypted, and ReadPlain is not set", ErrRecord)
 	}
 	if err != nil {
 		return nil, mark{}, err
 	}
-	return decode(w)
+	return decode(p)
 }
 
 // open decrypts an envelope.
-func (c *Claims) open(name string, e *wire) (*wire, error) {
-	k, ok := c.key(e.keyID)
+func (c *Claims) open(name string, e *recordpb.Record) (*recordpb.Record, error) {
+	k, ok := c.key(e.KeyId)
 	if !ok {
-		return nil, fmt.Errorf("%w: it is encrypted with key %q, which this process does not have", ErrRecord, e.keyID)
+		return nil, fmt.Errorf("%w: it is encrypted with key %q, which this process does not have", ErrRecord, e.KeyId)
 	}
-	b, err := k.open(e.content, c.boundTo("record", name))
+	b, err := k.open(e.Content, c.boundTo("record", name))
 	if err != nil {
-		return nil, fmt.Errorf("%w: key %q cannot decrypt it: it was changed, or copied from another key: %w", ErrRecord, e.keyID, err)
+		return nil, fmt.Errorf("%w: key %q cannot decrypt it: it was changed, or copied from another key: %w", ErrRecord, e.KeyId, err)
 	}
 	return unmarshal(b)
 }

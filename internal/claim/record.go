@@ -1,8 +1,14 @@
 package claim
 
 import (
+	"bytes"
 	"fmt"
+	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/onelane/onelane/internal/claim/recordpb"
 )
 
 const (
@@ -33,45 +39,74 @@ func Tombstone() *Record { return &Record{NotKept: true} }
 // encode is the record, and the mark of the request it answers, as protobuf of version 1: see
 // recordpb/record.proto.
 func (r *Record) encode(m *mark, run Run) ([]byte, error) {
-	w := wire{
-		version: plainVersion, salt: m.salt[:], payload: m.payload[:], credentials: m.credentials[:],
-		notKept: r.NotKept, instance: text(run.Instance), requestID: m.requestID,
+	p := &recordpb.Record{
+		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
+		NotKept:  r.NotKept,
+		Instance: text(run.Instance), RequestId: m.requestID,
 	}
 	if !run.Begun.IsZero() {
-		w.begunMs = run.Begun.UnixMilli()
+		p.BegunMs = run.Begun.UnixMilli()
 	}
 	if !r.NotKept {
 		if r.Status < 0 || r.Status > 1<<30 {
 			return nil, fmt.Errorf("idempotency: a record cannot have status %d", r.Status)
 		}
-		w.status, w.header, w.body = uint32(r.Status), r.Header, r.Body
+		p.Status, p.Body = uint32(r.Status), r.Body
+		p.Header = make([]*recordpb.Field, 0, len(r.Header))
+		for name, values := range r.Header {
+			f := &recordpb.Field{Name: []byte(name), Values: make([][]byte, len(values))}
+			for i, v := range values {
+				f.Values[i] = []byte(v)
+			}
+			p.Header = append(p.Header, f)
+		}
+		slices.SortFunc(p.Header, func(a, b *recordpb.Field) int { return bytes.Compare(a.Name, b.Name) })
 	}
-	b := w.marshal()
-	if n := len(b); n > maxRecord {
+	if n := proto.Size(p); n > maxRecord {
 		return nil, fmt.Errorf("idempotency: a record of %d bytes is too large, at most %d are allowed: complete the claim with Tombstone", n, maxRecord)
 	}
-	return b, nil
+	return proto.Marshal(p)
+}
+
+// unmarshal reads what is stored. Its error matches ErrRecord.
+func unmarshal(b []byte) (*recordpb.Record, error) {
+	p := new(recordpb.Record)
+	if err := proto.Unmarshal(b, p); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRecord, err)
+	}
+	return p, nil
 }
 
 // decode reads a record of version 1. Its error matches ErrRecord.
-func decode(w *wire) (*Record, mark, error) {
+func decode(p *recordpb.Record) (*Record, mark, error) {
 	var m mark
-	if w.version != plainVersion {
-		return nil, m, fmt.Errorf("%w: it has version %d, this process reads versions %d and %d", ErrRecord, w.version, plainVersion, envelopeVersion)
+	if p.Version != plainVersion {
+		return nil, m, fmt.Errorf("%w: it has version %d, this process reads versions %d and %d", ErrRecord, p.Version, plainVersion, envelopeVersion)
 	}
-	if len(w.salt) != markPart || len(w.payload) != markPart || len(w.credentials) != markPart {
+	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart {
 		return nil, m, fmt.Errorf("%w: its fingerprint is incomplete", ErrRecord)
 	}
 	m = mark{
-		salt: [markPart]byte(w.salt), payload: [markPart]byte(w.payload), credentials: [markPart]byte(w.credentials),
-		requestID: w.requestID,
+		salt: [markPart]byte(p.Salt), payload: [markPart]byte(p.Payload), credentials: [markPart]byte(p.Credentials),
+		requestID: p.RequestId,
 	}
-	r := &Record{NotKept: w.notKept, Run: Run{Instance: w.instance, RequestID: w.requestID}}
-	if w.begunMs != 0 {
-		r.Run.Begun = time.UnixMilli(w.begunMs)
+	r := &Record{NotKept: p.NotKept, Run: Run{Instance: p.Instance, RequestID: p.RequestId}}
+	if p.BegunMs != 0 {
+		r.Run.Begun = time.UnixMilli(p.BegunMs)
 	}
-	if !w.notKept {
-		r.Status, r.Header, r.Body = int(w.status), w.header, w.body
+	if p.NotKept {
+		return r, m, nil
+	}
+	r.Status, r.Body = int(p.Status), p.Body
+	if len(p.Header) > 0 {
+		r.Header = make(map[string][]string, len(p.Header))
+	}
+	for _, f := range p.Header {
+		values := make([]string, 0, len(f.Values))
+		for _, v := range f.Values {
+			values = append(values, string(v))
+		}
+		r.Header[string(f.Name)] = values
 	}
 	return r, m, nil
 }

@@ -3,8 +3,8 @@
 // its key stays held until the lease ends, and orphaned until its retention ends.
 //
 //   - Four workers take the oldest key first. After a try that failed, a worker pauses, for a second
-//     in the end. So an outage of the server costs four tries a second, however many attempts failed.
-//   - A key is tried for as long as the attempt may hold it, and for two minutes at least: a server
+//     in the end. So an outage costs the server four tries a second.
+//   - A key is tried for as long as the attempt may hold it, and for two minutes at least. A server
 //     that hung runs a request when it goes on. A key that is given up is logged.
 //   - A request may be under way longer than its caller waits, so that its clean-up overtakes it.
 //     Unless the server refuses requests that come so late, a clean-up that succeeded is repeated,
@@ -74,8 +74,8 @@ type entry struct {
 	freed int // how often
 }
 
-// NewQueue returns a queue that logs tooMany for a key that is dropped because the queue is full,
-// and gaveUp for one that could not be freed in time.
+// NewQueue returns a queue. It logs tooMany for a key that is dropped because the queue is full, and
+// gaveUp for one that could not be freed in time.
 func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 	q := &Queue{config: c, tooMany: tooMany, gaveUp: gaveUp,
 		later: make(map[*entry]*time.Timer), empty: make(chan struct{})}
