@@ -187,13 +187,13 @@ func TestMetrics_StuckCalls(t *testing.T) {
 	t.Parallel()
 	p := deafPool{freed: make(chan struct{})}
 	c := redisbackend.Pools(p)
-	c.NodeTimeout = 20 * time.Millisecond
+	c.NodeTimeout = 300 * time.Millisecond
 	g, telemetry := newGauges()
 	l := locker(t, c, telemetry, core.WithOutageWait(0))
 	for range 3 {
 		err := l.Ping(t.Context())
 		want(t, "Ping", err, core.ErrUnavailable)
-		if !strings.Contains(err.Error(), "redis pool 1: no answer within 20ms") {
+		if !strings.Contains(err.Error(), "redis pool 1: no answer within 300ms") {
 			t.Errorf("Ping: %v", err)
 		}
 	}

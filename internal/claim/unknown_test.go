@@ -17,7 +17,7 @@ import (
 func TestUnknown(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
-		l := locker(core.WithTTL(500*time.Millisecond), core.WithInstance("shop-1"))
+		l := locker(core.WithTTL(time.Second), core.WithInstance("shop-1"))
 		c, before := newClaims(l, failOpen), time.Now()
 		out, err := c.Begin(t.Context(), claim.Request{Key: "k", Fingerprint: fp("a"), ID: "request-7"})
 		ok(t, "Begin", err)
@@ -50,7 +50,7 @@ func TestUnknown(t *testing.T) {
 func TestAdopt_OneOfMany(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
-		first := locker(core.WithTTL(100 * time.Millisecond))
+		first := locker(core.WithTTL(time.Second))
 		leave(t, newClaims(first), "k", fp("a"))
 		becomes(t, first, "k", core.Orphaned)
 		var all sync.WaitGroup
@@ -94,10 +94,10 @@ func TestAdopt_OneOfMany(t *testing.T) {
 func TestAdopt_AdopterDies(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, locker func(...core.Option) *core.Locker) {
-		l := locker(core.WithTTL(300 * time.Millisecond))
+		l := locker(core.WithTTL(time.Second))
 		leave(t, newClaims(l), "k", fp("a"))
 		becomes(t, l, "k", core.Orphaned)
-		leave(t, newClaims(locker(core.WithTTL(300*time.Millisecond)), recovers), "k", fp("a"))
+		leave(t, newClaims(locker(core.WithTTL(time.Second)), recovers), "k", fp("a"))
 		becomes(t, l, "k", core.Orphaned)
 		refused(t, newClaims(locker()), "k", fp("a"), claim.ErrUnknown)
 		k := begin(t, newClaims(locker(), runAgain), "k", fp("a"))
