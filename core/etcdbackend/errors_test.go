@@ -95,13 +95,12 @@ func TestTimeout_ServerHangs(t *testing.T) {
 	want(t, "Inspect", err, core.ErrUnavailable)
 	want(t, "Inspect", err, context.DeadlineExceeded)
 	etcd.Cont()
-	eventually(t, "the key is free again", func() bool {
+	eventually(t, "Release", func() bool {
 		_, err := b.Release(t.Context(), g)
 		return err == nil || errors.Is(err, core.ErrLost)
 	})
-	if status(b, "k") != core.Free {
-		t.Error("the key is not free")
-	}
+	// The attempt that got no answer may get the key now, until it is cleaned up.
+	eventually(t, "the key is free again", func() bool { return status(b, "k") == core.Free })
 }
 
 // A permanent error of etcd ends the call at once, and its text says what to do.

@@ -23,11 +23,7 @@ func TestRegression_QuorumAcquireDeadline(t *testing.T) {
 	c := redisbackend.New(proxied(t, f.Addr().String()), nodes[1].Client(), nodes[2].Client())
 	c.NewInstallation, c.NodeTimeout = true, 10*time.Second
 	b := openQuorum(t, c, time.Minute)
-	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
-	ok(t, "Acquire", err)
-	_, err = b.Release(t.Context(), g)
-	ok(t, "Release", err)
-	time.Sleep(100 * time.Millisecond)
+	connected(t, b, nodes, 0)
 	n := 0
 	f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
 		if bytes.Contains(b, []byte("{hot}")) {
@@ -38,7 +34,7 @@ func TestRegression_QuorumAcquireDeadline(t *testing.T) {
 	nodes[1].Stop()
 	nodes[2].Stop()
 	began := time.Now()
-	_, err = b.Acquire(within(t, 300*time.Millisecond), attempt("hot", time.Minute, 0))
+	_, err := b.Acquire(within(t, 300*time.Millisecond), attempt("hot", time.Minute, 0))
 	took := time.Since(began)
 	nodes[1].Cont()
 	nodes[2].Cont()
@@ -152,11 +148,7 @@ func TestRegression_QuorumGhostOfRetriedAcquire(t *testing.T) {
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
 	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
 	b := openQuorum(t, c, time.Minute)
-	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
-	ok(t, "Acquire", err)
-	_, err = b.Release(t.Context(), g)
-	ok(t, "Release", err)
-	time.Sleep(200 * time.Millisecond)
+	connected(t, b, nodes, 0)
 	var once sync.Once
 	f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
 		if bytes.Contains(b, []byte("{k}")) {
@@ -164,7 +156,7 @@ func TestRegression_QuorumGhostOfRetriedAcquire(t *testing.T) {
 		}
 		return
 	})
-	g, err = b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
 	ok(t, "Acquire", err)
 	third := nodes[2].Client()
 	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
@@ -190,11 +182,7 @@ func TestRegression_QuorumWithdrawDeadline(t *testing.T) {
 	c := redisbackend.New(clients...)
 	c.NewInstallation, c.NodeTimeout = true, 10*time.Second
 	b := openQuorum(t, c, time.Minute)
-	g, err := b.Acquire(t.Context(), attempt("warm", time.Minute, time.Hour))
-	ok(t, "Acquire", err)
-	_, err = b.Release(t.Context(), g)
-	ok(t, "Release", err)
-	time.Sleep(100 * time.Millisecond)
+	connected(t, b, nodes, time.Hour)
 	for _, f := range filters {
 		n := 0
 		f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
@@ -205,7 +193,7 @@ func TestRegression_QuorumWithdrawDeadline(t *testing.T) {
 		})
 	}
 	began := time.Now()
-	_, err = b.Acquire(within(t, 300*time.Millisecond), attempt("hot", time.Minute, time.Hour))
+	_, err := b.Acquire(within(t, 300*time.Millisecond), attempt("hot", time.Minute, time.Hour))
 	took := time.Since(began)
 	for _, f := range filters {
 		f.set(nil)
@@ -262,11 +250,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			if end != "Seal" {
 				orphan = time.Hour
 			}
-			w, err := b.Acquire(t.Context(), attempt("warm", time.Minute, orphan)) // the connections are there
-			ok(t, "Acquire", err)
-			_, err = b.Release(t.Context(), w)
-			ok(t, "Release", err)
-			time.Sleep(500 * time.Millisecond)
+			connected(t, b, nodes, orphan)
 			g, err := b.Acquire(t.Context(), attempt("k", time.Minute, orphan))
 			ok(t, "Acquire", err)
 			third := nodes[2].Client()
@@ -304,7 +288,7 @@ func TestRegression_QuorumReleaseOfOrphan(t *testing.T) {
 	c := redisbackend.New(nodes[0].Client(), proxied(t, p1.Addr().String()), proxied(t, p2.Addr().String()))
 	c.NewInstallation, c.NodeTimeout = true, time.Second
 	b := openQuorum(t, c, time.Minute)
-	ok(t, "Ping", b.Ping(t.Context()))
+	connected(t, b, nodes, time.Hour)
 	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, time.Hour))
 	ok(t, "Acquire", err)
 	p1.lose.Store(true)
@@ -319,6 +303,24 @@ func TestRegression_QuorumReleaseOfOrphan(t *testing.T) {
 	if st.Status != core.Free {
 		t.Errorf("the key is %v", st.Status)
 	}
+}
+
+// connected waits until an attempt holds a key on all nodes and frees it: the connections are there.
+func connected(t testing.TB, b core.Backend, nodes testutil.Nodes, orphan time.Duration) {
+	t.Helper()
+	eventually(t, "all nodes grant", func() bool {
+		key := fmt.Sprint("warm", time.Now().UnixNano())
+		g, err := b.Acquire(t.Context(), attempt(key, time.Minute, orphan))
+		if err != nil {
+			return false
+		}
+		all := false
+		for end := time.Now().Add(time.Second); !all && time.Now().Before(end); {
+			all = leases(t, nodes, key) == len(nodes)
+		}
+		_, err = b.Release(t.Context(), g)
+		return err == nil && all
+	})
 }
 
 // leases counts the nodes that have a lease of the key.
@@ -337,11 +339,7 @@ func TestRegression_QuorumLateAnswer(t *testing.T) {
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
 	c.NewInstallation, c.NodeTimeout = true, 2*time.Second
 	b := openQuorum(t, c, time.Minute)
-	eventually(t, "the last node is connected", func() bool {
-		key := fmt.Sprint("warm", time.Now().UnixNano())
-		_, err := b.Acquire(t.Context(), attempt(key, time.Minute, 0))
-		return err == nil && leases(t, nodes[2:], key) == 1
-	})
+	connected(t, b, nodes, 0)
 	ok(t, "SET", nodes[2].Client().Set(t.Context(), "k", "another/1", 100*time.Millisecond).Err())
 	const late = 800 * time.Millisecond
 	p.late.Store(int64(late))
