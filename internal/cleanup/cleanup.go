@@ -9,9 +9,10 @@
 //   - A request may be under way longer than its caller waits, so that its clean-up overtakes it.
 //     Unless the server refuses requests that come so late, a clean-up that succeeded is repeated,
 //     for the last time 12 s later. That is safe because each attempt has an owner of its own.
-//   - At most 16,384 keys are kept. Further ones are dropped and logged.
-//   - Close gives clean-ups the time that its caller says. Those that wait for their repetition
-//     are repeated at once. Then the rest is dropped.
+//   - At most 16,384 keys are kept. Repetitions give way to further keys; if there are none, those
+//     are dropped and logged.
+//   - Close gives clean-ups the time that its caller says. All that wait for a try or for their
+//     repetition are tried at once. Then the rest is dropped.
 package cleanup
 
 import (
@@ -64,6 +65,7 @@ type Queue struct {
 	workers int
 	working sync.WaitGroup
 	closed  bool
+	closing chan struct{} // closed by Close, to end the pauses
 	empty   chan struct{} // closed when the queue is closed and has no entries
 }
 
@@ -78,7 +80,7 @@ type entry struct {
 // gaveUp for one that could not be freed in time.
 func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 	q := &Queue{config: c, tooMany: tooMany, gaveUp: gaveUp,
-		later: make(map[*entry]*time.Timer), empty: make(chan struct{})}
+		later: make(map[*entry]*time.Timer), closing: make(chan struct{}), empty: make(chan struct{})}
 	q.open, q.stop = context.WithCancel(context.Background())
 	return q
 }
@@ -92,11 +94,24 @@ func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) 
 		return
 	}
 	if q.entries == maxKeys {
+		q.forgetRepetition()
+	}
+	if q.entries == maxKeys {
 		q.warn(q.tooMany, "waiting", q.entries, "key", key)
 		return
 	}
 	q.entries++
 	q.push(&entry{key: key, free: free, until: time.Now().Add(max(lasts, leastTime))})
+}
+
+// forgetRepetition makes room for a key that may be held. The caller holds q.mu.
+func (q *Queue) forgetRepetition() {
+	for e, timer := range q.later {
+		timer.Stop()
+		delete(q.later, e)
+		q.entries--
+		return
+	}
 }
 
 // Waiting returns how many keys are to be freed and have not been yet.
@@ -115,6 +130,7 @@ func (q *Queue) Close(grace time.Duration) {
 		return
 	}
 	q.closed = true
+	close(q.closing)
 	for e, timer := range q.later {
 		timer.Stop()
 		q.push(e)
@@ -161,7 +177,7 @@ func (q *Queue) next() *entry {
 
 // work frees keys until there are none.
 func (q *Queue) work() {
-	pause := firstPause
+	pause, closing := firstPause, q.closing
 	for e := q.next(); e != nil; e = q.next() {
 		err := e.free(q.open)
 		q.tried(e, err)
@@ -172,6 +188,9 @@ func (q *Queue) work() {
 		timer := time.NewTimer(pause/2 + rand.N(pause)) // not when all other processes try
 		select {
 		case <-timer.C:
+		case <-closing: // once: the next tries have pauses again
+			timer.Stop()
+			pause, closing = firstPause, nil
 		case <-q.open.Done():
 			timer.Stop()
 		}
@@ -192,7 +211,7 @@ func (q *Queue) tried(e *entry, err error) {
 	case err != nil && q.open.Err() != nil:
 		return // Close does not wait for it
 	case err != nil && time.Now().Before(e.until):
-		q.push(e)
+		q.waiting = append(q.waiting, e) // for this worker or another, after a pause
 		return
 	case err != nil:
 		q.warn(q.gaveUp, "waiting", q.entries, "key", e.key, "error", err)
