@@ -62,11 +62,12 @@ type Queue struct {
 	waiting []*entry               // for a worker
 	later   map[*entry]*time.Timer // freed, and to be freed again
 	entries int                    // waiting, later, and in the hands of workers
+	calls   int                    // see Expect
 	workers int
 	working sync.WaitGroup
 	closed  bool
 	closing chan struct{} // closed by Close, to end the pauses
-	empty   chan struct{} // closed when the queue is closed and has no entries
+	empty   chan struct{} // closed when the queue is closed, and has no entries and no calls
 }
 
 type entry struct {
@@ -90,7 +91,7 @@ func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	if q.closed && q.calls == 0 || q.open.Err() != nil {
 		return
 	}
 	if q.entries == maxKeys {
@@ -102,6 +103,43 @@ func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) 
 	}
 	q.entries++
 	q.push(&entry{key: key, free: free, until: time.Now().Add(max(lasts, leastTime))})
+}
+
+// Expect notes that a call is under way that may need a clean-up. Close waits for it, too, until done
+// is called.
+func (q *Queue) Expect() (done func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return func() {}
+	}
+	q.calls++
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.calls--
+		q.checkEmpty()
+	}
+}
+
+// AddAfter calls Add when late is closed. Until then the attempt is still under way.
+func (q *Queue) AddAfter(late <-chan struct{}, key string, lasts time.Duration, free func(context.Context) error) {
+	done := q.Expect()
+	go func() {
+		defer done()
+		select {
+		case <-late:
+			q.Add(key, lasts, free)
+		case <-q.open.Done():
+		}
+	}()
+}
+
+// checkEmpty tells Close when there is nothing left. The caller holds q.mu.
+func (q *Queue) checkEmpty() {
+	if q.closed && q.entries == 0 && q.calls == 0 {
+		close(q.empty)
+	}
 }
 
 // forgetRepetition makes room for a key that may be held. The caller holds q.mu.
@@ -121,8 +159,8 @@ func (q *Queue) Waiting() int {
 	return q.entries - len(q.later)
 }
 
-// Close takes no more keys. It returns when all are free, or grace has passed and the tries that are
-// under way have ended.
+// Close takes no more keys, except of calls that it waits for. It returns when all are free, or grace
+// has passed and the tries that are under way have ended.
 func (q *Queue) Close(grace time.Duration) {
 	q.mu.Lock()
 	if q.closed {
@@ -135,9 +173,7 @@ func (q *Queue) Close(grace time.Duration) {
 		timer.Stop()
 		q.push(e)
 	}
-	if q.entries == 0 {
-		close(q.empty)
-	}
+	q.checkEmpty()
 	q.mu.Unlock()
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -216,9 +252,8 @@ func (q *Queue) tried(e *entry, err error) {
 	case err != nil:
 		q.warn(q.gaveUp, "waiting", q.entries, "key", e.key, "error", err)
 	}
-	if q.entries--; q.entries == 0 && q.closed {
-		close(q.empty)
-	}
+	q.entries--
+	q.checkEmpty()
 }
 
 func (q *Queue) repeat(e *entry) {

@@ -342,3 +342,34 @@ func TestQueue_CloseEndsPauses(t *testing.T) {
 		})
 	}
 }
+
+// A call may end after its caller has left and Close has begun.
+func TestQueue_CloseAwaitsCalls(t *testing.T) {
+	for ends, want := range map[time.Duration][]time.Duration{
+		500 * time.Millisecond: {500 * time.Millisecond, 520 * time.Millisecond},
+		time.Minute:            nil,
+	} {
+		t.Run(ends.String(), func(t *testing.T) {
+			run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, _ *log) {
+				late := make(chan struct{})
+				q.AddAfter(late, "late", time.Minute, s.free("late"))
+				done := q.Expect()
+				q.Expect()() // ends before
+				time.AfterFunc(ends, func() {
+					close(late)
+					q.Add("k", time.Minute, s.free("k"))
+					done()
+				})
+				q.Close(time.Second)
+				if took := time.Since(s.begin); took > time.Second {
+					t.Errorf("Close took %v, want its grace of 1s at most", took)
+				}
+				q.AddAfter(late, "after Close", time.Minute, s.free("after Close"))
+				time.Sleep(time.Hour)
+				wantTries(t, s, "late", want...)
+				wantTries(t, s, "k", want...)
+				wantTries(t, s, "after Close")
+			})
+		})
+	}
+}
