@@ -198,3 +198,37 @@ func TestOrphan_OfOwnLateAttempt(t *testing.T) {
 		want(t, "Acquire", err, core.ErrUnavailable)
 	})
 }
+
+// restoringBackend answers the first adoption after the lease has ended. When somebody has seen what
+// that left, it makes the key the earlier orphan again.
+type restoringBackend struct {
+	core.Backend
+	calls int
+}
+
+func (b *restoringBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	if r.Adopt == "" {
+		return b.Backend.Acquire(ctx, r)
+	}
+	g, err := b.Backend.Acquire(ctx, r)
+	switch b.calls++; b.calls {
+	case 1:
+		time.Sleep(r.TTL)
+		return core.Grant{}, unavailable("k")
+	case 2:
+		_ = b.Unseal(ctx, r.Key)
+		_, _ = b.Backend.Acquire(ctx, core.Request{Key: r.Key, Owner: r.Adopt, TTL: time.Millisecond, Orphan: time.Hour})
+		time.Sleep(2 * time.Millisecond)
+	}
+	return g, err
+}
+
+// An adoption that failed may be undone after its own caller has seen it.
+func TestOrphan_AdoptionIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &restoringBackend{Backend: testutil.Memory()}
+		l := locker(t, b)
+		orphan := orphanOf(t, l, "k")
+		ok(t, "Release", adopt(t, l, orphan, core.WithOrphan(time.Hour)).Release(t.Context()))
+	})
+}

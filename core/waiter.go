@@ -46,7 +46,7 @@ type waiter struct {
 	scout *scout // nil, except for a waiter that an anyQueue made
 
 	// failed has the owners of earlier attempts that may have got the key without an answer in time,
-	// and leave an orphan.
+	// and leave an orphan. It also has the owners of orphans that these may have adopted.
 	failed []string
 }
 
@@ -345,6 +345,7 @@ func (w *waiter) ownOrphan(err error, owner string) error {
 			return err
 		}
 		if w.adopt != "" {
+			w.failed = append(w.failed, w.adopt) // the backend may make the key that orphan again
 			w.adopt = e.Owner
 		}
 		return &UnavailableError{Key: w.key, Nodes: []error{errLateAttempt}}

@@ -110,7 +110,8 @@ type table struct {
 	cleaning *cleanup.Queue
 }
 
-// Close implements core.Backend. It gives clean-ups a second and then ends them.
+// Close implements core.Backend. It gives clean-ups a second, also of calls that are still under way,
+// and then ends them.
 func (b *table) Close() error {
 	b.cleaning.Close(cleanup.CloseGrace)
 	return nil
@@ -118,7 +119,7 @@ func (b *table) Close() error {
 
 // call runs fn with a context of its own and returns when ctx ends. A statement that is canceled in
 // the middle costs its connection and may still have its effect at any time. If fn succeeds after
-// that, late is called.
+// that, late is called. Close waits for that.
 func call[T any](ctx context.Context, b *table, key string, fn func(context.Context) (T, error), late func()) (T, error) {
 	type answer struct {
 		value T
@@ -129,8 +130,13 @@ func call[T any](ctx context.Context, b *table, key string, fn func(context.Cont
 	}
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	answers, left := make(chan answer), make(chan struct{})
+	done := func() {}
+	if late != nil {
+		done = b.cleaning.Expect()
+	}
 	go func() {
 		defer cancel()
+		defer done()
 		var a answer
 		if err := b.committing(own); err != nil {
 			a.err = unavailable(key, err)

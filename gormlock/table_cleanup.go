@@ -21,9 +21,9 @@ func (b *table) cleanUp(q core.Request) {
 		return
 	}
 	b.cleaning.Add(q.Key, q.TTL+q.Orphan, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, b.timeout)
-		defer cancel()
-		_, err := b.exec(ctx, releaseRow, []byte(q.Key), []byte(q.Owner))
+		_, err := call(ctx, b, q.Key, func(ctx context.Context) (int64, error) {
+			return b.exec(ctx, releaseRow, []byte(q.Key), []byte(q.Owner))
+		}, nil)
 		return err
 	})
 }

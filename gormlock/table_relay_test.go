@@ -280,3 +280,63 @@ func TestTable_CloseCleansUp(t *testing.T) {
 		ok(t, "Release", k.Release(t.Context()))
 	})
 }
+
+// Close lets a call go on that its caller has given up, and then cleans up after it.
+func TestTable_CloseAwaitsLateCalls(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		ctx, cancel := context.WithCancel(t.Context())
+		inserted := make(chan struct{})
+		network := &relay{primary: pool(t, db)}
+		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+			if strings.HasPrefix(query, "INSERT") {
+				defer close(inserted)
+				cancel()
+				time.Sleep(200 * time.Millisecond)
+			}
+			return run()
+		}
+		l := locker(t, gormlock.Table(network.open(t, db)), core.WithTTL(time.Hour))
+		_, err := l.Acquire(ctx, "k")
+		want(t, "Acquire", err, context.Canceled)
+		ok(t, "Close", l.Close())
+		<-inserted
+		l = locker(t, gormlock.Table(db))
+		k, err := l.TryAcquire(t.Context(), "k")
+		ok(t, "Acquire after Close", err)
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
+
+// A driver that ignores contexts does not hold up Close.
+func TestTable_CloseWhileCleanUpsHang(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		hangs := make(chan struct{})
+		network := &relay{primary: pool(t, db)}
+		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+			if strings.Contains(query, "SET state = 0") {
+				<-hangs
+			}
+			result, err := run()
+			if strings.HasPrefix(query, "INSERT") {
+				return nil, errors.Join(err, errors.New("the answer was lost"))
+			}
+			return result, err
+		}
+		l := locker(t, gormlock.Table(network.open(t, db)), core.WithOutageWait(0))
+		t.Cleanup(func() { close(hangs) })
+		_, err := l.Acquire(t.Context(), "k")
+		want(t, "Acquire", err, core.ErrUnavailable)
+		closed := make(chan error, 1)
+		go func() { closed <- l.Close() }()
+		select {
+		case err := <-closed:
+			ok(t, "Close", err)
+		case <-time.After(10 * time.Second):
+			t.Error("Close has not returned after 10s, and its grace is 1s")
+		}
+	})
+}

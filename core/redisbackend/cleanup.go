@@ -33,11 +33,5 @@ func (n *node) cleanUp(key, owner string, until time.Time, late <-chan struct{})
 		return
 	}
 	// The call may have its effect at any time until then. There are few of them: calls are bounded.
-	go func() {
-		select {
-		case <-late:
-			n.cleaning.Add(key, time.Until(until), free)
-		case <-n.done.Done():
-		}
-	}()
+	n.cleaning.AddAfter(late, key, time.Until(until), free)
 }

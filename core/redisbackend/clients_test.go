@@ -107,6 +107,30 @@ func TestLateCall_IsCleanedUp(t *testing.T) {
 	eventually(t, "the key is free", func() bool { return status(t, direct, "k") == core.Free })
 }
 
+// Close lets a call go on that was given up, and then cleans up after it.
+func TestClose_AwaitsLateCalls(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	goOn, set := make(chan struct{}), make(chan struct{})
+	l := locker(t, redisbackend.Config{NodeTimeout: 100 * time.Millisecond, Pools: []redsyncredis.Pool{&oddPool{Pool: node.Pool(),
+		eval: func(call int64, eval func() (any, error)) (any, error) {
+			if call != 1 {
+				return eval()
+			}
+			defer close(set)
+			<-goOn
+			return eval()
+		}}}}, core.WithOutageWait(0))
+	_, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	time.AfterFunc(200*time.Millisecond, func() { close(goOn) })
+	ok(t, "Close", l.Close())
+	<-set
+	if got := status(t, locker(t, one(node.Client())), "k"); got != core.Free {
+		t.Errorf("after Close the key is %v, want free", got)
+	}
+}
+
 // A key in its last millisecond is not one without expiry.
 func TestTaken_InItsLastMillisecond(t *testing.T) {
 	t.Parallel()

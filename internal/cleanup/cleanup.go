@@ -9,9 +9,10 @@
 //   - A request may be under way longer than its caller waits, so that its clean-up overtakes it.
 //     Unless the server refuses requests that come so late, a clean-up that succeeded is repeated,
 //     for the last time 12 s later. That is safe because each attempt has an owner of its own.
-//   - At most 16,384 keys are kept. Further ones are dropped and logged.
-//   - Close gives clean-ups the time that its caller says. Those that wait for their repetition
-//     are repeated at once. Then the rest is dropped.
+//   - At most 16,384 keys are kept. Repetitions give way to further keys; if there are none, those
+//     are dropped and logged.
+//   - Close gives clean-ups the time that its caller says. All that wait for a try or for their
+//     repetition are tried at once. Then the rest is dropped.
 package cleanup
 
 import (
@@ -61,10 +62,12 @@ type Queue struct {
 	waiting []*entry               // for a worker
 	later   map[*entry]*time.Timer // freed, and to be freed again
 	entries int                    // waiting, later, and in the hands of workers
+	calls   int                    // see Expect
 	workers int
 	working sync.WaitGroup
 	closed  bool
-	empty   chan struct{} // closed when the queue is closed and has no entries
+	closing chan struct{} // closed by Close, to end the pauses
+	empty   chan struct{} // closed when the queue is closed, and has no entries and no calls
 }
 
 type entry struct {
@@ -78,7 +81,7 @@ type entry struct {
 // gaveUp for one that could not be freed in time.
 func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 	q := &Queue{config: c, tooMany: tooMany, gaveUp: gaveUp,
-		later: make(map[*entry]*time.Timer), empty: make(chan struct{})}
+		later: make(map[*entry]*time.Timer), closing: make(chan struct{}), empty: make(chan struct{})}
 	q.open, q.stop = context.WithCancel(context.Background())
 	return q
 }
@@ -88,8 +91,11 @@ func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	if q.closed && q.calls == 0 || q.open.Err() != nil {
 		return
+	}
+	if q.entries == maxKeys {
+		q.forgetRepetition()
 	}
 	if q.entries == maxKeys {
 		q.warn(q.tooMany, "waiting", q.entries, "key", key)
@@ -99,6 +105,53 @@ func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) 
 	q.push(&entry{key: key, free: free, until: time.Now().Add(max(lasts, leastTime))})
 }
 
+// Expect notes that a call is under way that may need a clean-up. Close waits for it, too, until done
+// is called.
+func (q *Queue) Expect() (done func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return func() {}
+	}
+	q.calls++
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.calls--
+		q.checkEmpty()
+	}
+}
+
+// AddAfter calls Add when late is closed. Until then the attempt is still under way.
+func (q *Queue) AddAfter(late <-chan struct{}, key string, lasts time.Duration, free func(context.Context) error) {
+	done := q.Expect()
+	go func() {
+		defer done()
+		select {
+		case <-late:
+			q.Add(key, lasts, free)
+		case <-q.open.Done():
+		}
+	}()
+}
+
+// checkEmpty tells Close when there is nothing left. The caller holds q.mu.
+func (q *Queue) checkEmpty() {
+	if q.closed && q.entries == 0 && q.calls == 0 {
+		close(q.empty)
+	}
+}
+
+// forgetRepetition makes room for a key that may be held. The caller holds q.mu.
+func (q *Queue) forgetRepetition() {
+	for e, timer := range q.later {
+		timer.Stop()
+		delete(q.later, e)
+		q.entries--
+		return
+	}
+}
+
 // Waiting returns how many keys are to be freed and have not been yet.
 func (q *Queue) Waiting() int {
 	q.mu.Lock()
@@ -106,8 +159,8 @@ func (q *Queue) Waiting() int {
 	return q.entries - len(q.later)
 }
 
-// Close takes no more keys. It returns when all are free, or grace has passed and the tries that are
-// under way have ended.
+// Close takes no more keys, except of calls that it waits for. It returns when all are free, or grace
+// has passed and the tries that are under way have ended.
 func (q *Queue) Close(grace time.Duration) {
 	q.mu.Lock()
 	if q.closed {
@@ -115,13 +168,12 @@ func (q *Queue) Close(grace time.Duration) {
 		return
 	}
 	q.closed = true
+	close(q.closing)
 	for e, timer := range q.later {
 		timer.Stop()
 		q.push(e)
 	}
-	if q.entries == 0 {
-		close(q.empty)
-	}
+	q.checkEmpty()
 	q.mu.Unlock()
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -161,7 +213,7 @@ func (q *Queue) next() *entry {
 
 // work frees keys until there are none.
 func (q *Queue) work() {
-	pause := firstPause
+	pause, closing := firstPause, q.closing
 	for e := q.next(); e != nil; e = q.next() {
 		err := e.free(q.open)
 		q.tried(e, err)
@@ -172,6 +224,9 @@ func (q *Queue) work() {
 		timer := time.NewTimer(pause/2 + rand.N(pause)) // not when all other processes try
 		select {
 		case <-timer.C:
+		case <-closing: // once: the next tries have pauses again
+			timer.Stop()
+			pause, closing = firstPause, nil
 		case <-q.open.Done():
 			timer.Stop()
 		}
@@ -192,14 +247,13 @@ func (q *Queue) tried(e *entry, err error) {
 	case err != nil && q.open.Err() != nil:
 		return // Close does not wait for it
 	case err != nil && time.Now().Before(e.until):
-		q.push(e)
+		q.waiting = append(q.waiting, e) // for this worker or another, after a pause
 		return
 	case err != nil:
 		q.warn(q.gaveUp, "waiting", q.entries, "key", e.key, "error", err)
 	}
-	if q.entries--; q.entries == 0 && q.closed {
-		close(q.empty)
-	}
+	q.entries--
+	q.checkEmpty()
 }
 
 func (q *Queue) repeat(e *entry) {

@@ -280,3 +280,96 @@ func TestQueue_CloseWithoutKeys(t *testing.T) {
 		}
 	})
 }
+
+// Tries of a key that take some time must not keep the workers from pausing.
+func TestQueue_OutageOfSlowTries(t *testing.T) {
+	for _, keys := range []int{1, 3, 100} {
+		t.Run(fmt.Sprint(keys), func(t *testing.T) {
+			run(t, true, func(t *testing.T, q *cleanup.Queue, s *server, _ *log) {
+				s.set(true, false)
+				for i := range keys {
+					key := fmt.Sprint(i)
+					free := s.free(key)
+					q.Add(key, time.Hour, func(ctx context.Context) error {
+						time.Sleep(20 * time.Millisecond)
+						return free(ctx)
+					})
+				}
+				time.Sleep(time.Minute)
+				if n := s.all(); n < 30 || n > 600 {
+					t.Errorf("%d tries in a minute, want about four a second", n)
+				}
+			})
+		})
+	}
+}
+
+// Keys that are freed again only to be sure give way to keys that may be held.
+func TestQueue_FullOfRepetitions(t *testing.T) {
+	run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, l *log) {
+		for range 1 << 14 {
+			q.Add("k", time.Minute, s.free("k"))
+		}
+		time.Sleep(5 * time.Second)
+		q.Add("held", time.Minute, s.free("held"))
+		synctest.Wait()
+		wantTries(t, s, "held", 5*time.Second)
+		l.want(t)
+	})
+}
+
+// An outage that ended just before Close costs no key.
+func TestQueue_CloseEndsPauses(t *testing.T) {
+	for _, keys := range []int{1, 4, 100} {
+		t.Run(fmt.Sprint(keys), func(t *testing.T) {
+			run(t, true, func(t *testing.T, q *cleanup.Queue, s *server, _ *log) {
+				s.set(true, false)
+				for i := range keys {
+					key := fmt.Sprint(i)
+					q.Add(key, time.Hour, s.free(key))
+				}
+				time.Sleep(time.Minute)
+				s.set(false, false)
+				before := s.all()
+				q.Close(time.Second)
+				if took := time.Since(s.begin) - time.Minute; took != 0 {
+					t.Errorf("Close took %v", took)
+				}
+				if n := s.all() - before; n != keys {
+					t.Errorf("Close freed %d keys, want %d", n, keys)
+				}
+			})
+		})
+	}
+}
+
+// A call may end after its caller has left and Close has begun.
+func TestQueue_CloseAwaitsCalls(t *testing.T) {
+	for ends, want := range map[time.Duration][]time.Duration{
+		500 * time.Millisecond: {500 * time.Millisecond, 520 * time.Millisecond},
+		time.Minute:            nil,
+	} {
+		t.Run(ends.String(), func(t *testing.T) {
+			run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, _ *log) {
+				late := make(chan struct{})
+				q.AddAfter(late, "late", time.Minute, s.free("late"))
+				done := q.Expect()
+				q.Expect()() // ends before
+				time.AfterFunc(ends, func() {
+					close(late)
+					q.Add("k", time.Minute, s.free("k"))
+					done()
+				})
+				q.Close(time.Second)
+				if took := time.Since(s.begin); took > time.Second {
+					t.Errorf("Close took %v, want its grace of 1s at most", took)
+				}
+				q.AddAfter(late, "after Close", time.Minute, s.free("after Close"))
+				time.Sleep(time.Hour)
+				wantTries(t, s, "late", want...)
+				wantTries(t, s, "k", want...)
+				wantTries(t, s, "after Close")
+			})
+		})
+	}
+}
