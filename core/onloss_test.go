@@ -96,3 +96,16 @@ func TestLock_OnLoss_notAfterRelease(t *testing.T) {
 		lost.want(t, core.ErrLost)
 	})
 }
+
+func TestLock_OnLoss_notAfterReleaseOfOneHandle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, memorySpy())
+		var lost losses
+		again := acquireWith(t, l, core.WithLock(t.Context(), acquire(t, l, "k")), "k")
+		again.OnLoss(lost.add)
+		ok(t, "Release", again.Release(t.Context()))
+		ok(t, "Close", l.Close())
+		want(t, "cause", context.Cause(again.Context()), core.ErrClosed) // asked for late
+		lost.want(t)
+	})
+}

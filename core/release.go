@@ -86,6 +86,7 @@ func (k *Lock) giveUp() (last bool, lost, err error) {
 	}
 	if h.handles--; h.handles > 0 {
 		h.unwatch(k)
+		k.onLoss = nil
 		return false, nil, h.ended
 	}
 	if s.handOver(h) {
