@@ -20,19 +20,21 @@ const (
 
 // AcquireAny holds one of keys, the first that is free; [Lock.Key] tells which. It is for a pool of
 // things that are alike, such as phone numbers. It is also a semaphore: N slots are N keys, for
-// example core.Join("export", "1") to core.Join("export", "8"). The lock is one like any other: its
-// fencing token is that of its key.
+// example core.Join("export", "1") to core.Join("export", "8"). The lock is like any other lock:
+// its fencing token belongs to its one key.
 //
 // AcquireAny begins at a random key, so that it usually finds a free one with one round trip. If it
-// finds none, it waits in the line of each key. While somebody waits, there is one goroutine for each
-// key and each set of options. Callers of one process with the same keys and options are served first
-// come, first served; with other callers they take turns. With [WithWait] of 0, AcquireAny asks for
-// each key once, one after the other: bound ctx if the backend may hang.
+// finds none, it waits in the line of each key. While somebody waits, there is one goroutine for
+// each key and each set of options. Callers of one process with the same keys and options are
+// served first come, first served; with other callers they take turns. With [WithWait] of 0,
+// AcquireAny asks for each key once, one after the other. If the backend may hang, give ctx a
+// deadline.
 //
-// Sealed and orphaned keys are passed over. If all are, the error says so and matches [ErrSealed],
-// [ErrOrphaned] or both. A key whose backend does not answer is passed over, too. If no key was free
-// and one could not be asked, the error matches [ErrUnavailable]; if all were taken, [ErrTaken]. While
-// one key may still become free, AcquireAny waits for it.
+// AcquireAny passes over sealed and orphaned keys, and keys for which the backend does not answer.
+// While one key may still become free, AcquireAny waits for it. The error of a call without a lock
+// depends on the keys. If the backend did not answer for one of them, the error matches
+// [ErrUnavailable]. Otherwise, if one was taken, it matches [ErrTaken]. If all keys are sealed or
+// orphaned, the error says so and matches [ErrSealed], [ErrOrphaned] or both.
 //
 // There must be 1 to 1,000 keys; duplicates are removed. If ctx carries a lock on one of keys
 // ([WithLock]), AcquireAny returns another handle on it at once. So a caller that has a slot does

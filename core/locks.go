@@ -10,11 +10,11 @@ import (
 // Locks are locks on several keys, from [Locker.AcquireAll].
 type Locks []*Lock
 
-// AcquireAll holds all keys or none. It removes duplicates and acquires in sorted order, so that two
-// calls cannot wait for each other. Under a lock that its context carries, it can still deadlock with
-// another process unless that lock's key sorts before all of keys. [WithWait] bounds the whole call.
-// If one of the locks was lost while another was waited for, the error matches [ErrLost]. With no
-// keys, AcquireAll returns no locks and no error.
+// AcquireAll holds all keys or none. It removes duplicates and acquires in sorted order, so that
+// two calls cannot wait for each other. If ctx carries a lock, AcquireAll can still deadlock with
+// another process, unless the key of that lock sorts before all of keys. [WithWait] bounds the
+// whole call. If a lock is lost while AcquireAll waits for another key, the error matches
+// [ErrLost]. With no keys, AcquireAll returns no locks and no error.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (_ Locks, err error) {
 	if len(keys) == 1 {
 		k, err := l.Acquire(ctx, keys[0], opts...)

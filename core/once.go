@@ -19,12 +19,13 @@ import (
 //
 //   - If fn returns an error or panics, the key is released and another call may run fn. The error is
 //     that of Do.
-//   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed: fn may
-//     run again, or run elsewhere now. A lock with [WithOrphan] that nobody adopted is still sealed,
-//     and that is no error.
+//   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed.
+//     Another call may run fn again, or runs it now. A lock with [WithOrphan] that nobody adopted
+//     is still sealed, and that is no error.
 //   - If the key cannot be sealed after fn ran, DoOnce tries again for as long as [WithOutageWait]
-//     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's error.
-//     Nobody gets the key before its lease ends; with WithOrphan it is then orphaned.
+//     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's
+//     error. Nobody gets the key before its lease ends. With WithOrphan, the key is orphaned after
+//     that.
 //   - If the last holder died and had asked for an orphan, DoOnce returns [*OrphanedError].
 //
 // If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would end that

@@ -178,9 +178,10 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // Lapse gives the lock up without freeing the key. Nothing renews it any more, and nobody gets the
-// key before its lease ends; then the lock is lost, as its context says, or orphaned. It is for a
-// holder that cannot know whether its work is over, such as a COMMIT without an answer. Release
-// returns [ErrReleased] after it.
+// key before its lease ends. Then the lock is lost, and its context is canceled with that cause.
+// The key is free, or orphaned if the lock has [WithOrphan]. It is for a holder that cannot know
+// whether its work is over, for example after a COMMIT without an answer. Release returns
+// [ErrReleased] after it.
 //
 // Other handles on the same lock end with it: their Release does not free the key. After Close, and
 // after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal it
