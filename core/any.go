@@ -141,8 +141,8 @@ func (l *Locker) tryEach(one func(int) *waiter, n int) (*Lock, error) {
 	return nil, lastAnswer(answers)
 }
 
-// tryIdle asks for a few keys that no other caller of this process holds or awaits. It returns neither
-// a lock nor an error if the caller has to wait.
+// tryIdle asks for a few keys that no other caller of this process holds or awaits. It returns
+// neither a lock nor an error if the caller has to wait.
 func (l *Locker) tryIdle(one func(int) *waiter, names []string) (*Lock, error) {
 	tries := 0
 	for i, start := 0, rand.IntN(len(names)); i < len(names) && tries < anyTries; i++ {
@@ -184,7 +184,8 @@ func (w *waiter) askOnce(q *queue) (*Lock, error) {
 	return w.ask(ctx, q)
 }
 
-// halfOf returns a context for half of the time that is left: a key that hangs leaves time for others.
+// halfOf returns a context for half of the time that is left: a key that hangs leaves time for
+// others.
 func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -193,8 +194,8 @@ func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(end)/2)
 }
 
-// lastAnswer returns the error of a caller that got none of several keys. An answer is nil if the key
-// was not asked for.
+// lastAnswer returns the error of a caller that got none of several keys. An answer is nil if the
+// key was not asked for.
 func lastAnswer(answers []error) error {
 	var unavailable, taken, sealed, orphaned, other error
 	nSealed, nOrphaned := 0, 0

@@ -26,8 +26,8 @@ type Environment struct {
 	Meter metric.Meter
 }
 
-// Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or sealed.
-// Every method is one atomic step on one key and never waits for a holder.
+// Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or
+// sealed. Every method is one atomic step on one key and never waits for a holder.
 //
 // Implementations are safe for concurrent use and bound every call. A method returns soon after
 // ctx's deadline. If ctx has no deadline or was canceled, it returns after a time-out of its own.

@@ -21,8 +21,8 @@
 //   - Errors match with [errors.Is]: [ErrTaken], [ErrSealed], [ErrOrphaned], [ErrLost],
 //     [ErrUnavailable], [ErrInvalidKey], [ErrClosed], [ErrReleased].
 //
-// Metrics begin with "onelane."; no attribute names a key. The spans onelane.acquire and onelane.seal
-// carry the key as onelane.key. Without an OpenTelemetry SDK they cost no allocation.
+// Metrics begin with "onelane."; no attribute names a key. The spans onelane.acquire and
+// onelane.seal carry the key as onelane.key. Without an OpenTelemetry SDK they cost no allocation.
 //
 // docs/guarantees.md has the guarantees, their limits and their tests. docs/production.md has the
 // set-up.

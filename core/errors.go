@@ -117,7 +117,8 @@ func (e *OrphanedError) Error() string {
 // Is makes the error match [ErrOrphaned].
 func (e *OrphanedError) Is(target error) bool { return target == ErrOrphaned }
 
-// UnavailableError says why the backend could not decide. It matches [ErrUnavailable] and each cause.
+// UnavailableError says why the backend could not decide. It matches [ErrUnavailable] and each
+// cause.
 type UnavailableError struct {
 	// Key is the key as the caller wrote it, or empty if the call was about none.
 	Key string

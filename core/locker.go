@@ -130,8 +130,8 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 }
 
 // Do runs fn while it holds key, acquired as by [Locker.Acquire], and releases the key when fn
-// returns or panics. The context passed to fn carries the lock (see [WithLock]). It is canceled with
-// cause [ErrLost] if the lock is lost.
+// returns or panics. The context passed to fn carries the lock (see [WithLock]). It is canceled
+// with cause [ErrLost] if the lock is lost.
 //
 // Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]:
 // another holder may have run at the same time. A release that fails for another reason is logged

@@ -70,8 +70,8 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 	return nil
 }
 
-// giveBack releases the locks of a call that failed with err. The release has a time of its own: the
-// call may have used up the caller's.
+// giveBack releases the locks of a call that failed with err. The release has a time of its own:
+// the call may have used up the caller's.
 func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) {
 	releasing, stop := detach(waiting)
 	defer stop()

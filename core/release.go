@@ -17,9 +17,9 @@ const releaseGrace = 100 * time.Millisecond
 // with its lease. Only the last of several handles on one lock frees the key. After a Seal, Release
 // does nothing.
 //
-// If the lock was lost before, the error matches [ErrLost]: what it protected may not have run alone.
-// If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if ctx ended
-// first. The second call returns [ErrReleased].
+// If the lock was lost before, the error matches [ErrLost]: what it protected may not have run
+// alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if ctx
+// ended first. The second call returns [ErrReleased].
 func (k *Lock) Release(ctx context.Context) error {
 	last, lost, err := k.giveUp()
 	if !last {
@@ -114,8 +114,8 @@ func (s *lease) free(ctx context.Context) (others int, err error) {
 	return others, err
 }
 
-// drop releases a lock that no caller got. If that fails, it is tried again in the background as long as
-// the key would be orphaned; another lease ends by itself.
+// drop releases a lock that no caller got. If that fails, it is tried again in the background as
+// long as the key would be orphaned; another lease ends by itself.
 func (k *Lock) drop(caller, ctx context.Context) error {
 	last, lost, err := k.giveUp()
 	if !last {
@@ -184,8 +184,8 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 // [ErrReleased] after it.
 //
 // Other handles on the same lock end with it: their Release does not free the key. After Close, and
-// after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal it
-// does nothing. It does not block and does not talk to the backend.
+// after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal
+// it does nothing. It does not block and does not talk to the backend.
 func (k *Lock) Lapse() {
 	s := k.hold.lease
 	s.mu.Lock()

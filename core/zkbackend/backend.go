@@ -101,7 +101,8 @@ func (b *backend) Close() error {
 	return nil
 }
 
-// awaitUnsure waits until no request is unsure, or the grace of Close is over. The caller holds b.mu.
+// awaitUnsure waits until no request is unsure, or the grace of Close is over. The caller holds
+// b.mu.
 func (b *backend) awaitUnsure() {
 	for b.unsure > 0 && b.open.Err() == nil {
 		b.settled.Wait()

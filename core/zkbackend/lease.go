@@ -169,8 +169,8 @@ func cut(value []byte) (first, rest []byte) {
 	return value[:n], value[n:]
 }
 
-// put makes a piece of a value, if the key's node is still as it was, and returns the piece's version.
-// An earlier try may have made it.
+// put makes a piece of a value, if the key's node is still as it was, and returns the piece's
+// version. An earlier try may have made it.
 func (b *backend) put(ctx context.Context, n *node, path string, data []byte) (version int32, err error) {
 	same := &zk.CheckVersionRequest{Path: n.path, Version: n.version}
 	_, err = b.multi(ctx, nil, same, b.made(path, data))

@@ -18,8 +18,8 @@ const (
 	maxValue  = 16 << 20
 )
 
-// read returns the node of a key, or nil if there is none. If a waiter of this process waits for the
-// key, the answer also sets ZooKeeper's watch.
+// read returns the node of a key, or nil if there is none. If a waiter of this process waits for
+// the key, the answer also sets ZooKeeper's watch.
 func (b *backend) read(ctx context.Context, path string) (*node, error) {
 	watched := b.watches.set(path)
 	n, err := b.get(ctx, path, watched)
