@@ -17,7 +17,8 @@ const (
 	repairPause  = 3 * time.Millisecond
 )
 
-// traces name the nodes on which a lease may be. Its clean-up needs them. Grant.Backend holds them.
+// traces name the nodes on which a lease may be. The clean-up of the lease needs them.
+// Grant.Backend holds them.
 type traces struct {
 	ttl    time.Duration
 	held   atomic.Uint64 // may have granted.
@@ -210,10 +211,10 @@ func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 	return g, err
 }
 
-// withdraws undoes what granted wrote for a lease that nobody gets. It reports whether others could
-// see a difference, so that it has to. It writes VOID in place of the lease's own orphan record. If
-// the lease was to adopt an orphan, it writes that orphan again. The leases stay until then. So
-// nobody sees the orphan of an owner that never held the key.
+// withdraws undoes what granted wrote for a lease that nobody gets. It does so only if that changes
+// the answers to others, and reports whether it did. It writes VOID in place of the lease's own
+// orphan record. If the lease was to adopt an orphan, it writes that orphan again. The leases stay
+// until then. So nobody sees the orphan of an owner that never held the key.
 func (a *attempt) withdraws(ctx context.Context, g core.Grant) bool {
 	adopted := a.tally.newest(vote.yes)
 	before, life := void, outlive(a.TTL+a.Orphan)

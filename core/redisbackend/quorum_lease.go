@@ -128,8 +128,8 @@ func (q *quorum) releaseOrphan(ctx context.Context, g core.Grant) error {
 }
 
 // withdraw replaces the record of a lease that nobody got by the value before, and then calls
-// giveBack. If this does not succeed before ctx ends, it goes on in the background. It ends when
-// the outcome is known or the lease has ended.
+// giveBack. It returns after one try, or when ctx ends. If the outcome is not known then, it goes
+// on in the background (see insist).
 func (q *quorum) withdraw(ctx context.Context, g core.Grant, before string, life int64, giveBack func()) {
 	tried := make(chan struct{})
 	go func() {
