@@ -62,8 +62,8 @@ func newBackend(o opener, logger *slog.Logger) *backend {
 	return b
 }
 
-// Close implements core.Backend. It gives clean-ups a second, and then ends the session. These
-// include the clean-ups of requests that have no answer yet.
+// Close implements core.Backend. It gives clean-ups a second, and then ends the session. It also
+// waits for requests that have no answer yet, because they may need a clean-up.
 func (b *backend) Close() error {
 	b.mu.Lock()
 	if b.closing {
