@@ -58,7 +58,7 @@ func (b *backend) retry(ctx context.Context, key string, request func(context.Co
 	}
 }
 
-// definite reports whether repeating a request does not help, for example because etcd has decided.
+// definite reports whether an error is final, so that repeating the request does not help.
 func definite(err error) bool {
 	return errors.Is(err, rpctypes.ErrLeaseNotFound) || errors.Is(err, rpctypes.ErrNoSpace) ||
 		errors.Is(err, clientv3.ErrNoAvailableEndpoints)
