@@ -31,8 +31,8 @@ const (
 // deadline.
 //
 // AcquireAny passes over sealed and orphaned keys, and keys for which the backend does not answer.
-// While one key may still become free, AcquireAny waits for it. The error of a call without a lock
-// depends on the keys. If the backend did not answer for one of them, the error matches
+// While one key may still become free, AcquireAny waits for it. If AcquireAny gets no lock, the
+// error depends on the keys. If the backend did not answer for one of them, the error matches
 // [ErrUnavailable]. Otherwise, if one was taken, it matches [ErrTaken]. If all keys are sealed or
 // orphaned, the error says so and matches [ErrSealed], [ErrOrphaned] or both.
 //

@@ -89,8 +89,8 @@ func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) 
 }
 
 // Release releases all the locks, the last acquired first, and returns their errors joined. If ctx
-// is done, Release works for up to 100 ms altogether. A key that it could not free is cleaned up in
-// the background, or ends with its lease.
+// is done, Release works for up to 100 ms altogether. If Release could not free a key, it is
+// cleaned up in the background, or its lease ends.
 func (ks Locks) Release(ctx context.Context) error {
 	if len(ks) == 0 {
 		return nil

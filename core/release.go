@@ -13,13 +13,13 @@ import (
 const releaseGrace = 100 * time.Millisecond
 
 // Release frees the key, or hands it to the next waiter of this process. If ctx is done, Release
-// works for up to 100 ms. A key that it could not free is cleaned up in the background, or ends
-// with its lease. Only the last of several handles on one lock frees the key. After a Seal, Release
+// works for up to 100 ms. If Release could not free the key, it is cleaned up in the background, or
+// the lease ends. Only the last of several handles on one lock frees the key. After a Seal, Release
 // does nothing.
 //
-// If the lock was lost before, the error matches [ErrLost]: what it protected may not have run
-// alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if ctx
-// ended first. The second call returns [ErrReleased].
+// If the lock was lost before, the error matches [ErrLost]: the work under the lock may not have
+// run alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if
+// ctx ended first. The second call returns [ErrReleased].
 func (k *Lock) Release(ctx context.Context) error {
 	last, lost, err := k.giveUp()
 	if !last {

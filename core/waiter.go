@@ -336,8 +336,8 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 }
 
 // ownOrphan returns the error for the attempt that owner made. If the key is the orphan of an
-// earlier attempt of w, the error is unavailable: nobody has worked under that lease. The backend
-// frees such an orphan. If w adopts an orphan, it adopts this one next.
+// earlier attempt of w, the error is *UnavailableError: nobody has worked under that lease. The
+// backend frees such an orphan. If w adopts an orphan, it adopts this one next.
 func (w *waiter) ownOrphan(err error, owner string) error {
 	switch e := err.(type) {
 	case *UnavailableError:
