@@ -20,19 +20,21 @@ const (
 
 // AcquireAny holds one of keys, the first that is free; [Lock.Key] tells which. It is for a pool of
 // things that are alike, such as phone numbers. It is also a semaphore: N slots are N keys, for
-// example core.Join("export", "1") to core.Join("export", "8"). The lock is one like any other: its
-// fencing token is that of its key.
+// example core.Join("export", "1") to core.Join("export", "8"). The lock is like any other lock:
+// its fencing token belongs to its one key.
 //
 // AcquireAny begins at a random key, so that it usually finds a free one with one round trip. If it
-// finds none, it waits in the line of each key. While somebody waits, there is one goroutine for each
-// key and each set of options. Callers of one process with the same keys and options are served first
-// come, first served; with other callers they take turns. With [WithWait] of 0, AcquireAny asks for
-// each key once, one after the other: bound ctx if the backend may hang.
+// finds none, it waits in the line of each key. While somebody waits, there is one goroutine for
+// each key and each set of options. Callers of one process with the same keys and options are
+// served first come, first served; with other callers they take turns. With [WithWait] of 0,
+// AcquireAny asks for each key once, one after the other. If the backend may hang, give ctx a
+// deadline.
 //
-// Sealed and orphaned keys are passed over. If all are, the error says so and matches [ErrSealed],
-// [ErrOrphaned] or both. A key whose backend does not answer is passed over, too. If no key was free
-// and one could not be asked, the error matches [ErrUnavailable]; if all were taken, [ErrTaken]. While
-// one key may still become free, AcquireAny waits for it.
+// AcquireAny passes over sealed and orphaned keys, and keys for which the backend does not answer.
+// While one key may still become free, AcquireAny waits for it. If AcquireAny gets no lock, the
+// error depends on the keys. If the backend did not answer for one of them, the error matches
+// [ErrUnavailable]. Otherwise, if one was taken, it matches [ErrTaken]. If all keys are sealed or
+// orphaned, the error says so and matches [ErrSealed], [ErrOrphaned] or both.
 //
 // There must be 1 to 1,000 keys; duplicates are removed. If ctx carries a lock on one of keys
 // ([WithLock]), AcquireAny returns another handle on it at once. So a caller that has a slot does
@@ -139,8 +141,8 @@ func (l *Locker) tryEach(one func(int) *waiter, n int) (*Lock, error) {
 	return nil, lastAnswer(answers)
 }
 
-// tryIdle asks for a few keys that no other caller of this process holds or awaits. It returns neither
-// a lock nor an error if the caller has to wait.
+// tryIdle asks for a few keys that no other caller of this process holds or awaits. It returns
+// neither a lock nor an error if the caller has to wait.
 func (l *Locker) tryIdle(one func(int) *waiter, names []string) (*Lock, error) {
 	tries := 0
 	for i, start := 0, rand.IntN(len(names)); i < len(names) && tries < anyTries; i++ {
@@ -182,7 +184,8 @@ func (w *waiter) askOnce(q *queue) (*Lock, error) {
 	return w.ask(ctx, q)
 }
 
-// halfOf returns a context for half of the time that is left: a key that hangs leaves time for others.
+// halfOf returns a context for half of the time that is left: a key that hangs leaves time for
+// others.
 func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -191,8 +194,8 @@ func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(end)/2)
 }
 
-// lastAnswer returns the error of a caller that got none of several keys. An answer is nil if the key
-// was not asked for.
+// lastAnswer returns the error of a caller that got none of several keys. An answer is nil if the
+// key was not asked for.
 func lastAnswer(answers []error) error {
 	var unavailable, taken, sealed, orphaned, other error
 	nSealed, nOrphaned := 0, 0

@@ -26,8 +26,8 @@ type Environment struct {
 	Meter metric.Meter
 }
 
-// Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or sealed.
-// Every method is one atomic step on one key and never waits for a holder.
+// Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or
+// sealed. Every method is one atomic step on one key and never waits for a holder.
 //
 // Implementations are safe for concurrent use and bound every call. A method returns soon after
 // ctx's deadline. If ctx has no deadline or was canceled, it returns after a time-out of its own.
@@ -58,13 +58,13 @@ type Backend interface {
 	// Inspect returns the state of key without changing it.
 	Inspect(ctx context.Context, key string) (State, error)
 	// Watch signals changed when key may have become free, and when a signal may have been missed.
-	// The channel has room for one signal. It is closed when the subscription ended and Watch
-	// should be called again. The caller must call stop. A backend that cannot tell returns a nil
-	// channel and a no-op stop; its waiters poll.
+	// The channel has room for one signal. If the subscription ends, the backend closes the
+	// channel, and the caller should call Watch again. The caller must call stop. A backend that
+	// cannot tell returns a nil channel and a no-op stop; its waiters poll.
 	Watch(ctx context.Context, key string) (changed <-chan struct{}, stop func(), err error)
 	// Ping returns nil if the backend can decide about keys now. It makes the connections that
 	// Acquire needs, and takes at most one round trip more. The error is an [*UnavailableError]
-	// without a key that names each node that did not answer.
+	// without a key. It names each node that did not answer.
 	Ping(ctx context.Context) error
 	// Close ends background work. The clients that the backend was made from stay open.
 	Close() error
@@ -90,10 +90,11 @@ type Grant struct {
 	// Key is the backend's name of the key. Owner is the unique text that holds it.
 	Key, Owner string
 	// Token is the first fencing token of the lease, or 0 if none was minted. Tokens is how many
-	// numbers from Token on belong to the lease: one for each local holder it is handed to.
+	// numbers, from Token on, belong to the lease. Each local holder of the lease gets one of them.
 	Token, Tokens uint64
 	// Deadline is the time until which the lease is certain to be valid, on this process's
-	// monotonic clock. It counts from when the request was sent, less the drift of clocks.
+	// monotonic clock. It counts from the time at which the request was sent, and leaves a margin
+	// for the drift of clocks.
 	Deadline time.Time
 	// Orphan is Request.Orphan.
 	Orphan time.Duration
@@ -142,7 +143,8 @@ type State struct {
 	// ExpiresIn is how long the lease, the seal or the orphan lasts if nobody acts. It is 0 if the
 	// key has no expiry.
 	ExpiresIn time.Duration
-	// Since is when an orphaned key's lease ended, by this process's clock. For a held key, it is
-	// when the holder's process asked for it, by that one's clock. It is zero if it is not known.
+	// Since is when an orphaned key's lease ended, by this process's clock. For a held key, Since
+	// is when the holder's process asked for the key, by the clock of that process. It is zero if
+	// it is not known.
 	Since time.Time
 }

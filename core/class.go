@@ -17,14 +17,14 @@ const (
 	otherClass     = "other"
 )
 
-// WithClass sets a function that maps a key to its class, for example stock:42 to "stock". The class
-// is the label onelane.class of the metrics about acquisitions, holds, losses and waiters. Without it
-// there is no such label.
+// WithClass sets a function that maps a key to its class, for example stock:42 to "stock". The
+// class is the label onelane.class of the metrics about acquisitions, holds, losses and waiters.
+// Without it there is no such label.
 //
-// The function is called once for each Acquire and must be quick and safe for concurrent use. A Locker
-// tells 64 classes apart, so that a bad function cannot flood a store of metrics. Further classes, and
-// those that are empty or longer than 64 bytes, count as "other", and so do keys on which the function
-// panics.
+// The function is called once for each Acquire and must be quick and safe for concurrent use. A
+// Locker tells 64 classes apart. So a bad function cannot flood a store of metrics. Further classes
+// count as "other". So do classes that are empty or longer than 64 bytes, and keys on which the
+// function panics.
 func WithClass(class func(key string) string) Option {
 	return lockerOption(func(c *config) { c.class = class })
 }

@@ -20,8 +20,7 @@ func (c *carried) Value(key any) any {
 }
 
 // WithLock returns a context that carries k. Acquire with that context, on the same key and Locker,
-// returns another handle on k at once instead of waiting for itself. The last Release frees the
-// key.
+// returns another handle on k at once. It does not wait for itself. The last Release frees the key.
 //
 // The context does not exclude goroutines that share it from each other. Give them
 // WithLock(ctx, nil), which returns a context that carries no lock.
@@ -44,8 +43,8 @@ func (l *Locker) carriedLock(ctx context.Context, name string) *Lock {
 	return nil
 }
 
-// Carries reports whether ctx carries a lock of l on key that was not given up yet (see [WithLock]).
-// Acquire with ctx does not wait then. It does not talk to the backend.
+// Carries reports whether ctx carries a lock of l on key that was not given up yet (see
+// [WithLock]). If so, Acquire with ctx does not wait. Carries does not talk to the backend.
 func (l *Locker) Carries(ctx context.Context, key string) bool {
 	if ctx.Value(carriedKey{}) == nil {
 		return false

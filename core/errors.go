@@ -17,8 +17,8 @@ var (
 	ErrSealed = errors.New("core: key is sealed")
 	// ErrOrphaned means that the key's last holder disappeared. See [OrphanedError].
 	ErrOrphaned = errors.New("core: key is orphaned")
-	// ErrLost means that a lock ended before its holder released it: its lease ended, or the key
-	// is gone or another's. It is final.
+	// ErrLost means that a lock ended before its holder released it. The lease ended, the key is
+	// gone from the backend, or another owner has the key. A lost lock stays lost.
 	ErrLost = errors.New("core: lock is lost")
 	// ErrUnavailable means that the backend could not decide. Whether the call had an effect is
 	// unknown. It never matches ErrTaken or a context's error. If the caller's context ended the
@@ -117,7 +117,8 @@ func (e *OrphanedError) Error() string {
 // Is makes the error match [ErrOrphaned].
 func (e *OrphanedError) Is(target error) bool { return target == ErrOrphaned }
 
-// UnavailableError says why the backend could not decide. It matches [ErrUnavailable] and each cause.
+// UnavailableError says why the backend could not decide. It matches [ErrUnavailable] and each
+// cause.
 type UnavailableError struct {
 	// Key is the key as the caller wrote it, or empty if the call was about none.
 	Key string

@@ -27,7 +27,8 @@ func (k *Lock) Key() string { return k.hold.lease.key }
 // Owner returns the text that holds the key in the backend; see [State].
 func (k *Lock) Owner() string { return k.hold.lease.grant.Owner }
 
-// Deadline returns until when the lock is certain to be held if it is not renewed.
+// Deadline returns the time until which the lock is certain to be held, even without another
+// renewal.
 func (k *Lock) Deadline() time.Time {
 	s := k.hold.lease
 	s.mu.Lock()
@@ -40,9 +41,9 @@ func (k *Lock) Deadline() time.Time {
 // from holders that lost the lock without noticing. See Martin Kleppmann, "How to do distributed
 // locking", 2016.
 //
-// If the token is not known yet ([WithToken]), Token asks the backend. It then needs the lock to be
-// held when the answer arrives; otherwise the error is the one of [Lock.Err]. It returns
-// [*UnavailableError] if the backend did not answer.
+// If the token is not known yet ([WithToken]), Token asks the backend. If the lock is no longer
+// held when the answer arrives, the error is that of [Lock.Err]. It returns [*UnavailableError] if
+// the backend did not answer.
 func (k *Lock) Token(ctx context.Context) (uint64, error) {
 	s, h := k.hold.lease, k.hold
 	if token := k.mintedToken(); token != 0 {
@@ -125,8 +126,8 @@ func (k *Lock) failed(err error) error {
 
 // Context returns a child of the context that the lock was acquired with. It is canceled when the
 // lock ends. The cause is [ErrLost] as soon as the lock is lost, no later than its deadline. It is
-// [ErrClosed] when the Locker is closed. There is no cause when the lock is released or sealed. Do
-// what the lock protects under it.
+// [ErrClosed] when the Locker is closed. There is no such cause when the lock is released or
+// sealed. Run the work that the lock protects under this context.
 func (k *Lock) Context() context.Context {
 	s := k.hold.lease
 	s.mu.Lock()
@@ -207,9 +208,9 @@ func (k *Lock) again(ctx context.Context) (*Lock, error) {
 // givenUp reports whether no handle holds the lock any more. lease.mu is held.
 func (h *hold) givenUp() bool { return h.handles == 0 || h.sealed || h.lapsed }
 
-// Extend makes the lease last at least ttl from now. It never shortens a lease. If the lock is lost,
-// which is final, the error matches [ErrLost]. If the backend did not answer, the error is
-// [*UnavailableError], or ctx's error if ctx ended first; the lock is held until its deadline.
+// Extend makes the lease last at least ttl from now. It never shortens a lease. If the lock is
+// lost, which is final, the error matches [ErrLost]. If the backend did not answer, the error is
+// [*UnavailableError], or ctx's error if ctx ended first. The lock is then held until its deadline.
 func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if ttl < minTTL || ttl > maxDuration {
 		return fmt.Errorf("core: extend key %q by %v: the TTL must be between %v and %v", k.Key(), ttl, minTTL, maxDuration)

@@ -64,11 +64,11 @@ func Default() *Locker { return defaultLocker.Load() }
 //
 // A key has 1 to 512 bytes of UTF-8 without control characters; [Join] makes one of several parts.
 //
-// If the wait ended, the error is [*TakenError]; it matches ctx's error if ctx ended the wait. Other
-// errors are [*SealedError], [*OrphanedError], [*UnavailableError], and errors that match
-// [ErrInvalidKey], [ErrClosed] or, if ctx ended while the backend was asked, ctx's error. After an
-// error nothing stays held. If ctx carries a lock on the key ([WithLock]), Acquire returns another
-// handle on it at once.
+// If the wait ended, the error is [*TakenError]; it matches ctx's error if ctx ended the wait.
+// Other errors are [*SealedError], [*OrphanedError] and [*UnavailableError]. An error may also
+// match [ErrInvalidKey] or [ErrClosed]. If ctx ended while the backend was asked, the error matches
+// ctx's error. After an error nothing stays held. If ctx carries a lock on the key ([WithLock]),
+// Acquire returns another handle on it at once.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	return l.acquire(ctx, ctx, key, opts, false)
 }
@@ -81,9 +81,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 }
 
 // Adopt acquires the key of an orphan that an earlier call returned, and takes the orphan over. If
-// the key holds another orphan by now, Adopt returns that one's error. Combine it with
-// [WithOrphan]: an adopter that dies, or whose call fails in the middle, then leaves an orphan
-// again and not a free key. Otherwise it is [Locker.Acquire].
+// the key has another orphan by now, Adopt returns the [*OrphanedError] of that orphan. Combine
+// Adopt with [WithOrphan]: if the adopter dies, or its call fails in the middle, the key is
+// orphaned again and not free. In everything else Adopt is like [Locker.Acquire].
 func (l *Locker) Adopt(ctx context.Context, orphan *OrphanedError, opts ...AcquireOption) (*Lock, error) {
 	if orphan == nil || orphan.Owner == "" {
 		return nil, errors.New("core: adopt: pass the *OrphanedError that a call returned")
@@ -92,7 +92,7 @@ func (l *Locker) Adopt(ctx context.Context, orphan *OrphanedError, opts ...Acqui
 	return l.acquire(ctx, ctx, orphan.Key, append(slices.Clip(opts), adopt), false)
 }
 
-// acquire waits until ctx ends, which is the caller's context or one that ends sooner.
+// acquire waits until ctx ends. ctx is the caller's context, or a child that ends sooner.
 func (l *Locker) acquire(caller, ctx context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
 	began, class := time.Now(), l.telemetry.classes.find(key)
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", key)
@@ -103,7 +103,7 @@ func (l *Locker) acquire(caller, ctx context.Context, key string, opts []Acquire
 }
 
 // acquireTraced calls the backend with traced, a child of ctx. The lock's own context is a child of
-// ctx: the span ends before the lock is used.
+// ctx and not of traced, because the span ends before the lock is used.
 func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class, opts []AcquireOption, try bool) (*Lock, error) {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
@@ -130,8 +130,8 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 }
 
 // Do runs fn while it holds key, acquired as by [Locker.Acquire], and releases the key when fn
-// returns or panics. The context passed to fn carries the lock (see [WithLock]). It is canceled with
-// cause [ErrLost] if the lock is lost.
+// returns or panics. The context passed to fn carries the lock (see [WithLock]). It is canceled
+// with cause [ErrLost] if the lock is lost.
 //
 // Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]:
 // another holder may have run at the same time. A release that fails for another reason is logged
@@ -183,17 +183,17 @@ func (l *Locker) Inspect(ctx context.Context, key string) (State, error) {
 	return st, callerError(ctx, key, withKey(err, key))
 }
 
-// Revoke frees a key that owner holds or orphaned, as [Locker.Inspect] returned it in State.Owner.
-// It is for the person on call, when a holder hangs and cannot be ended. A holder that lives learns
-// at its next renewal that the lock is lost. It may work on until then: only a resource that checks
-// its fencing token is safe from it. If the key is free, sealed or another's, nothing happens and
-// the error matches [ErrLost].
+// Revoke frees a key that owner holds, or whose orphan owner left. Take owner from State.Owner,
+// which [Locker.Inspect] returns. It is for the person on call, when a holder hangs and cannot be
+// ended. If the holder still runs, it learns at its next renewal that the lock is lost. It may work
+// on until then: only a resource that checks its fencing token is safe from it. If the key is free
+// or sealed, or another owner has it, nothing happens and the error matches [ErrLost].
 func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
 		return err
 	}
-	// A seal begins with a control character, so it is never taken for an owner.
+	// A sealed value begins with a control character. This check keeps it from passing as an owner.
 	if owner == "" || strings.IndexFunc(owner, unicode.IsControl) >= 0 {
 		return fmt.Errorf("core: revoke key %q: owner %q is invalid; take it from Inspect", key, owner)
 	}
@@ -207,13 +207,14 @@ func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 	return callerError(ctx, key, withKey(err, key))
 }
 
-// Ping reports whether the backend answers, as a readiness check does. It makes connections, so that
-// the first Acquire need not wait for them. It asks the server, all masters of a Redis Cluster, or all
-// nodes of a quorum at once, and returns when a majority has answered. It changes nothing, and so does
-// not notice a server that refuses writes, or nodes of a quorum that have just started.
+// Ping reports whether the backend answers, as a readiness check does. It makes connections, so
+// that the first Acquire need not wait for them. It asks the server, all masters of a Redis
+// Cluster, or all nodes of a quorum at once. With a quorum, it returns when a majority has
+// answered. It changes nothing. So it does not notice a server that refuses writes, or nodes of a
+// quorum that have just started.
 //
-// The error names the nodes that did not answer. It is an [*UnavailableError] without a key, or
-// matches [ErrClosed] or, if ctx ended first, ctx's error.
+// The error names the nodes that did not answer. It is an [*UnavailableError] without a key. If the
+// Locker is closed, the error matches [ErrClosed]. If ctx ended first, it matches ctx's error.
 func (l *Locker) Ping(ctx context.Context) error {
 	if l.isClosed() {
 		return fmt.Errorf("core: ping: %w", ErrClosed)
@@ -262,8 +263,9 @@ func (l *Locker) MeterProvider() metric.MeterProvider { return l.meters }
 // TracerProvider returns where l's spans go, so that what is built on l reports to the same place.
 func (l *Locker) TracerProvider() trace.TracerProvider { return l.tracers }
 
-// Traces reports whether a call with ctx gets a span: inside of a trace, and everywhere if [WithTelemetry]
-// set the tracer provider. A span costs allocations even if nobody records it.
+// Traces reports whether a call with ctx gets a span. Every call inside of a trace gets one. If
+// [WithTelemetry] set the tracer provider, all calls do. A span costs allocations even if nobody
+// records it.
 func (l *Locker) Traces(ctx context.Context) bool { return l.telemetry.traces(ctx) }
 
 // Logger returns l's logger, so that what is built on l reports to the same place. It writes each

@@ -10,11 +10,11 @@ import (
 // Locks are locks on several keys, from [Locker.AcquireAll].
 type Locks []*Lock
 
-// AcquireAll holds all keys or none. It removes duplicates and acquires in sorted order, so that two
-// calls cannot wait for each other. Under a lock that its context carries, it can still deadlock with
-// another process unless that lock's key sorts before all of keys. [WithWait] bounds the whole call.
-// If one of the locks was lost while another was waited for, the error matches [ErrLost]. With no
-// keys, AcquireAll returns no locks and no error.
+// AcquireAll holds all keys or none. It removes duplicates and acquires in sorted order, so that
+// two calls cannot wait for each other. If ctx carries a lock, AcquireAll can still deadlock with
+// another process, unless the key of that lock sorts before all of keys. [WithWait] bounds the
+// whole call. If a lock is lost while AcquireAll waits for another key, the error matches
+// [ErrLost]. With no keys, AcquireAll returns no locks and no error.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (_ Locks, err error) {
 	if len(keys) == 1 {
 		k, err := l.Acquire(ctx, keys[0], opts...)
@@ -70,8 +70,8 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 	return nil
 }
 
-// giveBack releases the locks of a call that failed with err. The release has a time of its own: the
-// call may have used up the caller's.
+// giveBack releases the locks of a call that failed with err. The release has a time of its own:
+// the call may have used up the caller's.
 func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) {
 	releasing, stop := detach(waiting)
 	defer stop()
@@ -89,8 +89,8 @@ func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) 
 }
 
 // Release releases all the locks, the last acquired first, and returns their errors joined. If ctx
-// is done, Release works for up to 100 ms altogether. A key that it could not free is cleaned up in
-// the background, or ends with its lease.
+// is done, Release works for up to 100 ms altogether. If Release could not free a key, it is
+// cleaned up in the background, or its lease ends.
 func (ks Locks) Release(ctx context.Context) error {
 	if len(ks) == 0 {
 		return nil

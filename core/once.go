@@ -7,28 +7,29 @@ import (
 	"time"
 )
 
-// DoOnce runs fn under the lock on key, as [Locker.Do] does, and seals the key for the retention if fn
-// returns nil. Until then, or until [Locker.Unseal], later calls on the key do nothing. ran reports
-// whether this call ran fn. If another call did, that is no error. A call that comes while fn runs
-// elsewhere waits for it; with [WithWait] of 0 it returns [*TakenError].
+// DoOnce runs fn under the lock on key, as [Locker.Do] does, and seals the key for the retention if
+// fn returns nil. Until then, or until [Locker.Unseal], later calls on the key do nothing. ran
+// reports whether this call ran fn. If another call did, that is no error. A call that comes while
+// fn runs elsewhere waits for it; with [WithWait] of 0 it returns [*TakenError].
 //
-// It is for jobs that run once per time slot on many instances. Put the slot into the key, for example
-// core.Join("report", "2026-11-22"), and give such keys to nothing else. The retention must be longer
-// than the slot plus the largest difference of the instances' clocks. The seal's value is the instance
-// that ran fn ([WithInstance]).
+// It is for jobs that run once per time slot on many instances. Put the slot into the key, for
+// example core.Join("report", "2026-11-22"), and give such keys to nothing else. The retention must
+// be longer than the slot plus the largest difference of the instances' clocks. The seal's value is
+// the instance that ran fn ([WithInstance]).
 //
-//   - If fn returns an error or panics, the key is released and another call may run fn. The error is
-//     that of Do.
-//   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed: fn may
-//     run again, or run elsewhere now. A lock with [WithOrphan] that nobody adopted is still sealed,
-//     and that is no error.
+//   - If fn returns an error or panics, the key is released and another call may run fn. The error
+//     is that of Do.
+//   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed.
+//     Another call may run fn again, or runs it now. A lock with [WithOrphan] that nobody adopted
+//     is still sealed, and that is no error.
 //   - If the key cannot be sealed after fn ran, DoOnce tries again for as long as [WithOutageWait]
-//     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's error.
-//     Nobody gets the key before its lease ends; with WithOrphan it is then orphaned.
+//     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's
+//     error. Nobody gets the key before its lease ends. With WithOrphan, the key is orphaned after
+//     that.
 //   - If the last holder died and had asked for an orphan, DoOnce returns [*OrphanedError].
 //
-// If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would end that
-// lock.
+// If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would end
+// that lock.
 func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration, fn func(ctx context.Context) error, opts ...AcquireOption) (ran bool, err error) {
 	if err := validRetention(key, retention); err != nil {
 		return false, err

@@ -71,7 +71,8 @@ type config struct {
 	chance    chance
 }
 
-// chance is what a run cannot repeat: random texts and pauses, and the clocks. Tests replace it.
+// chance holds what differs from run to run: random texts, random pauses and the clocks. Tests
+// replace it.
 type chance struct {
 	owner  func(instance, tag string, orphan time.Duration) string
 	jitter func(time.Duration) time.Duration
@@ -114,10 +115,10 @@ func WithOutageWait(d time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.outage = d })
 }
 
-// WithMaxHold sets for how long a lock is renewed, counted from when it was acquired. After that the
-// lease ends and the lock is lost, so that a holder that hangs does not block the others for ever.
-// The default is 15 min. With 0 nothing is renewed: the lease ends at its TTL unless the holder calls
-// [Lock.Extend].
+// WithMaxHold sets for how long a lock is renewed, counted from when it was acquired. After that
+// the lease ends and the lock is lost. So a holder that hangs does not block the others for ever.
+// The default is 15 min. With 0 nothing is renewed: the lease ends at its TTL unless the holder
+// calls [Lock.Extend].
 func WithMaxHold(d time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.maxHold = d })
 }
@@ -129,17 +130,18 @@ func WithTag(tag string) AcquireOption { return acquireOption(func(s *settings) 
 // [Lock.Token] costs one round trip more. A quorum always mints.
 func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.token = true }) }
 
-// WithOrphan keeps the key from becoming free if the lease ends without Release or Seal. The holder
-// died, hung or lost its connection then, and nobody knows how far it came. The key is then
-// orphaned for the retention, and Acquire returns [*OrphanedError] until somebody adopts the orphan
-// ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends.
+// WithOrphan keeps the key from becoming free if the lease ends without Release or Seal. In that
+// case the holder died, hung or lost its connection, and nobody knows how far its work came. The
+// key is then orphaned for the retention, and Acquire returns [*OrphanedError] until somebody
+// adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends.
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })
 }
 
 // WithPrefix sets the text before every key in the backend. With the default, "onelane:", the key
-// stock:42 is onelane:{stock:42} in Redis. With "" a key is written as it is, so that it excludes
-// plain redsync users of the same name; such keys must not contain braces.
+// stock:42 is onelane:{stock:42} in Redis. With "", the name in the backend is the key itself. Such
+// a lock and a plain redsync lock of the same name exclude each other. Such keys must not contain
+// braces.
 func WithPrefix(prefix string) Option {
 	return lockerOption(func(c *config) { c.prefix = prefix })
 }
@@ -150,13 +152,13 @@ func WithInstance(name string) Option {
 	return lockerOption(func(c *config) { c.instance = name })
 }
 
-// WithMaxWaiters sets how many callers of this process may wait for one key, the one that asks the
-// backend included. One more is refused at once with a [*TakenError] whose QueueFull is set, so that
-// a flash sale does not pile up goroutines. By default there is no limit. Calls that do not wait and
-// calls with a context that carries the lock are not refused.
+// WithMaxWaiters sets how many callers of this process may wait for one key. The caller that asks
+// the backend counts, too. A further caller gets a [*TakenError] with QueueFull at once. So a flash
+// sale does not pile up goroutines. By default there is no limit. Calls that do not wait and calls
+// with a context that carries the lock are not refused.
 //
-// Callers of [Locker.AcquireAny] with the same keys and options wait in a line of their own, which has
-// the same limit. In the line of each key they count as one.
+// Callers of [Locker.AcquireAny] with the same keys and options wait in a line of their own, which
+// has the same limit. In the line of each key, all of them count as one waiter.
 func WithMaxWaiters(n int) Option {
 	return lockerOption(func(c *config) {
 		if c.maxWaiters = n; n < 1 {
@@ -165,9 +167,10 @@ func WithMaxWaiters(n int) Option {
 	})
 }
 
-// WithLogger sets where lost locks and failed clean-ups are reported. The default is [slog.Default].
-// A message is written at once, and then at most every 10 s with how many lines like it were left out.
-// A logger that takes DEBUG gets them all. See docs/operations.md for each message.
+// WithLogger sets where lost locks and failed clean-ups are reported. The default is
+// [slog.Default]. The Locker writes a message at once. It writes further lines of the same message
+// at most every 10 s, with the number of lines that it left out. A logger that takes DEBUG gets all
+// lines. See docs/operations.md for each message.
 func WithLogger(l *slog.Logger) Option {
 	return lockerOption(func(c *config) {
 		if l != nil {
@@ -176,9 +179,9 @@ func WithLogger(l *slog.Logger) Option {
 	})
 }
 
-// WithTelemetry sets where metrics and spans go. A nil provider leaves the default: OpenTelemetry's
-// global provider, which records nothing until an SDK is installed, before or after [New]. With the
-// global tracer provider, a call outside of a trace starts no span.
+// WithTelemetry sets where metrics and spans go. If a provider is nil, the default stays:
+// OpenTelemetry's global provider. It records nothing until an SDK is installed, which may be
+// before or after [New]. With the global tracer provider, a call outside of a trace starts no span.
 func WithTelemetry(meters metric.MeterProvider, tracers trace.TracerProvider) Option {
 	return lockerOption(func(c *config) {
 		if meters != nil {

@@ -13,13 +13,13 @@ import (
 const releaseGrace = 100 * time.Millisecond
 
 // Release frees the key, or hands it to the next waiter of this process. If ctx is done, Release
-// works for up to 100 ms. A key that it could not free is cleaned up in the background, or ends
-// with its lease. Only the last of several handles on one lock frees the key. After a Seal, Release
+// works for up to 100 ms. If Release could not free the key, it is cleaned up in the background, or
+// the lease ends. Only the last of several handles on one lock frees the key. After a Seal, Release
 // does nothing.
 //
-// If the lock was lost before, the error matches [ErrLost]: what it protected may not have run alone.
-// If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if ctx ended
-// first. The second call returns [ErrReleased].
+// If the lock was lost before, the error matches [ErrLost]: the work under the lock may not have
+// run alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if
+// ctx ended first. The second call returns [ErrReleased].
 func (k *Lock) Release(ctx context.Context) error {
 	last, lost, err := k.giveUp()
 	if !last {
@@ -115,8 +115,8 @@ func (s *lease) free(ctx context.Context) (others int, err error) {
 	return others, err
 }
 
-// drop releases a lock that no caller got. If that fails, it is tried again in the background as long as
-// the key would be orphaned; another lease ends by itself.
+// drop releases a lock that no caller got. If that fails, it is tried again in the background as
+// long as the key would be orphaned; another lease ends by itself.
 func (k *Lock) drop(caller, ctx context.Context) error {
 	last, lost, err := k.giveUp()
 	if !last {
@@ -179,13 +179,14 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // Lapse gives the lock up without freeing the key. Nothing renews it any more, and nobody gets the
-// key before its lease ends; then the lock is lost, as its context says, or orphaned. It is for a
-// holder that cannot know whether its work is over, such as a COMMIT without an answer. Release
-// returns [ErrReleased] after it.
+// key before its lease ends. Then the lock is lost, and its context is canceled with that cause.
+// The key is free, or orphaned if the lock has [WithOrphan]. It is for a holder that cannot know
+// whether its work is over, for example after a COMMIT without an answer. Release returns
+// [ErrReleased] after it.
 //
 // Other handles on the same lock end with it: their Release does not free the key. After Close, and
-// after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal it
-// does nothing. It does not block and does not talk to the backend.
+// after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal
+// it does nothing. It does not block and does not talk to the backend.
 func (k *Lock) Lapse() {
 	s := k.hold.lease
 	s.mu.Lock()

@@ -45,12 +45,14 @@ type waiter struct {
 
 	scout *scout // nil, except for a waiter that an anyQueue made
 
-	// failed has the owners of earlier attempts that may have got the key without an answer in time,
-	// and leave an orphan. It also has the owners of orphans that these may have adopted.
+	// failed has the owners of w's earlier attempts that had no answer in time. Such an attempt may
+	// have got the key, and then leaves an orphan. It also has the owners of orphans that they may
+	// have adopted.
 	failed []string
 }
 
-// limit bounds ctx by WithWait, for a wait that began then. A call that tries once has no wait.
+// limit bounds ctx by WithWait, for a wait that began at the time began. With a wait of 0 or
+// forever, limit returns ctx.
 func (s *settings) limit(ctx context.Context, began time.Time) (context.Context, context.CancelFunc) {
 	if s.wait <= 0 {
 		return ctx, func() {}
@@ -82,7 +84,7 @@ func (w *waiter) acquireNow() (k *Lock, err error) {
 	}
 }
 
-// takenHere is the answer to a caller that does not wait while another caller of this process holds
+// takenHere returns the error for a caller that does not wait. Another caller of this process holds
 // or awaits the key.
 func (w *waiter) takenHere(q *queue) error {
 	l := w.locker
@@ -92,11 +94,11 @@ func (w *waiter) takenHere(q *queue) error {
 	if taken := holder.takenBy(w.key); taken != nil {
 		return taken
 	}
-	// A waiter of this process is about to get the key. Inspect does not get in between.
+	// A waiter of this process is about to get the key. Inspect does not compete with it.
 	st, err := l.backend.Inspect(w.traced, w.name)
 	switch {
 	case err != nil && head != nil && w.ctx.Err() == nil:
-		// The head asks the backend now, and its votes may be what a quorum cannot agree about.
+		// The head asks the backend now. Its votes may be the reason why a quorum does not agree.
 		return &TakenError{Key: w.key, Holder: l.instance, Tag: head.tag}
 	case err != nil:
 		return withKey(err, w.key)
@@ -144,7 +146,8 @@ func (w *waiter) acquire() (*Lock, error) {
 	return w.acquireAsHead(ctx, q)
 }
 
-// startWaiting counts w as a waiter, once. A call that gets its lock at once is none, nor is a scout.
+// startWaiting counts w as a waiter, once. A call that gets its lock at once is not a waiter, and a
+// scout is not one either.
 func (w *waiter) startWaiting() {
 	if !w.counted && w.scout == nil {
 		w.counted = true
@@ -160,7 +163,8 @@ func (w *waiter) stopWaiting() {
 
 // awaitTurn waits behind others. It returns a lock or an error, or neither if w is the head now.
 func (w *waiter) awaitTurn(q *queue) (*Lock, error) {
-	// A timer, not a context: most waiters are answered by the one before them.
+	// This is a timer and not a context, because most waiters get their answer from the caller
+	// before them.
 	var over <-chan time.Time
 	if w.wait >= 0 {
 		timer := time.NewTimer(w.wait)
@@ -295,7 +299,7 @@ func (w *waiter) sleep(ctx context.Context, pause time.Duration, watch *watch) (
 	return true
 }
 
-// askOnTurn is ask, for a scout when it has the slot.
+// askOnTurn calls ask. A scout waits for the slot first.
 func (w *waiter) askOnTurn(ctx context.Context, q *queue) (*Lock, error) {
 	if w.scout != nil {
 		return w.askInSlot(ctx, q)
@@ -332,8 +336,9 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	return nil, err
 }
 
-// ownOrphan returns the error of the attempt that owner made. The orphan of an earlier attempt of w
-// is none: nobody has worked under that lease. The backend frees it, or w adopts what it adopted.
+// ownOrphan returns the error for the attempt that owner made. If the key is the orphan of an
+// earlier attempt of w, the error is *UnavailableError: nobody has worked under that lease. The
+// backend frees such an orphan. If w adopts an orphan, it adopts this one next.
 func (w *waiter) ownOrphan(err error, owner string) error {
 	switch e := err.(type) {
 	case *UnavailableError:
@@ -353,8 +358,8 @@ func (w *waiter) ownOrphan(err error, owner string) error {
 	return err
 }
 
-// outageOver reports whether w gives up on a backend that is unavailable. The waiters behind it that
-// give up, too, get the same error.
+// outageOver reports whether w gives up on a backend that is unavailable. Waiters behind w that
+// give up at this moment get the same error.
 func (w *waiter) outageOver(q *queue, err *UnavailableError) bool {
 	w.locker.mu.Lock()
 	defer w.locker.mu.Unlock()

@@ -82,8 +82,8 @@ func (s *suite) acquireCanceled() {
 	s.endedInTheMiddle(func() core.Request { return s.request(key, long) })
 }
 
-// endedInTheMiddle makes attempts whose contexts end while the backend is asked. Nothing of them
-// stays.
+// endedInTheMiddle makes attempts whose contexts end while the backend is asked. It checks that
+// nothing of these attempts stays.
 func (s *suite) endedInTheMiddle(request func() core.Request) {
 	s.Helper()
 	var key string

@@ -14,12 +14,13 @@ import (
 )
 
 const (
-	// long is a lease, an orphan or a seal that does not end during a case. short is one that does.
+	// long is the length of a lease, an orphan or a seal that does not end during a case. short is
+	// the length of one that does.
 	long  = 60 * time.Second
 	short = 500 * time.Millisecond
 
-	// patience bounds each wait for a condition, and the time in which a busy machine may fail to
-	// answer.
+	// patience bounds each wait for a condition. It also bounds for how long a busy machine may
+	// fail to answer.
 	patience = 10 * time.Second
 	look     = 10 * time.Millisecond // between two looks at a condition
 
@@ -50,12 +51,12 @@ func (s *suite) key() string {
 
 func (s *suite) owner(orphan time.Duration) string { return ownertext.New("suite", "", orphan) }
 
-// request asks for a lease on key in a new owner's name.
+// request returns a request for a lease on key, in the name of a new owner.
 func (s *suite) request(key string, ttl time.Duration) core.Request {
 	return core.Request{Key: key, Owner: s.owner(0), TTL: ttl}
 }
 
-// orphanRequest asks for a lease that leaves an orphan.
+// orphanRequest returns a request for a lease that leaves an orphan.
 func (s *suite) orphanRequest(key string, ttl, orphan time.Duration) core.Request {
 	return core.Request{Key: key, Owner: s.owner(orphan), TTL: ttl, Orphan: orphan}
 }
@@ -71,8 +72,8 @@ func (s *suite) try(call func() error) error {
 	}
 }
 
-// acquire holds a key that is free or that the request may adopt. On a busy machine the lease may be
-// longer than requested.
+// acquire acquires a key that is free or that the request may adopt. On a busy machine it may ask
+// for a longer lease than requested.
 func (s *suite) acquire(r core.Request) lease {
 	s.Helper()
 	unknown := false // an attempt before may have the key until it is cleaned up
@@ -102,7 +103,7 @@ func (s *suite) acquire(r core.Request) lease {
 	}
 }
 
-// another returns a new owner with the instance and the tag of a request's.
+// another returns a new owner with the instance and the tag of the request's owner.
 func another(r core.Request) string {
 	holder, tag := ownertext.Split(r.Owner)
 	instance, _, _ := strings.Cut(holder, "/")
@@ -198,10 +199,11 @@ func (s *suite) awaitStatus(key string, want core.Status) (st core.State) {
 	return st
 }
 
-// expired waits until a lease has ended, on each node of a backend, and the key is free or orphaned.
+// expired waits until a lease has ended on each node of a backend. The key is then free or
+// orphaned.
 func (s *suite) expired(l lease) {
 	s.Helper()
-	// A node of a quorum may have granted a while after the majority that answered.
+	// A node of a quorum may have granted the lease a while after the majority answered.
 	time.Sleep(time.Until(l.answered.Add(2 * l.ttl)))
 	after := core.Free
 	if l.Orphan > 0 {
@@ -226,7 +228,7 @@ func (s *suite) free(key string) {
 	}
 }
 
-// orphaned checks whose orphan key is.
+// orphaned checks that key is the orphan of owner.
 func (s *suite) orphaned(key, owner string) {
 	s.Helper()
 	if st := s.inspect(key); st.Status != core.Orphaned || st.Owner != owner {
@@ -234,8 +236,8 @@ func (s *suite) orphaned(key, owner string) {
 	}
 }
 
-// patient runs fn with a length of a lease until fn reports that it was done in time. On a busy
-// machine the lease may end too early for what fn looks at.
+// patient runs fn with longer and longer leases until fn reports that it was done in time. On a
+// busy machine a lease may end before fn has looked at it.
 func (s *suite) patient(fn func(ttl time.Duration) (inTime bool)) {
 	s.Helper()
 	for ttl := short; !fn(ttl); ttl *= 2 {

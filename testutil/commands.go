@@ -9,10 +9,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Commands runs fn and returns how often the node ran each command meanwhile, by INFO commandstats.
-// It counts all clients. Names are in lower case, and subcommands are under their command ("client"
-// for CLIENT SETINFO). Commands that a script calls are counted beside the script's own EVALSHA; a
-// go-redis connection begins with HELLO and CLIENT. It needs a real server.
+// Commands runs fn and returns how often the node ran each command during that time, as INFO
+// commandstats counts it. It counts all clients. Names are in lower case, and subcommands are under
+// their command ("client" for CLIENT SETINFO). Commands that a script calls are counted beside the
+// script's own EVALSHA; a go-redis connection begins with HELLO and CLIENT. It needs a real server.
 func (n *Node) Commands(t testing.TB, fn func()) map[string]int64 {
 	t.Helper()
 	n.real("Commands")

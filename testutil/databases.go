@@ -22,10 +22,10 @@ import (
 )
 
 // Databases runs fn as the subtests "sqlite", "mysql" and "postgres", each with an empty database
-// that no other test has meanwhile. Databases on servers are dropped when the tests that use them
-// have ended. MariaDB and PostgreSQL take part if ONELANE_MYSQL_DSN and ONELANE_POSTGRES_DSN name
-// one (testutil/servers sets them). A missing one is logged, or a failure if CI or
-// ONELANE_REQUIRE_SERVERS is set. The opts go to gorm.Open, for example
+// that no other test uses at the same time. When the tests that use a database on a server have
+// ended, it is dropped. MariaDB and PostgreSQL take part if ONELANE_MYSQL_DSN and
+// ONELANE_POSTGRES_DSN name one (testutil/servers sets them). A missing server is logged. If CI or
+// ONELANE_REQUIRE_SERVERS is set, it fails the test instead. The opts go to gorm.Open, for example
 // &gorm.Config{PrepareStmt: true}. Without a Logger among them GORM is silent.
 //
 //	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
@@ -88,7 +88,8 @@ func (silent) Apply(c *gorm.Config) error {
 	return nil
 }
 
-// In openSQLite a transaction takes the write lock when it begins: a read lock could not be turned into one while others write.
+// In openSQLite a transaction takes the write lock when it begins: a read lock could not be turned
+// into one while others write.
 func openSQLite(t *testing.T, _ string) gorm.Dialector {
 	t.Helper()
 	// The folder is named after the test, and "#" would end the path.

@@ -1,14 +1,15 @@
-// Package testutil is for tests, ours and our users': an in-memory core.Backend, private Redis processes and databases,
-// and the conformance suite that every core.Backend passes.
+// Package testutil is for our tests and for those of our users. It has an in-memory core.Backend,
+// private Redis processes and databases, and the conformance suite that every core.Backend passes.
 //
-// [Memory] needs nothing installed, and neither do [Locker], [Redis] and [Cluster], which start
-// redis-server where it is installed and an embedded miniredis elsewhere. Functions that act on
-// processes ([Node.Stop], [RedisCluster], [Sentinel]) need redis-server. MariaDB and PostgreSQL are
-// found by two environment variables, see [Databases].
+// [Memory], [Locker], [Redis] and [Cluster] need nothing installed. The last three start
+// redis-server if it is installed, and an embedded miniredis otherwise. Functions that act on
+// processes ([Node.Stop], [RedisCluster], [Sentinel]) need redis-server. Two environment variables
+// name MariaDB and PostgreSQL, see [Databases].
 //
-// Real servers are started for a whole run of tests by
+// This command starts real servers for a whole run of tests:
 //
 //	go run github.com/onelane/onelane/testutil/servers go test ./...
 //
-// With CI or ONELANE_REQUIRE_SERVERS set, a server that is missing is a failure instead of a replacement.
+// If CI or ONELANE_REQUIRE_SERVERS is set, a missing server fails the test. Nothing replaces it
+// then.
 package testutil

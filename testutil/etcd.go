@@ -116,7 +116,7 @@ func (m *EtcdMember) must(err error) {
 type EtcdMembers []*EtcdMember
 
 // EtcdCluster starts an etcd of three members and ends it with the test. They elect a leader within
-// half a second. If etcd is not installed it does as [Etcd].
+// half a second. If etcd is not installed, EtcdCluster does the same as [Etcd].
 //
 //	etcd := testutil.EtcdCluster(t)
 //	if etcd == nil {
@@ -161,7 +161,7 @@ func (ms EtcdMembers) Client() *clientv3.Client {
 	return etcdClient(ms[0].t, addrs...)
 }
 
-// Leader returns the member that leads the others, when there is one. It asks members that run.
+// Leader waits until one member leads the others, and returns it. It asks members that run.
 func (ms EtcdMembers) Leader() (leader *EtcdMember) {
 	t := ms[0].t
 	t.Helper()

@@ -11,7 +11,7 @@ import (
 )
 
 // Memory returns a backend inside this process, for unit tests. It is a core.Opener and a
-// core.Backend: Lockers made of one Memory share its keys, and Close keeps them. Its clock is the
+// core.Backend: Lockers made of one Memory share its keys. Close keeps the keys. Its clock is the
 // time package's, so that testing/synctest drives it. It starts no goroutine.
 //
 // A lock has no fencing token until one is asked for, as on Redis.
@@ -123,8 +123,8 @@ func (m *MemoryBackend) Extend(ctx context.Context, g core.Grant, ttl time.Durat
 	return g, nil
 }
 
-// Release implements core.Backend. It counts all watchers: the holder's own Locker has none, because
-// only a process that does not hold the key watches it.
+// Release implements core.Backend. It counts all watchers. The holder's own Locker has none,
+// because only a process that does not hold the key watches it.
 func (m *MemoryBackend) Release(ctx context.Context, g core.Grant) (others int, err error) {
 	k, leave, err := m.enter(ctx, g.Key)
 	if err != nil {

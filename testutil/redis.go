@@ -16,8 +16,9 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// Node is a Redis of one test: a redis-server process of its own, or an embedded miniredis where redis-server is not installed.
-// Its methods fail the test it was made for; those that act on the process need a real server.
+// Node is a Redis of one test: a redis-server process of its own, or an embedded miniredis where
+// redis-server is not installed. Its methods fail the test that the node was made for. Methods that
+// act on the process need a real server.
 type Node struct {
 	t        testing.TB
 	embedded *miniredis.Miniredis
@@ -26,8 +27,8 @@ type Node struct {
 
 // Redis starts an empty Redis on a free loopback port and ends it with the test. The args are added
 // to the command line of redis-server, for example "--appendonly", "yes". If redis-server is not
-// installed it is a miniredis, which is logged, or a failure when CI or ONELANE_REQUIRE_SERVERS is
-// set.
+// installed, the node is a miniredis, and Redis logs that. If CI or ONELANE_REQUIRE_SERVERS is set,
+// it fails the test instead.
 //
 //	node := testutil.Redis(t)
 //	locker, err := core.New(redisbackend.New(node.Client()))
@@ -73,7 +74,8 @@ func newNode(t testing.TB, args ...string) (*Node, error) {
 
 var said sync.Map
 
-// missing logs that something is not there, and says it once on standard error, since the log of a passing test is not shown.
+// missing logs that something is not there. It also writes that once to standard error, because the
+// log of a passing test is not shown.
 func missing(t testing.TB, what, instead string, err error) {
 	t.Helper()
 	text := fmt.Sprintf("testutil: %s: %v; %s", instead, err, server.Advice)
@@ -110,7 +112,8 @@ func (n *Node) Kill() {
 	n.real("Kill").Kill()
 }
 
-// Stop stops the process with SIGSTOP and returns when it stands still: connections stay open and nothing answers until Cont.
+// Stop stops the process with SIGSTOP and returns when it stands still. Connections stay open, and
+// nothing answers until Cont.
 func (n *Node) Stop() {
 	n.t.Helper()
 	n.must(n.real("Stop").Pause())
@@ -122,8 +125,8 @@ func (n *Node) Cont() {
 	n.must(n.real("Cont").Resume())
 }
 
-// Restart starts the process anew on the same port, killing it first if it still runs. The node comes back empty, unless it was given
-// args that make it persistent.
+// Restart starts the process anew on the same port. If the process still runs, Restart kills it
+// first. The node comes back empty, unless it has args that make it persistent.
 func (n *Node) Restart() {
 	n.t.Helper()
 	n.must(n.real("Restart").Restart(context.Background()))
@@ -144,7 +147,8 @@ func (n *Node) real(verb string) *server.Server {
 	return n.process
 }
 
-// MiniRedis returns a client of an embedded miniredis, for tests that want one even where Redis is installed. Both end with the test.
+// MiniRedis returns a client of an embedded miniredis. It is for tests that want a miniredis even
+// if Redis is installed. Client and miniredis end with the test.
 //
 //	locker, err := core.New(redisbackend.New(testutil.MiniRedis(t)))
 //	if err != nil {
@@ -160,7 +164,8 @@ func MiniRedis(t testing.TB) *redis.Client {
 // Nodes are independent Redis masters.
 type Nodes []*Node
 
-// Cluster starts n independent Redis masters at once, as Redis does one; it is no Redis Cluster.
+// Cluster starts n independent Redis masters at once. Each starts as from [Redis]. They are no
+// Redis Cluster.
 //
 //	nodes := testutil.Cluster(t, 3)
 //	quorum := redisbackend.New(nodes.Clients()...)

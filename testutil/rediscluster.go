@@ -18,7 +18,8 @@ const (
 	formTimeout  = 30 * time.Second // of a Redis Cluster or a Sentinel that does not come together
 )
 
-// Sharded is a Redis Cluster of masters without replicas. Its methods fail the test it was made for.
+// Sharded is a Redis Cluster of masters without replicas. Its methods fail the test it was made
+// for.
 type Sharded struct {
 	Nodes
 	t   testing.TB
@@ -112,8 +113,9 @@ func (c *Sharded) slot(key string) int {
 	return int(slot)
 }
 
-// BeginMove begins to move the slot of key to another master, as redis-cli --cluster reshard does. MoveKey moves one key of it,
-// which is then answered for with ASK; EndMove moves what is left, after which it is MOVED.
+// BeginMove begins to move the slot of key to another master, as redis-cli --cluster reshard does.
+// MoveKey moves one key of the slot, and its old master then answers ASK for this key. EndMove
+// moves the keys that are left, and the old master then answers MOVED.
 func (c *Sharded) BeginMove(key string, to int) (m *Move) {
 	c.t.Helper()
 	m = &Move{c: c, slot: c.slot(key), from: c.Owner(key), to: to}

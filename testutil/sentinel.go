@@ -24,8 +24,8 @@ type Replicated struct {
 	sentinel        *Node
 }
 
-// Sentinel starts a master, a replica and a Sentinel, each a process of its own, and ends them with the test. It needs redis-server;
-// where it is not installed the test fails.
+// Sentinel starts a master, a replica and a Sentinel, each a process of its own, and ends them with
+// the test. It needs redis-server. If that is not installed, the test fails.
 //
 //	redis := testutil.Sentinel(t)
 //	locker, err := core.New(redisbackend.New(redis.Client()))
@@ -80,14 +80,16 @@ func (n *Node) role(t testing.TB) string {
 	return state
 }
 
-// Client returns a new client that asks the Sentinel for the master, with go-redis's defaults, closed at the end of the test.
+// Client returns a new client that asks the Sentinel for the master, with go-redis's defaults,
+// closed at the end of the test.
 func (r *Replicated) Client() *redis.Client {
 	client := redis.NewFailoverClient(r.Options())
 	r.t.Cleanup(func() { _ = client.Close() })
 	return client
 }
 
-// Options returns what names the Sentinel and its master, for a client of one's own or a command.
+// Options returns options that name the Sentinel and its master. They are for a client that the
+// test makes itself, or for a command.
 func (r *Replicated) Options() *redis.FailoverOptions {
 	return &redis.FailoverOptions{MasterName: sentinelName, SentinelAddrs: []string{r.sentinel.Addr()}}
 }

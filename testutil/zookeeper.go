@@ -8,8 +8,8 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// ZooKeeperNode is a ZooKeeper server of one test, a process of its own. Its methods fail the test it
-// was made for.
+// ZooKeeperNode is a ZooKeeper server of one test, a process of its own. Its methods fail the test
+// it was made for.
 type ZooKeeperNode struct {
 	t       testing.TB
 	process *server.Server
@@ -17,9 +17,9 @@ type ZooKeeperNode struct {
 	index   int
 }
 
-// ZooKeeper starts an empty ZooKeeper on a free loopback port and ends it with the test. The settings
-// are lines of its configuration, for example "tickTime=100". It needs ZooKeeper and Java; where they
-// are not installed the test fails.
+// ZooKeeper starts an empty ZooKeeper on a free loopback port and ends it with the test. The
+// settings are lines of its configuration, for example "tickTime=100". It needs ZooKeeper and Java;
+// where they are not installed the test fails.
 //
 //	node := testutil.ZooKeeper(t)
 //	locker, err := core.New(zkbackend.New([]string{node.Addr()}))
@@ -100,8 +100,8 @@ func (n *ZooKeeperNode) must(err error) {
 // ZooKeeperNodes are the servers of an ensemble.
 type ZooKeeperNodes []*ZooKeeperNode
 
-// ZooKeeperEnsemble starts three ZooKeeper servers that form an ensemble, and ends them with the test.
-// It returns when each of them serves. The settings are as for ZooKeeper.
+// ZooKeeperEnsemble starts three ZooKeeper servers that form an ensemble, and ends them with the
+// test. It returns when each of them serves. The settings are as for ZooKeeper.
 //
 //	nodes := testutil.ZooKeeperEnsemble(t)
 //	locker, err := core.New(zkbackend.New(nodes.Addrs()))
@@ -137,8 +137,8 @@ func (ns ZooKeeperNodes) Addrs() []string {
 	return addrs
 }
 
-// Leader is the index of the node that leads, as soon as there is one. Nodes that do not answer are
-// passed over.
+// Leader returns the index of the node that leads, as soon as there is one. It passes over nodes
+// that do not answer.
 func (ns ZooKeeperNodes) Leader() (leader int) {
 	ns[0].t.Helper()
 	eventually(ns[0].t, "the ensemble has a leader", func() bool {

@@ -20,8 +20,8 @@ func (b *backend) bound(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, b.timeout)
 }
 
-// tries is into how many tries the time-out of a verb is divided, so that a member that hangs does
-// not use it up.
+// tries is how many tries fit into the time-out of a verb. So a member that hangs does not use up
+// the whole time-out.
 const tries = 4
 
 // oneTry returns a context for one request.
@@ -34,7 +34,7 @@ const (
 	longestPause = 200 * time.Millisecond
 )
 
-// retry repeats a request whose outcome is unknown until ctx ends. The client sends each try to
+// Until ctx ends, retry repeats a request whose outcome is unknown. The client sends each try to
 // another member. A late effect of an earlier try must do no harm.
 func (b *backend) retry(ctx context.Context, key string, request func(context.Context) error) error {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -58,7 +58,7 @@ func (b *backend) retry(ctx context.Context, key string, request func(context.Co
 	}
 }
 
-// definite reports whether etcd has decided about a request, so that repeating it does not help.
+// definite reports whether an error is final, so that repeating the request does not help.
 func definite(err error) bool {
 	return errors.Is(err, rpctypes.ErrLeaseNotFound) || errors.Is(err, rpctypes.ErrNoSpace) ||
 		errors.Is(err, clientv3.ErrNoAvailableEndpoints)

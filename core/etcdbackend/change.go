@@ -22,12 +22,12 @@ type step struct {
 	delete bool
 }
 
-// errOvertaken means that a key is changed faster than this process can decide.
+// errOvertaken means that others change a key faster than this process can decide.
 var errOvertaken = errors.New("others change the key all the time")
 
-// change decides what to do with a key, beginning with what is known of it, and does it if the key is
-// so. Else it decides anew. It returns the key as it is after a write, and when that was sent. An
-// attempt can be voided (see cleanUp).
+// change decides what to do with a key. It begins with e, the key as it was last known, and takes
+// the step if the key is still so. Otherwise it decides anew. It returns the key as it is after a
+// write, and when the write was sent. If attempt is not empty, cleanUp can void it.
 func (b *backend) change(
 	ctx context.Context, e entry, attempt string, decide func(entry) (step, error),
 ) (changed entry, sent time.Time, err error) {
@@ -45,8 +45,9 @@ func (b *backend) change(
 	return e, time.Time{}, unavailable(e.key, errOvertaken)
 }
 
-// apply does a step if the key is as e says, and returns the key as it is then. With an attempt, it
-// also needs that nobody has voided the attempt, and sends the request once.
+// apply takes a step if the key is as e says, and returns the key as it is after that. If attempt
+// is not empty, the step also needs that nobody has voided the attempt, and apply sends the request
+// only once.
 func (b *backend) apply(
 	ctx context.Context, e entry, attempt string, s step,
 ) (next entry, sent time.Time, done bool, err error) {
@@ -96,7 +97,8 @@ func (b *backend) apply(
 	}
 }
 
-// put returns the operation that writes a record, and the time from which it counts.
+// put returns the operation that writes a record, its etcd lease, and the time from which the
+// record counts.
 func (b *backend) put(
 	ctx context.Context, key string, r *record,
 ) (op clientv3.Op, lease attached, sent time.Time, err error) {
@@ -136,7 +138,7 @@ func (b *backend) read(ctx context.Context, key string, how read) (e entry, err 
 	return b.entry(ctx, key, resp.Kvs, how)
 }
 
-// lost returns how a lease was found to be gone.
+// lost returns the error for a lease that no longer has its key.
 func (e entry) lost() error {
 	s, _ := e.status()
 	return leases.Lost(s, e.Owner)

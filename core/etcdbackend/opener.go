@@ -24,8 +24,8 @@ type option func(*opener)
 
 func (o option) apply(p *opener) { o(p) }
 
-// WithTimeout bounds each call that no context ends sooner. The default is 5 s. A
-// member that hangs costs a call at most a quarter of it, before another member is asked.
+// WithTimeout bounds each call, unless the call's context ends sooner. The default is 5 s. A member
+// that hangs costs a call at most a quarter of this time. After that the call asks another member.
 func WithTimeout(d time.Duration) Option {
 	return option(func(p *opener) { p.timeout = d })
 }
@@ -34,9 +34,9 @@ func WithTimeout(d time.Duration) Option {
 // one client.
 //
 // Set DialKeepAliveTime to 10 s, the least that gRPC allows, and DialKeepAliveTimeout to 3 s in the
-// client's configuration. Without them the client goes on asking a member that hangs, and waiters
-// that watch through it poll once a second.
-// core.New returns an error if client is nil or the time-out is not positive.
+// client's configuration. Without them the client goes on asking a member that hangs. Waiters that
+// watch through this member then poll once a second. core.New returns an error if client is nil or
+// the time-out is not positive.
 func New(client *clientv3.Client, opts ...Option) core.Opener {
 	p := &opener{client: client, timeout: defaultTimeout}
 	for _, o := range opts {

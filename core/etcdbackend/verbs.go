@@ -44,7 +44,7 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 	return g, nil
 }
 
-// Release implements core.Backend. It does not know who waits.
+// Release implements core.Backend. It does not know how many others wait.
 func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err error) {
 	_, _, err = b.changeOwn(ctx, g, func(e entry) (step, error) {
 		s, _ := e.status()
@@ -92,7 +92,8 @@ func (b *backend) Unseal(ctx context.Context, key string) error {
 	return err
 }
 
-// changeOwn is change for a grant, or for a grant of nobody that only names the key.
+// changeOwn is change for the key of a grant. The grant may also have no owner and only name the
+// key.
 func (b *backend) changeOwn(
 	ctx context.Context, g core.Grant, decide func(entry) (step, error),
 ) (e entry, sent time.Time, err error) {
@@ -131,8 +132,8 @@ func (b *backend) Inspect(ctx context.Context, key string) (core.State, error) {
 	return st, nil
 }
 
-// Ping implements core.Backend. The read needs a majority of the members. A key that this user may
-// not read is an answer as well.
+// Ping implements core.Backend. The read needs a majority of the members. If this user may not read
+// the key, that is an answer as well.
 func (b *backend) Ping(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return unavailable("", ctx.Err())

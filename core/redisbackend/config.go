@@ -20,43 +20,45 @@ import (
 // and pass it to [core.New]. It implements [core.Opener].
 type Config struct {
 	// Clients are the go-redis clients. One redis.Client is for one Redis or Sentinel, and one
-	// redis.ClusterClient for a Redis Cluster. A quorum has 3, 5 or 7 of the first kind, one for
-	// each independent master.
+	// redis.ClusterClient for a Redis Cluster. A quorum has 3, 5 or 7 redis.Clients, one for each
+	// independent master.
 	Clients []redis.UniversalClient
 	// Pools are redsync pools. Set either Clients or Pools.
 	Pools []redsyncredis.Pool
 	// NodeTimeout bounds each call to one Redis. With 0, the default is 1 s on one Redis; on a
 	// quorum it follows the latency that is observed.
 	NodeTimeout time.Duration
-	// NewInstallation says that the masters of this quorum never held a lock before, so that they
-	// need not abstain for one TTL after their start. Set it for tests, and for the first start of a
-	// new quorum only.
+	// NewInstallation says that the masters of this quorum never held a lock before. So they need
+	// not abstain for one TTL after their start. Set it for tests, and for the first start of a new
+	// quorum only.
 	NewInstallation bool
-	// Replicas is how many replicas of the one Redis must confirm a lock, each renewal and each
-	// seal, by WAIT, within ReplicaTimeout. With 0 none is asked. Too few is [core.ErrUnavailable],
-	// which names how many confirmed. A lock is then released at once, and a renewal or Extend
-	// leaves the lock's deadline as it is. A Seal stays: it may be tried again, and others may see
-	// it already. WAIT makes it unlikely that a fail-over loses a lock, not impossible. See
-	// docs/guarantees.md. On a Redis Cluster, the replicas of the key's shard count.
+	// Replicas is how many replicas of the one Redis must confirm each lock, each renewal and each
+	// seal. They confirm by WAIT, within ReplicaTimeout. With 0, no replica is asked. If too few
+	// confirm, the error matches [core.ErrUnavailable] and names how many confirmed. A new lock is
+	// then released at once. A renewal or Extend leaves the lock's deadline as it is. A Seal stays:
+	// it may be tried again, and others may see it already. WAIT makes it unlikely that a fail-over
+	// loses a lock, not impossible. See docs/guarantees.md. On a Redis Cluster, only replicas of
+	// the key's shard confirm.
 	Replicas int
-	// ReplicaTimeout is set together with Replicas. It is at most an eighth of the Locker's TTL, and
-	// is cut to three quarters of the time that a caller leaves. While replicas hang, each attempt
-	// takes that long, also on a held key, and twice as long if it comes behind another. Calls that
-	// need no replicas (Release, Inspect) have connections of their own and do not wait.
+	// ReplicaTimeout is set together with Replicas. It is at most an eighth of the Locker's TTL. If
+	// the caller's context leaves less time, it is cut to three quarters of that time. While
+	// replicas hang, each attempt takes that long, also on a held key. An attempt that comes behind
+	// another takes twice as long. Calls that need no replicas (Release, Inspect) have connections
+	// of their own and do not wait.
 	ReplicaTimeout time.Duration
 
 	driver driver.Driver // of another client library, instead of Clients and Pools
 }
 
-// New is the backend on go-redis clients: one Redis, Sentinel or Redis Cluster, or a quorum of three
-// or more independent masters. The clients stay the caller's to close, after the Locker.
+// New is the backend on go-redis clients: one Redis, Sentinel or Redis Cluster, or a quorum of
+// three or more independent masters. The caller closes the clients, after the Locker.
 func New(clients ...redis.UniversalClient) Config { return Config{Clients: clients} }
 
 // Pools is the backend on redsync pools: go-redis, redigo, rueidis or valkey. Three or more are a
 // quorum. Waiters poll. Switch off the retries of the pool's own client (go-redis: MaxRetries -1).
 func Pools(pools ...redsyncredis.Pool) Config { return Config{Pools: pools} }
 
-// Drive is the backend on another client library. It is for the drivers of this project, as
+// Drive is the backend on another client library. It is for the drivers of this project, such as
 // rueidisdriver.
 func Drive(d driver.Driver) Config { return Config{driver: d} }
 

@@ -6,35 +6,35 @@
 // New accepts:
 //
 //   - A *redis.Client is one Redis, or the master that Sentinel names. A fail-over can lose a lock
-//     that was not replicated yet; its fencing token tells. Config.Replicas makes that unlikely.
+//     that was not replicated yet; fencing tokens reveal it. Config.Replicas makes that unlikely.
 //   - A *redis.ClusterClient is a Redis Cluster. Each shard has connections of its own, so a hung
 //     shard does not touch the others.
 //   - Three or more *redis.Client are a quorum, on which a majority decides.
 //
 // [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. Package
-// rueidisdriver, a module of its own, takes rueidis clients; what follows about connections is not so
-// there.
+// rueidisdriver, a module of its own, takes rueidis clients. The next paragraph is not for them.
 //
-// The backend makes a few connections of its own with the client's options. There are up to four
-// for calls, or one to each master of a quorum. Two are for renewals and one is for wake-ups. Over
-// a slow link there are four times as many for calls and renewals. It does not use the client's
-// pool or hooks, so it never waits behind the application's commands. Connections are made in the
-// background, within the client's DialTimeout. A call that finds all connections busy shares a
-// pipeline with others.
+// The backend makes a few connections of its own with the client's options. Up to four are for
+// calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
+// Over a slow link, up to four times as many are for calls and renewals. It does not use the
+// client's pool or hooks, so it never waits behind the application's commands. Connections are made
+// in the background, within the client's DialTimeout. A call that finds all connections busy shares
+// a pipeline with others.
 //
-// A lock without a token is one SET and one script, or one DELEX on Redis 8.4 and one DELIFEQ on
-// Valkey 9. It leaves no second key behind. Old servers work; Redis 7.0 or later is faster. See
-// docs/quorum.md, docs/backends.md, and docs/format.md for services in other languages.
+// A lock without a token is one SET and one script. Instead of the script, Redis 8.4 gets one DELEX
+// and Valkey 9 one DELIFEQ. The lock leaves no second key behind. Old servers work; Redis 7.0 or
+// later is faster. See docs/quorum.md, docs/backends.md, and docs/format.md for services in other
+// languages.
 //
-// Set maxmemory-policy to noeviction: Redis may evict locks that are held otherwise.
+// Set maxmemory-policy to noeviction. Otherwise Redis may evict locks that are held.
 //
-// The smallest user that works needs the keys' prefix for reading and writing, and the channels':
+// The smallest user that works reads and writes the prefix of the keys, and uses the channels' one:
 //
 //	ACL SETUSER onelane on >secret ~onelane:* &onelane:* +eval +evalsha +get +set +del +pttl +pexpire
 //	    +time +hello +ping +publish +subscribe +unsubscribe +spublish +ssubscribe +sunsubscribe
 //	    +lastsave +info
 //
-// The commands from +hello on are not needed, but better. Without publish and subscribe, waiters
-// poll. Without lastsave and info, a quorum cannot recognize a node that restarted. Redis 8.4 adds
-// +delex, Valkey 9 +delifeq, a Redis Cluster needs "+cluster|slots", and Config.Replicas +wait.
+// The commands from +hello on are recommended, not needed. Without publish and subscribe, waiters
+// poll. Without lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis
+// 8.4, +delifeq for Valkey 9, "+cluster|slots" for a Redis Cluster, +wait for Config.Replicas.
 package redisbackend

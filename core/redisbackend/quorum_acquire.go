@@ -17,7 +17,8 @@ const (
 	repairPause  = 3 * time.Millisecond
 )
 
-// traces are the nodes on which a lease may be, for its clean-up. They are Grant.Backend.
+// traces name the nodes on which a lease may be. The clean-up of the lease needs them.
+// Grant.Backend holds them.
 type traces struct {
 	ttl    time.Duration
 	held   atomic.Uint64 // may have granted.
@@ -52,7 +53,8 @@ func (l *traces) acquired(v vote) {
 	}
 }
 
-// await waits until a node has answered Acquire, which takes no longer than the node's time-out.
+// If a node has not answered Acquire, await waits until all nodes have answered. That takes no
+// longer than their time-outs.
 func (l *traces) await(ctx context.Context, node int) {
 	if l == nil || l.missing.Load() == 0 || l.unsure.Load()&(1<<node) == 0 {
 		return
@@ -135,7 +137,7 @@ func (a *attempt) answered() int {
 	})
 }
 
-// ask is rule 1.
+// ask follows rule 1.
 func (a *attempt) ask(ctx context.Context) {
 	q := a.quorum
 	a.sent = time.Now()
@@ -166,8 +168,8 @@ func (a *attempt) settled(left int) bool {
 		a.tally.yes()+left < majority && most+left < majority && holders+left < majority
 }
 
-// granted is rule 3: a majority granted. If it fails after it may have written a value, it returns the
-// grant together with the error.
+// granted follows rule 3: a majority granted. If granted fails and may have written a value, it
+// returns the grant together with the error.
 func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 	q := a.quorum
 	var ballot uint64
@@ -209,9 +211,10 @@ func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 	return g, err
 }
 
-// withdraws undoes what granted wrote for a lease that nobody gets, if that changes the answers to
-// others. It puts VOID in place of the record of an orphan, or the orphan back that was to be
-// adopted. The leases stay until then, so that nobody sees an orphan that never held the key.
+// withdraws undoes what granted wrote for a lease that nobody gets. It does so only if that changes
+// the answers to others, and reports whether it did. It writes VOID in place of the lease's own
+// orphan record. If the lease was to adopt an orphan, it writes that orphan again. The leases stay
+// until then. So nobody sees the orphan of an owner that never held the key.
 func (a *attempt) withdraws(ctx context.Context, g core.Grant) bool {
 	adopted := a.tally.newest(vote.yes)
 	before, life := void, outlive(a.TTL+a.Orphan)
@@ -234,7 +237,8 @@ var (
 	errRepair    = errors.New("redisbackend: a minority has a value, and it could not be repaired")
 )
 
-// repair is rule 4. On success, value is what a majority has now, but VOID does not count.
+// repair follows rule 4. If decided, value is what a majority has now. After VOID it is not
+// decided: the key is free.
 func (a *attempt) repair(ctx context.Context) (value accepted, decided bool, err error) {
 	q := a.quorum
 	b := a.tally.ballot() + 1
@@ -256,7 +260,7 @@ func (a *attempt) repair(ctx context.Context) (value accepted, decided bool, err
 	return value, true, nil
 }
 
-// answer is what the caller gets for a decided value.
+// answer returns the error that the caller gets for a decided value.
 func (a *attempt) answer(value accepted) error {
 	if owner, retention, ok := orphan(value.value); ok {
 		return &core.OrphanedError{Key: a.Key, Owner: owner, Since: since(value, retention)}
@@ -271,8 +275,9 @@ func (a *attempt) taken(v vote, contested bool) error {
 	return err
 }
 
-// giveBack releases what the nodes granted: now if they said so, later if it is not known. It
-// writes a decided value to the nodes that lack it. A repair has asked all nodes already.
+// giveBack releases what the nodes granted. A node that granted is released now. A node without a
+// known answer is cleaned up later. If heal is set, giveBack writes a decided value to the nodes
+// that lack it. After a repair heal is not set: the repair has asked all nodes already.
 func (a *attempt) giveBack(ctx context.Context, heal bool, value accepted) {
 	q := a.quorum
 	a.clean = len(a.tally.votes) == len(q.nodes)
@@ -314,8 +319,9 @@ func (a *attempt) lacking(votes []vote, heal bool, value accepted) (nodes []int)
 	return nodes
 }
 
-// release gives grants back that were not used. Nobody is woken: the key was not free before.
-// If ctx ends first, it goes on in the background. It reports whether all nodes have confirmed.
+// release releases grants that were not used. It wakes no waiter, because the key was not free
+// before. If ctx ends first, release goes on in the background. It reports whether all nodes have
+// confirmed.
 func (a *attempt) release(ctx context.Context, nodes []int) (definite bool) {
 	if len(nodes) == 0 {
 		return true

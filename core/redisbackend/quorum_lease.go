@@ -41,8 +41,8 @@ func (q *quorum) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	return g, nil
 }
 
-// takeAgain takes the key again on nodes that lost it, for example in a restart. They do not count in
-// this Extend, but in the next.
+// takeAgain takes the key again on nodes that lost it, for example in a restart. These nodes count
+// in the next Extend, not in this one.
 func (q *quorum) takeAgain(g core.Grant, votes []vote, rest <-chan vote, r round) {
 	lost := func(v vote) bool { return v.err == nil && v.status == voteFree }
 	if len(votes) == len(q.nodes) && (&tally{votes: votes}).count(lost) == 0 {
@@ -95,7 +95,8 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 		companion(g.Key, "free"), q.nodes[0].id)
 	r.traces = l
 	rest := q.ask(ctx, r, func(v vote, _ int) bool {
-		// An earlier copy of this request may have done it, and the key that g sealed stays sealed.
+		// An earlier copy of this request may have released the key. A key that g sealed stays
+		// sealed. Both count as released.
 		if v.err == nil && (v.status == voteFree && v.retried || v.status == voteSealed && sealedBy(g, v.value)) {
 			v.status = voteYes
 		} else if v.yes() {
@@ -108,8 +109,8 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 	return others, t.outcome(g.Key)
 }
 
-// releaseOrphan voids the record of an orphan before the key is free: now if it can, else in the
-// background.
+// releaseOrphan writes VOID over the record of an orphan before the key is free. It does so now if
+// it can, and otherwise in the background.
 func (q *quorum) releaseOrphan(ctx context.Context, g core.Grant) error {
 	life := outlive(g.Orphan + max(time.Until(g.Deadline), 0))
 	_, err := q.conclude(ctx, g, void, life)
@@ -126,8 +127,9 @@ func (q *quorum) releaseOrphan(ctx context.Context, g core.Grant) error {
 	return err
 }
 
-// withdraw replaces the record of a lease that nobody got by what was there before, and then calls
-// giveBack. It does so now if it can, else in the background until that is definite or the lease ended.
+// withdraw replaces the record of a lease that nobody got by the value before, and then calls
+// giveBack. It returns after one try, or when ctx ends. If the outcome is not known then, it goes
+// on in the background (see insist).
 func (q *quorum) withdraw(ctx context.Context, g core.Grant, before string, life int64, giveBack func()) {
 	tried := make(chan struct{})
 	go func() {
@@ -142,8 +144,8 @@ func (q *quorum) withdraw(ctx context.Context, g core.Grant, before string, life
 	}
 }
 
-// insist concludes a lease with a value, after a try that ended with err, until that is definite or the
-// lease ended.
+// insist repeats a try to conclude a lease with a value. The first try ended with err. insist ends
+// when the outcome is known, the lease has ended, or the backend is closed.
 func (q *quorum) insist(g core.Grant, value string, life int64, err error) {
 	for pause := repairPause; errors.Is(err, core.ErrUnavailable); pause = min(2*pause, time.Second) {
 		if q.pause(q.nodes[0].done, pause); !time.Now().Before(g.Deadline) || q.closed() {
@@ -160,7 +162,7 @@ func (q *quorum) insist(g core.Grant, value string, life int64, err error) {
 
 func (q *quorum) closed() bool { return q.nodes[0].done.Err() != nil }
 
-// forgetAll is forget for the nodes that answer after the majority, too.
+// forgetAll is forget that also waits for the nodes that answer after the majority.
 func (q *quorum) forgetAll(g core.Grant, votes []vote, rest <-chan vote) {
 	if len(votes) == len(q.nodes) {
 		q.forget(g, votes)
@@ -175,8 +177,8 @@ func (q *quorum) forgetAll(g core.Grant, votes []vote, rest <-chan vote) {
 	}()
 }
 
-// forget cleans up, after a release, on nodes that may hold the lease all the same. The release did
-// not reach them, or it may have overtaken its own acquire.
+// After a release, forget cleans up on nodes that may still hold the lease. The release did not
+// reach such a node, or it may have overtaken the Acquire there.
 func (q *quorum) forget(g core.Grant, votes []vote) {
 	l, _ := g.Backend.(*traces)
 	if l == nil {
@@ -211,7 +213,8 @@ func (t *tally) noes() int {
 	})
 }
 
-// outcome is nil for a majority of yes, ErrLost if there can be none, and unavailable otherwise.
+// outcome returns nil if a majority said yes. If no majority can say yes any more, it returns
+// ErrLost. Otherwise it returns *UnavailableError.
 func (t *tally) outcome(key string) error {
 	majority := t.quorum.majority()
 	switch {

@@ -16,8 +16,8 @@ import (
 const (
 	defaultNodeTimeout = time.Second
 	tokenBlock         = 256 // fencing tokens reserved per lease
-	// fenceLife is how long a token counter outlives its last lease. Then the server's clock has
-	// passed it.
+	// fenceLife is how long a token counter outlives its last lease. By then the server's clock has
+	// passed the counter, so a new counter begins above it.
 	fenceLife = time.Hour
 )
 
@@ -97,8 +97,8 @@ func (s *server) Acquire(ctx context.Context, q core.Request) (core.Grant, error
 	if err == nil && isLate(g) {
 		err = n.unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
 	}
-	// After an adoption of unknown outcome, the key becomes an orphan again when the lease ends. To
-	// release it would forget the orphan.
+	// After an adoption of unknown outcome, the key becomes an orphan again when the lease ends. A
+	// release would delete the orphan.
 	adopted := q.Adopt != "" && q.Orphan > 0
 	if err == nil {
 		if r.retried {
@@ -119,7 +119,7 @@ func (s *server) Acquire(ctx context.Context, q core.Request) (core.Grant, error
 	return core.Grant{}, err
 }
 
-// acquireByScript acquires where a plain command is not enough.
+// acquireByScript acquires if a plain command is not enough.
 func (s *server) acquireByScript(ctx context.Context, q core.Request) (g core.Grant, r reply, n *node, err error) {
 	token := "0"
 	if q.Token {

@@ -62,8 +62,8 @@ func newBackend(o opener, logger *slog.Logger) *backend {
 	return b
 }
 
-// Close implements core.Backend. It gives clean-ups a second, also of requests that have not been
-// answered yet, and ends the session.
+// Close implements core.Backend. It gives clean-ups a second, and then ends the session. It also
+// waits for requests that have no answer yet, because they may need a clean-up.
 func (b *backend) Close() error {
 	b.mu.Lock()
 	if b.closing {
@@ -101,15 +101,17 @@ func (b *backend) Close() error {
 	return nil
 }
 
-// awaitUnsure waits until no request is unsure, or the grace of Close is over. The caller holds b.mu.
+// awaitUnsure waits until no request is unsure, or the grace of Close is over. The caller holds
+// b.mu.
 func (b *backend) awaitUnsure() {
 	for b.unsure > 0 && b.open.Err() == nil {
 		b.settled.Wait()
 	}
 }
 
-// last returns the backend for the last call of a holder, and what to call after it. Close waits for
-// the call; after Close the backend is another one, with a session that ends when nobody needs it.
+// last returns the backend for the last call of a holder, and a function to call after it. Close
+// waits for the call. After Close, last returns another backend, whose session ends when nobody
+// needs it.
 func (b *backend) last() (use *backend, done func(context.Context)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,9 +153,9 @@ func (b *backend) begin(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeoutCause(ctx, b.timeout, errNoAnswer)
 }
 
-// do makes one request and returns when it was answered or ctx ended: the library's requests have no
-// contexts. If the request may have had an effect that do cannot return, it calls unsure, unless that
-// is nil.
+// do makes one request and returns when it was answered or ctx ended. It is needed because the
+// library's requests take no context. If the request may have had an effect that do cannot return,
+// do calls unsure, unless unsure is nil.
 func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error), unsure func()) (T, error) {
 	type answer struct {
 		value T
@@ -199,8 +201,8 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 	}
 }
 
-// spawn runs fn in a goroutine that Close waits for. If fn is unsure, Close waits before it ends the
-// connection. It reports whether the backend is open.
+// spawn runs fn in a goroutine that Close waits for. If unsure is true, Close waits for fn before
+// it ends the connection. It reports whether the backend is open.
 func (b *backend) spawn(unsure bool, fn func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -219,7 +221,7 @@ func (b *backend) spawn(unsure bool, fn func()) bool {
 	return true
 }
 
-// settle counts down what Close waits for.
+// settle counts down the calls that Close waits for.
 func (b *backend) settle() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -253,7 +255,7 @@ func conflict(err error) bool {
 		errors.Is(err, zk.ErrNotEmpty)
 }
 
-// unknown reports whether a change that failed may have its effect.
+// unknown reports whether a change that failed may have had its effect, or may have it later.
 func unknown(err error) bool {
 	return !conflict(err) && !errors.Is(err, zk.ErrNoServer) && !errors.Is(err, zk.ErrNoAuth) &&
 		!errors.Is(err, zk.ErrInvalidACL)

@@ -83,8 +83,8 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 		}
 		sent := time.Now()
 		h := n.header
-		// The others count from this write on, so it must not shorten what was granted before. That
-		// includes a grant of a later Extend than the one that g comes from.
+		// Other processes count the TTL from this write on. So the write must not shorten a lease
+		// that was granted before, also not one from a later Extend than that of g.
 		_, left := b.status(n)
 		h.lasts = max(ttl, left)
 		n, err := b.change(ctx, n, h)
@@ -141,9 +141,9 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 	})
 }
 
-// seal puts the value into the guard. Pieces that do not fit go into nodes below the guard. seal
-// writes the key's node last, if the key is not sealed yet and no other Seal has written the pieces
-// since.
+// seal puts the value into the guard. Further pieces go into nodes below the guard. seal writes the
+// key's node last. It does so only if the key is not sealed yet and no other Seal has written the
+// pieces since.
 func (b *backend) seal(ctx context.Context, n *node, token uint64, value []byte, retention time.Duration) error {
 	h := header{state: stateSealed, lasts: retention, token: token, owner: n.owner}
 	first, rest := cut(value)
@@ -169,8 +169,8 @@ func cut(value []byte) (first, rest []byte) {
 	return value[:n], value[n:]
 }
 
-// put makes a piece of a value, if the key's node is still as it was, and returns the piece's version.
-// An earlier try may have made it.
+// put makes a piece of a value, if the key's node is still as it was, and returns the piece's
+// version. An earlier try may have made it.
 func (b *backend) put(ctx context.Context, n *node, path string, data []byte) (version int32, err error) {
 	same := &zk.CheckVersionRequest{Path: n.path, Version: n.version}
 	_, err = b.multi(ctx, nil, same, b.made(path, data))

@@ -21,16 +21,16 @@ const (
 // Option configures a backend. A nil option is ignored; the later of two wins.
 type Option func(*opener)
 
-// WithRoot sets the node under which all keys are. The default is /onelane. It is made if it is not
-// there. Services that must not share locks have different roots.
+// WithRoot sets the node under which all keys are. The default is /onelane. The backend makes it if
+// it is missing. Services that must not share locks need different roots.
 func WithRoot(path string) Option { return func(o *opener) { o.root = path } }
 
-// WithTimeout bounds each call that no context ends sooner. The default is 3 s.
+// WithTimeout bounds each call, unless the call's context ends sooner. The default is 3 s.
 func WithTimeout(d time.Duration) Option { return func(o *opener) { o.timeout = d } }
 
-// WithAuth authenticates each connection, for example with "digest" and "user:password". The nodes
-// that the backend makes are then for this identity only, so all services that share locks use the
-// same one. Without WithAuth the nodes are open to everybody, as is ZooKeeper's default.
+// WithAuth authenticates each connection, for example with "digest" and "user:password". Only this
+// identity may then use the nodes that the backend makes. So all services that share locks must use
+// the same identity. Without WithAuth the nodes are open to everybody, as is ZooKeeper's default.
 func WithAuth(scheme, credentials string) Option {
 	return func(o *opener) { o.scheme, o.credentials = scheme, credentials }
 }
@@ -39,9 +39,9 @@ func WithAuth(scheme, credentials string) Option {
 func WithDialer(dial zk.Dialer) Option { return func(o *opener) { o.dial = dial } }
 
 // New returns the backend on the ZooKeeper ensemble of the servers. Each server is "host:port", or
-// "host" with ZooKeeper's port 2181. The backend makes one connection of its own at the first call,
-// to one server at a time, and closes it with the Locker. A Release or a Seal after that makes
-// another one. Names are resolved again for each connection.
+// "host" with ZooKeeper's port 2181. The backend makes one connection of its own, to one server at
+// a time. It connects at the first call and closes the connection with the Locker. A Release or a
+// Seal after that makes another connection. Names are resolved again for each connection.
 func New(servers []string, opts ...Option) core.Opener {
 	o := &opener{servers: servers, root: defaultRoot, timeout: defaultTimeout, dial: net.DialTimeout}
 	for _, option := range opts {

@@ -18,8 +18,8 @@ const (
 	maxValue  = 16 << 20
 )
 
-// read returns the node of a key, or nil if there is none. If a waiter of this process waits for the
-// key, the answer also sets ZooKeeper's watch.
+// read returns the node of a key, or nil if there is none. If a waiter of this process waits for
+// the key, the answer also sets ZooKeeper's watch.
 func (b *backend) read(ctx context.Context, path string) (*node, error) {
 	watched := b.watches.set(path)
 	n, err := b.get(ctx, path, watched)
@@ -47,7 +47,7 @@ type content struct {
 	stat *zk.Stat
 }
 
-// fetch is get, and does not remember the node.
+// fetch is get without remembering the node.
 func (b *backend) fetch(ctx context.Context, path string, watched bool) (*node, error) {
 	a, err := do(ctx, b, func(c *zk.Conn) (a content, err error) {
 		if watched {
@@ -93,7 +93,8 @@ func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (*zk
 
 var errNoState = errors.New("zkbackend: ZooKeeper's answer has no state of the node")
 
-// write makes changes of which the last one sets the key's node, and returns that.
+// write makes changes in one transaction. The last of them sets the text of the key's node. write
+// returns the node as it is then.
 func (b *backend) write(ctx context.Context, unsure func(), path string, version int32, h header, changes ...any) (*node, error) {
 	changes = append(changes, &zk.SetDataRequest{Path: path, Data: h.text(), Version: version})
 	stat, err := b.multi(ctx, unsure, changes...)
@@ -130,8 +131,8 @@ func (b *backend) made(path string, data []byte) *zk.CreateRequest {
 	return &zk.CreateRequest{Path: path, Data: data, Acl: b.acl}
 }
 
-// parents makes the nodes above a key that are not there. It asks for no others: ZooKeeper may forbid
-// to make those, and would say so first.
+// parents makes the missing nodes above a key. It does not try to make further nodes: ZooKeeper may
+// forbid that, and would report this before it reports that a node exists.
 func (b *backend) parents(ctx context.Context, path string) error {
 	parent := parentOf(path)
 	for {

@@ -1,18 +1,22 @@
 // Package cleanup frees, in the background, keys that failed attempts may hold. Every backend needs
-// it: a request of unknown outcome may have had its effect, or have it later. Without a clean-up
-// its key stays held until the lease ends, and orphaned until its retention ends.
+// it: a request of unknown outcome may have had its effect, or have it later. Without a clean-up,
+// its key stays held until the lease ends. If the request asked for an orphan, the key then stays
+// orphaned until the retention ends.
 //
-//   - Four workers take the oldest key first. After a try that failed, a worker pauses, for a second
-//     in the end. So an outage costs the server four tries a second.
-//   - A key is tried for as long as the attempt may hold it, and for two minutes at least. A server
-//     that hung runs a request when it goes on. A key that is given up is logged.
-//   - A request may be under way longer than its caller waits, so that its clean-up overtakes it.
-//     Unless the server refuses requests that come so late, a clean-up that succeeded is repeated,
-//     for the last time 12 s later. That is safe because each attempt has an owner of its own.
-//   - At most 16,384 keys are kept. Repetitions give way to further keys; if there are none, those
-//     are dropped and logged.
-//   - Close gives clean-ups the time that its caller says. All that wait for a try or for their
-//     repetition are tried at once. Then the rest is dropped.
+//   - Four workers take the key that has waited longest. After a try that failed, the key waits
+//     again and the worker pauses. Its pauses grow to about a second. So a long outage costs the
+//     server about four tries a second.
+//   - A key is tried for as long as the attempt may hold it, and for two minutes at least. The
+//     reason is that a server that hung runs a request when it goes on. The queue logs a key that
+//     it gives up.
+//   - A request may be under way for longer than its caller waits, so that its clean-up overtakes
+//     it. So a clean-up that succeeded is repeated, for the last time 12 s later. There is no
+//     repetition if the server refuses requests that come so late. Repeating is safe because each
+//     attempt has an owner of its own.
+//   - At most 16,384 keys are kept. A further one takes the place of a repetition. If there is none,
+//     it is dropped and logged.
+//   - Close gives clean-ups the time that its caller says. It tries at once all keys that wait for a
+//     try or for their repetition. After that time it drops the rest.
 package cleanup
 
 import (
@@ -40,12 +44,12 @@ const (
 // repetitions are the pauses after which a clean-up that succeeded is done again.
 var repetitions = [...]time.Duration{20 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second, 10 * time.Second}
 
-// Config is what a backend wants of its queue.
+// Config has the choices of a backend for its queue.
 type Config struct {
 	// Logger returns where troubles are logged. It is called for each line.
 	Logger func() *slog.Logger
-	// Once means that the server refuses a request that comes after its clean-up, so that there are
-	// no repetitions.
+	// Once means that the server refuses a request that comes after its clean-up. The queue then
+	// repeats no clean-up.
 	Once bool
 }
 
@@ -77,8 +81,8 @@ type entry struct {
 	freed int // how often
 }
 
-// NewQueue returns a queue. It logs tooMany for a key that is dropped because the queue is full, and
-// gaveUp for one that could not be freed in time.
+// NewQueue returns a queue. It logs tooMany for a key that is dropped because the queue is full,
+// and gaveUp for one that could not be freed in time.
 func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 	q := &Queue{config: c, tooMany: tooMany, gaveUp: gaveUp,
 		later: make(map[*entry]*time.Timer), closing: make(chan struct{}), empty: make(chan struct{})}
@@ -87,7 +91,8 @@ func NewQueue(c Config, tooMany, gaveUp string) *Queue {
 }
 
 // Add frees key in the background. The attempt may hold key for as long as lasts says. free makes
-// one try and bounds it itself. It returns nil when nothing is held, else it is called again.
+// one try and bounds its time itself. It returns nil if the attempt holds nothing any more.
+// Otherwise the queue calls free again.
 func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -152,15 +157,15 @@ func (q *Queue) forgetRepetition() {
 	}
 }
 
-// Waiting returns how many keys are to be freed and have not been yet.
+// Waiting returns how many keys have not been freed yet.
 func (q *Queue) Waiting() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.entries - len(q.later)
 }
 
-// Close takes no more keys, except of calls that it waits for. It returns when all are free, or grace
-// has passed and the tries that are under way have ended.
+// After Close, Add takes only keys of calls that Close waits for. Close returns when all keys are
+// free, or when grace has passed and the tries under way have ended.
 func (q *Queue) Close(grace time.Duration) {
 	q.mu.Lock()
 	if q.closed {

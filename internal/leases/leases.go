@@ -1,4 +1,4 @@
-// Package leases has what all backends do the same with leases.
+// Package leases has the code for leases that all backends share.
 package leases
 
 import (
@@ -21,7 +21,8 @@ func Taken(key, owner string, left time.Duration) *core.TakenError {
 	return &core.TakenError{Key: key, Holder: holder, Tag: tag, RetryAfter: left}
 }
 
-// Lost returns the error for a lease that no longer has its key. Owner has it, if it is held.
+// Lost returns the error for a lease that no longer has its key. If the key is held, owner is its
+// holder now.
 func Lost(s core.Status, owner string) error {
 	if s == core.Held {
 		holder, _ := ownertext.Split(owner)

@@ -8,12 +8,12 @@ import (
 // sightingsKept is how many sightings a generation has.
 const sightingsKept = 1 << 14
 
-// Sightings remember since when this process has seen keys unchanged. That is how a backend on a
-// server without a clock knows that a lease has ended: no clocks are compared.
+// Sightings remember since when this process has seen keys unchanged. From that, a backend on a
+// server without a clock knows that a lease has ended. It compares no clocks.
 //
-// The last 16,384 keys are remembered at least, and twice as many at most. The lease of a key that
-// was forgotten seems to begin anew. The zero value is ready for use. Methods may be called at the
-// same time.
+// The last 16,384 keys are remembered at least, and twice as many at most. If a key was forgotten,
+// its lease seems to begin anew. The zero value is ready for use. Methods may be called at the same
+// time.
 type Sightings struct {
 	mu         sync.Mutex
 	young, old map[string]sighting
@@ -25,8 +25,8 @@ type sighting struct {
 	undated  bool // it is not known how old it is
 }
 
-// See notes that a key has a revision now, and returns since when it is known to have it. first
-// means that the age is not known yet.
+// See notes that a key has a revision now. It returns the time since which the key is known to have
+// that revision. first reports whether the age of the revision is not known yet.
 func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +41,8 @@ func (s *Sightings) See(key string, revision int64, now time.Time) (since time.T
 	return seen.since, first || seen.undated
 }
 
-// Known returns since when a key is known to have a revision, or now. It remembers nothing.
+// Known returns the time since which a key is known to have a revision, or now if it is not known.
+// It remembers nothing.
 func (s *Sightings) Known(key string, revision int64, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,8 +52,8 @@ func (s *Sightings) Known(key string, revision int64, now time.Time) time.Time {
 	return now
 }
 
-// Backdate notes that a key has had its revision since a time, and returns since when it is known to
-// have it.
+// Backdate notes that a key has had a revision since a time. It returns the time since which the
+// key is known to have it, which may be earlier.
 func (s *Sightings) Backdate(key string, revision int64, since time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,7 +67,8 @@ func (s *Sightings) Backdate(key string, revision int64, since time.Time) time.T
 	return since
 }
 
-// Undated notes that the age of a key could not be found out: its next sighting is a first one.
+// Undated notes that the age of a key's revision could not be found out. Until Backdate notes it,
+// See reports first for this revision.
 func (s *Sightings) Undated(key string, revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
