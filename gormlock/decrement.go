@@ -26,9 +26,9 @@ import (
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. Decrement therefore runs in a
 // transaction even with SkipDefaultTransaction. If there is no condition, the error is
-// gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. On a database other
-// than MySQL, MariaDB, PostgreSQL and SQLite (3.35 or newer) it is [ErrDialect]. What is left of a
-// column with decimals is rounded down.
+// gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
+// MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
+// [ErrDialect]. What is left of a column with decimals is rounded down.
 //
 // [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the database.
 func Decrement(
