@@ -68,8 +68,8 @@ func embedServers(o *options) (stop func(), err error) {
 }
 
 // expire makes keys of the embedded Redis expire: the clock of that server stands still by itself.
-// expire moves the clock after a command, ten times a second at most, and sleeps while there are no
-// commands.
+// A move looks at all keys, so expire moves the clock only after a command, and ten times a second
+// at most. It sleeps while there are no commands.
 func expire(m *miniredis.Miniredis) (stop func()) {
 	const tick = 100 * time.Millisecond
 	command, done := make(chan struct{}, 1), make(chan struct{})
