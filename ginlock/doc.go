@@ -14,13 +14,14 @@
 //
 //   - The handler's context is c.Request.Context(), and not c. It carries the claim or the lock, and
 //     does not end when the client of a claim hangs up.
-//   - The principal is the name that gin.BasicAuth left under gin.AuthUserKey, unless [Principal] is
-//     given. Another value under that key is refused with 500.
-//   - A middleware that writes the answer to c.Errors, or from c.Keys, belongs inside: Recovery,
-//     compression, authentication, ginlock, error writer, handler. If it is outside, its answer is not
-//     recorded and a retry is refused. A middleware that reads the body before uses
-//     ShouldBindBodyWith, parses it as a form, or puts it back.
+//   - The principal is the name that gin.BasicAuth left under gin.AuthUserKey, unless [Principal]
+//     is set. If that key holds anything but a name, the request is refused with 500.
+//   - A middleware that makes the answer from c.Errors or c.Keys belongs inside. The order is:
+//     Recovery, compression, authentication, ginlock, error writer, handler. If the error writer is
+//     outside, its answer is not recorded and a retry is refused. A middleware outside that reads
+//     the body must use ShouldBindBodyWith, parse the body as a form, or put it back.
 //
-// Requests that match no route run unprotected, also if engine.NoRoute has a handler for them. Give such
-// a handler a route: r.POST("/*path", …). If one of them may have had an effect, that is logged once.
+// Requests that match no route run unprotected, even if engine.NoRoute has a handler for them. Give
+// such a handler a route: r.POST("/*path", …). If such a request may have had an effect, a warning
+// is logged once.
 package ginlock

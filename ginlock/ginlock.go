@@ -133,7 +133,7 @@ func contextOf(r *http.Request) *gin.Context {
 	return r.Context().Value(requestKey{}).(*request).c
 }
 
-// adapt makes a middleware of Gin of one of net/http.
+// adapt turns a middleware of net/http into one of Gin.
 func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	h := middleware(http.HandlerFunc(next))
 	var warned sync.Once

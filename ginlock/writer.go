@@ -113,8 +113,9 @@ func (w *writer) Pusher() http.Pusher { return w.pusher }
 // Unwrap is for [http.ResponseController].
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// sender is the writer of Gin as middlewares of net/http know it: a status is an answer, with a body or
-// without. The header is left to the first byte, because a compression decides there what it is.
+// sender is the writer of Gin for middlewares of net/http. For them a status is an answer, with a
+// body or without. The header is sent with the first byte, because a compression middleware may
+// change it until then.
 type sender struct {
 	gin.ResponseWriter
 	answered bool
@@ -130,8 +131,8 @@ func (w *sender) WriteHeader(status int) {
 	w.answered = true
 }
 
-// inform sends an informational status, after which Gin's writer would take no other one. Behind a
-// writer that cannot be unwrapped it is left out.
+// inform sends an informational status past Gin's writer, which would take no other status after
+// it. If a writer cannot be unwrapped, inform sends nothing.
 func (w *sender) inform(status int) {
 	var inner http.ResponseWriter = w
 	for {

@@ -8,21 +8,23 @@ import (
 	"gorm.io/gorm"
 )
 
-// AfterCommit calls fn once, after the COMMIT of the transaction that tx is in is known to have happened:
+// AfterCommit calls fn once, when the COMMIT of tx's transaction is known to have happened:
 //
 //	err := gormlock.AfterCommit(tx, func(ctx context.Context) { events.Publish(ctx, "order paid") })
 //
-// It works in every transaction of a database with the plugin, guarded or not. In a nested block fn waits for the
-// outermost COMMIT. It is not called after a rollback, after [ErrCommitUnknown], or if a savepoint that was made by
-// gorm before AfterCommit was rolled back.
+// It works in every transaction of a database with the plugin, guarded or not. In a nested block fn
+// waits for the outermost COMMIT. fn is not called after a rollback, after [ErrCommitUnknown], or
+// if GORM made a savepoint before AfterCommit and rolled back to it.
 //
-// The functions of a transaction are called in the order of their AfterCommit, by the goroutine that commits, before
-// Commit and [Transaction] return. The locks are released before, so a function that hangs keeps nobody but its caller
-// waiting. The next holder may be at work already: a function whose order matters compares fencing tokens, see [Token].
-// A panic undoes nothing: the other functions are called, then it goes up to the caller.
+// The functions of a transaction are called in the order of their AfterCommit, by the goroutine
+// that commits, before Commit and [Transaction] return. The locks are released before, so a
+// function that hangs keeps nobody but its caller waiting. The next holder may be at work already:
+// a function whose order matters compares fencing tokens, see [Token]. A panic undoes nothing. The
+// other functions are called, and then the panic goes up to the caller.
 //
-// ctx is the context that the transaction began with, and guards nothing. That of tx has ended. Outside a transaction
-// the error matches [ErrNoTransaction], after its end sql.ErrTxDone.
+// ctx is the context that the transaction began with, and guards nothing. The context of tx has
+// ended by then. Outside a transaction the error of AfterCommit matches [ErrNoTransaction]. After
+// the end of the transaction it matches sql.ErrTxDone.
 func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	t, open := transactionOf(tx.Statement.ConnPool)
 	switch {

@@ -18,14 +18,15 @@ const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that 
 //
 //	err := gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error { … })
 //
-// All of fn is under the lock, also what it does before its first statement. The context of tx carries the lock (see
-// core.WithLock) and ends when the lock is lost. The key is taken as it is, without templates. Transaction waits for it
-// at most [WithWait] (5 s), or until db's context ends. [WithKeys] adds keys, [WithTxOptions] sets the isolation level,
-// [WithRetry] runs fn again after a deadlock, and [AfterCommit] calls a function after COMMIT.
+// All of fn is under the lock, including what it does before its first statement. The context of tx
+// carries the lock (see core.WithLock) and ends when the lock is lost. The key is taken as it is,
+// without templates. Transaction waits for it at most [WithWait] (5 s), or until db's context ends.
+// [WithKeys] adds keys, [WithTxOptions] sets the isolation level, [WithRetry] runs fn again after a
+// deadlock, and [AfterCommit] calls a function after COMMIT.
 //
-// The error is fn's, or that of BEGIN or COMMIT. If the lock is not acquired it is core's, and fn is not called. If the
-// lock is lost before COMMIT, the transaction is rolled back and the error matches core.ErrLost. If nobody can know
-// whether COMMIT happened, it is [ErrCommitUnknown].
+// The error is fn's, or that of BEGIN or COMMIT. If the lock is not acquired, the error is core's
+// and fn is not called. If the lock is lost before COMMIT, the transaction is rolled back and the
+// error matches core.ErrLost. If nobody can know whether COMMIT happened, it is [ErrCommitUnknown].
 //
 // In a transaction that is open already fn runs behind a savepoint, and the locks stay until the outermost COMMIT or
 // ROLLBACK. A key that the transaction holds is not locked again. Another key is locked if the transaction holds none
@@ -169,8 +170,8 @@ var (
 )
 
 // Token returns the fencing token of the lock that tx is guarded with. The first call costs a round
-// trip, unless the guard is [Fenced]; see core.Lock. It is an error before the lock is acquired,
-// after the transaction, without a guard, and if several keys are held.
+// trip, unless the guard is [Fenced]; see core.Lock. Token returns an error before the lock is
+// acquired, after the transaction, without a guard, and if several keys are held.
 func Token(tx *gorm.DB) (uint64, error) {
 	t, _ := transactionOf(tx.Statement.ConnPool)
 	if !t.guarded() {
@@ -185,9 +186,10 @@ func Token(tx *gorm.DB) (uint64, error) {
 	return locks[0].Token(tx.Statement.Context)
 }
 
-// SQLTx returns the *sql.Tx of the transaction that tx is in, which with the plugin is not tx.Statement.ConnPool. It
-// takes the locks of tx's guards and begins the transaction if no statement has, which may block until tx's context
-// ends. Do not commit it or roll it back: that goes by gorm. Without a transaction the error matches [ErrNoTransaction].
+// SQLTx returns the *sql.Tx of tx's transaction. With the plugin this is not tx.Statement.ConnPool.
+// If no statement has begun the transaction, SQLTx takes the locks of tx's guards and begins it.
+// This may block until tx's context ends. Do not commit the *sql.Tx or roll it back: use gorm for
+// that. Without a transaction the error matches [ErrNoTransaction].
 func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
 	t, open := transactionOf(tx.Statement.ConnPool)
 	if !open {

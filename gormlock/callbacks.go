@@ -151,8 +151,8 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-// admit reports why a statement must not run; without an error it runs under what its guards ask
-// for, in a transaction that has begun.
+// admit returns why a statement must not run. Without an error the statement runs under what its
+// guards ask for, in a transaction that has begun.
 func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) error {
 	if err := p.enter(db, op); err != nil {
 		return err
@@ -178,9 +178,9 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 }
 
 // begun sends BEGIN before a statement's transaction gets its first one. PrepareContext would, but
-// GORM prepares each statement once for all callers. Callers that have the connection or the fence
-// that BEGIN waits for would wait for the one that prepares, and get its error. And GORM makes an
-// empty sql.Row of an error in preparing one.
+// GORM prepares each statement once for all callers. BEGIN may wait for callers that have the
+// connection or the fence. These would wait for the caller that prepares, and get its error. If
+// preparing fails, GORM also makes an empty sql.Row.
 func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || db.DryRun {

@@ -11,7 +11,7 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-// Decrement takes n from a column of the row that db selects, if the row has as much, in one
+// Decrement takes n from a column of the row that db selects, if the row has at least n, in one
 // statement. It returns what the statement left:
 //
 //	left, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
@@ -25,10 +25,10 @@ import (
 // If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. Decrement therefore runs in a
-// transaction even with SkipDefaultTransaction. A condition that is missing is
-// gorm.ErrMissingWhereClause, DryRun is gorm.ErrDryRunModeUnsupported, and a database other than
-// MySQL, MariaDB, PostgreSQL and SQLite (3.35 or newer) is [ErrDialect]. A column with decimals is
-// reported rounded down.
+// transaction even with SkipDefaultTransaction. If there is no condition, the error is
+// gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
+// MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
+// [ErrDialect]. What is left of a column with decimals is rounded down.
 //
 // [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the database.
 func Decrement(
@@ -61,12 +61,12 @@ func Decrement(
 //
 //	left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 2})
 //
-// The map has the quantity for each value of the key column, which must name one row; conditions of
-// db hold for every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
-// savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
-// deadlock. They can if they write one key in two ways, such as "a" and "A" where the database
-// ignores case. If one row has too little, nothing is taken, and the error is its
-// [*InsufficientError] with what is left of it. An empty map takes nothing.
+// The map has the quantity for each value of the key column. Each value must name one row. The
+// conditions of db apply to every row. DecrementAll runs one [Decrement] for each, in a
+// transaction, or behind a savepoint if one is open. The rows are locked in the order of their
+// keys, so two carts cannot deadlock. They can deadlock if they write one key in two ways, such as
+// "a" and "A" where the database ignores case. If one row has too little, nothing is taken, and the
+// error is its [*InsufficientError] with what is left of it. An empty map takes nothing.
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,
 ) (left map[K]int64, err error) {

@@ -24,8 +24,9 @@ import (
 //
 // ResetFence acquires the lock on key with the plugin's Locker and puts its token into the fence.
 // Each earlier holder from the new source is then refused. A fence that is smaller already, or
-// missing, stays as it is. After an error, call ResetFence again. [ErrNotRegistered] without the
-// plugin, core.ErrTaken if the lock or the fence is not free in time.
+// missing, stays as it is. After an error, call ResetFence again. Without the plugin the error
+// matches [ErrNotRegistered]. If the lock or the fence is not free in time, it matches
+// core.ErrTaken.
 func ResetFence(ctx context.Context, db *gorm.DB, key string) error {
 	if err := resetFence(ctx, db, key); err != nil {
 		return fmt.Errorf("gormlock: ResetFence %q: %w", key, err)

@@ -19,9 +19,9 @@ var ErrFenced = errors.New("fenced off")
 
 // Fenced lets the database check that the lock is still the newest one. The transaction first
 // registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and
-// holds that row to its end. A token must be larger than all that registered before, or belong to
-// the same lock, which several transactions may use one after the other. Otherwise the transaction
-// is rolled back, with an error that matches [ErrFenced] and core.ErrLost.
+// holds that row to its end. A token must be larger than all tokens that registered before, or
+// belong to the same lock. Several transactions may use one lock, one after the other. Otherwise
+// the transaction is rolled back, with an error that matches [ErrFenced] and core.ErrLost.
 //
 // So a holder that lost its lock without noticing does not write, and reads nothing that others
 // change before it ends. Its process may have been stopped, or Redis failed over to a replica that
@@ -31,8 +31,9 @@ var ErrFenced = errors.New("fenced off")
 // for all guards, those of [WithGuard] too. If guards are combined and one is fenced, all are.
 //
 // While the transaction of an earlier holder is open, its successor waits for the row, at most
-// [WithWait]. Then the error matches core.ErrTaken. A second transaction under the same lock inside
-// the first would wait for itself. A read-only transaction cannot register, which is an error.
+// [WithWait]. After that the error matches core.ErrTaken. If a second transaction under the same
+// lock is opened inside the first, it waits for the first, and so for itself. A read-only
+// transaction cannot register and fails with an error.
 //
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
 // lock, is safe too. After a change of the source of tokens, see [ResetFence]. (Martin Kleppmann,

@@ -9,8 +9,9 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts: the amount and the
-// currency of a payment, say. Only a salted hash of them is stored. A run without a fingerprint is not compared.
+// Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts. Parts
+// are, for example, the amount and the currency of a payment. Only a salted hash of them is stored.
+// A run without a fingerprint is not compared.
 func Fingerprint(parts ...[]byte) TransactionOption {
 	return transactionOption(func(g *guard) {
 		digest := claim.Digest(parts...)

@@ -24,13 +24,13 @@ const forUpdateKey = "gormlock:for update" // in Statement.Settings
 // of waiting, with the database's error. With clause.LockingOptionsSkipLocked it reads as if rows that others have
 // locked were not there. Rows that do not exist and rows that are preloaded are not locked.
 //
-// SQLite has no row locks: there the transaction becomes the database's only writer before it reads, as BEGIN IMMEDIATE
-// does. If others wrote since its first read, that is SQLite's busy error, and the transaction must be run again. The
-// options change nothing there.
+// SQLite has no row locks: there the transaction becomes the database's only writer before it
+// reads, as BEGIN IMMEDIATE does. If others wrote since its first read, the error is SQLite's busy
+// error, and the transaction must be run again. The options change nothing there.
 //
-// Outside a transaction, where the lock would end at once, the read's error is [ErrNoTransaction]; with raw SQL, which it
-// cannot change, gorm.ErrNotImplemented; without the plugin [ErrNotRegistered]. The scope may be kept and used
-// concurrently.
+// Outside a transaction the lock would end at once, so the read's error is [ErrNoTransaction].
+// ForUpdate cannot change raw SQL, so the error is gorm.ErrNotImplemented there. Without the plugin
+// it is [ErrNotRegistered]. The scope may be kept and used concurrently.
 func ForUpdate(options ...string) func(*gorm.DB) *gorm.DB {
 	locking := clause.Locking{Strength: clause.LockingStrengthUpdate, Options: strings.Join(options, " ")}
 	known := []string{"", clause.LockingOptionsNoWait, clause.LockingOptionsSkipLocked}

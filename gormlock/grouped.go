@@ -32,12 +32,13 @@ var errGroupTime = errors.New("the group took too long")
 // An error that ends the transaction is the error of every caller in the group. It may be a
 // deadlock on MySQL or MariaDB, a broken connection, the loss of the lock, or a refused COMMIT.
 // Nothing was written then, and no function runs again. A COMMIT without an answer is
-// [ErrCommitUnknown] for all of them. So is a function that ends the transaction itself, by DDL on
-// MySQL or MariaDB or by its own COMMIT.
+// [ErrCommitUnknown] for all of them. The error is the same if a function ends the transaction
+// itself, by DDL on MySQL or MariaDB or by its own COMMIT.
 //
-// A group takes callers in for 100 ms, on MySQL, MariaDB and SQLite until one reads, and lasts 10 s
-// at most. WithWait bounds the time until the function is called. The error matches core.ErrTaken
-// then, or context.DeadlineExceeded if the group has the lock and waits for a connection.
+// A group takes callers in for 100 ms at most. After its first read on MySQL, MariaDB or SQLite, it
+// takes in only callers that came before that read. A group lasts 10 s at most. WithWait bounds the
+// time until the function is called. When that time is over, the error matches core.ErrTaken. If
+// the group has the lock and waits for a connection, it is context.DeadlineExceeded.
 //
 // The state of the transaction is the group's: SET LOCAL, temporary tables, cursors and row locks
 // stay for the functions that follow. A deferred constraint fails for all. now() on PostgreSQL is

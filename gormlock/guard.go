@@ -88,7 +88,7 @@ type demandKey struct{} // in a context: demand
 // An error of the guard is the error of the statement, and the statement is not sent. It is core's
 // if the lock is not acquired. The transaction is given up then, and its later statements and its
 // Commit return the same error. In a transaction that has begun, or that holds other keys, it is
-// [ErrGuardTooLate]. The transaction stays as it was and may go on. The others are
+// [ErrGuardTooLate]. The transaction stays as it was and may go on. The other errors are
 // [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction,
 // [ErrUnmanagedTransaction], [ErrTemplate], and gorm.ErrDryRunModeUnsupported for the DryRun of a
 // write.
@@ -118,17 +118,18 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
 //
-// It also works for Begin by hand and for the generics API. The keys are taken as they are, together with those that
-// ctx has already. A transaction takes the locks in Begin, and the error is Begin's. Otherwise it is as [Guard]. No keys
-// at all are an error where the context is used, as an empty key is: core.ErrInvalidKey.
+// It also works for Begin by hand and for the generics API. The keys are taken as they are,
+// together with those that ctx has already. A transaction takes the locks in Begin, and the error
+// is Begin's. Otherwise WithGuard works as [Guard]. If there are no keys, or a key is empty, the
+// error is core.ErrInvalidKey when the context is used.
 //
 // A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns rows may write, so it
 // is refused there with [ErrNoTransaction].
 //
-// On a database without the plugin of [New] nobody looks for the keys, so nothing is guarded and
-// there is no error: [Guard] and [Transaction] return one. GORM begins a transaction, and leaves it
-// open, on a gorm.DB that has an Error from before. Look at it first, or the keys are held until
-// ctx ends. [Transaction] does.
+// On a database without the plugin of [New] nothing looks for the keys. So nothing is guarded, and
+// there is no error. [Guard] and [Transaction] return an error there. If a gorm.DB has an Error
+// from before, GORM begins a transaction on it and leaves that open. Check the Error first, or the
+// keys are held until ctx ends. [Transaction] checks it.
 func WithGuard(ctx context.Context, keys ...string) context.Context {
 	if len(keys) == 0 {
 		keys = []string{""} // which nobody can lock

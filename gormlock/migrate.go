@@ -22,8 +22,9 @@ var schemas embed.FS
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as
 // text. A collation that takes two keys for one would refuse the wrong holder. Columns that are too
-// short are an error too, because MySQL may truncate silently. To a table onelane_locks of an
-// earlier version Migrate adds the column orphan. Other databases return [ErrDialect].
+// short are an error too, because MySQL may truncate silently. Migrate adds the column orphan to a
+// table onelane_locks of an earlier version. On databases other than MySQL, MariaDB, PostgreSQL and
+// SQLite it returns [ErrDialect].
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {

@@ -45,17 +45,18 @@ type once struct {
 //	receipt, err := gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Receipt, error) { … })
 //
 // Once holds the lock on key, as [Transaction] does, so that callers do not wait in the database.
-// The guarantee is a row with the key in the table onelane_once (see [Migrate]), the first
-// statement. It holds at every isolation level. If fn fails or panics, nothing is stored and the
-// next call runs fn. After a deadlock, a serialization failure or a busy SQLite, fn runs again, up
-// to ten times in all. So it must have no effect except through tx. The first caller also gets the
-// result as it was stored. A field that JSON drops is empty for everybody.
+// The guarantee rests on a row with the key in the table onelane_once (see [Migrate]). The first
+// statement inserts it. It holds at every isolation level. If fn fails or panics, nothing is stored
+// and the next call runs fn. After a deadlock, a serialization failure or a busy SQLite, fn runs
+// again, up to ten times in all. So it must have no effect except through tx. The first caller also
+// gets the result as it was stored. A field that JSON drops is empty for everybody.
 //
-// The key has 1 to 512 bytes and is compared byte by byte. It is done as long as its row is there:
-// see [Purge]. Once waits for the lock at most [WithWait] (5 s), or until ctx ends. If it cannot
-// get the lock, it returns the result if the key is done. Otherwise the error is core's, and fn has
-// not run. In an open transaction the error is [ErrGuardTooLate]. After [ErrCommitUnknown], call
-// Once again with the same key. Other errors: [ErrMismatch], [ErrUnfinished], and fn's.
+// The key has 1 to 512 bytes and is compared byte by byte. The key counts as done as long as its
+// row is there: see [Purge]. Once waits for the lock at most [WithWait] (5 s), or until ctx ends.
+// If it cannot get the lock, it returns the result if the key is done. Otherwise the error is
+// core's, and fn has not run. In an open transaction the error is [ErrGuardTooLate]. After
+// [ErrCommitUnknown], call Once again with the same key. Other errors: [ErrMismatch],
+// [ErrUnfinished], and fn's.
 func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...TransactionOption) (T, error) {
 	var result T
 	o, err := newOnce(db, key, opts)

@@ -51,9 +51,9 @@ func guardWith(opts []TransactionOption) (g guard) {
 	return g
 }
 
-// WithWait sets how long a guard waits for its keys at most, and not longer than its context lives. The default is
-// 5 s, or the WithWait of [New]. It must be positive. If several guards come together, the longest of their waits
-// counts.
+// WithWait sets how long a guard waits for its keys at most. A guard never waits longer than its
+// context lives. The default is 5 s, or the WithWait of [New]. It must be positive. If several
+// guards come together, the longest of their waits counts.
 func WithWait(d time.Duration) GuardOption {
 	return guardOption(func(g *guard) {
 		g.wait = d
@@ -72,8 +72,9 @@ func WithKeys(more ...string) TransactionOption {
 
 // WithTxOptions sets the isolation level of the transaction, or makes it read-only. Nil is the database's default.
 //
-// In a transaction that is open already, Transaction cannot change them: other options than those that it was begun
-// with are an error. The callers of a group share a transaction, so it does not go together with [Grouped].
+// In a transaction that is open already, Transaction cannot change them. Options that differ from
+// those of the open transaction are an error. The callers of a group share a transaction, so
+// WithTxOptions does not go together with [Grouped].
 func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 	return transactionOption(func(g *guard) { g.tx = opts })
 }
@@ -84,9 +85,9 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 // between two tries, and stops when the context ends; the error is that of the last try. n must be
 // at least 1.
 //
-// Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The locks are released
-// between two tries, and each try waits for them anew. The function must be repeatable: what it does elsewhere than
-// by tx happens once for each try.
+// Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The
+// locks are released between two tries, and each try waits for them anew. The function must be
+// repeatable: what it does outside of tx happens once for each try.
 //
 // Only a transaction that is known to be rolled back runs again, never one that ended with [ErrCommitUnknown]. In a
 // transaction that is open already WithRetry does nothing: the error goes up to the outermost Transaction.

@@ -36,7 +36,7 @@ type plugin struct {
 //
 // A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
 // matches [ErrUnmanagedTransaction] if the database was opened on a transaction. It also returns an
-// error if dbresolver came first, or if a model of [Protect] cannot be read. So it does if a
+// error if dbresolver came first, or if a model of [Protect] cannot be read. The same holds if a
 // callback of GORM that guards rely on was removed.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}

@@ -8,9 +8,10 @@ import (
 	"gorm.io/gorm"
 )
 
-// Protect makes every create, update and delete on the tables of these models need a guard, whatever its key:
-// without one it is [ErrUnguarded]. It catches what drops the scopes of a block, such as Session(NewDB) and the
-// generics API. A table is known by its model and by its name, whatever its case, its quotes, its alias and the database
+// Protect makes every create, update and delete on the tables of these models need a guard,
+// whatever its key. Without a guard the error is [ErrUnguarded]. Protect catches statements that
+// drop the scopes of a block, such as those of Session(NewDB) and of the generics API. A table is
+// known by its model and by its name, whatever its case, its quotes, its alias and the database
 // before it. Raw SQL is not looked at.
 func Protect(models ...any) Option {
 	return pluginOption(func(p *plugin) { p.protect = append(p.protect, models...) })
@@ -34,7 +35,8 @@ func tableName(table string) string {
 	return strings.ToLower(table[strings.LastIndex(table, ".")+1:])
 }
 
-// tablesIn are the names that a write may mean by its table, which may be more than there are: of joined tables each.
+// tablesIn returns the names that a write may mean by its table. These may be too many: of several
+// joined tables it returns each.
 func tablesIn(s *gorm.Statement) []string {
 	names := []string{tableName(s.Table)}
 	if s.Schema != nil {

@@ -45,12 +45,12 @@ func WithTimeout(d time.Duration) TableOption {
 // increasing after [Purge]. Waiters poll. A lock takes three round trips where Redis takes one, so
 // Table is not for hot keys.
 //
-// Give Table a gorm.DB of its own if transactions can use up all connections: renewals wait for a
-// connection, and locks are lost. On SQLite always do, with a file of its own, because a
-// transaction there blocks all other writers. A database that fails over to a replica may lose
-// locks unless it replicates synchronously. On a multi-master cluster, write to one master. Behind
-// a proxy that sends SELECT to replicas, Table reads at the writer. With dbresolver it uses the
-// source of onelane_locks, as [Migrate] does; of several sources each process takes one, so
+// If transactions can use up all connections, give Table a gorm.DB of its own. Otherwise renewals
+// wait for a connection, and locks are lost. On SQLite, always do so, with a file of its own,
+// because a transaction there blocks all other writers. A database that fails over to a replica may
+// lose locks unless it replicates synchronously. On a multi-master cluster, write to one master.
+// Behind a proxy that sends SELECT to replicas, Table reads at the writer. With dbresolver it uses
+// the source of onelane_locks, as [Migrate] does; of several sources each process takes one, so
 // configure exactly one.
 //
 // Errors of the database match core.ErrUnavailable. MySQL and MariaDB must not have autocommit=0,

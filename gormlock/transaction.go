@@ -64,7 +64,7 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 	}
 }
 
-// usable says why no statement may run any more. t.mu is held.
+// usable returns why no statement may run any more. t.mu is held.
 func (t *transaction) usable() error {
 	switch {
 	case t.failed != nil:

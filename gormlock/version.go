@@ -23,9 +23,10 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 //	err := db.Model(&s).Update("left", s.Left-1).Error // … WHERE id = 1 AND version = 3
 //
 // A model has the version that was read or written with it. A write of a model with its primary key
-// needs the row in that version, and adds 1 to both; else the error is [ErrStale]. Then the
-// statement wrote nothing, neither of a slice nor of associations, even in your own transaction. A
-// rollback takes the versions back out of the models too; read again what you read inside.
+// needs the row in that version, and adds 1 to the versions of both. Otherwise the error is
+// [ErrStale]. Then the statement wrote nothing, neither of a slice nor of associations, even in
+// your own transaction. A rollback also takes the new versions back out of the models. Read again
+// what you read inside the transaction.
 //
 // A create writes 1. Version 0 means "not read": the model is stale unless its row has 0 or NULL,
 // as rows older than the column have. Write models by their pointers, and never assign a version:
@@ -35,9 +36,9 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // foreign key that is right already is no change. Save of one model with a primary key never
 // creates a row. An upsert by OnConflict does not tell what it inserted: read its models again.
 //
-// Writes by conditions, DoUpdates and [Decrement] raise the version without asking for one. Raw
-// SQL, db.Table without a model, and models without the column do not raise it: use db.Model.
-// Writes need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil.
+// Writes by conditions, DoUpdates and [Decrement] raise the version without checking it. Raw SQL,
+// db.Table without a model, and models without the column do not raise it: use db.Model. Writes
+// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil.
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.

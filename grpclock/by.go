@@ -13,14 +13,15 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ByMetadata returns an interceptor that takes the key from the metadata of this name. The key is
-// "k" in quotes (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is
-// InvalidArgument. Calls without the metadata run unprotected, unless idempotency.Require is set.
-// Methods with idempotency_level = NO_SIDE_EFFECTS and the services grpc.health and grpc.reflection
-// run unprotected, too.
+// ByMetadata returns an interceptor that takes the key from the metadata of this name. The key k is
+// sent in quotes, "k" (RFC 8941), or plain. It has 1 to 255 printable ASCII characters. A call with
+// any other value is refused with InvalidArgument. Calls without the metadata run unprotected,
+// unless idempotency.Require is set. Methods with idempotency_level = NO_SIDE_EFFECTS and the
+// services grpc.health and grpc.reflection run unprotected, too.
 //
 // ByMetadata panics if the name cannot be the name of text metadata, or if an option is wrong. The
-// Locker may be set later with [core.SetDefault]. Until then calls with a key are Unavailable.
+// Locker may be set later with [core.SetDefault]. Until then calls with a key are refused with
+// Unavailable.
 func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := metadataSource(name)
 	if err != nil {
@@ -30,13 +31,13 @@ func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 }
 
 // ByField returns an interceptor that takes the key from a field of the request: "request_id", or
-// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum, has at
-// most 255 bytes and no control characters. Calls that leave it empty run unprotected, unless
-// idempotency.Require is set.
+// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum. Its value
+// has at most 255 bytes and no control characters. Calls that leave the field empty run
+// unprotected, unless idempotency.Require is set.
 //
-// ByField panics if the path is no path, or if an option is wrong. A method whose request has no
-// such field is refused with Internal, and logged. [Check] finds it when the server is built.
-// Otherwise ByField is as [ByMetadata].
+// ByField panics if path cannot be the path of a field, or if an option is wrong. A method whose
+// request has no such field is refused with Internal, and logged. [Check] finds such a method when
+// the server is built. Otherwise ByField works as [ByMetadata].
 func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 	if !validPath(path) {
 		panic(fmt.Sprintf(
@@ -56,8 +57,8 @@ func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 //   - {metadata.NAME}: metadata, as [ByMetadata] reads it
 //   - {principal}: the caller, see [Principal]
 //
-// A call in which a field is missing is InvalidArgument, or Unauthenticated for {principal}.
-// Otherwise ByKey is as [ByField].
+// If a field is missing, the call is refused with InvalidArgument. If {principal} is missing, it is
+// refused with Unauthenticated. Otherwise ByKey works as [ByField].
 func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err == nil {
@@ -69,13 +70,13 @@ func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	return newInterceptor("ByKey", s, opts)
 }
 
-// KeyFunc returns the key of a call, or "" if it has none. An error refuses the call: one with a
-// gRPC status as it is, any other as InvalidArgument, and it is logged. req is nil for streams.
-// [grpc.Method] names the method.
+// KeyFunc returns the key of a call, or "" if it has none. If it returns an error, the call is
+// refused. An error with a gRPC status is returned as it is. Any other error is logged and becomes
+// InvalidArgument. req is nil for streams. [grpc.Method] names the method.
 type KeyFunc func(ctx context.Context, req any) (string, error)
 
 // By returns an interceptor that takes the key from fn: a text without control characters, or "" if
-// the call has none. Join parts that come from outside with [core.Join]. Otherwise By is as
+// the call has none. Join parts that come from outside with [core.Join]. Otherwise By works as
 // [ByMetadata].
 func By(fn KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
 	if fn == nil {
@@ -84,7 +85,7 @@ func By(fn KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
 	return newInterceptor("By", funcSource(fn), opts)
 }
 
-// interceptor is one ByMetadata, or one of its like.
+// interceptor is what one call of ByMetadata, or of another constructor, made.
 type interceptor struct {
 	config
 	source  *source // nil: each method's option says where its key comes from

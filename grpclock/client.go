@@ -15,7 +15,8 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ClientOption configures [UnaryClientInterceptor]. A nil one is ignored. The last of two wins.
+// ClientOption configures [UnaryClientInterceptor]. A nil option is ignored. If two options set the
+// same thing, the later one counts.
 type ClientOption interface{ applyClient(*client) }
 
 type clientOption func(*client)
@@ -29,7 +30,8 @@ func KeyMetadata(name string) ClientOption {
 
 // OnKey calls fn with each call's method and key before the call is sent. Store the key there if
 // the call must survive a crash of the client: after a restart send it again with
-// [idempotency.ContextWithKey]. An error of fn is the error of the call, which is not sent.
+// [idempotency.ContextWithKey]. If fn returns an error, the call is not sent and its error wraps
+// that of fn.
 func OnKey(fn func(ctx context.Context, method, key string) error) ClientOption {
 	return clientOption(func(c *client) { c.onKey = fn })
 }
@@ -40,10 +42,10 @@ type client struct {
 	safe  sync.Map // whether a method has no side effects, by its full name
 }
 
-// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its
-// own, which it keeps over its retries. These are the retries of gRPC's retry policy, and those of
-// a retry interceptor after this one. To retry by calling again, call with
-// [idempotency.ContextWithKey]. A key that is in the metadata already is left alone. Methods with
+// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its own
+// and keeps it over its retries. Retries are those of gRPC's retry policy and those of a retry
+// interceptor after this one. To retry with a second call, pass both calls a context of
+// [idempotency.ContextWithKey]. A key that is in the metadata already is kept. Methods with
 // idempotency_level = NO_SIDE_EFFECTS get no key, if their descriptor is linked in.
 //
 // UnaryClientInterceptor panics if the name cannot be the name of text metadata.

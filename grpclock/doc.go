@@ -22,11 +22,11 @@
 //   - The handler runs to its end even if its client hung up or ran out of time, and a retry gets
 //     the answer. Deadlines of the server's own interceptors count, and so does idempotency.MaxRun.
 //     Use grpc.WaitForHandlers and idempotency.Shutdown when the server stops.
-//   - The order that works is: recovery, telemetry, authentication and rate limit, this
-//     interceptor, the one that makes statuses of errors, the handler. An interceptor before
-//     authentication replays to whoever has the key. Nothing outside this interceptor should call
-//     grpc.SetHeader before a call is answered: clients retry only refusals that are nothing but
-//     trailers.
+//   - Use this order: recovery, telemetry, authentication and rate limit, this interceptor, the
+//     interceptor that turns errors into statuses, the handler. Before authentication, this
+//     interceptor would replay answers to anyone who has the key. Nothing outside this interceptor
+//     should call grpc.SetHeader before a call is answered: clients retry a refusal only if it has
+//     nothing but trailers.
 //
 // The services grpc.health and grpc.reflection are never protected. The promises and their limits
 // are in docs/. Package ginlock is the same for Gin.

@@ -24,8 +24,8 @@ func canonical(m protoreflect.Message) []byte {
 	return w.b[w.at:]
 }
 
-// writer writes from the end to the beginning, because the length of a nested message, which comes
-// before it, is known when it is written.
+// writer writes from the end to the beginning. The length of a nested message stands before the
+// message, and is known only when the message is written.
 type writer struct {
 	b       []byte
 	at      int // b[at:] is written

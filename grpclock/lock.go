@@ -14,17 +14,17 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// LockByKey returns an interceptor that holds the lock on a key while the handler runs. So there is
-// one call at a time for each key. Nothing is recorded. A call that finds the key taken is Aborted
-// with LOCK_BUSY, or waits, with idempotency.Wait.
+// LockByKey returns an interceptor that holds the lock on a key while the handler runs. So one call
+// at a time runs for each key. Nothing is recorded. If the key is taken, a call is refused with
+// Aborted and LOCK_BUSY. With idempotency.Wait it waits.
 //
-// The template is as in [ByKey]. The key is the name of the lock as it is. So everybody else who
-// locks that key is excluded: by grpclock, ginlock, gormlock, or Acquire of package core. A
+// The template is as in [ByKey]. The key itself is the name of the lock. So LockByKey also excludes
+// others who lock that key through grpclock, ginlock, gormlock, or Acquire of package core. A
 // template without a field is one lock for all calls. Methods without side effects are covered,
 // too.
 //
-// The handler's context carries the lock, and ends when the lock is lost. A call that has no answer
-// then is Aborted with LOCK_LOST.
+// The handler's context carries the lock, and ends when the lock is lost. If the call has no answer
+// by then, it ends with Aborted and LOCK_LOST.
 func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err != nil {
@@ -33,8 +33,8 @@ func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor 
 	return newLocks("LockByKey", s, opts).unary
 }
 
-// LockBy is [LockByKey] with a function that makes the key, of up to 512 bytes. Calls whose key is
-// "" run unprotected, unless idempotency.Require is set.
+// LockBy is [LockByKey] with a function that makes the key. The key has up to 512 bytes. Calls
+// whose key is "" run unprotected, unless idempotency.Require is set.
 func LockBy(fn KeyFunc, opts ...LockOption) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: LockBy(nil): pass a function that returns the key of a call")
@@ -47,8 +47,8 @@ func LockBy(fn KeyFunc, opts ...LockOption) grpc.UnaryServerInterceptor {
 // request yet when a stream begins.
 //
 // When the lock is lost, the context of the stream ends with a cause that matches [core.ErrLost].
-// From then on the stream neither receives nor sends, and ends with LOCK_LOST. A handler that waits
-// for a message is not woken by that.
+// From then on the stream neither receives nor sends, and ends with LOCK_LOST. This does not wake a
+// handler that waits for a message.
 func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	switch {

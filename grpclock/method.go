@@ -17,7 +17,7 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// method is what an interceptor knows of a method. It is found out once.
+// method is what an interceptor knows of a method. The interceptor finds it out once.
 type method struct {
 	config
 	full   string                         // "/package.Service/Method"

@@ -56,8 +56,9 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	return c.run(out.Claim)
 }
 
-// serverDeadline returns the deadline that the server's own interceptors set, or zero. The client's
-// deadline, which the stream has, is its patience, and does not end a handler under a claim.
+// serverDeadline returns the deadline that the server's own interceptors set, or zero. The stream
+// has the client's deadline. That one only says how long the client waits, and does not end a
+// handler under a claim.
 func serverDeadline(ctx context.Context) time.Time {
 	deadline, ok := ctx.Deadline()
 	type withContext interface{ Context() context.Context }

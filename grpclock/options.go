@@ -14,7 +14,8 @@ import (
 // Option configures [ByMetadata], [ByField], [ByKey], [By] and [ByProto]. The options of package
 // idempotency that are not about HTTP are Options: Require, Retain, Wait, RunAgain, MaxRun,
 // MaxBody, Quota, FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is
-// ignored. The last of two wins. A wrong one panics where the interceptor is made.
+// ignored. If two options set the same thing, the later one counts. If an option is wrong, the
+// constructor of the interceptor panics.
 type Option = claim.GRPCOption
 
 // LockOption configures [LockByKey], [LockBy], [StreamLockByKey] and [StreamLockBy]: [Principal],
@@ -63,8 +64,8 @@ func (o frontOption) GRPC(t claim.Target)     { o(t.(*config)) }
 func (o frontOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 
 // Principal sets the caller: a name that is verified and stays the same over retries, such as a
-// user or tenant id. Keys of different principals have nothing to do with each other. "" is an
-// anonymous caller. The name of a plain lock has the caller in it only if its template has
+// user or tenant id. Keys of different principals are independent of each other. If fn returns "",
+// the caller is anonymous. The name of a plain lock has the caller in it only if its template has
 // {principal}.
 //
 // Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs
@@ -97,7 +98,7 @@ func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 }
 
 // Metadata names the headers and trailers that are recorded if the handler sets them. By default
-// none is. Credentials and what belongs to the transport are refused.
+// none are recorded. Names of credentials and of the transport's own metadata are refused.
 //
 // With this option the handler's context has a stream that remembers what is set, and
 // grpc.SetSendCompressor fails in the handler. Call it in an interceptor outside of this one.
@@ -111,9 +112,9 @@ func Metadata(names ...string) Option {
 	})
 }
 
-// RetryInFlight refuses a retry that comes while the first call runs with Unavailable instead of
-// Aborted. Retry policies usually name that code, so gRPC's own retries go on until there is an
-// answer.
+// RetryInFlight sets Unavailable instead of Aborted as the code of a retry that is refused because
+// the first call is running. Retry policies usually name Unavailable, so gRPC's own retries go on
+// until there is an answer.
 func RetryInFlight() Option { return option(func(c *config) { c.retryInFlight = true }) }
 
 // Recover makes fn decide about a call whose earlier run has an unknown outcome. The process of

@@ -17,7 +17,7 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// keyMetadata is where the key is by default.
+// keyMetadata is the metadata that has the key by default.
 const keyMetadata = "idempotency-key"
 
 // ByProto returns an interceptor that does for each method what its option in the .proto file says:
@@ -29,11 +29,11 @@ const keyMetadata = "idempotency-key"
 //	}
 //
 // Methods without the option run as they are. So do those with idempotency_level = NO_SIDE_EFFECTS,
-// unless their mode is LOCK_ONLY. opts hold for what the option does not say. With LOCK_ONLY the
-// name of the lock is the key as it is, as with [LockByKey].
+// unless their mode is LOCK_ONLY. opts apply to everything that the option leaves out. With
+// LOCK_ONLY the name of the lock is the key as it is, as with [LockByKey].
 //
 // ByProto panics if one of opts is wrong. A method whose option is wrong is refused with Internal,
-// and logged. [Check] finds it when the server is built.
+// and logged. [Check] finds such a method when the server is built.
 func ByProto(
 	opts ...Option,
 ) grpc.UnaryServerInterceptor {
@@ -133,8 +133,8 @@ var lockTypes = func() *protoregistry.Types {
 }()
 
 // lockOption reads the option of a method, or returns nil if there is none. A descriptor that was
-// made at run time may hold it as an unknown field, or as an extension of other types than ours. As
-// bytes they are all the same.
+// made at run time may hold it as an unknown field, or as an extension of other types than ours.
+// Their bytes are the same in each case.
 func lockOption(m protoreflect.MethodDescriptor) (*lockpb.Lock, error) {
 	o, ok := m.Options().(*descriptorpb.MethodOptions)
 	if !ok || o == nil {

@@ -43,7 +43,7 @@ var grpcCodes = map[string]codes.Code{
 }
 
 // refuse answers a call without its handler. It sets nothing but trailers, because a client's retry
-// policy takes any header for an answer.
+// policy treats a call with a header as answered.
 func (c *call) refuse(p idempotency.Refusal) error {
 	if p.Code == idempotency.CodeLockLost {
 		c.decideOuter(claim.Unknown)

@@ -155,7 +155,7 @@ func validName(name string) bool {
 	}) < 0
 }
 
-// validPath reports whether path can be one of fields.
+// validPath reports whether path can be a path of fields.
 func validPath(path string) bool {
 	for name := range strings.SplitSeq(path, ".") {
 		if !protoreflect.Name(name).IsValid() {

@@ -51,8 +51,8 @@ const (
 	readGrowth = 8
 )
 
-// readAll reads up to limit bytes. A client that announces a long body (-1: no length) and sends none
-// must not get memory for it.
+// readAll reads up to limit bytes. The announced length is -1 if there is none. A client that
+// announces a long body and sends none must not cost memory for it.
 func readAll(r io.Reader, announced, limit int) ([]byte, error) {
 	size := firstRead
 	if announced >= 0 {

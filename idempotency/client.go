@@ -14,8 +14,8 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// TransportOption configures [NewTransport]. A nil option is ignored. The last of two wins. A wrong
-// option panics where the transport is made.
+// TransportOption configures [NewTransport]. A nil option is ignored. If two options set the same
+// thing, the later one counts. NewTransport panics if an option is wrong.
 type TransportOption interface{ applyTransport(*transport) }
 
 type transportOption func(*transport)
@@ -30,9 +30,9 @@ func WithHeader(name string) TransportOption {
 	})
 }
 
-// WithAttempts sets how often a call is sent at most, and how long one attempt may take until the
-// header of its answer is there. The default is 4 attempts of 10 s. With 1 attempt the transport only
-// adds the key.
+// WithAttempts sets how many times a call is sent at most. It also sets how long one attempt may
+// take until the header of its answer arrives. The default is 4 attempts of 10 s. With 1 attempt
+// the transport only adds the key.
 func WithAttempts(n int, each time.Duration) TransportOption {
 	return transportOption(func(t *transport) {
 		t.attempts, t.each = n, each
@@ -40,9 +40,10 @@ func WithAttempts(n int, each time.Duration) TransportOption {
 	})
 }
 
-// WithPause sets how long the transport waits before it sends a call again: about first, then twice as
-// long each time, up to longest. If the server asks for a longer pause than longest, with Retry-After,
-// its answer is returned. The default is 100 ms and 10 s.
+// WithPause sets how long the transport waits before it sends a call again. The first pause is
+// about first. Each later pause is twice as long, up to longest. If Retry-After asks for a pause
+// longer than longest, the transport returns the answer and does not send the call again. The
+// default is 100 ms and 10 s.
 func WithPause(first, longest time.Duration) TransportOption {
 	return transportOption(func(t *transport) {
 		t.first, t.longest = first, longest
@@ -50,8 +51,8 @@ func WithPause(first, longest time.Duration) TransportOption {
 	})
 }
 
-// RetryStatuses adds statuses that are sent again, such as 502 and 504 of a gateway. The server must
-// keep "one key, one effect" for them: see [DefaultFate].
+// RetryStatuses adds statuses after which a call is sent again, such as 502 and 504 of a gateway.
+// The server must keep "one key, one effect" for them: see [DefaultFate].
 func RetryStatuses(statuses ...int) TransportOption {
 	return transportOption(func(t *transport) {
 		for _, s := range statuses {
@@ -60,9 +61,10 @@ func RetryStatuses(statuses ...int) TransportOption {
 	})
 }
 
-// OnKey calls fn with each call's request and its key before the call is sent for the first time. Store
-// the key there if the call must survive a crash of the client: after a restart send it again with
-// [ContextWithKey]. An error of fn is the error of the call, which is not sent.
+// OnKey calls fn with each call's request and its key before the call is sent for the first time.
+// Store the key there if the call must survive a crash of the client: after a restart send it again
+// with [ContextWithKey]. If fn returns an error, the call is not sent and its error wraps that of
+// fn.
 func OnKey(fn func(r *http.Request, key string) error) TransportOption {
 	return transportOption(func(t *transport) {
 		t.onKey = fn
@@ -87,9 +89,9 @@ func (t *transport) check(ok bool, format string, args ...any) {
 }
 
 // NewTransport returns the client's half: an [http.RoundTripper] around base, or around
-// [http.DefaultTransport] if base is nil. Each call with a method that may have an effect gets an
-// idempotency key. All methods may have one, except GET, HEAD, OPTIONS and TRACE. The call is sent
-// again with the same key after:
+// [http.DefaultTransport] if base is nil. Each call gets an idempotency key, except GET, HEAD,
+// OPTIONS and TRACE, which have no effect to protect. The call is sent again with the same key
+// after:
 //
 //   - an error of base, or an attempt that took too long ([WithAttempts]), unless the call's own
 //     context ended or the server's certificate is not trusted
@@ -97,16 +99,17 @@ func (t *transport) check(ok bool, format string, args ...any) {
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of [RetryStatuses]
 //
-// Any other answer is returned, 500, 502 and 504 too: a server without a record would run the call
-// a second time. After the last attempt its answer or error is returned as it is. The key is in the
-// header of the answer's Request. A call is one RoundTrip: a key in the header, or in the context
-// ([ContextWithKey]), is left as it is. A redirect that repeats the call, such as 307, keeps its
-// key.
+// Any other answer is returned, including 500, 502 and 504. A server that has no record of the call
+// would run it a second time. After the last attempt its answer or error is returned as it is. The
+// key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
+// context ([ContextWithKey]) has a key already, the call keeps that key. A redirect that repeats
+// the call, such as 307, keeps its key.
 //
-// A body is sent again with the request's GetBody, which http.NewRequest sets for the usual ones.
-// Without GetBody the call is sent once. If the header is Idempotency-Key, net/http sends a request
-// again, too, if an idle connection turns out to be closed. net/http keeps the key. The server
-// must honour the key. The transport is safe for concurrent use.
+// To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
+// bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent
+// once. With the header Idempotency-Key, net/http itself also sends a request again, with the same
+// key, if an idle connection turns out to be closed. The server must honour the key. The transport
+// is safe for concurrent use.
 //
 // Source: draft-ietf-httpapi-idempotency-key-header-07; Retry-After: RFC 9110, 10.2.3.
 func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
@@ -196,7 +199,7 @@ func (t *transport) attempt(call *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// errNoAnswer is a time-out, as net.Error says.
+// errNoAnswer is a time-out: it implements net.Error.
 var errNoAnswer error = &attemptTimeout{}
 
 type attemptTimeout struct{}
@@ -219,7 +222,7 @@ func (b *attemptBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// attemptConn is the body of an answer of 101, which is the connection.
+// attemptConn is the body of a 101 answer. That body is the connection.
 type attemptConn struct {
 	*attemptBody
 	io.Writer
@@ -250,8 +253,8 @@ func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 	return call, nil
 }
 
-// key returns the key of a request: its own, the one in its context, or a new one. A hop of a redirect,
-// such as 307, has the key of the request before.
+// key returns the key of a request: its own, the one in its context, or a new one. A hop of a
+// redirect, such as 307, has the key of the previous request.
 func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
 	values := r.Header[t.header]
 	if len(values) == 0 && r.Response != nil && r.Response.Request != nil {
@@ -285,8 +288,8 @@ func (t *transport) retryable(ctx context.Context, resp *http.Response, err erro
 	return t.retried[resp.StatusCode]
 }
 
-// pause returns how long to wait: as long as the server says, or about as planned. ok is false if the
-// server wants more time than there is.
+// pause returns how long to wait: what Retry-After asks for, or about planned, whichever is longer.
+// It returns false if Retry-After asks for more than the longest pause.
 func (t *transport) pause(resp *http.Response, planned time.Duration) (time.Duration, bool) {
 	var random [1]byte
 	_, _ = rand.Read(random[:])
@@ -310,7 +313,7 @@ func (t *transport) pause(resp *http.Response, planned time.Duration) (time.Dura
 	return planned, true
 }
 
-// again waits, and returns the call with its body as it was.
+// again waits, and then returns a copy of the call with its body unread.
 func again(call *http.Request, wait time.Duration) (*http.Request, error) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()

@@ -8,9 +8,10 @@
 //	mux.Handle("POST /payments", once(pay))
 //
 // The first request with a key runs, and its answer is recorded. A retry gets that answer, with
-// Idempotency-Replayed: true, and the handler does not run. Another request with the same key is
-// refused with 422. A retry that comes while the first request runs is refused with 409, or waits for
-// the answer with [Wait]. Refusals are application/problem+json with a stable code (see [Refusal]).
+// Idempotency-Replayed: true, and the handler does not run. A different request with the same key
+// is refused with 422. A retry that comes while the first request runs is refused with 409, or
+// waits for the answer with [Wait]. Refusals are application/problem+json with a stable code (see
+// [Refusal]).
 //
 // Three things to know:
 //
@@ -23,9 +24,9 @@
 //   - The handler's context does not end when the client hangs up, but after [MaxRun]. Use
 //     [DeriveKey] and [Step] for calls to other systems, and call [Shutdown] when the process ends.
 //
-// Middlewares belong in this order: recovery, compression, authentication and rate limits, this one,
-// the writer of error responses, the handler. A middleware that limits the time of a handler belongs
-// outside. One that reads the body outside must put it back.
+// Middlewares belong in this order: recovery, compression, authentication and rate limits, this
+// one, the writer of error responses, the handler. A middleware that limits the time of a handler
+// belongs outside. A middleware outside that reads the body must put it back.
 //
 // [LockByKey] only holds a lock while the handler runs. [RefuseRepeats] refuses forms that are submitted
 // twice. [NewTransport] is the client's half.

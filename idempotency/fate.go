@@ -25,8 +25,8 @@ const (
 //
 //   - 400, 401, 403, 407, 409, 422, 423, 425, 429, and 503 with Retry-After: nothing was done, and the
 //     key is free.
-//   - 408, 499, 504, and 503 without Retry-After: the outcome is unknown. A middleware that limits the
-//     time answers so while its handler runs on.
+//   - 408, 499, 504, and 503 without Retry-After: the outcome is unknown. A middleware that limits
+//     the time sends such an answer while its handler is still running.
 //   - Everything else, 500 included, is recorded.
 func DefaultFate(status int, header http.Header) Fate {
 	switch status {
@@ -43,7 +43,8 @@ func DefaultFate(status int, header http.Header) Fate {
 	return KeepAnswer
 }
 
-// Run describes an earlier run of a request whose outcome is unknown: the first one, if several were.
+// Run describes an earlier run of a request whose outcome is unknown. After several such runs,
+// Begun and RequestID are those of the first run, and Ended and Instance those of the last.
 type Run struct {
 	// Begun is when it began, by the clock of its instance. It is zero if that is not known.
 	Begun time.Time
@@ -69,7 +70,7 @@ const (
 
 // NothingDone declares that the handler of ctx did nothing. The key is free and a retry runs,
 // whatever the handler answers, and even if it panics. This does not hold if a part of the answer
-// was sent before. Without a claim in ctx NothingDone does nothing.
+// was already sent. Without a claim in ctx NothingDone does nothing.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
 // decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,
@@ -80,9 +81,10 @@ func decide(ctx context.Context, f claim.Fate) {
 	}
 }
 
-// RetainFor sets how long the answer to the request of ctx is recorded, instead of [Retain]. It is at
-// least 10 ms. If middlewares with two keys guard the request, it is about the inner one. Without a claim
-// in ctx it does nothing.
+// RetainFor sets how long the answer to the request of ctx is recorded, instead of [Retain]. A time
+// below 10 ms counts as 10 ms, and one above ten years as ten years. If two middlewares with
+// different keys guard the request, RetainFor affects the inner one. Without a claim in ctx it does
+// nothing.
 func RetainFor(ctx context.Context, d time.Duration) {
 	if k, ok := claim.FromContext(ctx); ok {
 		k.KeepFor(max(d, claim.MinRetention))
@@ -100,6 +102,7 @@ func Token(ctx context.Context) (uint64, error) { return claim.Token(ctx) }
 
 // Shutdown waits until no handler of this process runs under a claim, and until every answer is
 // recorded. Call it after the server stopped accepting requests. It also waits for handlers whose
-// clients hung up, which http.Server's Shutdown does not. If ctx ends before that, Shutdown ends the
-// contexts of these handlers and returns an error that says how many there were.
+// clients hung up, which http.Server's Shutdown does not. If ctx ends before that, Shutdown ends
+// the contexts of these handlers and returns an error. The error names how many handlers still ran
+// and how many answers were not recorded.
 func Shutdown(ctx context.Context) error { return claim.Shutdown(ctx) }

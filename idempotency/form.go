@@ -38,8 +38,8 @@ func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
 	return claim.Digest(parts...)
 }
 
-// parsed reports whether a middleware outside of this one has parsed the body as a form, as those
-// against CSRF do.
+// parsed reports whether a middleware outside of this one has parsed the body as a form, as CSRF
+// middlewares do.
 func parsed(r *http.Request) bool {
 	if r.MultipartForm != nil {
 		return r.ParseMultipartForm(0) == nil // an error after MultipartReader
@@ -80,9 +80,9 @@ func fileDigest(file *multipart.FileHeader) []byte {
 // maxParts is how many parts of a form net/http reads.
 const maxParts = 1000
 
-// multipartDigest returns a digest of a form by its parts, because clients draw a new boundary for
-// each try. It returns nil if the body is no form that can be read to its end. It also returns nil
-// if the form has more parts than handlers read: small parts cost a hundred times their bytes.
+// multipartDigest returns a digest of a form by its parts, because clients choose a new boundary
+// for each try. It returns nil if the body is no form that can be read to its end. It also returns
+// nil if the form has more parts than handlers read: small parts cost a hundred times their bytes.
 func multipartDigest(contentType string, body []byte) []byte {
 	if !strings.Contains(strings.ToLower(contentType), "multipart/") {
 		return nil // most requests

@@ -21,9 +21,9 @@ var neverRecorded = map[string]bool{
 // unrecorded reports whether a header of this canonical name is never recorded.
 func unrecorded(name string) bool { return neverRecorded[name] || strings.HasPrefix(name, "Proxy-") }
 
-// changedHeaders returns those of names that differ, without values if the name is gone. Headers that
-// were there before belong to a middleware outside, which sets them for a replay, too. The values are
-// shared with after.
+// changedHeaders returns the headers of names that differ between before and after. A header that
+// is gone has no values. Headers that were there before belong to a middleware outside, which sets
+// them for a replay, too. The values are shared with after.
 func changedHeaders(before, after http.Header, names map[string]bool) map[string][]string {
 	changed := make(map[string][]string)
 	for name := range names {

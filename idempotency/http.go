@@ -12,12 +12,13 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ByHeader returns a middleware that takes the key from the header of this name. The key is "k" in
-// quotes (RFC 8941) or plain k, of 1 to 255 printable ASCII characters. Anything else is refused
-// with 400. Requests without the header run unprotected, unless [Require] is set.
+// ByHeader returns a middleware that takes the key from the header of this name. The key k is sent
+// in quotes, "k" (RFC 8941), or plain. It has 1 to 255 printable ASCII characters. A request with
+// any other value is refused with 400. Requests without the header run unprotected, unless
+// [Require] is set.
 //
-// ByHeader panics if the name is no name of a header, or if an option is wrong. The Locker may be
-// set later with [core.SetDefault]. Until then requests with a key get 503.
+// ByHeader panics if name cannot be the name of a header, or if an option is wrong. The Locker may
+// be set later with [core.SetDefault]. Until then requests with a key get 503.
 func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 	s, err := headerSource(name)
 	if err != nil {
@@ -37,8 +38,8 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 //   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}
 //   - {principal}: the caller, see [Principal]
 //
-// A request in which a field is missing or empty is refused with 400, and an anonymous one with 401 if
-// there is {principal}. Otherwise ByKey is as [ByHeader].
+// If a field is missing or empty, the request is refused with 400. If the template has {principal}
+// and the caller is anonymous, it is refused with 401. Otherwise ByKey works as [ByHeader].
 func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
 	if err == nil && s.constant {
@@ -50,8 +51,9 @@ func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler 
 	return newMiddleware("ByKey", s, opts)
 }
 
-// By returns a middleware that takes the key from fn: a text without control characters, or "" if the
-// request has none. Join parts that come from outside with [core.Join]. Otherwise By is as [ByHeader].
+// By returns a middleware that takes the key from fn: a text without control characters, or "" if
+// the request has none. Join parts that come from outside with [core.Join]. Otherwise By works as
+// [ByHeader].
 func By(fn KeyFunc, opts ...HTTPOption) func(http.Handler) http.Handler {
 	if fn == nil {
 		panic("idempotency: By(nil): pass a function that returns the key of a request")
@@ -59,7 +61,7 @@ func By(fn KeyFunc, opts ...HTTPOption) func(http.Handler) http.Handler {
 	return newMiddleware("By", funcSource(fn), opts)
 }
 
-// middleware is one ByHeader, or one of its like.
+// middleware is what one call of ByHeader, ByKey or By made.
 type middleware struct {
 	front
 	claims claim.Cache

@@ -26,8 +26,8 @@ type bodyError struct{ error }
 
 func (e *bodyError) Unwrap() error { return e.error }
 
-// jsonKey reads the key from a member of the body. A handler must not find another value than the one
-// that is locked, so the content type must be JSON.
+// jsonKey reads the key from a member of the body. The handler must find the same value that is
+// locked, so the content type must be JSON.
 func (f *front) jsonKey(r *http.Request, path []string) (string, error) {
 	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
@@ -44,8 +44,8 @@ func (f *front) jsonKey(r *http.Request, path []string) (string, error) {
 }
 
 // jsonMember returns the value at a path. It is stricter than JSON, because every reader of the
-// body must find the same value. So there is one document, and one member of each name on the path,
-// whatever its case.
+// body must find the same value. So the body must be one document, and each name on the path must
+// occur once, whatever its case.
 func jsonMember(body []byte, path []string) (string, error) {
 	if !utf8.Valid(body) {
 		return "", errNotJSON // readers replace other bytes, each in its own way

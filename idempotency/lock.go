@@ -9,17 +9,17 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// LockByKey returns a middleware that holds the lock on a key while the handler runs. So there is
-// one request at a time for each key. Nothing is recorded. A request that finds the key taken gets
-// 409 lock_busy, or waits, with [Wait].
+// LockByKey returns a middleware that holds the lock on a key while the handler runs. So one
+// request at a time runs for each key. Nothing is recorded. If the key is taken, a request gets 409
+// lock_busy. With [Wait] it waits.
 //
-// The template is as in [ByKey]. The key is the name of the lock as it is. So everybody else who
-// locks that key is excluded: by ginlock, grpclock, gormlock, or Acquire of package core. A
+// The template is as in [ByKey]. The key itself is the name of the lock. So LockByKey also excludes
+// others who lock that key through ginlock, grpclock, gormlock, or Acquire of package core. A
 // template without a field is one lock for all requests. All methods are covered, unless [Methods]
-// is given.
+// names some.
 //
-// The request's context carries the lock. It ends when the lock is lost. If the handler has written
-// nothing then, the answer is 409 lock_lost.
+// The request's context carries the lock, and ends when the lock is lost. If the handler has
+// written nothing by its end, the answer is 409 lock_lost.
 func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
 	if err != nil {
@@ -28,8 +28,8 @@ func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Hand
 	return newLocks("LockByKey", s, opts)
 }
 
-// LockBy is [LockByKey] with a function that makes the key, of up to 512 bytes. Requests whose key is ""
-// run unprotected, unless [Require] is set.
+// LockBy is [LockByKey] with a function that makes the key. The key has up to 512 bytes. Requests
+// whose key is "" run unprotected, unless [Require] is set.
 func LockBy(fn KeyFunc, opts ...LockOption) func(http.Handler) http.Handler {
 	if fn == nil {
 		panic("idempotency: LockBy(nil): pass a function that returns the key of a request")

@@ -32,8 +32,9 @@ func WithLocker(l *core.Locker) SharedOption {
 }
 
 // Wait makes a request wait for up to d if another request with its key is running. It waits for
-// that request's answer or, with a plain lock, for the lock. By default it is refused at once. A
-// wait for a lock also bridges an outage of the backend of up to 10 s, unless [FailOpen] is set.
+// that request's answer or, with a plain lock, for the lock. Without Wait the request is refused at
+// once. A wait for a lock also bridges an outage of the backend of up to 10 s, unless [FailOpen] is
+// set.
 func Wait(d time.Duration) SharedOption {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Wait = d
@@ -49,7 +50,8 @@ func Require() SharedOption { return claim.Shared(func(s *claim.Settings) { s.Re
 func FailOpen() SharedOption { return claim.Shared(func(s *claim.Settings) { s.FailOpen = true }) }
 
 // Retain sets how long an answer is recorded, and how long an unknown outcome is remembered. After
-// that the key runs anew. The default is 24 h, the least 10 ms, the most ten years. See [RetainFor] for one request.
+// that, a request with the key runs anew. The default is 24 h, the minimum 10 ms and the maximum
+// ten years. [RetainFor] sets it for one request.
 func Retain(d time.Duration) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Retention = d
@@ -58,8 +60,8 @@ func Retain(d time.Duration) Option {
 	})
 }
 
-// MaxRun sets how long a handler may run. Then its context ends. The default is 5 min. The context of
-// the client does not count: a handler finishes also if its client has hung up.
+// MaxRun sets how long a handler may run before its context ends. The default is 5 min. The
+// client's context does not count: a handler runs to its end even if its client has hung up.
 func MaxRun(d time.Duration) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.MaxRun = d
@@ -67,13 +69,15 @@ func MaxRun(d time.Duration) Option {
 	})
 }
 
-// RunAgain lets a retry run when the outcome of the first run is unknown or a server error. That is
-// the case after a crash, a panic, a lost claim, or an answer of 500 and above. RunAgain is for
-// handlers whose effects are all in one database transaction, or harmless to repeat.
+// RunAgain lets a retry run when the outcome of the first run is unknown or a server error. The
+// outcome is unknown after a crash, a panic, a lost claim, or an answer such as 408 or Canceled
+// (see [DefaultFate]). Server errors are 500 and above or, over gRPC, Internal, Unknown and
+// DataLoss. RunAgain is for handlers whose effects are all in one database transaction, or harmless
+// to repeat.
 func RunAgain() Option { return claim.Shared(func(s *claim.Settings) { s.RunAgain = true }) }
 
-// MaxBody sets up to how many bytes of an answer are recorded. A larger answer is sent in full, and a
-// retry is refused because the answer was not kept. The default is 1 MiB, the most 8 MiB.
+// MaxBody sets the largest body of an answer that is recorded, in bytes. A larger answer is sent in
+// full and not kept, so a retry is refused. The default is 1 MiB and the maximum 8 MiB.
 func MaxBody(n int) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.MaxBody = n
@@ -81,12 +85,12 @@ func MaxBody(n int) Option {
 	})
 }
 
-// Quota sets how many requests of one principal may be at work in this process at once. Requests
-// that run under a claim count, with a client or without, and so do those that [Wait]. More are
-// refused with 429 before the backend is asked, and leave nothing behind. The default is 1,000. All
-// middlewares of a service with one Locker count together. Anonymous callers are not counted. Quota
-// does not bound how many answers are recorded: a rate limit outside, with [Retain] and [MaxBody],
-// does.
+// Quota sets how many requests of one principal may be at work in this process at once. A request
+// counts while it runs under a claim, even if its client has hung up, and while it waits ([Wait]).
+// Further requests are refused with 429 before the backend is asked, and leave nothing behind. The
+// default is 1,000. All middlewares of a service with one Locker count together. Anonymous callers
+// are not counted. Quota does not limit how many answers are recorded. A rate limit outside,
+// together with [Retain] and [MaxBody], does.
 func Quota(n int) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Quota = n
@@ -122,10 +126,10 @@ type EncryptionKey struct {
 // backend cannot read them, and writers can neither forge a record nor move it to another key or
 // prefix. The names of keys stay readable.
 //
-// New records are encrypted with current. The older keys only read. To change the key, first let
-// all processes know the new one as an older key. Then make it the current one, and remove the old
-// one after the retention. A record that cannot be decrypted is never a new run: the request is
-// refused. See [ReadPlain].
+// New records are encrypted with current. The older keys only decrypt. To change the key, first
+// pass the new key as an older key in all processes. Then pass it as current. Remove the old key
+// when the retention has passed. If a record cannot be decrypted, the request is refused and never
+// runs. See [ReadPlain].
 func WithEncryption(current EncryptionKey, older ...EncryptionKey) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Keys = nil
@@ -152,9 +156,9 @@ func validKeyID(id string) bool {
 	}) < 0
 }
 
-// ReadPlain lets a service with [WithEncryption] read records that are not encrypted. Use it while
-// encryption is switched on: until all processes have it, and then for the retention. As long as it is
-// set, writers of the backend can forge records.
+// ReadPlain lets a service with [WithEncryption] read records that are not encrypted. Use it when
+// you switch encryption on: until all processes have encryption, and for the retention after that.
+// As long as it is set, writers of the backend can forge records.
 func ReadPlain() Option { return claim.Shared(func(s *claim.Settings) { s.ReadPlain = true }) }
 
 // httpConfig is the configuration of a middleware.
@@ -187,8 +191,9 @@ type FrontOption interface {
 	LockOption
 }
 
-// Methods sets which methods are covered. The default of idempotency is all but GET, HEAD, OPTIONS and
-// TRACE, which have no effect to protect and must not be named. A plain lock covers all methods.
+// Methods sets which methods are covered. By default idempotency covers all methods except GET,
+// HEAD, OPTIONS and TRACE. These have no effect to protect, and naming one for idempotency panics.
+// A plain lock covers all methods by default.
 func Methods(methods ...string) FrontOption {
 	return frontOption(func(c *httpConfig) {
 		c.methods = make(map[string]bool, len(methods))
@@ -199,9 +204,9 @@ func Methods(methods ...string) FrontOption {
 	})
 }
 
-// Principal sets the caller: a name that is verified and stays the same over retries, such as a user or
-// tenant id. Keys of different principals have nothing to do with each other. "" is an anonymous
-// caller.
+// Principal sets the caller: a name that is verified and stays the same over retries, such as a
+// user or tenant id. Keys of different principals are independent of each other. If fn returns "",
+// the caller is anonymous.
 //
 // Without Principal all callers share one space of keys. A retry must then come with the credentials of
 // the first request: the headers Authorization, Cookie and X-Api-Key, and a verified client
@@ -222,8 +227,8 @@ func WithProblemWriter(fn func(http.ResponseWriter, *http.Request, Refusal)) Fro
 	})
 }
 
-// MaxRequestBody sets how many bytes the body of a request may have, which is read before the handler
-// runs. A larger one is refused with 413. The default is 1 MiB.
+// MaxRequestBody sets the largest body of a request, in bytes. The body is read before the handler
+// runs. A request with a larger body is refused with 413. The default is 1 MiB.
 func MaxRequestBody(n int) FrontOption {
 	return frontOption(func(c *httpConfig) {
 		c.maxRequestBody = n
@@ -279,21 +284,22 @@ func Recover(fn func(w http.ResponseWriter, r *http.Request, earlier Run) Recove
 	})
 }
 
-// WithRouter sets how to ask a router that is not net/http's about a request.
+// WithRouter adapts a middleware to a router other than that of net/http.
 func WithRouter(r Router) FrontOption {
 	return frontOption(func(c *httpConfig) { c.router = r })
 }
 
-// Router answers questions about a request that routers answer differently. A nil function leaves
-// net/http's answer.
+// Router answers the questions about a request that each router answers in its own way. If a
+// function is nil, the answer of net/http counts.
 type Router struct {
 	// Pattern returns the pattern of the route, such as /orders/{id}, or "" if it is not known. The
 	// default is r.Pattern. Without a pattern the path takes its place, and a key belongs to one path.
 	Pattern func(r *http.Request) string
 	// Param returns a parameter of the path. The default is r.PathValue.
 	Param func(r *http.Request, name string) (value string, ok bool)
-	// User returns the name of the caller that the framework has authenticated, or "". An error
-	// refuses the request with 500. It is asked if there is no [Principal].
+	// User returns the name of the caller that the framework has authenticated, or "". If it
+	// returns an error, the request is refused with 500. User is called only if there is no
+	// [Principal].
 	User func(r *http.Request) (string, error)
 	// Address returns the address of the client. The default is the host of r.RemoteAddr.
 	Address func(r *http.Request) string

@@ -114,7 +114,8 @@ func (w *recorder) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// Hijack implements http.Hijacker. A connection that cannot be hijacked leaves the answer as it was.
+// Hijack implements http.Hijacker. If the connection cannot be hijacked, the answer stays as it
+// was.
 func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if !w.passing && len(w.body) > 0 {
 		return nil, nil, errHijackWritten
@@ -138,8 +139,8 @@ func (w *recorder) Push(target string, opts *http.PushOptions) error {
 // Unwrap is for [http.ResponseController].
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// pass stops holding before the handler has returned. If a write or a flush follows at once, that
-// call may be left to send the header.
+// pass stops holding the answer back before the handler has returned. If a write or a flush follows
+// at once, pass may leave the header to that call.
 func (w *recorder) pass() error {
 	follows := len(w.body) == 0 && !w.changedLate()
 	w.endEarly()
@@ -156,8 +157,8 @@ func (w *recorder) endEarly() {
 // changedLate reports whether headers were set after the handler wrote.
 func (w *recorder) changedLate() bool { return !maps.EqualFunc(w.written, w.Header(), slices.Equal) }
 
-// send sends what is held. Gin's writer only notes a status, and sends it with the first byte: there a
-// compression decides what it is.
+// send sends the held answer. Gin's writer only notes a status, and sends it with the first byte,
+// because a compression middleware may change the header until then.
 func (w *recorder) send(follows bool) error {
 	w.passing = true
 	if !w.wrote {
@@ -184,12 +185,12 @@ func (w *recorder) send(follows bool) error {
 	return err
 }
 
-// record returns what is held. Names are the headers that are recorded.
+// record returns the held answer as a record. It takes the headers in names.
 func (w *recorder) record(names map[string]bool) claim.Record {
 	return claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
 }
 
-// forget drops what is held.
+// forget drops the held answer.
 func (w *recorder) forget() {
 	if w.passing {
 		return

@@ -32,8 +32,8 @@ const (
 	CodeMisconfigured      = "misconfigured"                   // 500. A mistake in the program, which is logged.
 )
 
-// Refusal is an answer of this package instead of the handler's, in the words of RFC 9457. Its JSON is
-// the body that clients get.
+// Refusal is the answer that this package sends instead of the handler's. Its fields are those of
+// RFC 9457. Its JSON is the body that clients get.
 type Refusal struct {
 	// Type is a URI that ends in the code.
 	Type string `json:"type"`
@@ -56,7 +56,7 @@ type Refusal struct {
 
 const problemType = "https://pkg.go.dev/github.com/onelane/onelane/idempotency#"
 
-// soon is when to try again. Most requests take less.
+// soon is how long a client should wait before it tries again. Most requests take less time.
 const soon = time.Second
 
 var refusals = func() map[string]Refusal {

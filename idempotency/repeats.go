@@ -11,14 +11,15 @@ import (
 )
 
 // RefuseRepeats returns a middleware that refuses a form that is submitted twice. It is for clients
-// that send no key. The same principal, method, host, path, query and body within the window gets
-// 409 duplicate_submit. So does a form that comes while the first one is at work. The window begins
-// with the first answer. The answer is neither recorded nor held back.
+// that send no key. A request with the same principal, method, host, path, query and body within
+// the window gets 409 duplicate_submit. So does one that comes while the first one is running. The
+// window begins with the first answer. The answer is neither recorded nor held back.
 //
-// The same answers as in [ByHeader] free the key, so that the form may be sent again at once. The
-// caller is [Principal], or else the credentials and the address of the client. So anonymous users
-// behind one address who send the same are taken for one. [Fingerprint] changes what is the same
-// body. The backend gets an unsalted hash of the body, from which short bodies can be guessed.
+// The answers that free a key of [ByHeader] free it here, too, so that the form may be sent again
+// at once. The caller is the [Principal]. Without one, the credentials and the address of the
+// client stand for the caller. So anonymous users behind one address who send the same form count
+// as one caller. [Fingerprint] changes which bodies count as the same. The backend gets an unsalted
+// hash of the body, from which short bodies can be guessed.
 //
 // RefuseRepeats panics if the window is shorter than 10 ms, or if an option is wrong.
 func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
@@ -84,7 +85,8 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	}
 }
 
-// formKey returns the key of a submission. Everything that makes two of them the same is in it.
+// formKey returns the key of a submission. Everything that makes two submissions the same is in the
+// key.
 func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	body, err := m.readBody(r)
 	if err != nil {
@@ -100,8 +102,8 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	return core.Join(m.Service, who, r.Method, m.name, anonymous, hex.EncodeToString(sum[:])), nil
 }
 
-// run runs the handler under its claim, and leaves a tombstone. The answer need not wait for it: a
-// repeat is refused as long as the claim is held.
+// run runs the handler under its claim, and leaves a tombstone. The answer does not wait for the
+// tombstone, because a repeat is also refused while the claim is held.
 func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
 	sent, inner := newTracker(w), r.WithContext(k.Context())
 	f := claim.Unknown // after a panic

@@ -15,20 +15,21 @@ import (
 var (
 	// ErrStepUnknown means that an earlier run began a [Step] and nobody knows whether it was done.
 	ErrStepUnknown = errors.New("idempotency: the outcome of a step is unknown")
-	// ErrNothingDone is for the function of a [Step]: an error that matches it frees the step.
+	// ErrNothingDone is an error for the function of a [Step] to return. An error that matches it
+	// frees the step.
 	ErrNothingDone = errors.New("nothing was done")
 )
 
-// Step runs fn at most once for the innermost claim that ctx carries and the name, and records its result as
-// JSON. A handler that runs again, after [Recover] or with [RunAgain], gets the recorded result and fn
-// does not run.
+// Step runs fn at most once for each name and the key of the innermost claim that ctx carries. It
+// records the result as JSON. A handler that runs again, after [Recover] or with [RunAgain], gets
+// the recorded result and fn does not run.
 //
 //	charge, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (Charge, error) { … })
 //
-// If fn fails, the outcome of the step is unknown, and a later run gets [ErrStepUnknown]; if the error
-// matches [ErrNothingDone], a later run calls fn again. After a crash in the middle of fn a later run
-// gets ErrStepUnknown, too: ask the other system, with the same [DeriveKey], what happened. Step costs
-// two round trips, or one if it was done. Without a claim the error is [ErrNoClaim].
+// If fn fails, or the process dies in the middle of fn, the outcome of the step is unknown. A later
+// run then gets [ErrStepUnknown]: ask the other system, with the same [DeriveKey], what happened.
+// If the error of fn matches [ErrNothingDone], a later run calls fn again. Step costs two round
+// trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim].
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.FromContext(ctx)

@@ -134,7 +134,7 @@ func (c *clients) call(ctx context.Context, user, key string, do func(context.Co
 	return a
 }
 
-// result is what came of it.
+// result counts what the clients saw and what is in the book.
 type result struct {
 	customers, grabbed                 int
 	requests, replayed, refused, taken int

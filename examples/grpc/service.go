@@ -26,7 +26,8 @@ var (
 	errTaken   = errors.New("somebody else has taken it")
 )
 
-// book holds the orders. Each of its methods is safe; what a caller makes of two of them in a row is not.
+// book holds the orders. Each of its methods is safe for concurrent use. Two of them in a row are
+// not one step.
 type book struct {
 	mu     sync.Mutex
 	orders []*orderpb.Order
@@ -60,7 +61,7 @@ func (b *book) give(id, taker string) {
 	b.taken[id]++
 }
 
-// create and grab are the service, whatever a request comes by.
+// create and grab are the service, over either transport.
 func (b *book) create(customer, item string) *orderpb.Order {
 	time.Sleep(time.Millisecond) // a payment, say
 	return b.add(customer, item)
@@ -80,8 +81,8 @@ func (b *book) grab(taker, id string) (*orderpb.Order, error) {
 	return b.get(id)
 }
 
-// grpcServer is the service on gRPC: a login, and what the .proto file says of each method.
-// Check finds what is wrong in it before the first call does.
+// grpcServer is the service on gRPC: a login, and what the .proto file says of each method. Check
+// finds a mistake in that file before the first call finds it.
 func grpcServer(b *book, unguarded bool) (*grpc.Server, error) {
 	chain := []grpc.UnaryServerInterceptor{login}
 	if !unguarded {

@@ -33,8 +33,8 @@ type service struct {
 	came, lost atomic.Int64
 }
 
-// shortTTL is the lease of a key here. A retry learns only after it that a service has died. The
-// default, 10 s, would make this a long show.
+// shortTTL is the lease of a key here. Only when it has ended does a retry learn that a service has
+// died. With the default of 10 s this show would take long.
 const shortTTL = 1500 * time.Millisecond
 
 func newService(redisAddr, dbFile, provider string, opts ...core.Option) (*service, func(), error) {

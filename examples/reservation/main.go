@@ -1,6 +1,6 @@
 // Command reservation is a flash sale with payment: a buyer reserves, has some minutes to pay, and
-// confirms. Units that nobody pays for go back on sale. Nothing is sold twice, whoever crashes
-// when.
+// confirms. Units that nobody pays for go back on sale. Nothing is sold twice, whichever process
+// crashes, at any time.
 //
 //	go run ./examples/reservation   # embedded Redis and SQLite: nothing to install
 //

@@ -45,7 +45,7 @@ func newLoad(o options, addrs []string) *load {
 	}
 }
 
-// total is how many requests there will be if none has to be sent again.
+// total is the number of requests if none has to be sent again.
 func (l *load) total() int { return l.buyers * l.submits }
 
 // shop lets all buyers buy and returns when they have their answers, or ctx ends.

@@ -46,7 +46,8 @@ type waits struct {
 	before []uint64 // the buckets when the sale began
 }
 
-// waitState is what the page shows of it, in milliseconds; -1 where it is beyond the largest bucket.
+// waitState is what the page shows of the waits, in milliseconds. A value beyond the largest bucket
+// is -1.
 type waitState struct {
 	Locks uint64  `json:"locks"`
 	P50   float64 `json:"p50_ms"`

@@ -40,7 +40,8 @@ func startChildren(ctx context.Context, o options) (addrs []string, stop func(),
 	return addrs, stop, nil
 }
 
-// startChild returns when the child has said where it listens. It ends when its standard input does, and so with us.
+// startChild returns when the child has said where it listens. The child ends when its standard
+// input ends, and so with this process.
 func startChild(ctx context.Context, self string, o options) (addr string, stop func(), err error) {
 	cmd := exec.CommandContext(ctx, self, "-redis", o.redis, "-etcd", o.etcd, "-zookeeper", o.zookeeper,
 		"-db", o.db, "-unguarded="+strconv.FormatBool(o.unguarded))

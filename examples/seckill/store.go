@@ -29,7 +29,8 @@ type Stock struct {
 // TableName keeps the example's tables apart from others in a shared database.
 func (Stock) TableName() string { return "seckill_stock" }
 
-// Order is one unit sold. Nothing in the table forbids two of one buyer: that is what is to be shown.
+// Order is one unit sold. Nothing in the table forbids two orders of one buyer, because the example
+// shows who prevents them.
 type Order struct {
 	ID    uint64 `gorm:"primaryKey"`
 	SKU   int64
@@ -66,8 +67,9 @@ func embedServers(o *options) (stop func(), err error) {
 	return stop, nil
 }
 
-// expire lets the embedded Redis's keys expire; by itself it looks at all of them on every command.
-// It looks after a command, ten times a second at most, and sleeps while there are none.
+// expire makes keys of the embedded Redis expire: the clock of that server stands still by itself.
+// A move looks at all keys, so expire moves the clock only after a command, and ten times a second
+// at most. It sleeps while there are no commands.
 func expire(m *miniredis.Miniredis) (stop func()) {
 	const tick = 100 * time.Millisecond
 	command, done := make(chan struct{}, 1), make(chan struct{})

@@ -17,7 +17,8 @@ const (
 	firstPause      = 20 * time.Millisecond
 	longestPause    = 5 * time.Second
 
-	// holdGrace is for how long a lock is renewed after MaxRun: a handler that goes on keeps its key.
+	// holdGrace is how long a lock is still renewed after MaxRun, so that a handler that goes on
+	// keeps its key.
 	holdGrace = 10 * time.Minute
 )
 
@@ -112,7 +113,7 @@ func (k *Claim) Suggest(f Fate) {
 	}
 }
 
-// Fate returns what becomes of the key if the answer alone says f.
+// Fate returns what becomes of the key. The fate f is what the answer alone says.
 func (k *Claim) Fate(f Fate) Fate {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -138,7 +139,7 @@ func (k *Claim) keptFor() time.Duration {
 	return k.retention
 }
 
-// end marks the claim as over. It returns false if it was before.
+// end marks the claim as over. It returns false if the claim was over already.
 func (k *Claim) end() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -147,8 +148,8 @@ func (k *Claim) end() bool {
 	return !was
 }
 
-// Close ends the context of the handler, when that has returned. A claim that has not ended is left
-// unknown.
+// Close ends the context of the handler. Call it when the handler has returned. If the claim has
+// not ended, Close leaves its outcome unknown.
 func (k *Claim) Close() {
 	k.LeaveUnknown()
 	if k.unwatch != nil {
@@ -199,11 +200,11 @@ func (k *Claim) log(level slog.Level, text string, err error) {
 // Complete seals the key with r for the retention: from now on every repeat gets r, which must not be
 // modified any more.
 //
-// Complete does not end with the request's context, but after 2 s. If the outcome is not known then, the error matches
-// [core.ErrUnavailable], and sealing goes on in the background; nobody else gets the claim meanwhile.
-// If the claim was lost and somebody else took it over, the error matches [core.ErrLost] and nothing
-// was recorded. A record that is too large is refused and leaves the claim as it was. After the claim
-// ended, the error matches [ErrOver].
+// Complete does not end with the request's context. It returns after 2 s at most. If the outcome is
+// not known by then, the error matches [core.ErrUnavailable], and sealing goes on in the
+// background; nobody else gets the claim meanwhile. If the claim was lost and somebody else took it
+// over, the error matches [core.ErrLost] and nothing was recorded. A record that is too large is
+// refused and leaves the claim as it was. After the claim ended, the error matches [ErrOver].
 func (k *Claim) Complete(r *Record) error {
 	value, err := k.claims.encode(k.name, r, &k.mark, Run{Begun: k.began, Instance: instanceOf(k.lock.Owner())})
 	if err != nil {
@@ -284,8 +285,8 @@ func untilAnswered(ctx context.Context, fn func(context.Context) error) error {
 	}
 }
 
-// unanswered returns the error of a call with a time-out of ours. Its end is not that of a context of
-// the caller.
+// unanswered returns the error of a call that ran under our own time-out. If the time-out ended the
+// call, the error must not match that of the caller's context.
 func unanswered(key string, err error, gave time.Duration) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return &core.UnavailableError{Key: key, Nodes: []error{fmt.Errorf("no answer within %v: %v", gave, err)}}

@@ -47,9 +47,10 @@ type Request struct {
 	Principal string
 	// ID is the request's id in logs and traces, or empty.
 	ID string
-	// Route is an attribute of metrics. There must be few of them.
+	// Route is an attribute of metrics. There must be few different routes.
 	Route string
-	// Deadline is the server's own deadline, or zero. The client's is not kept: see [Claim.Context].
+	// Deadline is the server's own deadline, or zero. The client's deadline does not count: see
+	// [Claim.Context].
 	Deadline time.Time
 }
 
@@ -65,12 +66,11 @@ type Outcome struct {
 }
 
 // Begin asks for the claim on a key. It talks to the backend once, unless it waits for a running
-// request.
+// request or takes over an unknown outcome.
 //
-// The error is [*InFlightError], [*MismatchError], [*UnknownError], one that matches [ErrRecord]
-// or [ErrQuota], or
-// an error of core: one that matches [core.ErrUnavailable], [core.ErrClosed] or [core.ErrInvalidKey],
-// or that of a context that ended.
+// The error is [*InFlightError], [*MismatchError] or [*UnknownError], or it matches [ErrRecord] or
+// [ErrQuota]. Otherwise it is an error of core. That one matches [core.ErrUnavailable],
+// [core.ErrClosed] or [core.ErrInvalidKey], or it is the error of a context that ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	if r.Key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)

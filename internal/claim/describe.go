@@ -21,7 +21,7 @@ type Description struct {
 	Encrypted string
 }
 
-// Describe describes the claim or step under a key. ok is false if the key is no claim's.
+// Describe describes the claim or step under a key. If the key belongs to neither, ok is false.
 func Describe(key string, st core.State) (d Description, ok bool) {
 	if !strings.HasPrefix(key, KeyPrefix) && !strings.HasPrefix(key, StepPrefix) {
 		return d, false

@@ -70,8 +70,8 @@ func (c *Claims) key(id string) (EncryptionKey, bool) {
 	return EncryptionKey{}, false
 }
 
-// boundTo is the additional data of a ciphertext: moved to another key, or to another prefix, it cannot
-// be decrypted.
+// boundTo is the additional data of a ciphertext. A ciphertext that was moved to another key or
+// prefix cannot be decrypted.
 func (c *Claims) boundTo(what, name string) []byte {
 	return []byte(core.Join("onelane", what, c.locker.Prefix(), name))
 }

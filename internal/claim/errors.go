@@ -97,8 +97,8 @@ func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 // Unwrap returns the [*core.OrphanedError].
 func (e *UnknownError) Unwrap() error { return e.orphan }
 
-// CodeOf returns the code of package idempotency for a request that got no claim and no lock because of
-// err. It is loud if an operator should know.
+// CodeOf returns the code of package idempotency for a request that got no claim and no lock
+// because of err. loud reports whether an operator should know.
 func CodeOf(err error) (code string, loud bool) {
 	var mismatch *MismatchError
 	switch {

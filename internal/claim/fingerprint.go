@@ -18,8 +18,8 @@ type Fingerprint struct {
 	Credentials [sha256.Size]byte
 }
 
-// Digest returns the SHA-256 of the parts and their lengths: other parts with the same bytes in a row
-// have another digest.
+// Digest returns the SHA-256 of the parts and their lengths. So the same bytes split into other
+// parts have another digest.
 func Digest(parts ...[]byte) [sha256.Size]byte {
 	h := sha256.New()
 	var size [8]byte
@@ -76,7 +76,7 @@ func newMark(fp Fingerprint, requestID string) mark {
 	return m
 }
 
-// text returns s without what protobuf does not take as text.
+// text returns s without the bytes that protobuf does not accept in text.
 func text(s string) string { return strings.ToValidUTF8(s, "") }
 
 func saltedMark(salt [markPart]byte, fp Fingerprint) mark {

@@ -8,9 +8,9 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Free frees the key, because nothing was done. It does not end with the request's context, but after
-// 1 s. If the error matches [core.ErrUnavailable], freeing goes on in the background. After the claim
-// ended, Free does nothing.
+// Free frees the key, because nothing was done. It does not end with the request's context. It
+// returns after 1 s at most. If the error matches [core.ErrUnavailable], freeing goes on in the
+// background. After the claim ended, Free does nothing.
 func (k *Claim) Free() error {
 	if !k.end() {
 		return nil
@@ -52,7 +52,8 @@ func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
 }
 
 // LeaveUnknown ends the claim without an answer. A repeat learns that the outcome is unknown, as
-// soon as the lease has ended. With RunAgain LeaveUnknown frees the key. It does not block.
+// soon as the lease has ended. With RunAgain the key is free as soon as the lease has ended. It
+// does not block.
 func (k *Claim) LeaveUnknown() {
 	if !k.end() {
 		return

@@ -32,12 +32,13 @@ type Record struct {
 	Run Run
 }
 
-// Tombstone returns the record of an answer that cannot be kept, because it is too large or was sent
-// while it was made. A repeat gets an error that says so, and nothing runs twice.
+// Tombstone returns the record of an answer that cannot be kept, because it is too large or was
+// sent before the handler had returned. A repeat gets an error that says so, and nothing runs
+// twice.
 func Tombstone() *Record { return &Record{NotKept: true} }
 
-// encode is the record, and the mark of the request it answers, as protobuf of version 1: see
-// recordpb/record.proto.
+// encode returns the record, and the mark of the request that it answers, as protobuf of version 1:
+// see recordpb/record.proto.
 func (r *Record) encode(m *mark, run Run) ([]byte, error) {
 	p := &recordpb.Record{
 		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],

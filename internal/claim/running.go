@@ -9,7 +9,7 @@ import (
 )
 
 // maxDetached is how many handlers of one process may run on after their clients hung up. The
-// contexts of more end with their clients.
+// contexts of further handlers end with their clients.
 const maxDetached = 1000
 
 // registry knows the claims of this process.
@@ -50,7 +50,7 @@ func (r *registry) enter(c caller, quota int) bool {
 	return true
 }
 
-// leave is the end of a request that entered.
+// leave ends what enter counted.
 func (r *registry) leave(c caller) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +113,7 @@ func (r *registry) background(fn func(context.Context)) {
 	}()
 }
 
-// wake tells those who wait for the end of everything. r.mu is held.
+// wake wakes the waiters if nothing runs any more. r.mu is held.
 func (r *registry) wake() {
 	if r.idle != nil && len(r.claims)+len(r.late) == 0 {
 		close(r.idle)

@@ -20,7 +20,7 @@ const (
 	LargestMaxBody   = 8 << 20
 )
 
-// Settings are what the options that HTTP and gRPC share set.
+// Settings has what is set by the options that HTTP and gRPC share.
 type Settings struct {
 	Locker    *core.Locker // nil: core.Default
 	Service   string

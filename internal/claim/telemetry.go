@@ -19,7 +19,8 @@ import (
 
 const scope = "github.com/onelane/onelane/idempotency"
 
-// outcome is how a request ended, and the value of the attribute onelane.outcome. Each has one.
+// outcome is how a request ended, and the value of the attribute onelane.outcome. Each request has
+// one.
 type outcome int
 
 const (
@@ -138,7 +139,8 @@ func (i *instruments) start(ctx context.Context, name string) (context.Context, 
 	return i.tracer.Start(ctx, name, i.common...)
 }
 
-// end ends the span of a request, or of its claim, that ended with o. The error itself is not told: keys name users.
+// end ends the span of a request, or of its claim, that ended with o. The span does not get the
+// error, because its text has a key, and keys name users.
 func (o outcome) end(span trace.Span) {
 	if !span.IsRecording() {
 		return
@@ -151,7 +153,7 @@ func (o outcome) end(span trace.Span) {
 	span.End()
 }
 
-// outcomeOf says how a request ends that got this error from Begin.
+// outcomeOf returns the outcome of a request that got this error from Begin.
 func outcomeOf(err error) outcome {
 	switch {
 	case errors.Is(err, ErrInFlight):

@@ -15,16 +15,16 @@ import (
 const maxTemplate = 512
 
 // Template is a key with fields in braces. The adapters take the values of the fields from the
-// request or the model. The zero Template has no key. It is safe for concurrent use.
+// request or the model. The key of the zero Template is empty. It is safe for concurrent use.
 type Template struct {
 	text     string
 	literals []string // one more than fields: literals[0], fields[0], literals[1], …
 	fields   []string
 }
 
-// Parse reads a template. A field is text in braces; the text around fields stands for itself.
-// Between two fields there must be a ":", which [Template.Key] escapes in values: otherwise
-// different values could make the same key. The error says what to change.
+// Parse reads a template. A field is text in braces. The text around fields stands for itself.
+// Between two fields there must be a ":", because different values could make the same key
+// otherwise. [Template.Key] escapes ":" in values. The error says what to change.
 func Parse(text string) (Template, error) {
 	t, err := parse(text)
 	if err != nil {
@@ -70,9 +70,9 @@ func (t Template) String() string { return t.text }
 // Fields returns the names of the fields in their order, with repetitions. It must not be modified.
 func (t Template) Fields() []string { return t.fields }
 
-// Key returns the key for the values of the fields, each escaped as by [core.Join]: different values
-// make different keys. An empty value is an error, because many requests would share its key. An
-// error of value is wrapped with the template and the field.
+// Key returns the key for the values of the fields. Each value is escaped as by [core.Join], so
+// different values make different keys. An empty value is an error, because many requests would
+// share its key. An error of value is wrapped with the template and the field.
 func (t Template) Key(value func(field string) (string, error)) (string, error) {
 	if len(t.fields) == 0 {
 		return t.text, nil
