@@ -164,8 +164,8 @@ func (q *Queue) Waiting() int {
 	return q.entries - len(q.later)
 }
 
-// After Close, Add takes only keys of calls that Close waits for. Close returns when all keys are
-// free, or when grace has passed and the tries under way have ended.
+// Close ends the queue. From then on, Add takes only keys of calls that Close waits for. Close returns
+// when all keys are free, or when grace has passed and the tries under way have ended.
 func (q *Queue) Close(grace time.Duration) {
 	q.mu.Lock()
 	if q.closed {
