@@ -130,6 +130,7 @@ func TestOtherModes(t *testing.T) {
 			ok(t, "Open", err)
 			suites.Go(func() {
 				t.Run(name+", Table", func(t *testing.T) {
+					t.Cleanup(func() { ok(t, "Close", b.Close()) })
 					testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 				})
 			})
