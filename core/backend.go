@@ -9,7 +9,7 @@ import (
 )
 
 // Opener makes the [Backend] of a Locker. [New] calls Open once and returns its error.
-// redisbackend.New, gormlock.Table and testutil.Memory return an Opener.
+// redisbackend.New, zkbackend.New, etcdbackend.New, gormlock.Table and testutil.Memory return an Opener.
 type Opener interface {
 	// Open returns a new backend for one Locker. It does not talk to the server.
 	Open(Environment) (Backend, error)
@@ -136,7 +136,7 @@ type State struct {
 	// Owner is the owner text of a held or orphaned key. It names the holder's instance.
 	Owner string
 	// Token is the fencing token that the key was sealed with, or the first token of the lease
-	// that holds it. It is 0 if there is none or the backend does not know it.
+	// that holds it or left an orphan. It is 0 if there is none or the backend does not know it.
 	Token uint64
 	// Value is the value of a sealed key. It must not be modified.
 	Value []byte

@@ -22,7 +22,8 @@
 //     [ErrUnavailable], [ErrInvalidKey], [ErrClosed], [ErrReleased].
 //
 // Metrics begin with "onelane."; no attribute names a key. The spans onelane.acquire and
-// onelane.seal carry the key as onelane.key. Without an OpenTelemetry SDK they cost no allocation.
+// onelane.seal carry the key as onelane.key. Outside of a trace there are none, unless
+// [WithTelemetry] sets a provider.
 //
 // docs/guarantees.md has the guarantees, their limits and their tests. docs/production.md has the
 // set-up.

@@ -75,7 +75,7 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 
 // TryAcquire is [Locker.Acquire] without waiting. If another caller holds the key, or waits for it
 // in this process, it returns [*TakenError]. If several callers split the votes of a quorum, it
-// tries a few times.
+// tries a few times. All other errors are those of Acquire.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	return l.acquire(ctx, ctx, key, opts, true)
 }
