@@ -21,7 +21,7 @@ const (
 	longestRefusedPause = 10 * time.Second
 )
 
-var errNoAnswer = errors.New("no answer yet")
+var errNoAnswer = errors.New("core: the backend has not answered yet")
 
 // anyID names the queue of the callers that wait for any of the same keys with the same options.
 type anyID struct {

@@ -44,7 +44,7 @@ var (
 func validKey(key string) error {
 	switch {
 	case key == "":
-		return fmt.Errorf("%w: it is empty", ErrInvalidKey)
+		return fmt.Errorf("%w: the key is empty", ErrInvalidKey)
 	case len(key) > maxKey:
 		return fmt.Errorf("%w %q…: it has %d bytes, at most %d are allowed", ErrInvalidKey, key[:32], len(key), maxKey)
 	case !utf8.ValidString(key):
@@ -57,7 +57,7 @@ func validKey(key string) error {
 
 func validPrefix(prefix string) error {
 	if len(prefix) > maxPrefix || !utf8.ValidString(prefix) || strings.ContainsAny(prefix, "{}") || strings.IndexFunc(prefix, unicode.IsControl) >= 0 {
-		return fmt.Errorf("core: prefix %q: it must have at most %d bytes, and no braces or control characters", prefix, maxPrefix)
+		return fmt.Errorf("core: WithPrefix(%q): a prefix must have at most %d bytes, and no braces or control characters", prefix, maxPrefix)
 	}
 	return nil
 }

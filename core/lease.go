@@ -117,7 +117,7 @@ func (s *lease) exclusive(ctx context.Context, fn func() error) error {
 		case s.slot <- struct{}{}:
 		case <-ctx.Done():
 			return &UnavailableError{Key: s.key, Nodes: []error{
-				fmt.Errorf("core: an earlier call for this lock has not returned: %w", ctx.Err())}}
+				fmt.Errorf("core: an earlier call of this lock has not returned, and calls run one by one: %w", ctx.Err())}}
 		}
 	}
 	defer func() { <-s.slot }()

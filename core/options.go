@@ -261,17 +261,17 @@ func (s *settings) apply(opts []AcquireOption) error {
 func (s *settings) valid() error {
 	switch {
 	case s.ttl < minTTL || s.ttl > maxDuration:
-		return fmt.Errorf("core: TTL %v must be between %v and %v", s.ttl, minTTL, maxDuration)
+		return fmt.Errorf("core: WithTTL: %v must be between %v and %v", s.ttl, minTTL, maxDuration)
 	case s.wait == invalidWait:
-		return fmt.Errorf("core: the wait must not be negative; omit WithWait to wait until the context ends")
+		return fmt.Errorf("core: WithWait: the wait must not be negative; omit it to wait until the context ends")
 	case s.outage < 0:
-		return fmt.Errorf("core: outage wait %v must not be negative", s.outage)
+		return fmt.Errorf("core: WithOutageWait: %v must not be negative", s.outage)
 	case s.maxHold < 0:
-		return fmt.Errorf("core: maximum hold %v must not be negative", s.maxHold)
+		return fmt.Errorf("core: WithMaxHold: %v must not be negative", s.maxHold)
 	case s.orphan < 0 || s.orphan > maxDuration:
-		return fmt.Errorf("core: orphan retention %v must be between 0 and %v", s.orphan, maxDuration)
+		return fmt.Errorf("core: WithOrphan: %v must be between 0 and %v", s.orphan, maxDuration)
 	case len(s.tag) > maxTag || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
-		return fmt.Errorf("core: a tag must have at most %d bytes and no control characters", maxTag)
+		return fmt.Errorf("core: WithTag: a tag must have at most %d bytes and no control characters", maxTag)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func TestWiringPanics(t *testing.T) {
 		{"nil Recover", "Recover(nil)", func() { ginlock.ByHeader("K", idempotency.Recover(nil)) }},
 		{"no service", "pass a name", func() { ginlock.ByHeader("K", idempotency.Service("")) }},
 		{"no time to run", "it must be positive", func() { ginlock.ByHeader("K", idempotency.MaxRun(0)) }},
-		{"empty template", "it is empty", func() { ginlock.ByKey("") }},
+		{"empty template", "the template is empty", func() { ginlock.ByKey("") }},
 		{"open brace", "braces must be pairs", func() { ginlock.ByKey("a:{param.id") }},
 		{"unknown field", "a field is {header.NAME}", func() { ginlock.ByKey("a:{req.id}") }},
 		{"field without a name", "a field is {header.NAME}", func() { ginlock.ByKey("a:{param}") }},

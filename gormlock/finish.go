@@ -125,7 +125,7 @@ func (t *transaction) giveUp(err error) {
 func (t *transaction) fail(err error) {
 	t.failed = err
 	if rollback := t.undo(); rollback != nil {
-		t.pool.log.Warn(t.ctx, "gormlock: rolling back after %v: %v", err, rollback)
+		t.pool.log.Warn(t.ctx, "gormlock: the rollback after the error (%v) failed: %v", err, rollback)
 	}
 }
 
@@ -149,7 +149,7 @@ func (t *transaction) release() {
 		err := t.locks.Release(t.ctx)
 		// A loss was reported before COMMIT, or came after it.
 		if err != nil && !errors.Is(err, core.ErrLost) {
-			t.pool.log.Warn(t.ctx, "gormlock: releasing %s, which is free when its lease runs out: %v",
+			t.pool.log.Warn(t.ctx, "gormlock: the release of %s failed, which is free when its lease ends: %v",
 				quoted(t.keys), err)
 		}
 	}

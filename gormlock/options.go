@@ -58,7 +58,7 @@ func WithWait(d time.Duration) GuardOption {
 	return guardOption(func(g *guard) {
 		g.wait = d
 		if d <= 0 {
-			g.err = fmt.Errorf("WithWait(%v): it must be positive", d)
+			g.err = fmt.Errorf("WithWait(%v): the wait must be positive", d)
 		}
 	})
 }

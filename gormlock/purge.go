@@ -49,7 +49,7 @@ func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, er
 		return 0, err
 	}
 	if olderThan <= 0 {
-		return 0, fmt.Errorf("gormlock: Purge of what is older than %v: it must be positive", olderThan)
+		return 0, fmt.Errorf("gormlock: Purge: olderThan is %v and must be positive", olderThan)
 	}
 	if _, open := transactionOf(db.Statement.ConnPool); open {
 		return 0, fmt.Errorf("gormlock: Purge in a transaction, which would keep all it deletes locked: %w", gorm.ErrInvalidTransaction)

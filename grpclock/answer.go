@@ -30,7 +30,7 @@ const (
 // replayedTrailer is set on every replay.
 const replayedTrailer = "idempotency-replayed"
 
-var errTooLarge = errors.New("it is larger than MaxBody")
+var errTooLarge = errors.New("the answer is larger than MaxBody")
 
 // record returns the record of an answer, or a tombstone.
 func (c *call) record(resp any, err error, sent *stream) *claim.Record {
@@ -59,7 +59,7 @@ func (c *call) body(resp any, err error) ([]byte, error) {
 	}
 	msg := messageOf(resp)
 	if msg == nil {
-		return nil, fmt.Errorf("it is a %T, no protobuf message", resp)
+		return nil, fmt.Errorf("the answer is a %T and no protobuf message", resp)
 	}
 	t := msg.ProtoReflect().Type()
 	name := t.Descriptor().FullName()
@@ -112,7 +112,7 @@ func (c *call) recorded(r *claim.Record) (resp any, answer, err error) {
 			return nil, nil, err
 		}
 		if int(st.Code) != r.Status {
-			return nil, nil, fmt.Errorf("it has the codes %d and %d", r.Status, st.Code)
+			return nil, nil, fmt.Errorf("the record has two codes, %d and %d", r.Status, st.Code)
 		}
 		return nil, status.FromProto(&st).Err(), nil
 	}

@@ -104,7 +104,7 @@ func (c *call) refuseKey(err error) error {
 		return err
 	}
 	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
-	p.Detail, p.Correction = "Of "+s.place+": "+err.Error()+".", "Send "+s.place+": "+s.form
+	p.Detail, p.Correction = "The key of "+s.place+" is refused: "+err.Error()+".", "Send "+s.place+": "+s.form
 	return c.refuse(p)
 }
 

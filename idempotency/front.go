@@ -84,7 +84,7 @@ func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
 		f.refuse(w, r, p)
 	default:
 		p := refusals[CodeKeyInvalid]
-		p.Detail, p.Correction = "Of "+place+": "+err.Error()+".", "Send "+place+": "+form
+		p.Detail, p.Correction = "The key of "+place+" is refused: "+err.Error()+".", "Send "+place+": "+form
 		f.refuse(w, r, p)
 	}
 }

@@ -53,7 +53,7 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 	}
 	var earlier T
 	if err := json.Unmarshal(recorded, &earlier); err != nil {
-		return earlier, fmt.Errorf("idempotency: step %q: the recorded result is no %T: %w", name, earlier, err)
+		return earlier, fmt.Errorf("idempotency: step %q: the recorded result is no %T; give a changed step another name: %w", name, earlier, err)
 	}
 	return earlier, nil
 }

@@ -23,7 +23,7 @@ type step struct {
 }
 
 // errOvertaken means that others change a key faster than this process can decide.
-var errOvertaken = errors.New("others change the key all the time")
+var errOvertaken = errors.New("etcdbackend: other processes change the key all the time; try again")
 
 // change decides what to do with a key. It begins with e, the key as it was last known, and takes
 // the step if the key is still so. Otherwise it decides anew. It returns the key as it is after a
@@ -84,7 +84,7 @@ func (b *backend) apply(
 			next, err = b.entry(ctx, e.key, kvs, lazy)
 			next.repeated = sends > 1
 			if err == nil && attempt != "" && next.revision == e.revision {
-				err = unavailable(e.key, errors.New("the attempt was given up before"))
+				err = unavailable(e.key, errors.New("etcdbackend: this attempt was given up before its answer came; try again"))
 			}
 			return next, sent, false, err
 		case s.delete:

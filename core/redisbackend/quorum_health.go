@@ -19,7 +19,7 @@ const (
 	coolDown     = time.Second
 )
 
-var errExcluded = errors.New("redisbackend: it is not asked, because it kept not answering")
+var errExcluded = errors.New("redisbackend: this node did not answer several times and is not asked for a second")
 
 // The reasons for which a node has no vote. They are attributes of onelane.nodes.excluded.
 const (

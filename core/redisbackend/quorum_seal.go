@@ -194,7 +194,7 @@ func (t *tally) superseded(at stamp) int {
 	return t.count(func(v vote) bool { return v.err == nil && at.less(v.at) && v.extra != "same" })
 }
 
-var errConclude = errors.New("redisbackend: a minority may have the value; it is not known what becomes of it")
+var errConclude = errors.New("redisbackend: a minority of the nodes may have the value; call Seal again, or Inspect, to find out")
 
 // Unseal implements core.Backend.
 func (q *quorum) Unseal(ctx context.Context, key string) error {

@@ -15,7 +15,7 @@ import (
 // the TTL, and must hear that replicas are missing before that.
 const replicaPart = 8
 
-var errSlotMoves = errors.New("the key's slot is moving to another master")
+var errSlotMoves = errors.New("redisbackend: the key's slot is moving to another master; try again")
 
 // replicas is what WAIT asks for: how many replicas must confirm what was written, and within what
 // time.

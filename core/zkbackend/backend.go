@@ -232,7 +232,7 @@ func (b *backend) settle() {
 // ended returns the error of a call that ctx ended.
 func (b *backend) ended(ctx context.Context) error {
 	if context.Cause(ctx) == errNoAnswer {
-		return fmt.Errorf("zkbackend: ZooKeeper at %s did not answer within %v", strings.Join(b.servers, ", "), b.timeout)
+		return fmt.Errorf("zkbackend: ZooKeeper at %s did not answer within %v; look at the servers, or raise WithTimeout", strings.Join(b.servers, ", "), b.timeout)
 	}
 	return ctx.Err()
 }
@@ -244,7 +244,7 @@ func unavailable(key string, err error) error {
 	}
 	forbidden := errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrAuthFailed) || errors.Is(err, zk.ErrInvalidACL)
 	if forbidden {
-		err = fmt.Errorf("zkbackend: ZooKeeper forbids it; check WithAuth and the ACLs of the root: %w", err)
+		err = fmt.Errorf("zkbackend: ZooKeeper forbids the request; check WithAuth and the ACLs of the root: %w", err)
 	}
 	return &core.UnavailableError{Key: key, Nodes: []error{err}, Permanent: forbidden}
 }

@@ -159,5 +159,5 @@ func Shutdown(ctx context.Context) error {
 	if handlers+answers == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %d handlers were still running and %d answers were not recorded", cause, handlers, answers)
+	return fmt.Errorf("%w: %d handlers were still running and %d answers were not recorded; their outcomes are unknown to a retry", cause, handlers, answers)
 }

@@ -29,7 +29,7 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		return fmt.Errorf("idempotency: step %q of key %q: %w", name, k.key, err)
 	}
 	if c.locker.Carries(ctx, key) {
-		return nil, failed(errors.New("it is called inside itself"))
+		return nil, failed(errors.New("the step is called inside itself; give the inner one another name"))
 	}
 	lock, err := c.locker.Acquire(ctx, key, core.WithOrphan(retention), core.WithTag(c.tag(key, k.mark)), c.maxHold())
 	var sealed *core.SealedError

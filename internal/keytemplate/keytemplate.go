@@ -36,7 +36,7 @@ func Parse(text string) (Template, error) {
 func parse(text string) (Template, error) {
 	switch {
 	case text == "":
-		return Template{}, errors.New("it is empty")
+		return Template{}, errors.New("the template is empty")
 	case len(text) > maxTemplate:
 		return Template{}, fmt.Errorf("it has %d bytes; at most %d are allowed", len(text), maxTemplate)
 	case !utf8.ValidString(text) || strings.IndexFunc(text, unicode.IsControl) >= 0:
