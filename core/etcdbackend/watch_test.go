@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"net/http"
+	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,8 +16,18 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// abandoned is how many waits of each kind are given up.
-const abandoned = 1500
+// abandoned returns how many waits of each kind are given up. 100,000 take about four minutes:
+//
+//	ONELANE_ABANDONED=100000 go run ./testutil/servers -only etcd go test -v -run AbandonedWaits ./core/etcdbackend
+func abandoned(t *testing.T) int {
+	text, set := os.LookupEnv("ONELANE_ABANDONED")
+	if !set {
+		return 1500
+	}
+	n, err := strconv.Atoi(text)
+	ok(t, "ONELANE_ABANDONED", err)
+	return n
+}
 
 // Waits that are given up leave no watch in etcd, no goroutine and no memory. Not parallel: it
 // counts goroutines.
@@ -31,11 +43,12 @@ func TestWatch_AbandonedWaits(t *testing.T) {
 	ok(t, "Watch", err)
 	stop()
 	eventually(t, "no watch", func() bool { return watchers(t, etcd) == "0" })
-	before := runtime.NumGoroutine()
+	waits := abandoned(t)
+	before, heapBefore := runtime.NumGoroutine(), heap()
 	var all sync.WaitGroup
 	for range 30 {
 		all.Go(func() {
-			for range abandoned / 30 {
+			for range waits / 30 {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
 				if _, err := l.Acquire(ctx, "k"); err == nil {
 					t.Error("two holders")
@@ -50,6 +63,19 @@ func TestWatch_AbandonedWaits(t *testing.T) {
 	all.Wait()
 	eventually(t, "no watch is left", func() bool { return watchers(t, etcd) == "0" })
 	eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before+10 })
+	after := heap()
+	t.Logf("%d waits of each kind: %d to %d KiB of memory", waits, heapBefore>>10, after>>10)
+	if after > heapBefore+16<<20 {
+		t.Errorf("%d KiB of memory are in use, and were %d before", after>>10, heapBefore>>10)
+	}
+}
+
+// heap returns how many bytes are in use.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
 
 // watchers returns how many watches etcd has.
