@@ -174,7 +174,7 @@ func TestPrincipal_ClientCertificates(t *testing.T) {
 	ts.TLS = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
 	ts.StartTLS()
 	defer ts.Close()
-	s := &server{t: t, url: ts.URL}
+	s := &server{t: t, url: ts.URL, client: ts.Client()}
 	order := func(cert *tls.Certificate) answer {
 		transport := ts.Client().Transport.(*http.Transport).Clone()
 		if cert != nil {

@@ -160,7 +160,7 @@ func (s *server) plainly(path, key string) answer {
 	}
 	req.Header.Set(idempotencyKey, key)
 	req.Header.Set("Accept-Encoding", "gzip")
-	resp, err := http.DefaultTransport.RoundTrip(req)
+	resp, err := s.client.Transport.RoundTrip(req)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestTombstone_EventStream(t *testing.T) {
 	req.Header.Set(idempotencyKey, "k")
 	req.Header.Set("Content-Type", "application/json")
 	time.AfterFunc(10*time.Millisecond, func() { next <- struct{}{} })
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := s.client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

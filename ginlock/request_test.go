@@ -199,7 +199,7 @@ func TestBody_SlowAndLimitedBody(t *testing.T) {
 	ts.Config.ReadTimeout = 200 * time.Millisecond
 	ts.Start()
 	defer ts.Close()
-	s := &server{t: t, url: ts.URL}
+	s := &server{t: t, url: ts.URL, client: ts.Client()}
 	s.order("k", "hello", "X-Limit", "1").wantProblem(t, 413, idempotency.CodeRequestTooLarge)
 
 	conn, err := net.Dial("tcp", strings.TrimPrefix(ts.URL, "http://"))
@@ -215,5 +215,4 @@ func TestBody_SlowAndLimitedBody(t *testing.T) {
 	if keys := n.Client().Keys(t.Context(), "*").Val(); len(keys) != 0 {
 		t.Errorf("%v were written", keys)
 	}
-	http.DefaultClient.CloseIdleConnections()
 }

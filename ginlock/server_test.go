@@ -33,9 +33,10 @@ func TestMain(m *testing.M) {
 
 // server is a Gin server on a socket.
 type server struct {
-	t    testing.TB
-	url  string
-	host string // of requests, or "" for the one in the URL
+	t      testing.TB
+	url    string
+	host   string       // of requests, or "" for the one in the URL
+	client *http.Client // of its own: other tests close idle connections of the default one
 }
 
 func serve(t testing.TB, routes func(r *gin.Engine)) *server {
@@ -44,11 +45,8 @@ func serve(t testing.TB, routes func(r *gin.Engine)) *server {
 	r.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(500) }))
 	routes(r)
 	s := httptest.NewServer(r)
-	t.Cleanup(func() {
-		s.Close()
-		http.DefaultClient.CloseIdleConnections()
-	})
-	return &server{t: t, url: s.URL, host: "shop.example"}
+	t.Cleanup(s.Close)
+	return &server{t: t, url: s.URL, host: "shop.example", client: s.Client()}
 }
 
 // post is the most used server: one route, POST /orders, under ByHeader on a private Redis.
@@ -101,7 +99,7 @@ func (s *server) doCtx(ctx context.Context, method, path, body string, header ..
 	return s.send(req)
 }
 
-func (s *server) send(req *http.Request) answer { return s.sendBy(http.DefaultClient, req) }
+func (s *server) send(req *http.Request) answer { return s.sendBy(s.client, req) }
 
 func (s *server) sendBy(client *http.Client, req *http.Request) answer {
 	s.t.Helper()

@@ -190,7 +190,7 @@ func TestWriter_Pusher(t *testing.T) {
 	defer ts.Close()
 	client := ts.Client()
 	defer client.CloseIdleConnections()
-	s := &server{t: t, url: ts.URL}
+	s := &server{t: t, url: ts.URL, client: ts.Client()}
 	var bodies []string
 	for _, path := range []string{"/without", "/with"} {
 		req, err := http.NewRequest("POST", ts.URL+path, http.NoBody)
@@ -275,7 +275,7 @@ func TestWriter_Trailers(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.Header.Set(idempotencyKey, "k")
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := s.client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

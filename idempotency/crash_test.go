@@ -142,7 +142,7 @@ func (p *payment) handler() (http.Handler, func(), error) {
 		b.NewInstallation = len(clients) > 1
 		opener = b
 	}
-	locker, err := core.New(&dyingBackend{payment: p, opener: opener}, core.WithTTL(400*time.Millisecond),
+	locker, err := core.New(&dyingBackend{payment: p, opener: opener}, core.WithTTL(1500*time.Millisecond),
 		core.WithPrefix(p.Prefix), core.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return nil, end, err

@@ -18,9 +18,10 @@ import (
 
 // server is a server of net/http on a socket.
 type server struct {
-	t    testing.TB
-	url  string
-	host string // of requests
+	t      testing.TB
+	url    string
+	host   string       // of requests
+	client *http.Client // of its own: other tests close idle connections of the default one
 }
 
 func serve(t testing.TB, h http.Handler) *server {
@@ -33,11 +34,8 @@ func serve(t testing.TB, h http.Handler) *server {
 		}()
 		h.ServeHTTP(w, r)
 	}))
-	t.Cleanup(func() {
-		s.Close()
-		http.DefaultClient.CloseIdleConnections()
-	})
-	return &server{t: t, url: s.URL, host: "shop.example"}
+	t.Cleanup(s.Close)
+	return &server{t: t, url: s.URL, host: "shop.example", client: s.Client()}
 }
 
 // orders serves POST /orders/{id} under ByHeader.
@@ -99,7 +97,7 @@ func (s *server) post(ctx context.Context, path string, body io.Reader, header .
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := s.client.Do(req)
 	if err != nil {
 		if ctx.Err() == nil {
 			s.t.Error(err)

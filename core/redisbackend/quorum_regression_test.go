@@ -102,13 +102,11 @@ func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
 	c.NewInstallation, c.NodeTimeout = true, time.Second
 	b := openQuorum(t, c, time.Minute)
-	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
-	ok(t, "Acquire", err)
+	g := grantedByAll(t, b, nodes, "k", 0)
 	third := nodes[2].Client()
-	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
 	time.Sleep(100 * time.Millisecond)
 	f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
-	_, err = b.Release(t.Context(), g)
+	_, err := b.Release(t.Context(), g)
 	ok(t, "Release", err)
 	time.Sleep(c.NodeTimeout + 200*time.Millisecond)
 	f.set(nil)
@@ -123,14 +121,12 @@ func TestRegression_QuorumTakeAgainAfterRelease(t *testing.T) {
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
 	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
 	b := openQuorum(t, c, time.Minute)
-	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
-	ok(t, "Acquire", err)
+	g := grantedByAll(t, b, nodes, "k", 0)
 	third := nodes[2].Client()
-	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
 	time.Sleep(100 * time.Millisecond)
 	ok(t, "DEL", third.Del(t.Context(), "k").Err()) // it lost its data
 	p.late.Store(int64(200 * time.Millisecond))
-	g, err = b.Extend(t.Context(), g, time.Minute)
+	g, err := b.Extend(t.Context(), g, time.Minute)
 	ok(t, "Extend", err)
 	_, err = b.Release(t.Context(), g)
 	ok(t, "Release", err)
@@ -156,12 +152,10 @@ func TestRegression_QuorumGhostOfRetriedAcquire(t *testing.T) {
 		}
 		return
 	})
-	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
-	ok(t, "Acquire", err)
+	g := grantedByAll(t, b, nodes, "k", 0)
 	third := nodes[2].Client()
-	eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
 	time.Sleep(100 * time.Millisecond)
-	_, err = b.Release(t.Context(), g)
+	_, err := b.Release(t.Context(), g)
 	ok(t, "Release", err)
 	time.Sleep(4 * time.Second)
 	if third.Exists(t.Context(), "k").Val() != 0 {
@@ -251,16 +245,14 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 				orphan = time.Hour
 			}
 			connected(t, b, nodes, orphan)
-			g, err := b.Acquire(t.Context(), attempt("k", time.Minute, orphan))
-			ok(t, "Acquire", err)
+			g := grantedByAll(t, b, nodes, "k", orphan)
 			third := nodes[2].Client()
-			eventually(t, "the third node granted", func() bool { return third.Exists(t.Context(), "k").Val() == 1 })
 			time.Sleep(100 * time.Millisecond)
 			f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
 			if end == "Seal" {
 				ok(t, end, b.Seal(t.Context(), g, []byte("v"), time.Hour))
 			} else {
-				_, err = b.Release(t.Context(), g)
+				_, err := b.Release(t.Context(), g)
 				ok(t, end, err)
 			}
 			time.Sleep(c.NodeTimeout + 200*time.Millisecond)
@@ -268,6 +260,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
 			nodes[0].Kill()
 			// The first call may find out that the key is free, and leave it to the next.
+			var err error
 			for range 3 {
 				if _, err = b.Acquire(within(t, 2*time.Second), attempt("k", time.Minute, 0)); err == nil {
 					break
@@ -308,19 +301,29 @@ func TestRegression_QuorumReleaseOfOrphan(t *testing.T) {
 // connected waits until an attempt holds a key on all nodes and frees it: the connections are there.
 func connected(t testing.TB, b core.Backend, nodes testutil.Nodes, orphan time.Duration) {
 	t.Helper()
-	eventually(t, "all nodes grant", func() bool {
-		key := fmt.Sprint("warm", time.Now().UnixNano())
-		g, err := b.Acquire(t.Context(), attempt(key, time.Minute, orphan))
-		if err != nil {
+	_, err := b.Release(t.Context(), grantedByAll(t, b, nodes, fmt.Sprint("warm", time.Now().UnixNano()), orphan))
+	ok(t, "Release", err)
+}
+
+// grantedByAll acquires a key, and tries again until all nodes have granted: a majority decides without
+// the node that is last.
+func grantedByAll(t testing.TB, b core.Backend, nodes testutil.Nodes, key string, orphan time.Duration) (g core.Grant) {
+	t.Helper()
+	eventually(t, "all nodes grant", func() (all bool) {
+		var err error
+		if g, err = b.Acquire(t.Context(), attempt(key, time.Minute, orphan)); err != nil {
 			return false
 		}
-		all := false
 		for end := time.Now().Add(time.Second); !all && time.Now().Before(end); {
 			all = leases(t, nodes, key) == len(nodes)
 		}
-		_, err = b.Release(t.Context(), g)
-		return err == nil && all
+		if !all {
+			_, err = b.Release(t.Context(), g)
+			ok(t, "Release", err)
+		}
+		return all
 	})
+	return g
 }
 
 // leases counts the nodes that have a lease of the key.
