@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -165,9 +166,9 @@ func TestRetry_WaitIsWoken(t *testing.T) {
 	}
 	here := lockerOn(t, n, core.WithTTL(time.Minute))
 	first, waiters := route(here), []*server{route(here), route(lockerOn(t, n))}
-	const tries = 5
+	const soon = 25 * time.Millisecond
 	best := make([]time.Duration, len(waiters))
-	for i := range tries {
+	for i := 0; i < 5 || i < 20 && slices.Max(best) > soon; i++ { // the machine may be busy
 		key := fmt.Sprint("k", i)
 		answered := later(func() answer { return first.order(key, "") })
 		g.wait(t)
@@ -192,8 +193,8 @@ func TestRetry_WaitIsWoken(t *testing.T) {
 		}
 	}
 	t.Logf("answered %v after the first, at best", best)
-	for j, d := range best { // the best of some: the machine may be busy
-		if d > 25*time.Millisecond {
+	for j, d := range best {
+		if d > soon {
 			t.Errorf("waiter %d was answered %v after the first, at best", j, d)
 		}
 	}
