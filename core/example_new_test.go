@@ -40,7 +40,7 @@ func ExampleNew() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// core: TTL 0s must be between 10ms and 87600h0m0s
+	// core: WithTTL: 0s must be between 10ms and 87600h0m0s
 }
 
 // The adapters use the default Locker if none is named.
