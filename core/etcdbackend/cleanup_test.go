@@ -114,7 +114,7 @@ func TestCleanUp_FailedAdoption(t *testing.T) {
 		return
 	}
 	other := open(t, etcd.Client())
-	g := acquire(t, other, request("k", 100*time.Millisecond, time.Hour))
+	g := acquire(t, other, request("k", time.Second, time.Hour))
 	client, k := lossy(etcd.Client(), 0)
 	b := open(t, client)
 	eventually(t, "the key is orphaned", func() bool { return status(b, "k") == core.Orphaned })

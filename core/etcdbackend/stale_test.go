@@ -81,13 +81,13 @@ func TestRelease_AfterExtendOfUnknownOutcome(t *testing.T) {
 	}
 	client, k := lossy(etcd.Client(), 0)
 	b := open(t, client)
-	g := acquire(t, b, request("k", 300*time.Millisecond, 0))
+	g := acquire(t, b, request("k", time.Second, 0))
 	ctx, cancel := context.WithCancel(t.Context())
 	k.lose = func() (bool, <-chan struct{}) { cancel(); return true, nil }
 	_, err := b.Extend(ctx, g, time.Hour)
 	want(t, "Extend", err, core.ErrUnavailable)
 	k.lose = func() (bool, <-chan struct{}) { return false, nil }
-	time.Sleep(400 * time.Millisecond)
+	time.Sleep(1100 * time.Millisecond)
 	_, err = b.Release(t.Context(), g)
 	ok(t, "Release", err)
 	if status(open(t, etcd.Client()), "k") != core.Free {
@@ -103,7 +103,7 @@ func TestCleanUp_FailedAdoptionAfterItsLease(t *testing.T) {
 		return
 	}
 	other := open(t, etcd.Client())
-	g := acquire(t, other, request("k", 100*time.Millisecond, time.Hour))
+	g := acquire(t, other, request("k", time.Second, time.Hour))
 	client, k := lossy(etcd.Client(), 0)
 	k.done = make(chan error, 1000)
 	b := open(t, client)
@@ -124,14 +124,14 @@ func TestCleanUp_FailedAdoptionAfterItsLease(t *testing.T) {
 			<-k.done
 		}
 	}()
-	r := request("k", 300*time.Millisecond, 0)
+	r := request("k", time.Second, 0)
 	r.Adopt = g.Owner
 	_, err := b.Acquire(t.Context(), r)
 	want(t, "Acquire", err, core.ErrUnavailable)
 	if status(b, "k") != core.Held { // this process knows since when
 		t.Fatal("the adoption had no effect")
 	}
-	time.Sleep(400 * time.Millisecond)
+	time.Sleep(1100 * time.Millisecond)
 	reachable.Store(true)
 	eventually(t, "the orphan is restored", func() bool {
 		st, err := other.Inspect(t.Context(), "k")

@@ -83,8 +83,8 @@ func TestGarbage_EndsByItself(t *testing.T) {
 	}
 	client := etcd.Client()
 	b := open(t, client)
-	acquire(t, b, request("held", 100*time.Millisecond, 0))
-	acquire(t, b, request("orphan", 100*time.Millisecond, time.Second))
+	acquire(t, b, request("held", time.Second, 0))
+	acquire(t, b, request("orphan", time.Second, time.Second))
 	g := acquire(t, b, request("sealed", time.Minute, 0))
 	ok(t, "Seal", b.Seal(t.Context(), g, []byte("v"), time.Second))
 	g = acquire(t, b, request("released", time.Minute, 0))

@@ -27,12 +27,20 @@ func TestBothTransports_RealRedis(t *testing.T) {
 	runIt(t, 0, "-customers", "40", "-orders", "20", "-redis", testutil.Redis(t).Addr())
 }
 
-// Without the kit's lines it is seen to break, or the checks would prove nothing.
+// Without the kit's lines it is seen to break, or the checks would prove nothing. By chance, no two
+// drivers may be at the same order at once: the clients are let loose until they are.
 func TestUnguardedBreaks(t *testing.T) {
-	out := runIt(t, 1, "-unguarded", "-customers", "40", "-orders", "20")
-	if !strings.Contains(out, "BROKEN") || strings.Contains(out, " 0 of them with two or more") || strings.Contains(out, " 0 orders given away twice") {
-		t.Error(out)
+	out := ""
+	for range 20 {
+		out = runIt(t, 1, "-unguarded", "-customers", "40", "-orders", "20")
+		if !strings.Contains(out, "BROKEN") || strings.Contains(out, " 0 of them with two or more") {
+			break
+		}
+		if !strings.Contains(out, " 0 orders given away twice") {
+			return
+		}
 	}
+	t.Error(out)
 }
 
 func TestBadInput(t *testing.T) {
