@@ -199,7 +199,7 @@ func (k *Lock) again(ctx context.Context) (*Lock, error) {
 	case k.hold.givenUp():
 		return nil, nil
 	case k.hold.ended != nil:
-		return nil, fmt.Errorf("core: acquire key %q again: %w", s.key, k.hold.ended)
+		return nil, fmt.Errorf("core: acquire key %q again: release the lock that has ended, and use a context without it: %w", s.key, k.hold.ended)
 	}
 	k.hold.handles++
 	return &Lock{hold: k.hold, parent: ctx}, nil

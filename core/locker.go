@@ -199,7 +199,7 @@ func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 	}
 	st, err := l.backend.Inspect(ctx, name)
 	if err == nil && (st.Owner != owner || st.Status == Sealed) {
-		err = fmt.Errorf("%w: the key is %v and not held by %q", ErrLost, st.Status, owner)
+		err = fmt.Errorf("%w: the key is %v and not held by %q; look at it with Inspect", ErrLost, st.Status, owner)
 	}
 	if err == nil {
 		_, err = l.backend.Release(ctx, Grant{Key: name, Owner: owner, Deadline: time.Now().Add(l.ttl)})

@@ -35,7 +35,7 @@ func validRetention(key string, retention time.Duration) error {
 // seal asks the backend with ctx, which may outlive the caller's context.
 func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Duration) error {
 	if len(value) > maxValue {
-		return fmt.Errorf("core: seal key %q: the value has %d bytes; at most %d are allowed", k.Key(), len(value), maxValue)
+		return fmt.Errorf("core: seal key %q: the value has %d bytes, at most %d are allowed; store it elsewhere and seal a reference", k.Key(), len(value), maxValue)
 	}
 	if err := validRetention(k.Key(), retention); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (k *Lock) beginSeal(value []byte) (g Grant, done bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if (h.sealed || h.sealing) && !bytes.Equal(h.seal, value) {
-		return g, false, fmt.Errorf("core: seal key %q: another value was sealed already: %w", k.Key(), ErrReleased)
+		return g, false, fmt.Errorf("core: seal key %q: another value was sealed already; read it with Inspect: %w", k.Key(), ErrReleased)
 	}
 	if h.sealed {
 		return g, true, nil

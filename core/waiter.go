@@ -11,7 +11,7 @@ import (
 
 var (
 	errWaitOver    = errors.New("core: the wait is over")
-	errLateAttempt = errors.New("core: an earlier attempt got the key when its lease had ended")
+	errLateAttempt = errors.New("core: an earlier attempt got the key when its lease had ended; try again, or use a longer TTL")
 )
 
 // waitOver is the context of a wait that is over.

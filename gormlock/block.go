@@ -35,7 +35,7 @@ const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that 
 func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...TransactionOption) error {
 	g := guardWith(opts)
 	if g.fingerprint != nil {
-		g.err = errors.New("Fingerprint is an option of Once: leave it out")
+		g.err = errors.New("Fingerprint is an option of Once: omit it")
 	}
 	return g.transact(db, key, fn)
 }
@@ -56,7 +56,7 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 		d.group = 1
 	}
 	if d.group > 1 && g.tx != nil {
-		return guardError(d.keys, errors.New("WithTxOptions: the callers of a group share a transaction: leave Grouped out"))
+		return guardError(d.keys, errors.New("WithTxOptions: the callers of a group share a transaction: omit Grouped"))
 	}
 	if t, open := transactionOf(db.Statement.ConnPool); open {
 		return g.nested(db, t, d, fn)

@@ -236,7 +236,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 	case err != nil:
 		return err
 	case db.DryRun && !evaluating:
-		return guardError(d.keys, fmt.Errorf("%w: it sends nothing and locks nothing; leave the guard out",
+		return guardError(d.keys, fmt.Errorf("%w: a dry run sends nothing and locks nothing; omit the guard",
 			gorm.ErrDryRunModeUnsupported))
 	case open && t == nil:
 		return guardError(d.keys, ErrUnmanagedTransaction)

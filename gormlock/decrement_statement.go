@@ -37,7 +37,7 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 		return nil, err
 	}
 	if n < 1 {
-		return nil, errors.New("it must be at least 1")
+		return nil, errors.New("the quantity must be at least 1")
 	}
 	if db.DryRun {
 		return nil, gorm.ErrDryRunModeUnsupported
@@ -278,7 +278,7 @@ func whole(value any) (int64, error) {
 	}
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil {
-		return 0, fmt.Errorf("gormlock: a decrement left %q, which is no number", text)
+		return 0, fmt.Errorf("gormlock: a decrement left %q, which is no number; the column must have an integer type", text)
 	}
 	return int64(math.Floor(f)), nil
 }

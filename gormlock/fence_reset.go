@@ -69,7 +69,7 @@ func resetFence(ctx context.Context, db *gorm.DB, key string) (err error) {
 		return err
 	}
 	if token > math.MaxInt64 {
-		return fmt.Errorf("token %d is larger than a database's numbers", token)
+		return fmt.Errorf("token %d is larger than the database's largest number", token)
 	}
 	const lower = `UPDATE onelane_fences SET token = ?, owner = ?, registered_at = {now} WHERE name = ? AND token > ?`
 	held, cancel := context.WithTimeoutCause(k.Context(), defaultWait, errFenceHeld)

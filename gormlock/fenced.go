@@ -111,7 +111,7 @@ func registerToken(ctx context.Context, q querier, d dialect, k *core.Lock) erro
 		return err
 	}
 	if fence > math.MaxInt64 {
-		return fmt.Errorf("token %d is larger than a database's numbers", fence)
+		return fmt.Errorf("token %d is larger than the database's largest number", fence)
 	}
 	upsert := registerOthers
 	if d.name == "mysql" {

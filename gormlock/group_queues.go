@@ -36,7 +36,7 @@ type queue struct {
 	next    *group // waits for the lock, or takes callers in; nil if nobody waits
 }
 
-var errNobody = errors.New("nobody waits any more")
+var errNobody = errors.New("nobody waits for the group any more")
 
 // join waits for the caller's turn in a group and returns its part of the transaction.
 func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {

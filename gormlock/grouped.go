@@ -68,9 +68,9 @@ func (n *groupOption) size(dialect string) (int, error) {
 	case n == nil:
 		return 1, nil
 	case *n < 1 || *n > maxGroup:
-		return 0, fmt.Errorf("Grouped(%d): it must be between 1 and %d", *n, maxGroup)
+		return 0, fmt.Errorf("Grouped(%d): the size must be between 1 and %d", *n, maxGroup)
 	case !slices.Contains([]string{"mysql", "postgres", "sqlite"}, dialect):
-		return 0, fmt.Errorf("Grouped does not know the savepoints of %q: leave it out", dialect)
+		return 0, fmt.Errorf("Grouped does not know the savepoints of %q: omit it", dialect)
 	}
 	return int(*n), nil
 }
@@ -134,7 +134,7 @@ func (g *group) lead() {
 	g.enter(groupBegins)
 	g.t.patience = defaultWait
 	timer := time.AfterFunc(g.limit, func() {
-		g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.limit))
+		g.cancel(fmt.Errorf("%w, more than %v: shorten the functions, or lower Grouped", errGroupTime, g.limit))
 	})
 	defer timer.Stop()
 	g.ctx, g.locks = g.t.carry(g.base), g.t.locks

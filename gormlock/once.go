@@ -119,7 +119,7 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 	case o.err != nil:
 		err = o.err
 	case o.group != nil:
-		err = errors.New("Grouped is an option of Transaction: leave it out")
+		err = errors.New("Grouped is an option of Transaction: omit it")
 	case db.Error != nil:
 		err = db.Error
 	case key == "":

@@ -95,7 +95,7 @@ func WithRetry(n int) TransactionOption {
 	return transactionOption(func(g *guard) {
 		g.retries = n
 		if n < 1 {
-			g.err = fmt.Errorf("WithRetry(%d): it must be at least 1; omit it to run once", n)
+			g.err = fmt.Errorf("WithRetry(%d): the number must be at least 1; omit it to run once", n)
 		}
 	})
 }

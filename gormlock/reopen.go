@@ -43,7 +43,7 @@ func (p *plugin) acquire(
 		case errors.Is(err, core.ErrSealed) && !soldOut:
 			return nil, fmt.Errorf("%w: %w", errNotReopened, err)
 		case ctx.Err() == nil && sealed != nil && !time.Now().Before(end):
-			return nil, fmt.Errorf("buyers sealed it again and again: %w", sealed)
+			return nil, fmt.Errorf("buyers sealed the key again and again; try again: %w", sealed)
 		case !soldOut:
 			return nil, err
 		}

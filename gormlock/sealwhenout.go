@@ -49,7 +49,7 @@ func SealWhenOut(ttl time.Duration) DecrementOption {
 	return decrementOption(func(s *sellOut) {
 		s.ttl, s.err = ttl, nil
 		if ttl < minSeal || ttl > maxSeal {
-			s.err = fmt.Errorf("SealWhenOut(%v): it must be at least %v and at most %v", ttl, minSeal, maxSeal)
+			s.err = fmt.Errorf("SealWhenOut(%v): the time must be from %v to %v", ttl, minSeal, maxSeal)
 		}
 	})
 }

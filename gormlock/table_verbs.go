@@ -45,7 +45,7 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 		case r.status == core.Sealed:
 			return g, false, &core.SealedError{Key: q.Key, Value: r.value, Token: uint64(r.token)}
 		case r.ownedBy(q.Owner, core.Orphaned):
-			return g, true, unavailable(q.Key, errors.New("the answer came when the lease had ended"))
+			return g, true, unavailable(q.Key, errors.New("the answer came when the lease had ended; try again, or use a longer TTL"))
 		case r.status == core.Orphaned && r.owner != q.Adopt:
 			return g, false, &core.OrphanedError{Key: q.Key, Owner: r.owner, Since: r.since}
 		case r.status == core.Held && !mine, try == takeTries: // others are always faster
@@ -71,7 +71,7 @@ func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
 	g := core.Grant{Key: q.Key, Owner: q.Owner, Token: uint64(r.token), Tokens: tableTokens,
 		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan}
 	if !time.Now().Before(g.Deadline) {
-		return core.Grant{}, unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
+		return core.Grant{}, unavailable(q.Key, errors.New("the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
 	return g, nil
 }
@@ -114,7 +114,7 @@ func (b *table) Release(ctx context.Context, g core.Grant) (others int, err erro
 // Seal implements core.Backend.
 func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if g.Token > math.MaxInt64 {
-		return fmt.Errorf("gormlock: seal key %q: token %d is larger than a database's numbers", g.Key, g.Token)
+		return fmt.Errorf("gormlock: seal key %q: token %d is larger than the database's largest number; write under keys of a new prefix", g.Key, g.Token)
 	}
 	if value == nil {
 		value = []byte{}

@@ -30,7 +30,7 @@ const (
 // replayedTrailer is set on every replay.
 const replayedTrailer = "idempotency-replayed"
 
-var errTooLarge = errors.New("the answer is larger than MaxBody")
+var errTooLarge = errors.New("the answer is larger than MaxBody; raise it, or send less")
 
 // record returns the record of an answer, or a tombstone.
 func (c *call) record(resp any, err error, sent *stream) *claim.Record {

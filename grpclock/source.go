@@ -16,7 +16,7 @@ import (
 
 // The texts are half a sentence that a client may see.
 var (
-	errFunc   = errors.New("no key could be made")
+	errFunc   = errors.New("the function made no key")
 	errNobody = errors.New("the caller is not known")
 )
 

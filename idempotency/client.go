@@ -263,7 +263,7 @@ func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
 	}
 	if len(values) > 0 {
 		if key, err = keytext.Parse(values); err != nil {
-			err = fmt.Errorf("idempotency: the header %s: %w", t.header, err)
+			err = fmt.Errorf("idempotency: the header %s has no valid key: %w", t.header, err)
 		}
 		return key, hop, err
 	}
@@ -326,7 +326,7 @@ func again(call *http.Request, wait time.Duration) (*http.Request, error) {
 	if call.GetBody != nil {
 		body, err := call.GetBody()
 		if err != nil {
-			return nil, fmt.Errorf("the body cannot be read again: %w", err)
+			return nil, fmt.Errorf("the body cannot be read again by GetBody: %w", err)
 		}
 		call.Body = body
 	}

@@ -14,7 +14,7 @@ import (
 
 var (
 	// ErrStepUnknown means that an earlier run began a [Step] and nobody knows whether it was done.
-	ErrStepUnknown = errors.New("idempotency: the outcome of a step is unknown")
+	ErrStepUnknown = errors.New("idempotency: the outcome of a step is unknown; ask the other system, with the key of DeriveKey")
 	// ErrNothingDone is an error for the function of a [Step] to return. An error that matches it
 	// frees the step.
 	ErrNothingDone = errors.New("nothing was done")

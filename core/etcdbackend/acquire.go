@@ -30,7 +30,7 @@ func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, erro
 		if g := e.grant(q, sent); time.Now().Before(g.Deadline) {
 			return g, nil
 		}
-		err = unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
+		err = unavailable(q.Key, errors.New("etcdbackend: the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
 	if wrote && errors.Is(err, core.ErrUnavailable) {
 		b.cleanUp(q)
@@ -49,7 +49,7 @@ func (e entry) acquire(q core.Request) (*record, error) {
 	case s == core.Held:
 		return nil, e.taken(left)
 	case s == core.Orphaned && e.Owner == q.Owner:
-		return nil, unavailable(e.key, errors.New("the answer came when the lease had ended"))
+		return nil, unavailable(e.key, errors.New("etcdbackend: the answer came when the lease had ended; try again, or use a longer TTL"))
 	case s == core.Orphaned && e.Owner != q.Adopt:
 		return nil, &core.OrphanedError{Key: e.key, Owner: e.Owner, Since: e.orphaned()}
 	case s == core.Orphaned:

@@ -84,7 +84,7 @@ func (b *backend) failed(ctx context.Context, key string, err error) *core.Unava
 	unconnected := isTimeout(err) && b.client.ActiveConnection().GetState() != connectivity.Ready
 	switch {
 	case ctx.Err() == nil && isTimeout(err):
-		err = fmt.Errorf("etcd did not answer within %v", b.timeout/tries)
+		err = fmt.Errorf("etcd did not answer within %v; look at the servers, or raise WithTimeout", b.timeout/tries)
 	case isTimeout(err) && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		err = fmt.Errorf("etcd did not answer in time: %w", ctx.Err())
 	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):

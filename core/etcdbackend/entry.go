@@ -58,7 +58,6 @@ func (b *backend) entry(
 ) (entry, error) {
 	e := entry{key: key}
 	if len(kvs) == 0 {
-		b.sightings.Forget(key)
 		return e, nil
 	}
 	kv := kvs[0]

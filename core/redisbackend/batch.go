@@ -15,7 +15,7 @@ const (
 	mostWaiting = 1 << 14
 )
 
-var errBusy = errors.New("redisbackend: too many calls wait for this Redis")
+var errBusy = errors.New("redisbackend: too many calls wait for this Redis, which does not keep up; send fewer at a time or add a Redis")
 
 // call is what one caller sends: one command, or two that belong together.
 type call struct {

@@ -12,7 +12,7 @@ import (
 // maxStuck is how many calls of one Redis may be given up without having returned.
 const maxStuck = 64
 
-var errStuck = errors.New("redisbackend: too many earlier calls have not returned")
+var errStuck = errors.New("redisbackend: too many earlier calls have not returned; set time-outs on the connections of the pool")
 
 // poolConn is a redsync pool. It may ignore contexts.
 type poolConn struct {

@@ -231,10 +231,10 @@ func (a *attempt) withdraws(ctx context.Context, g core.Grant) bool {
 }
 
 var (
-	errTokens    = errors.New("redisbackend: no majority agreed on a fencing token")
-	errLeftovers = errors.New("redisbackend: no majority recorded the new holder")
-	errLate      = errors.New("redisbackend: the answers came when the lease was about to end")
-	errRepair    = errors.New("redisbackend: a minority has a value, and it could not be repaired")
+	errTokens    = errors.New("redisbackend: no majority agreed on a fencing token; try again")
+	errLeftovers = errors.New("redisbackend: no majority recorded the new holder; try again")
+	errLate      = errors.New("redisbackend: the answers came when the lease was about to end; try again, or use a longer TTL")
+	errRepair    = errors.New("redisbackend: a minority of the nodes has a sealed value that could not be copied to the others; try again")
 )
 
 // repair follows rule 4. If decided, value is what a majority has now. After VOID it is not

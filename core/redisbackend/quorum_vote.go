@@ -268,7 +268,7 @@ func (t *tally) unavailable(key string, also ...error) error {
 	}
 	e.Permanent = permanent >= t.quorum.majority()
 	if len(e.Nodes) == 0 {
-		e.Nodes = []error{errors.New("redisbackend: no majority of the nodes agreed")}
+		e.Nodes = []error{errors.New("redisbackend: no majority of the nodes agreed; try again")}
 	}
 	return e
 }

@@ -95,7 +95,7 @@ func (s *server) Acquire(ctx context.Context, q core.Request) (core.Grant, error
 		g, r, n, err = s.acquireByScript(ctx, q)
 	}
 	if err == nil && isLate(g) {
-		err = n.unavailable(q.Key, errors.New("the answer came when the lease was about to end"))
+		err = n.unavailable(q.Key, errors.New("the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
 	// After an adoption of unknown outcome, the key becomes an orphan again when the lease ends. A
 	// release would delete the orphan.

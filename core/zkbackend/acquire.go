@@ -108,7 +108,7 @@ func (a *attempt) decide(ctx context.Context, n *node) (g core.Grant, err error)
 	return a.granted(ctx, func(h header) (*node, error) { return a.takeOver(ctx, a.undo, n, h) })
 }
 
-var errTooLate = errors.New("zkbackend: the answer came when the lease had ended or was about to")
+var errTooLate = errors.New("zkbackend: the answer came when the lease had ended or was about to; try again, or use a longer TTL")
 
 // granted returns the grant of a write that makes the key the attempt's.
 func (a *attempt) granted(ctx context.Context, write func(header) (*node, error)) (core.Grant, error) {

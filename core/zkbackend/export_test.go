@@ -3,6 +3,7 @@ package zkbackend
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/onelane/onelane/core"
 )
@@ -14,4 +15,22 @@ func Sweep(ctx context.Context, b core.Backend) error {
 		errs = append(errs, b.(*backend).sweepShard(ctx, shard))
 	}
 	return errors.Join(errs...)
+}
+
+// LateAnswer reads a key, and notes the answer when between has returned.
+func LateAnswer(ctx context.Context, b core.Backend, key string, between func()) (core.Status, error) {
+	zb := b.(*backend)
+	path, err := zb.pathOf(key)
+	if err != nil {
+		return 0, err
+	}
+	n, err := zb.fetch(ctx, path, false)
+	if err != nil || n == nil {
+		return core.Free, err
+	}
+	between()
+	n.seen = time.Now()
+	err = zb.note(ctx, n)
+	s, _ := zb.status(n)
+	return s, err
 }

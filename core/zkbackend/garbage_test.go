@@ -202,3 +202,26 @@ func TestSeal_LargeValues(t *testing.T) {
 	_, err = b.Release(t.Context(), g)
 	ok(t, "Release", err)
 }
+
+// An answer that comes after the sweep has removed the node does not make the lease that ended seem
+// to begin anew.
+func TestSweep_LateAnswer(t *testing.T) {
+	t.Parallel()
+	b := open(t, at(t, shared(t).Addr()))
+	_, err := b.Acquire(t.Context(), request("k", time.Second))
+	ok(t, "Acquire", err)
+	eventually(t, "the lease has ended", func() bool {
+		st, err := b.Inspect(t.Context(), "k")
+		return err == nil && st.Status == core.Free
+	})
+	status, err := zkbackend.LateAnswer(t.Context(), b, "k", func() {
+		ok(t, "Sweep", zkbackend.Sweep(t.Context(), b))
+		if st, err := b.Inspect(t.Context(), "k"); err != nil || st.Status != core.Free {
+			t.Errorf("the key is %v, %v after the sweep", st.Status, err)
+		}
+	})
+	ok(t, "read", err)
+	if status != core.Free {
+		t.Errorf("the key is %v after its lease has ended", status)
+	}
+}

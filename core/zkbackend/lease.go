@@ -112,7 +112,10 @@ func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err er
 			return nil
 		}
 		err := b.remove(ctx, n)
-		if err == nil && status == core.Free { // its lease had ended
+		switch {
+		case err == nil && status == core.Held:
+			b.sightings.Forget(n.path)
+		case err == nil && status == core.Free: // its lease had ended
 			return n.lost(status)
 		}
 		return err
@@ -122,7 +125,7 @@ func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err er
 // Seal implements core.Backend.
 func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if len(value) > maxValue {
-		return fmt.Errorf("zkbackend: seal key %q: the value has %d bytes, at most %d are allowed", g.Key, len(value), maxValue)
+		return fmt.Errorf("zkbackend: seal key %q: the value has %d bytes, at most %d are allowed; store it elsewhere and seal a reference", g.Key, len(value), maxValue)
 	}
 	b, done := b.last()
 	defer done(ctx)

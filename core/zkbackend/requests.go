@@ -34,11 +34,16 @@ func (b *backend) get(ctx context.Context, path string, watched bool) (*node, er
 	if n == nil {
 		return nil, err
 	}
-	n.seen, _ = b.sightings.See(path, n.zxid, n.seen)
+	return n, b.note(ctx, n)
+}
+
+// note remembers since when a node that was read is as it is.
+func (b *backend) note(ctx context.Context, n *node) error {
+	n.seen, _ = b.sightings.See(n.path, n.zxid, n.seen)
 	if n.state == stateHeld && n.orphan == 0 {
-		return n, nil
+		return nil
 	}
-	return n, b.askTime(ctx, path)
+	return b.askTime(ctx, n.path)
 }
 
 // content is what a node has.
@@ -58,7 +63,6 @@ func (b *backend) fetch(ctx context.Context, path string, watched bool) (*node, 
 		return a, err
 	}, nil)
 	if errors.Is(err, zk.ErrNoNode) {
-		b.sightings.Forget(path)
 		return nil, nil
 	}
 	if err != nil {
@@ -91,7 +95,7 @@ func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (*zk
 	}, unsure)
 }
 
-var errNoState = errors.New("zkbackend: ZooKeeper's answer has no state of the node")
+var errNoState = errors.New("zkbackend: ZooKeeper's answer has no state of the node; look for a proxy that changes answers")
 
 // write makes changes in one transaction. The last of them sets the text of the key's node. write
 // returns the node as it is then.
@@ -165,14 +169,10 @@ func (b *backend) takeOver(ctx context.Context, unsure func(), n *node, h header
 
 // remove deletes a node that is still as it was.
 func (b *backend) remove(ctx context.Context, n *node) error {
-	err := b.without(ctx, n, func(drop []any) error {
+	return b.without(ctx, n, func(drop []any) error {
 		_, err := b.multi(ctx, nil, append(drop, &zk.DeleteRequest{Path: n.path, Version: n.version})...)
 		return err
 	})
-	if err == nil {
-		b.sightings.Forget(n.path)
-	}
-	return err
 }
 
 // without calls fn with the changes that delete a node's guard. If there are pieces of a value

@@ -73,7 +73,7 @@ type Outcome struct {
 // [core.ErrClosed] or [core.ErrInvalidKey], or it is the error of a context that ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	if r.Key == "" {
-		return Outcome{}, fmt.Errorf("idempotency: %w: it is empty", core.ErrInvalidKey)
+		return Outcome{}, fmt.Errorf("idempotency: %w: the key is empty", core.ErrInvalidKey)
 	}
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
 	a := &attempt{

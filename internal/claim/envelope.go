@@ -40,7 +40,7 @@ func (c *Claims) decode(name string, b []byte) (*Record, mark, error) {
 	case p.Version == envelopeVersion:
 		p, err = c.open(name, p)
 	case len(c.Keys) > 0 && !c.ReadPlain:
-		err = fmt.Errorf("%w: it is not encrypted, and ReadPlain is not set", ErrRecord)
+		err = fmt.Errorf("%w: the record is not encrypted; set ReadPlain to read records of the time before encryption", ErrRecord)
 	}
 	if err != nil {
 		return nil, mark{}, err

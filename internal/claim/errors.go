@@ -11,17 +11,17 @@ import (
 
 var (
 	// ErrInFlight means that the first request with the key is running. See [InFlightError].
-	ErrInFlight = errors.New("idempotency: a request with this key is running")
+	ErrInFlight = errors.New("idempotency: a request with this key is running; try again later, or set Wait")
 	// ErrMismatch means that the key belongs to another request. See [MismatchError].
-	ErrMismatch = errors.New("idempotency: the key belongs to another request")
+	ErrMismatch = errors.New("idempotency: the key belongs to another request; send a new key")
 	// ErrRecord means that the value under a key is no record that this version can read.
 	ErrRecord = errors.New("idempotency: the record cannot be read")
 	// ErrUnknown means that nobody knows what the first request did. See [UnknownError].
 	ErrUnknown = errors.New("idempotency: the outcome of an earlier request is unknown")
 	// ErrQuota means that too many requests of one principal are running.
-	ErrQuota = errors.New("idempotency: too many requests of this principal are running")
+	ErrQuota = errors.New("idempotency: too many requests of this principal are running; try again later, or raise Quota")
 	// ErrOver means that the claim has ended.
-	ErrOver = errors.New("idempotency: the claim has ended")
+	ErrOver = errors.New("idempotency: the claim has ended; begin another one")
 )
 
 // InFlightError says that the first request with the key is running. It matches [ErrInFlight], and
@@ -33,7 +33,7 @@ type InFlightError struct {
 
 // Error names the key.
 func (e *InFlightError) Error() string {
-	return fmt.Sprintf("idempotency: key %q: a request with this key is running", e.Key)
+	return fmt.Sprintf("idempotency: key %q: a request with this key is running; try again later, or set Wait", e.Key)
 }
 
 // Is makes the error match [ErrInFlight].
@@ -56,7 +56,7 @@ func (e *MismatchError) Error() string {
 	if e.Credentials {
 		what = "credentials"
 	}
-	return fmt.Sprintf("idempotency: key %q was used with another %s", e.Key, what)
+	return fmt.Sprintf("idempotency: key %q was used with another %s; send a new key", e.Key, what)
 }
 
 // Is makes the error match [ErrMismatch].

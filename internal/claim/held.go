@@ -9,7 +9,7 @@ import (
 )
 
 // ErrNoClaim means that a context carries neither a claim nor a lock of an adapter.
-var ErrNoClaim = errors.New("idempotency: the context carries no claim")
+var ErrNoClaim = errors.New("idempotency: the context carries no claim; pass the request's context, in Gin c.Request.Context()")
 
 type heldKey struct{}
 

@@ -50,7 +50,7 @@ func (r *Record) encode(m *mark, run Run) ([]byte, error) {
 	}
 	if !r.NotKept {
 		if r.Status < 0 || r.Status > 1<<30 {
-			return nil, fmt.Errorf("idempotency: a record cannot have status %d", r.Status)
+			return nil, fmt.Errorf("idempotency: a record cannot have status %d; an HTTP status is from 200 to 999", r.Status)
 		}
 		p.Status, p.Body = uint32(r.Status), r.Body
 		p.Header = make([]*recordpb.Field, 0, len(r.Header))

@@ -49,6 +49,16 @@ func TestSightings_SinceTheFirstOfARevision(t *testing.T) {
 	see(t, &s, "k", 2, at(6), at(6), true)
 }
 
+// Servers that were set back to a backup answer with older revisions, of leases that end, too.
+func TestSightings_OlderRevisionAfterAMinute(t *testing.T) {
+	var s leases.Sightings
+	see(t, &s, "k", 7, at(1), at(1), true)
+	see(t, &s, "k", 7, at(30), at(1), false)
+	see(t, &s, "k", 3, at(89), at(89), false)
+	see(t, &s, "k", 3, at(90), at(90), true)
+	see(t, &s, "k", 3, at(100), at(90), false)
+}
+
 func TestSightings_Known_remembersNothing(t *testing.T) {
 	var s leases.Sightings
 	if since := s.Known("k", 1, at(1)); !since.Equal(at(1)) {

@@ -5,8 +5,13 @@ import (
 	"time"
 )
 
-// sightingsKept is how many sightings a generation has.
-const sightingsKept = 1 << 14
+const (
+	// sightingsKept is how many sightings a generation has.
+	sightingsKept = 1 << 14
+	// overtaken is how late an answer may come after another one that was asked for later. It is far
+	// more than the time-out of a call.
+	overtaken = time.Minute
+)
 
 // Sightings remember since when this process has seen keys unchanged. From that, a backend on a
 // server without a clock knows that a lease has ended. It compares no clocks.
@@ -22,21 +27,26 @@ type Sightings struct {
 type sighting struct {
 	revision int64
 	since    time.Time
+	last     time.Time
 	undated  bool // it is not known how old it is
 }
 
 // See notes that a key has a revision now. It returns the time since which the key is known to have
 // that revision. first reports whether the age of the revision is not known yet.
+//
+// An older revision than the last one is an answer that came late, and is not noted. But if the last
+// one was seen a minute ago or earlier, the servers were set back to a backup.
 func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seen, known := s.find(key)
-	if known && seen.revision > revision { // an answer that was overtaken
+	if known && seen.revision > revision && now.Sub(seen.last) < overtaken {
 		return now, false
 	}
 	if !known || seen.revision != revision {
 		seen, first = sighting{revision: revision, since: now}, true
 	}
+	seen.last = now
 	s.put(key, seen)
 	return seen.since, first || seen.undated
 }
@@ -62,7 +72,10 @@ func (s *Sightings) Backdate(key string, revision int64, since time.Time) time.T
 		since = seen.since
 	}
 	if !known || seen.revision == revision {
-		s.put(key, sighting{revision: revision, since: since})
+		if !known {
+			seen.last = since
+		}
+		s.put(key, sighting{revision: revision, since: since, last: seen.last})
 	}
 	return since
 }
@@ -78,7 +91,8 @@ func (s *Sightings) Undated(key string, revision int64) {
 	}
 }
 
-// Forget forgets a key that is free.
+// Forget forgets a key that its holder has released. Do not call it because a key was found to be
+// free: an older answer may still be on its way, and the lease would seem to begin anew.
 func (s *Sightings) Forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

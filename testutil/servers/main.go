@@ -38,6 +38,9 @@ COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments 
   ONELANE_ZOOKEEPER        host:port of an empty ZooKeeper
   ONELANE_REQUIRE_SERVERS  1: a test that misses a server fails
 
+It runs other servers than those it finds if these are set: ONELANE_REDIS_SERVER, the path of a redis-server or valkey-server, and
+ONELANE_MYSQL_SERVER, that of a mariadbd or of MySQL's mysqld.
+
 Examples:
 
   go run ./testutil/servers go test -race ./...

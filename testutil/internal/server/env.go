@@ -5,8 +5,9 @@ import "os"
 // The environment variables by which testutil/servers tells a command where the servers are.
 const (
 	EnvRedis       = "ONELANE_REDIS"        // host:port
-	EnvRedisServer = "ONELANE_REDIS_SERVER" // path of the redis-server binary
+	EnvRedisServer = "ONELANE_REDIS_SERVER" // path of redis-server, or of valkey-server
 	EnvMySQL       = "ONELANE_MYSQL_DSN"    // for go-sql-driver/mysql
+	EnvMySQLServer = "ONELANE_MYSQL_SERVER" // path of mariadbd, or of MySQL's mysqld
 	EnvPostgres    = "ONELANE_POSTGRES_DSN" // for pgx
 	EnvEtcd        = "ONELANE_ETCD"         // host:port
 	EnvZooKeeper   = "ONELANE_ZOOKEEPER"    // host:port

@@ -16,7 +16,7 @@ type Kind string
 // The kinds of server.
 const (
 	Redis     Kind = "redis"
-	MySQL     Kind = "mysql" // MariaDB
+	MySQL     Kind = "mysql" // MariaDB, or MySQL
 	Postgres  Kind = "postgres"
 	Etcd      Kind = "etcd"
 	ZooKeeper Kind = "zookeeper"
@@ -35,7 +35,7 @@ type Package struct {
 
 var packages = map[Kind]Package{
 	Redis: {Binary: "redis-server", Apt: "redis-server", Brew: "redis", env: EnvRedisServer},
-	MySQL: {Binary: "mariadbd", Apt: "mariadb-server", Brew: "mariadb",
+	MySQL: {Binary: "mariadbd", Apt: "mariadb-server", Brew: "mariadb", env: EnvMySQLServer,
 		dirs: []string{"/usr/sbin", "/usr/libexec", "/opt/homebrew/opt/mariadb/bin", "/usr/local/opt/mariadb/bin"}},
 	Postgres: {Binary: "postgres", Apt: "postgresql", Brew: "postgresql",
 		dirs: []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",

@@ -13,8 +13,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 )
 
-// StartMariaDB starts a MariaDB with a user root without a password. Nothing is synced to disk; what matters for isolation is as
-// MariaDB's defaults have it. The args, such as --sync-binlog=1, win over ours.
+// StartMariaDB starts a MariaDB, or a MySQL, with a user root without a password. Nothing is synced to disk; what matters for
+// isolation is as the server's defaults have it. The args, such as --sync-binlog=1, win over ours.
 func StartMariaDB(ctx context.Context, args ...string) (*Server, error) {
 	return startMariaDB(ctx, nil, args)
 }
@@ -24,10 +24,9 @@ func startMariaDB(ctx context.Context, env, args []string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Beside mariadbd in Homebrew, in /usr/bin while that is in /usr/sbin on Debian.
-	install, err := find("mariadb-install-db", []string{beside(binary), filepath.Join(beside(binary), "..", "bin")}, MySQL)
+	install, err := mariaInstall(binary)
 	if err != nil {
-		return nil, fmt.Errorf("server: %s is here, mariadb-install-db is not: install MariaDB completely: %w", binary, err)
+		return nil, err
 	}
 	acc, err := accountFor(MySQL, "mysql", "nobody")
 	if err != nil {
@@ -42,11 +41,11 @@ func startMariaDB(ctx context.Context, env, args []string) (*Server, error) {
 		account: acc, // not --user: a process that changes its user by itself no longer ends with its parent
 		end:     syscall.SIGKILL,
 		prepare: func(ctx context.Context, dir string) error {
-			return run(ctx, acc, dir, install, append(common(dir),
-				"--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")...)
+			return run(ctx, acc, dir, install[0], slices.Concat(common(dir), install[1:])...)
 		},
 		command: func(dir string, port int) *exec.Cmd {
 			return exec.Command(binary, slices.Concat(common(dir), []string{
+				"--loose-mysqlx=OFF", // MySQL's other port
 				"--bind-address=127.0.0.1", "--port=" + strconv.Itoa(port),
 				"--socket=" + mariaSocket(dir), "--pid-file=" + filepath.Join(dir, "pid"),
 				"--max-connections=500", "--skip-name-resolve", "--skip-log-bin",
@@ -58,6 +57,19 @@ func startMariaDB(ctx context.Context, env, args []string) (*Server, error) {
 			return fmt.Sprintf("root@tcp(127.0.0.1:%d)/%s?parseTime=true", port, database)
 		},
 	})
+}
+
+// mariaInstall is the command that makes the system tables: the server itself for MySQL.
+func mariaInstall(binary string) ([]string, error) {
+	if filepath.Base(binary) == "mysqld" {
+		return []string{binary, "--initialize-insecure"}, nil
+	}
+	// Beside mariadbd in Homebrew, in /usr/bin while that is in /usr/sbin on Debian.
+	install, err := find("mariadb-install-db", []string{beside(binary), filepath.Join(beside(binary), "..", "bin")}, MySQL)
+	if err != nil {
+		return nil, fmt.Errorf("server: %s is here, mariadb-install-db is not: install MariaDB completely: %w", binary, err)
+	}
+	return []string{install, "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"}, nil
 }
 
 // database is the name of the database that the DSNs name.
@@ -76,6 +88,14 @@ func mariaReady(ctx context.Context, s *Server, _ int) error {
 	}
 	db := sql.OpenDB(connector)
 	defer db.Close()
-	_, err = db.ExecContext(ctx, "CREATE DATABASE IF NOT EXISTS "+database)
-	return err
+	for _, statement := range []string{
+		"CREATE USER IF NOT EXISTS root@'127.0.0.1'", // MySQL makes one for its socket alone
+		"GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION",
+		"CREATE DATABASE IF NOT EXISTS " + database,
+	} {
+		if _, err := db.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
 }
