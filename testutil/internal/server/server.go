@@ -210,14 +210,41 @@ func (s *Server) current() *process {
 }
 
 // freePort chooses below the ephemeral range, so that no outgoing connection takes the port of a server while it is being restarted.
+// Nor does another server: until this process ends, no other freePort chooses the port, in any process.
 func freePort() (int, error) {
 	var err error
 	for range 100 {
-		port := 15000 + rand.IntN(17000)
+		port := strconv.Itoa(15000 + rand.IntN(17000))
+		mark, marked := net.Listen("tcp", net.JoinHostPort(portMarks, port))
+		if errors.Is(marked, syscall.EADDRINUSE) {
+			continue
+		}
 		var l net.Listener
-		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			return port, l.Close()
+		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", port)); err == nil {
+			if marked == nil {
+				keep(mark)
+			}
+			return l.Addr().(*net.TCPAddr).Port, l.Close()
+		}
+		if marked == nil {
+			_ = mark.Close()
 		}
 	}
 	return 0, fmt.Errorf("server: no free port on 127.0.0.1: %w", err)
+}
+
+// portMarks is the address on which a listener marks a port as chosen. Where it is not an address of loopback, as on macOS, ports
+// are not marked.
+const portMarks = "127.127.127.127"
+
+var marks struct {
+	sync.Mutex
+	listeners []net.Listener
+}
+
+// keep keeps a mark for as long as this process lives.
+func keep(mark net.Listener) {
+	marks.Lock()
+	defer marks.Unlock()
+	marks.listeners = append(marks.listeners, mark)
 }

@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -111,4 +113,24 @@ func TestHasItsEnvironment(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The port of a server that was killed for a while must not become another server's.
+func TestFreePort_IsMarked(t *testing.T) {
+	chosen := make(map[int]bool)
+	for range 100 {
+		port, err := freePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if chosen[port] {
+			t.Fatalf("port %d was chosen twice", port)
+		}
+		chosen[port] = true
+		l, err := net.Listen("tcp", net.JoinHostPort(portMarks, strconv.Itoa(port)))
+		if err == nil {
+			_ = l.Close()
+			t.Fatalf("port %d is not marked", port)
+		}
+	}
 }
