@@ -38,7 +38,7 @@ func TestGarbage_NothingStays(t *testing.T) {
 		}
 	}
 	orphan := request("orphan", lease)
-	orphan.Orphan = 5 * time.Second // long enough to be seen
+	orphan.Orphan = 10 * time.Second // long enough to be seen
 	_, err := dead.Acquire(t.Context(), orphan)
 	ok(t, "Acquire", err)
 	ok(t, "Close", dead.Close())

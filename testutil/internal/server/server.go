@@ -233,8 +233,8 @@ func freePort() (int, error) {
 	return 0, fmt.Errorf("server: no free port on 127.0.0.1: %w", err)
 }
 
-// portMarks is the address on which a listener marks a port as chosen. Where it is not an address of loopback, as on macOS, ports
-// are not marked.
+// portMarks is the address on which a listener marks a port as chosen. On macOS it is not an address of loopback, and ports are not
+// marked.
 const portMarks = "127.127.127.127"
 
 var marks struct {
