@@ -238,7 +238,7 @@ func TestOnce_ReadsNothingUncommitted(t *testing.T) {
 			return
 		}
 		ok(t, "Migrate", gormlock.Migrate(db))
-		for variable, value := range map[string]string{"tx_isolation": "'READ-UNCOMMITTED'", "autocommit": "0"} {
+		for variable, value := range map[string]string{"transaction_isolation": "'READ-UNCOMMITTED'", "autocommit": "0"} {
 			own := withSetting(t, db, variable, value)
 			pool(t, own).SetMaxOpenConns(1)
 			l := locker(t, testutil.Memory())
