@@ -155,7 +155,7 @@ func pool(t testing.TB, db *gorm.DB) *sql.DB {
 // take is the statement most tests guard.
 func take(db *gorm.DB, sku int) error {
 	tx := db.Model(&Stock{}).Where("sku = ?", sku).Update("left", gorm.Expr("? - 1", column("left")))
-	if tx.Error == nil && tx.RowsAffected == 0 {
+	if tx.Error == nil && tx.RowsAffected == 0 && !tx.DryRun {
 		// MariaDB may report success for an UPDATE that KILL QUERY ended before it changed its row.
 		return errors.New("take: no row was changed")
 	}
