@@ -24,7 +24,7 @@ func TestAfterCommit_DeadlockIgnored(t *testing.T) {
 			ok(t, "take", take(tx, 42))
 			ok(t, "AfterCommit", gormlock.AfterCommit(tx, hook))
 			// The server does not roll back for a SIGNAL, but says what it says for a deadlock.
-			if tx.Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Error == nil {
+			if unprepared(tx).Exec("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Error == nil {
 				t.Error("no deadlock")
 			}
 			if gormlock.AfterCommit(tx, hook) == nil {

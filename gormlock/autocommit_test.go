@@ -27,7 +27,8 @@ func withSetting(t *testing.T, db *gorm.DB, variable, value string) *gorm.DB {
 	t.Helper()
 	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
 	ok(t, "ParseDSN", err)
-	cfg.DBName, cfg.ParseTime, cfg.Params = db.Migrator().CurrentDatabase(), true, map[string]string{variable: value}
+	cfg.DBName, cfg.ParseTime = db.Migrator().CurrentDatabase(), true
+	cfg.Params = settings(t, db, map[string]string{variable: value})
 	connector, err := gomysql.NewConnector(cfg)
 	ok(t, "NewConnector", err)
 	conns := sql.OpenDB(connector)

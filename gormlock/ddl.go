@@ -59,8 +59,15 @@ func endsTransaction(query string) bool {
 	case "ANALYZE", "BEGIN": // MariaDB has ANALYZE SELECT, and BEGIN NOT ATOMIC
 		next, _ := firstWord(rest)
 		return !slices.Contains([]string{"NOT", "SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "REPLACE", "FORMAT"}, next)
-	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "LOCK", "UNLOCK", "START", "OPTIMIZE", "REPAIR",
-		"CHECK", "FLUSH", "RESET", "CACHE", "INSTALL", "UNINSTALL":
+	case "SET":
+		next, _ := firstWord(rest)
+		return next == "PASSWORD" || next == "DEFAULT" // ROLE
+	case "LOAD": // INDEX, but not DATA
+		next, _ := firstWord(rest)
+		return next == "INDEX"
+	case "ALTER", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "LOCK", "UNLOCK", "START", "STOP", "CHANGE",
+		"OPTIMIZE", "REPAIR", "CHECK", "FLUSH", "RESET", "CACHE", "INSTALL", "UNINSTALL", "IMPORT",
+		"CLONE", "BACKUP":
 		return true
 	}
 	return false

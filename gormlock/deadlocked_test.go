@@ -47,7 +47,7 @@ func lateDB(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker)) {
 		if db.Name() != "mysql" {
 			return
 		}
-		ok(t, "CREATE", db.Exec("CREATE FUNCTION late(n int, number int) RETURNS int BEGIN "+
+		ok(t, "CREATE", unprepared(db).Exec("CREATE FUNCTION late(n int, number int) RETURNS int DETERMINISTIC BEGIN "+
 			"IF n > 1 THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = number; END IF; RETURN n; END").Error)
 		fn(t, db, l)
 	})
@@ -136,7 +136,7 @@ func TestEnded_LockWaitTimeout(t *testing.T) {
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		const setting = "@@innodb_rollback_on_timeout"
 		waits := map[string]func(tx *gorm.DB){
-			"Exec":     func(tx *gorm.DB) { _ = tx.Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error },
+			"Exec":     func(tx *gorm.DB) { _ = unprepared(tx).Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error },
 			"Raw.Scan": func(tx *gorm.DB) { _ = tx.Raw(lateQuery(1205)).Scan(&[]int{}).Error },
 		}
 		left := int64(10)
@@ -226,7 +226,7 @@ func awaitLockWait(t *testing.T, db *gorm.DB) {
 		time.Sleep(150 * time.Millisecond)
 		var n int
 		ok(t, "innodb_trx", free.Raw("SELECT COUNT(*) FROM information_schema.innodb_trx t "+
-			"JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "+
+			"JOIN "+processlist(t, db)+" p ON p.id = t.trx_mysql_thread_id "+
 			"WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()").Scan(&n).Error)
 		return n > 0
 	})

@@ -29,11 +29,11 @@ var endings = map[string]map[string]func(tx *gorm.DB) error{
 	},
 	"mysql": { // SIGNAL ends nothing by itself
 		"a row that changed": func(tx *gorm.DB) error {
-			return tx.Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1020").Error
+			return unprepared(tx).Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1020").Error
 		},
 		"a deadlock of a Row": func(tx *gorm.DB) error {
 			var n int
-			return tx.Raw("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Row().Scan(&n)
+			return unprepared(tx).Raw("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Row().Scan(&n)
 		},
 	},
 	"postgres": {

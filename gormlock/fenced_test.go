@@ -204,6 +204,7 @@ func TestFenced_FirstStatement(t *testing.T) {
 func TestFenced_Refusals(t *testing.T) {
 	t.Parallel()
 	fenced := gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(200*time.Millisecond))
+	patient := gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(time.Minute))
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		busySoon(t, db)
 		put(t, db, 42, 10)
@@ -222,7 +223,7 @@ func TestFenced_Refusals(t *testing.T) {
 		want(t, "read-only", err, gorm.ErrInvalidTransaction)
 
 		// An earlier holder's transaction stays open: nobody waits for it longer than WithWait.
-		open := holder(t, db, 1).Scopes(fenced).Begin()
+		open := holder(t, db, 1).Scopes(patient).Begin()
 		ok(t, "take", take(open, 42))
 		start := time.Now()
 		err = take(db.Scopes(fenced), 42)
@@ -233,7 +234,7 @@ func TestFenced_Refusals(t *testing.T) {
 			t.Errorf("it waited %v", waited)
 		}
 		ok(t, "Rollback", open.Rollback().Error)
-		ok(t, "take", take(db.Scopes(fenced), 42))
+		ok(t, "take", take(db.Scopes(patient), 42))
 		wantLeft(t, db, 42, 8)
 		wantIdle(t, db, l, "k")
 	})

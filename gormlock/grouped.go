@@ -134,7 +134,7 @@ func (g *group) lead() {
 	g.enter(groupBegins)
 	g.t.patience = defaultWait
 	timer := time.AfterFunc(g.limit, func() {
-		g.cancel(fmt.Errorf("%w, more than %v: shorten the functions, or lower Grouped", errGroupTime, g.limit))
+		g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.limit))
 	})
 	defer timer.Stop()
 	g.ctx, g.locks = g.t.carry(g.base), g.t.locks

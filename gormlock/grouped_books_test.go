@@ -163,7 +163,7 @@ func (c *call) run(ctx context.Context, db *gorm.DB, how chaos) (err error) {
 // disturb ends and interrupts connections at the server, and takes locks away, until done.
 func disturb(t *testing.T, db *gorm.DB, h *hooked, pause time.Duration, done chan struct{}) {
 	some := map[string]string{
-		"mysql":    "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() ORDER BY RAND() LIMIT 1",
+		"mysql":    "SELECT id FROM " + processlist(t, db) + " WHERE db = DATABASE() AND id <> CONNECTION_ID() ORDER BY RAND() LIMIT 1",
 		"postgres": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1",
 	}
 	ways := map[string][]string{

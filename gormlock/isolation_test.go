@@ -32,7 +32,7 @@ func eachLevel(t *testing.T, fn func(t *testing.T, db *gorm.DB)) {
 				fn(t, openMode(t, plain, func(my *gomysql.Config, pg *pgx.ConnConfig) {
 					if my != nil {
 						variable := strings.ToUpper(strings.ReplaceAll(level, " ", "-"))
-						my.Params = map[string]string{"tx_isolation": "'" + variable + "'"}
+						my.Params = map[string]string{"transaction_isolation": "'" + variable + "'"}
 					} else {
 						pg.RuntimeParams = map[string]string{"default_transaction_isolation": level}
 					}

@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -153,7 +154,12 @@ func pool(t testing.TB, db *gorm.DB) *sql.DB {
 
 // take is the statement most tests guard.
 func take(db *gorm.DB, sku int) error {
-	return db.Model(&Stock{}).Where("sku = ?", sku).Update("left", gorm.Expr("? - 1", column("left"))).Error
+	tx := db.Model(&Stock{}).Where("sku = ?", sku).Update("left", gorm.Expr("? - 1", column("left")))
+	if tx.Error == nil && tx.RowsAffected == 0 && !tx.DryRun {
+		// MariaDB may report success for an UPDATE that KILL QUERY ended before it changed its row.
+		return errors.New("take: no row was changed")
+	}
+	return tx.Error
 }
 
 // hooked is a Backend that runs functions when a key was locked and before it is unlocked.

@@ -26,10 +26,10 @@ var otherModes = map[string]map[string]func(my *gomysql.Config, pg *pgx.ConnConf
 	"mysql": {
 		"found rows, interpolated": func(my *gomysql.Config, _ *pgx.ConnConfig) { my.ClientFoundRows, my.InterpolateParams = true, true },
 		"serializable": func(my *gomysql.Config, _ *pgx.ConnConfig) {
-			my.Params = map[string]string{"tx_isolation": "'SERIALIZABLE'", "sql_mode": "''", "time_zone": "'+05:30'"}
+			my.Params = map[string]string{"transaction_isolation": "'SERIALIZABLE'", "sql_mode": "''", "time_zone": "'+05:30'"}
 		},
 		"read committed": func(my *gomysql.Config, _ *pgx.ConnConfig) {
-			my.Params = map[string]string{"tx_isolation": "'READ-COMMITTED'", "sql_mode": "'ANSI'"}
+			my.Params = map[string]string{"transaction_isolation": "'READ-COMMITTED'", "sql_mode": "'ANSI'"}
 		},
 	},
 	"postgres": {
@@ -53,6 +53,7 @@ func openMode(t *testing.T, db *gorm.DB, change func(*gomysql.Config, *pgx.ConnC
 		ok(t, "ParseDSN", err)
 		cfg.DBName, cfg.ParseTime = name, true
 		change(cfg, nil)
+		cfg.Params = settings(t, db, cfg.Params)
 		connector, err := gomysql.NewConnector(cfg)
 		ok(t, "NewConnector", err)
 		conns = sql.OpenDB(connector)

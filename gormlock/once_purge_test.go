@@ -192,7 +192,7 @@ func TestOnce_OneEffectPerLifeOfARow(t *testing.T) {
 			own := holder(t, db, uint64(process+1))
 			for range 2 {
 				calls.Go(func() {
-					for i := range 20 {
+					for i := 0; i < 20 || purged.Load() < 4; i++ {
 						r, err := gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge)
 						for errors.Is(err, sql.ErrNoRows) { // purged each time it was looked for
 							r, err = gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge)
@@ -238,7 +238,7 @@ func TestOnce_ReadsNothingUncommitted(t *testing.T) {
 			return
 		}
 		ok(t, "Migrate", gormlock.Migrate(db))
-		for variable, value := range map[string]string{"tx_isolation": "'READ-UNCOMMITTED'", "autocommit": "0"} {
+		for variable, value := range map[string]string{"transaction_isolation": "'READ-UNCOMMITTED'", "autocommit": "0"} {
 			own := withSetting(t, db, variable, value)
 			pool(t, own).SetMaxOpenConns(1)
 			l := locker(t, testutil.Memory())

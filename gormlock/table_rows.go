@@ -57,6 +57,7 @@ type row struct {
 	value   []byte
 	left    time.Duration // of the lease, the orphan or the seal
 	since   time.Time     // when an orphan's lease ended
+	asked   time.Time     // before the row was read
 }
 
 // row reads a key at the writer: a replica may lag behind.
@@ -70,7 +71,7 @@ func (b *table) row(ctx context.Context, key string) (row, error) {
 	err = retry(ctx, func() error {
 		var state, orphan, left int64
 		var owner []byte
-		r = row{}
+		r = row{asked: time.Now()}
 		err := conns.QueryRowContext(ctx, query, []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
 		if errors.Is(err, sql.ErrNoRows) {
 			r = row{missing: true}
@@ -97,6 +98,9 @@ func (r *row) decide(state int64, left, orphan time.Duration) {
 		r.status, r.left, r.since = core.Orphaned, left+orphan, time.Now().Add(left)
 	}
 }
+
+// deadline is until when the lease of the row is certain to be valid.
+func (r row) deadline() time.Time { return leases.Deadline(r.asked, r.left) }
 
 // ownedBy reports whether the key has one of the statuses in the owner's name.
 func (r row) ownedBy(owner string, statuses ...core.Status) bool {

@@ -70,6 +70,9 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
 	g := core.Grant{Key: q.Key, Owner: q.Owner, Token: uint64(r.token), Tokens: tableTokens,
 		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan}
+	if d := r.deadline(); d.Before(g.Deadline) { // see change
+		g.Deadline = d
+	}
 	if !time.Now().Before(g.Deadline) {
 		return core.Grant{}, unavailable(q.Key, errors.New("the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
@@ -94,20 +97,21 @@ func (b *table) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 
 // Extend implements core.Backend.
 func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
-	sent := time.Now()
-	err := b.change(ctx, g.Key, func(r row) bool {
-		return r.ownedBy(g.Owner, core.Held) // it lasts longer already
+	deadline := leases.Deadline(time.Now(), ttl)
+	err := b.change(ctx, g.Key, func(r row) (done, again bool) {
+		held := r.ownedBy(g.Owner, core.Held)
+		return held && !r.deadline().Before(deadline), held // done: it lasts longer already
 	}, extendRow, micros(ttl), []byte(g.Key), []byte(g.Owner))
-	if d := leases.Deadline(sent, ttl); err == nil && d.After(g.Deadline) {
-		g.Deadline = d
+	if err == nil && deadline.After(g.Deadline) {
+		g.Deadline = deadline
 	}
 	return g, err
 }
 
 // Release implements core.Backend.
 func (b *table) Release(ctx context.Context, g core.Grant) (others int, err error) {
-	return -1, b.change(ctx, g.Key, func(r row) bool {
-		return r.ownedBy(g.Owner, core.Sealed)
+	return -1, b.change(ctx, g.Key, func(r row) (done, again bool) {
+		return r.ownedBy(g.Owner, core.Sealed), r.ownedBy(g.Owner, core.Held, core.Orphaned)
 	}, releaseRow, []byte(g.Key), []byte(g.Owner))
 }
 
@@ -119,14 +123,18 @@ func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 	if value == nil {
 		value = []byte{}
 	}
-	return b.change(ctx, g.Key, func(r row) bool {
-		return r.ownedBy(g.Owner, core.Sealed) && bytes.Equal(r.value, value)
+	return b.change(ctx, g.Key, func(r row) (done, again bool) {
+		return r.ownedBy(g.Owner, core.Sealed) && bytes.Equal(r.value, value),
+			r.ownedBy(g.Owner, core.Held, core.Orphaned)
 	}, sealRow, int64(g.Token), value, micros(retention), []byte(g.Key), []byte(g.Owner))
 }
 
 // Unseal implements core.Backend.
 func (b *table) Unseal(ctx context.Context, key string) error {
-	return b.change(ctx, key, func(row) bool { return true }, unsealRow, []byte(key))
+	return b.change(ctx, key, func(r row) (done, again bool) {
+		again = r.status == core.Sealed || r.status == core.Orphaned
+		return !again, again
+	}, unsealRow, []byte(key))
 }
 
 // Inspect implements core.Backend.
@@ -153,22 +161,36 @@ func (b *table) Watch(context.Context, string) (changed <-chan struct{}, stop fu
 	return nil, func() {}, nil
 }
 
-// change runs a statement that changes the key's row. If the row was not as the statement wants it,
-// done reports whether that is a success, else change returns ErrLost.
-func (b *table) change(ctx context.Context, key string, done func(row) bool, statement string, args ...any) error {
+// change runs a statement that changes the key's row. If no row was changed, judge reports whether
+// that is a success, and whether the row is as the statement wants it. Then the statement is sent
+// again: MariaDB may report success for an UPDATE that KILL QUERY ended before it changed its row.
+// Otherwise change returns ErrLost.
+func (b *table) change(
+	ctx context.Context, key string, judge func(row) (done, again bool), statement string, args ...any,
+) error {
 	_, err := call(ctx, b, key, func(ctx context.Context) (struct{}, error) {
-		n, err := b.exec(ctx, statement, args...)
-		if err != nil {
-			return struct{}{}, unavailable(key, err)
+		for try := 0; ; try++ {
+			n, err := b.exec(ctx, statement, args...)
+			if err != nil {
+				return struct{}{}, unavailable(key, err)
+			}
+			if n > 0 {
+				return struct{}{}, nil
+			}
+			r, err := b.row(ctx, key)
+			done, again := judge(r)
+			switch {
+			case err != nil || done:
+				return struct{}{}, err
+			case !again:
+				return struct{}{}, r.lost()
+			case try == takeTries:
+				return struct{}{}, unavailable(key, errInterrupted)
+			}
 		}
-		if n > 0 {
-			return struct{}{}, nil
-		}
-		r, err := b.row(ctx, key)
-		if err == nil && !done(r) {
-			err = r.lost()
-		}
-		return struct{}{}, err
 	}, nil)
 	return err
 }
+
+var errInterrupted = errors.New("an UPDATE of onelane_locks changed nothing, although the row was there: " +
+	"KILL QUERY may have ended it")

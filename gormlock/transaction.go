@@ -83,7 +83,11 @@ func (t *transaction) usable() error {
 			return guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w", err))
 		}
 	}
-	if err := t.ctx.Err(); err != nil {
+	switch err := t.ctx.Err(); {
+	case errors.Is(err, errGroupTime):
+		return guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w: "+
+			"shorten the functions, or lower Grouped", err))
+	case err != nil:
 		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
 	}
 	return nil

@@ -23,8 +23,8 @@ func TestAfterCommit_SavepointNames(t *testing.T) {
 		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
 			return errors.Join(
 				tx.Model(&Stock{}).Where("sku = 42").Update("left", 2).Error, after(tx, "before"),
-				tx.Exec("SAVEPOINT here;").Error, after(tx, "undone"),
-				tx.Exec("/* back */ ROLLBACK TO SAVEPOINT HERE ;").Error, after(tx, "after"),
+				unprepared(tx).Exec("SAVEPOINT here;").Error, after(tx, "undone"),
+				unprepared(tx).Exec("/* back */ ROLLBACK TO SAVEPOINT HERE ;").Error, after(tx, "after"),
 			)
 		}))
 		if len(called) != 2 || called[0] != "before" || called[1] != "after" {

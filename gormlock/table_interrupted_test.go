@@ -1,0 +1,87 @@
+package gormlock_test
+
+import (
+	"database/sql/driver"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestTable_InterruptedUpdate: MariaDB may report success for an UPDATE that KILL QUERY ended before
+// it changed its row. No call takes that for the change.
+func TestTable_InterruptedUpdate(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		var left atomic.Int32 // how many more are interrupted
+		network := &relay{primary: pool(t, db)}
+		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+			if strings.HasPrefix(query, "UPDATE") && left.Add(-1) >= 0 {
+				return driver.RowsAffected(0), nil
+			}
+			return run()
+		}
+		b := opened(t, gormlock.Table(network.open(t, db)))
+		status := func() core.State {
+			st, err := b.Inspect(t.Context(), "k")
+			ok(t, "Inspect", err)
+			return st
+		}
+		for _, times := range []int32{1, 100} {
+			again := func(what string, err error) bool {
+				t.Helper()
+				left.Store(0)
+				if times > 1 {
+					want(t, what, err, core.ErrUnavailable)
+				} else {
+					ok(t, what, err)
+				}
+				return err == nil
+			}
+			interrupt := func() { left.Store(times) }
+
+			g, err := b.Acquire(t.Context(), request("k", "first/1", time.Minute))
+			ok(t, "Acquire", err)
+			interrupt()
+			g, err = b.Extend(t.Context(), g, time.Hour)
+			if again("Extend", err); time.Until(g.Deadline) > status().ExpiresIn {
+				t.Errorf("Extend, %d times: %v longer than its row", times, time.Until(g.Deadline)-status().ExpiresIn)
+			}
+			interrupt()
+			g, err = b.Acquire(t.Context(), request("k", "first/1", 2*time.Hour)) // its first answer was lost
+			left.Store(0)
+			if ok(t, "Acquire again", err); time.Until(g.Deadline) > status().ExpiresIn {
+				t.Errorf("Acquire, %d times: %v longer than its row", times, time.Until(g.Deadline)-status().ExpiresIn)
+			}
+			interrupt()
+			if !again("Seal", b.Seal(t.Context(), g, []byte("v"), time.Minute)) {
+				ok(t, "Seal", b.Seal(t.Context(), g, []byte("v"), time.Minute))
+			}
+			interrupt()
+			again("Unseal", b.Unseal(t.Context(), "k"))
+			if sealed := status().Status == core.Sealed; sealed != (times > 1) {
+				t.Errorf("Unseal, %d times: sealed %v", times, sealed)
+			}
+			ok(t, "Unseal", b.Unseal(t.Context(), "k"))
+
+			g, err = b.Acquire(t.Context(), request("k", "second/1", time.Minute))
+			ok(t, "Acquire", err)
+			interrupt()
+			if again("Release", b.release(t.Context(), g)) && status().Status != core.Free {
+				t.Errorf("Release: the key is %v", status().Status)
+			}
+			left.Store(0)
+			ok(t, "Unseal", b.Unseal(t.Context(), "k"))
+			if st := status(); st.Status == core.Held {
+				ok(t, "Release", b.release(t.Context(), g))
+			}
+		}
+	})
+}
