@@ -92,7 +92,7 @@ func (s *Sightings) Undated(key string, revision int64) {
 }
 
 // Forget forgets a key that its holder has released. Do not call it because a key was found to be
-// free: an older answer may still be on its way, and the lease would seem to begin anew.
+// free: an older answer may still be on its way. The lease would seem to begin anew.
 func (s *Sightings) Forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
