@@ -118,7 +118,7 @@ func (b *table) Release(ctx context.Context, g core.Grant) (others int, err erro
 // Seal implements core.Backend.
 func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if g.Token > math.MaxInt64 {
-		return fmt.Errorf("gormlock: seal key %q: token %d is larger than the database's largest number; write under keys of a new prefix", g.Key, g.Token)
+		return fmt.Errorf("gormlock: seal key %q: token %d is larger than the database's largest number", g.Key, g.Token)
 	}
 	if value == nil {
 		value = []byte{}

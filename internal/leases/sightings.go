@@ -27,8 +27,8 @@ type Sightings struct {
 type sighting struct {
 	revision int64
 	since    time.Time
-	last     time.Time
-	undated  bool // it is not known how old it is
+	last     time.Time // when it was seen for the last time
+	undated  bool      // it is not known how old it is
 }
 
 // See notes that a key has a revision now. It returns the time since which the key is known to have
