@@ -151,9 +151,11 @@ func TestTakeover_AgeUnknownAtFirst(t *testing.T) {
 	leases := &silentLeases{Lease: client.Lease}
 	leases.silent.Store(true)
 	client.Lease = leases
-	b := open(t, client, etcdbackend.WithTimeout(400*time.Millisecond))
+	b := open(t, client)
 	time.Sleep(4 * time.Second) // etcd counts in whole seconds
-	_, err := b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	defer cancel()
+	_, err := b.Acquire(ctx, request("k", time.Minute, time.Hour))
 	want(t, "Acquire", err, core.ErrUnavailable)
 	leases.silent.Store(false)
 	_, err = b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
