@@ -232,15 +232,16 @@ func TestSeal_LargestValue(t *testing.T) {
 	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: limit})
 	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), value, time.Minute))
 	p.late.Store(int64(12 * time.Millisecond)) // for each 64 KiB
-	start := time.Now()
-	_, err := l.TryAcquire(t.Context(), "k")
-	var sealed *core.SealedError
-	if !errors.As(err, &sealed) || len(sealed.Value) != len(value) {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	if took := time.Since(start); took < limit {
-		t.Errorf("the replay took %v: this test tests nothing", took)
-	}
+	// More than once where the machine stands still: a pause of 250 ms is an answer that does not come.
+	eventually(t, "the value comes", func() bool {
+		start := time.Now()
+		_, err := l.TryAcquire(t.Context(), "k")
+		sealed, whole := errors.AsType[*core.SealedError](err)
+		if whole && (len(sealed.Value) != len(value) || time.Since(start) < limit) {
+			t.Fatalf("%d bytes in %v: this test tests nothing", len(sealed.Value), time.Since(start))
+		}
+		return whole
+	})
 }
 
 // A slow handshake delays the first lock only, and a call that gives up does not end it.

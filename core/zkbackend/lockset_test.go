@@ -72,7 +72,7 @@ func TestLockSet(t *testing.T) {
 			t.Parallel()
 			node := shared(t)
 			p := newProxy(t, node.Addr())
-			opts := []core.Option{core.WithTTL(500 * time.Millisecond), core.WithOutageWait(patience)}
+			opts := []core.Option{core.WithTTL(2 * time.Second), core.WithOutageWait(patience)}
 			slow := locker(t, at(t, p.addr()), opts...)
 			quick := locker(t, at(t, node.Addr()), opts...)
 			s := &sharedSet{fenced: fenced, members: make(map[string]bool)}
