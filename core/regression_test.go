@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -148,12 +149,12 @@ func TestAcquireAll_PanicOfTheBackend(t *testing.T) {
 // slowHandler is a log sink that blocks: a full pipe, a slow disk.
 type slowHandler struct {
 	slog.Handler
-	pause time.Duration
+	wait func()
 }
 
 func (h slowHandler) Enabled(context.Context, slog.Level) bool { return true }
 func (h slowHandler) Handle(context.Context, slog.Record) error {
-	time.Sleep(h.pause)
+	h.wait()
 	return nil
 }
 
@@ -161,7 +162,7 @@ func (h slowHandler) Handle(context.Context, slog.Record) error {
 func TestLoss_SlowLogger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := testutil.Memory()
-		l := locker(t, b, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, 5 * time.Second})))
+		l := locker(t, b, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, func() { time.Sleep(5 * time.Second) }})))
 		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithMaxHold(0))
 		ctx, deadline := k.Context(), k.Deadline()
 		next := acquire(t, locker(t, b), "k")
@@ -179,13 +180,15 @@ func TestLoss_SlowLogger(t *testing.T) {
 }
 
 // A renewal that fails is tried again after a tenth of the TTL; one lost packet never loses a lock.
-func TestRenewal_SlowLogger(t *testing.T) { // in real time: synctest does not wait for a mutex
+func TestRenewal_SlowLogger(t *testing.T) {
 	t.Parallel()
 	s := memorySpy()
-	l := locker(t, s, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, 700 * time.Millisecond})), core.WithTTL(time.Second))
+	over := make(chan struct{})
+	l := locker(t, s, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, func() { <-over }})), core.WithTTL(4*time.Second))
+	defer close(over)
 	k := acquire(t, l, "k")
 	s.on("extend", func(context.Context) error { s.on("extend", nil); return unavailable("k") })
-	time.Sleep(3 * time.Second)
+	check.Eventually(t, "two more renewals, or the loss", func() bool { return s.count("extend") >= 3 || k.Err() != nil })
 	if err := k.Err(); err != nil {
 		t.Errorf("%d renewals: %v", s.count("extend"), err)
 	}

@@ -146,27 +146,31 @@ func TestBatch_DeadlinesOnAHungNode(t *testing.T) {
 // The application has used up its pool. Locks and renewals do not wait for it.
 func TestRenewal_DoesNotShareTheApplicationsPool(t *testing.T) {
 	t.Parallel()
-	for name, client := range map[string]func(t *testing.T) redis.UniversalClient{
-		"cluster": func(t *testing.T) redis.UniversalClient {
-			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{testutil.RedisCluster(t, 1).Nodes[0].Addr()}, PoolSize: 1})
+	for name, client := range map[string]func(t *testing.T) (redis.UniversalClient, *testutil.Node){
+		"cluster": func(t *testing.T) (redis.UniversalClient, *testutil.Node) {
+			node := testutil.RedisCluster(t, 1).Nodes[0]
+			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{node.Addr()}, PoolSize: 1})
 			t.Cleanup(func() { _ = client.Close() })
-			return client
+			return client, node
 		},
-		"one Redis": func(t *testing.T) redis.UniversalClient {
-			return newClient(t, &redis.Options{Addr: testutil.Redis(t).Addr(), PoolSize: 1})
+		"one Redis": func(t *testing.T) (redis.UniversalClient, *testutil.Node) {
+			node := testutil.Redis(t)
+			return newClient(t, &redis.Options{Addr: node.Addr(), PoolSize: 1}), node
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			client := client(t)
+			client, node := client(t)
 			b := one(client)
 			// Another Locker on the same Config is closed: the connections are not shared.
 			ok(t, "Close", locker(t, b).Close())
-			l := locker(t, b, core.WithTTL(time.Second))
+			l := locker(t, b, core.WithTTL(3*time.Second))
 			k := acquire(t, l, "k")
-			busy := block(t, client)
-			time.Sleep(2500 * time.Millisecond)
-			ok(t, "Err after two TTLs", k.Err())
+			busy := block(t, client, node)
+			for range 2 {
+				last := k.Deadline()
+				eventually(t, "a renewal", func() bool { ok(t, "Err", k.Err()); return k.Deadline().After(last) })
+			}
 			ok(t, "Release", k.Release(t.Context()))
 			ok(t, "Release", acquire(t, l, "another").Release(t.Context()))
 			select {
@@ -178,15 +182,18 @@ func TestRenewal_DoesNotShareTheApplicationsPool(t *testing.T) {
 	}
 }
 
-// block blocks the client's only connection for four seconds.
-func block(t *testing.T, client redis.UniversalClient) <-chan struct{} {
+// block blocks the client's only connection until the test ends.
+func block(t *testing.T, client redis.UniversalClient, node *testutil.Node) <-chan struct{} {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		client.BLPop(context.Background(), 4*time.Second, "nothing")
+		client.BLPop(context.Background(), 0, "nothing")
 	}()
-	t.Cleanup(func() { <-done })
+	t.Cleanup(func() {
+		ok(t, "LPush", node.Client().LPush(context.Background(), "nothing", "").Err())
+		<-done
+	})
 	return done
 }
 
