@@ -182,6 +182,28 @@ func TestAcquireAll_OfNothingAndAgain(t *testing.T) {
 }
 
 // I4 holds for a key that the context carries, too.
+// The process stands still at the end of the wait. The keys that it got are free when the call returns.
+func TestAcquireAll_GivesBackAfterALateAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		s.on("acquire", func(context.Context) error {
+			s.on("acquire", func(context.Context) error {
+				time.Sleep(2 * time.Second)
+				return unavailable("b")
+			})
+			return nil
+		})
+		s.on("release", func(ctx context.Context) error { return ctx.Err() })
+		_, err := l.AcquireAll(t.Context(), []string{"a", "b"}, core.WithWait(time.Second))
+		want(t, "AcquireAll", err, core.ErrUnavailable)
+		if got := status(t, l, "a"); got != core.Free {
+			t.Errorf("a is %v", got)
+		}
+	})
+}
+
 func TestAcquire_AgainWithADoneContextIsAnError(t *testing.T) {
 	t.Parallel()
 	l := locker(t, testutil.Memory())

@@ -75,10 +75,6 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) {
 	releasing, stop := detach(waiting)
 	defer stop()
-	if end, ok := waiting.Deadline(); ok {
-		releasing, stop = context.WithDeadline(releasing, end.Add(releaseGrace))
-		defer stop()
-	}
 	var errs []error
 	for _, k := range slices.Backward(locks) {
 		errs = append(errs, k.drop(ctx, releasing))

@@ -36,6 +36,7 @@ func TestTransaction_WithKeys(t *testing.T) {
 		never := func(*gorm.DB) error { t.Error("it ran"); return nil }
 		want(t, "all or none", gormlock.Transaction(db, "a", never, gormlock.WithKeys("b"), gormlock.WithWait(time.Second)), core.ErrTaken)
 		ok(t, "Release", b.Release(t.Context()))
+		eventually(t, "a is given back", func() bool { return !held(t, l, "a") })
 		wantIdle(t, db, l, "a", "b")
 	})
 }

@@ -3,6 +3,7 @@ package claim_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -143,11 +144,10 @@ func status(t testing.TB, l *core.Locker, key string) core.Status {
 // becomes waits until the key of a claim has a status.
 func becomes(t testing.TB, l *core.Locker, key string, want core.Status) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); status(t, l, key) != want; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the key is %v, want %v", status(t, l, key), want)
-		}
-	}
+	check.Eventually(t, fmt.Sprintf("the key becomes %v", want), func() bool {
+		st, err := l.Inspect(t.Context(), "claim:"+key)
+		return err == nil && st.Status == want
+	})
 }
 
 // onBackends runs fn with Lockers on every kind of backend. Each call of lockers makes another process's.
