@@ -25,7 +25,7 @@ import (
 var ok, want, eventually = check.OK, check.Want, check.Eventually
 
 func TestMain(m *testing.M) {
-	check.Parallel(3)
+	check.Parallel(5)
 	// The clients report faults that tests make.
 	logging.Disable()
 	_ = mysql.SetLogger(&mysql.NopLogger{})

@@ -15,6 +15,7 @@ import (
 // After StillUnknown the next Recover gets the run that may have charged, not the retry that did
 // nothing.
 func TestRecover_ToldOfTheFirstRun(t *testing.T) {
+	t.Parallel()
 	var runs atomic.Int64
 	var told []idempotency.Run
 	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
@@ -35,6 +36,7 @@ func TestRecover_ToldOfTheFirstRun(t *testing.T) {
 
 // Step in two goroutines of one claim, the first of which did nothing.
 func TestStep_TwiceAtOnce(t *testing.T) {
+	t.Parallel()
 	var calls atomic.Int64
 	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
 		out := make(chan string, 2)

@@ -19,6 +19,7 @@ import (
 
 // A handler charges, then calls an inner handler that is refused, and reports 200 all the same.
 func TestRefusal_InnerAfterAnEffect(t *testing.T) {
+	t.Parallel()
 	for _, end := range []string{"200", "500", "panic"} {
 		t.Run(end, func(t *testing.T) {
 			l := testutil.Locker(t)
@@ -51,6 +52,7 @@ func TestRefusal_InnerAfterAnEffect(t *testing.T) {
 
 // Recover reads the body to find out what to ask for; the handler then finds none.
 func TestRecover_ReadsTheBody(t *testing.T) {
+	t.Parallel()
 	var runs atomic.Int64
 	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
@@ -69,6 +71,7 @@ func TestRecover_ReadsTheBody(t *testing.T) {
 
 // Recover writes something before it finds that the handler is to run.
 func TestRecover_WritesThenRuns(t *testing.T) {
+	t.Parallel()
 	var runs atomic.Int64
 	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
 		if runs.Add(1) == 1 {
@@ -87,6 +90,7 @@ func TestRecover_WritesThenRuns(t *testing.T) {
 // Recover cannot reach the provider and answers so. The next retry runs the handler, and nobody said that
 // nothing was done.
 func TestRecover_Answers503(t *testing.T) {
+	t.Parallel()
 	var runs, asked atomic.Int64
 	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
 		if runs.Add(1) == 1 {
@@ -108,6 +112,7 @@ func TestRecover_Answers503(t *testing.T) {
 
 // The context of a handler under a plain lock ends when that is lost. With ByHeader between it does not.
 func TestLock_OuterLost(t *testing.T) {
+	t.Parallel()
 	for _, between := range []bool{false, true} {
 		t.Run(fmt.Sprint(between), func(t *testing.T) {
 			l := testutil.Locker(t, core.WithTTL(time.Second))
@@ -150,6 +155,7 @@ func (hanging) Close() error               { return nil }
 
 // The body of an answer that is sent again never ends.
 func TestTransport_EndlessBody(t *testing.T) {
+	t.Parallel()
 	var sent atomic.Int64
 	rt := idempotency.NewTransport(roundTripper(func(r *http.Request) (*http.Response, error) {
 		if sent.Add(1) == 1 {
@@ -169,6 +175,7 @@ func TestTransport_EndlessBody(t *testing.T) {
 
 // A handler that writes after it returned, Retry-After of a middleware outside, DeriveKey twice.
 func TestFate_RetryAfterFromOutside(t *testing.T) {
+	t.Parallel()
 	var runs atomic.Int64
 	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(shortLocker(t)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		runs.Add(1)

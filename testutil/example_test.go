@@ -52,7 +52,7 @@ func TestUsage_Locker(t *testing.T) {
 func TestUsage_Redis(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	locker, err := core.New(redisbackend.New(node.Client()))
+	locker, err := core.New(redisbackend.New(node.Client()), core.WithOutageWait(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

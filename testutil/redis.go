@@ -31,7 +31,7 @@ type Node struct {
 // it fails the test instead.
 //
 //	node := testutil.Redis(t)
-//	locker, err := core.New(redisbackend.New(node.Client()))
+//	locker, err := core.New(redisbackend.New(node.Client()), core.WithOutageWait(time.Second))
 //	if err != nil {
 //		t.Fatal(err)
 //	}

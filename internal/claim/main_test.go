@@ -22,6 +22,7 @@ import (
 var ok, want = check.OK, check.Want
 
 func TestMain(m *testing.M) {
+	check.Parallel(4)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// go-redis dials a dead server until up to a second after its client was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))

@@ -7,11 +7,14 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/onelane/onelane/testutil/internal/server"
 )
 
 // zombie reports whether a process has ended and nobody has asked how, as in containers without an
@@ -21,11 +24,15 @@ func zombie(pid int) bool {
 	return strings.HasPrefix(string(out), "Z")
 }
 
+// everyServer is the case with a server of each kind. The others have one.
+const everyServer = "interrupt, every server"
+
 func TestSignals(t *testing.T) {
-	flags, kinds := available(t)
+	all, kinds := available(t)
 	if len(kinds) == 0 {
 		return
 	}
+	one, _ := oneServer(t)
 	for _, c := range []struct {
 		name    string
 		signal  syscall.Signal
@@ -33,6 +40,7 @@ func TestSignals(t *testing.T) {
 		status  int
 		says    string
 	}{
+		{everyServer, syscall.SIGINT, "exec sleep 60", 128 + 2, ""},
 		{"interrupt", syscall.SIGINT, "exec sleep 60", 128 + 2, ""},
 		{"terminate", syscall.SIGTERM, "exec sleep 60", 128 + 15, ""},
 		{"hang-up", syscall.SIGHUP, "exec sleep 60", 128 + 1, ""},
@@ -41,7 +49,14 @@ func TestSignals(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			cmd := servers(t, append(flags, "sh", "-c", addresses+"echo ready\n"+c.command)...)
+			flags, started := one, 1
+			if c.name == everyServer {
+				flags, started = all, len(kinds)
+			}
+			cmd := servers(t, slices.Concat(flags, []string{"sh", "-c", addresses + "echo ready\n" + c.command})...)
+			for _, outer := range []string{server.EnvRedis, server.EnvMySQL, server.EnvPostgres, server.EnvEtcd, server.EnvZooKeeper} {
+				cmd.Env = append(cmd.Env, outer+"=")
+			}
 			cmd.Stderr = os.Stderr
 			pipe, err := cmd.StdoutPipe()
 			if err != nil {
@@ -64,7 +79,7 @@ func TestSignals(t *testing.T) {
 					addrs.WriteString(line)
 				}
 			}
-			if answering, silent := answers(addrs.String()); len(answering) != len(kinds) {
+			if answering, silent := answers(addrs.String()); len(answering) != started {
 				t.Errorf("while the command runs %v answer and %v do not", answering, silent)
 			}
 			if err := cmd.Process.Signal(c.signal); err != nil {
