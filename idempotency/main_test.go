@@ -15,7 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	check.Parallel(4)
+	check.Parallel(8)
 	gin.SetMode(gin.ReleaseMode)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// go-redis dials a dead server until up to a second after its client was closed.
