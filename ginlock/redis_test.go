@@ -42,10 +42,10 @@ func TestNothingStaysForEver(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	l := lockerOn(t, n)
-	check := func(when string) {
+	check := func(when string, atLeast int) {
 		client, ctx := n.Client(), context.Background()
 		keys, err := client.Keys(ctx, "*").Result()
-		if err != nil || len(keys) < 3 {
+		if err != nil || len(keys) < atLeast {
 			t.Errorf("%s: %q, %v", when, keys, err)
 		}
 		for _, key := range keys {
@@ -61,7 +61,7 @@ func TestNothingStaysForEver(t *testing.T) {
 		"error":  func(c *gin.Context) { _ = c.Error(errors.New("left")) },
 		"panic":  func(*gin.Context) { panic("boom") },
 		"flush":  func(c *gin.Context) { c.Writer.Flush() },
-		"inside": func(*gin.Context) { check("inside") },
+		"inside": func(*gin.Context) { check("inside", 1) },
 	}
 	keep := []idempotency.HTTPOption{idempotency.WithLocker(l), idempotency.Retain(time.Hour), idempotency.WithEncryption(secret(t, "a"))}
 	s := serve(t, func(r *gin.Engine) {
@@ -87,7 +87,7 @@ func TestNothingStaysForEver(t *testing.T) {
 		}
 	}
 	all.Wait()
-	check("afterwards")
+	check("afterwards", 3)
 }
 
 // An encrypted answer cannot be read in Redis, and is replayed all the same, also after a new key.
