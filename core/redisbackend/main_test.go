@@ -2,6 +2,7 @@ package redisbackend_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"testing"
@@ -85,7 +86,12 @@ func token(t testing.TB, k *core.Lock) uint64 {
 
 func status(t testing.TB, l *core.Locker, key string) core.Status {
 	t.Helper()
-	st, err := l.Inspect(context.Background(), key)
+	var st core.State
+	var err error
+	eventually(t, "an answer", func() bool { // a busy machine may be too late for the first one
+		st, err = l.Inspect(context.Background(), key)
+		return !errors.Is(err, core.ErrUnavailable)
+	})
 	ok(t, "Inspect", err)
 	return st.Status
 }

@@ -189,9 +189,11 @@ func TestReplicas_CallerLeavesSooner(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
 	err := k.Extend(ctx, time.Hour)
-	want(t, "Extend", err, core.ErrUnavailable)
-	if !strings.Contains(err.Error(), "0 of the 1 replicas") {
-		t.Error(err)
+	if ctx.Err() == nil { // else a busy machine read the answer too late
+		want(t, "Extend", err, core.ErrUnavailable)
+	}
+	if err == nil || !strings.Contains(err.Error(), "0 of the 1 replicas") {
+		t.Errorf("Extend: %v", err)
 	}
 }
 
@@ -315,11 +317,12 @@ func TestReplicas_RedisCluster(t *testing.T) {
 	}
 
 	move := c.BeginMove("with", without)
-	_, err = l.Acquire(t.Context(), "with")
-	want(t, "Acquire while the slot moves", err, core.ErrUnavailable)
-	if !strings.Contains(err.Error(), "moving") || status(t, l, "with") != core.Free {
-		t.Errorf("the key is %v after %v", status(t, l, "with"), err)
-	}
+	eventually(t, "the reason", func() bool { // a busy machine gets no answer in time
+		_, err = l.Acquire(t.Context(), "with")
+		want(t, "Acquire while the slot moves", err, core.ErrUnavailable)
+		return strings.Contains(err.Error(), "moving")
+	})
+	eventually(t, "the key is free", func() bool { return status(t, l, "with") == core.Free })
 	move.EndMove()
 }
 

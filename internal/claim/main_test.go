@@ -137,7 +137,12 @@ func record(body string) *claim.Record { return &claim.Record{Status: 200, Body:
 
 func status(t testing.TB, l *core.Locker, key string) core.Status {
 	t.Helper()
-	st, err := l.Inspect(t.Context(), "claim:"+key)
+	var st core.State
+	var err error
+	check.Eventually(t, "an answer", func() bool { // a busy machine may be too late for the first one
+		st, err = l.Inspect(t.Context(), "claim:"+key)
+		return !errors.Is(err, core.ErrUnavailable)
+	})
 	ok(t, "Inspect", err)
 	return st.Status
 }
