@@ -77,6 +77,7 @@ func (s *suite) try(call func() error) error {
 func (s *suite) acquire(r core.Request) lease {
 	s.Helper()
 	unknown := false // an attempt before may have the key until it is cleaned up
+	longest := min(8*r.TTL, long)
 	for end := time.Now().Add(patience); ; time.Sleep(look) {
 		asked := time.Now()
 		g, err := s.b.Acquire(s.ctx, r)
@@ -97,7 +98,7 @@ func (s *suite) acquire(r core.Request) lease {
 			r.Adopt = o.Owner // an attempt before adopted it, and its answer was late
 		}
 		r.Owner = another(r)
-		if !ghost && r.TTL < long { // perhaps the lease was too short for this machine
+		if !ghost && r.TTL < longest { // perhaps the lease was too short for this machine
 			r.TTL *= 2
 		}
 	}
