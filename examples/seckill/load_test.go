@@ -20,7 +20,6 @@ func crowd(t *testing.T, h http.HandlerFunc) *load {
 }
 
 func TestLoad_RefusalsAndLastError(t *testing.T) {
-	t.Parallel()
 	for body, says := range map[string]string{
 		`{"detail":"no majority","title":"Oh"}`: "HTTP 503: no majority",
 		`{"error":"core: no majority"}`:         "HTTP 503: core: no majority",
@@ -48,7 +47,6 @@ func TestLoad_RefusalsAndLastError(t *testing.T) {
 }
 
 func TestLoad_Stalls(t *testing.T) {
-	t.Parallel()
 	answer := make(chan struct{})
 	l := crowd(t, func(w http.ResponseWriter, _ *http.Request) {
 		<-answer
@@ -72,7 +70,6 @@ func TestLoad_Stalls(t *testing.T) {
 
 // A stopped sale has no errors of the buyers who were under way.
 func TestLoad_Stopped(t *testing.T) {
-	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	l := crowd(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // otherwise the server does not see the client go

@@ -61,36 +61,30 @@ func checkSale(t *testing.T, r result, sold int64) {
 }
 
 func TestSale_Embedded(t *testing.T) {
-	t.Parallel()
 	checkSale(t, runSale(t, "-buyers", "300", "-stock", "20"), 20)
 }
 
 func TestSale_SeveralProcesses(t *testing.T) {
-	t.Parallel()
 	checkSale(t, runSale(t, "-buyers", "200", "-stock", "20", "-procs", "3", "-redis", testutil.Redis(t).Addr()), 20)
 }
 
 func TestSale_Etcd(t *testing.T) {
-	t.Parallel()
 	if etcd := testutil.Etcd(t); etcd != nil {
 		checkSale(t, runSale(t, "-buyers", "100", "-stock", "10", "-procs", "2", "-etcd", etcd.Addr()), 10)
 	}
 }
 
 func TestSale_ZooKeeper(t *testing.T) {
-	t.Parallel()
 	if node := testutil.ZooKeeper(t); node != nil {
 		checkSale(t, runSale(t, "-buyers", "100", "-stock", "10", "-procs", "2", "-zookeeper", node.Addr()), 10)
 	}
 }
 
 func TestSale_UnguardedOversellsAndDoubles(t *testing.T) {
-	t.Parallel()
 	runNaive(t, true, true, "-buyers", "300", "-stock", "20")
 }
 
 func TestSale_OnRealServers(t *testing.T) {
-	t.Parallel()
 	for kind, env := range map[string]string{"mysql": "ONELANE_MYSQL_DSN", "postgres": "ONELANE_POSTGRES_DSN"} {
 		t.Run(kind, func(t *testing.T) {
 			dsn := os.Getenv(env)
@@ -109,7 +103,6 @@ func TestSale_OnRealServers(t *testing.T) {
 }
 
 func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct{ args, says string }{
 		{"-stock 0", "-stock 0: it must be from 1"},
 		{"-buyers many", "-buyers"},
@@ -128,6 +121,7 @@ func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
 		{"-db sqlite:/no/such/folder/x.db", "database does not answer"},
 	} {
 		t.Run(test.args, func(t *testing.T) {
+			t.Parallel()
 			var out, errs bytes.Buffer
 			code := run(t.Context(), strings.Fields(test.args), &out, &errs)
 			said := errs.String()

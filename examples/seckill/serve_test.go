@@ -74,7 +74,6 @@ func checkShow(t *testing.T, s showState) {
 }
 
 func TestServe_Sale(t *testing.T) {
-	t.Parallel()
 	o, err := parse([]string{"-serve", ":0"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +109,6 @@ func TestServe_Sale(t *testing.T) {
 }
 
 func TestServe_NodesAndBuyers(t *testing.T) {
-	t.Parallel()
 	o, err := parse([]string{"-serve", ":0"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
