@@ -83,7 +83,7 @@ func (c *connections) enqueue(w *call, now time.Time) error {
 	}
 	w.until = now.Add(c.latency.timeout() + c.replicas.patience(time.Time{}, now))
 	if c.open == 0 {
-		w.until = c.since.Add(connectWait)
+		w.until = c.since.Add(c.patience())
 	}
 	c.waiting = append(c.waiting, w)
 	if !c.armed {

@@ -251,6 +251,17 @@ func TestSeal_LargestValue(t *testing.T) {
 	})
 }
 
+// A call waits for its first connection as long as NodeTimeout allows.
+func TestConnect_WithinNodeTimeout(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, testutil.Redis(t).Addr())
+	c := one(newClient(t, &redis.Options{Addr: p.Addr().String(), DialTimeout: time.Minute}))
+	c.NodeTimeout = time.Minute
+	p.late.Store(int64(600 * time.Millisecond)) // two round trips
+	_, err := open(t, c).Acquire(t.Context(), attempt("k", time.Hour, 0))
+	ok(t, "Acquire", err)
+}
+
 // A slow handshake delays the first lock only, and a call that gives up does not end it.
 func TestConnect_SlowHandshake(t *testing.T) {
 	t.Parallel()

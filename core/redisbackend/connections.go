@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// connectWait is how long a call waits for the first connection. Dialing goes on without it.
+	// connectWait is how long a call waits for the first connection, or NodeTimeout if that is longer.
+	// Dialing goes on without the call.
 	connectWait = time.Second
 
 	// A dial that failed is not repeated before firstDialPause, then longer, up to longestDialPause.
@@ -56,7 +57,7 @@ type connections struct {
 	closed  bool
 
 	failed error     // of the last dial, nil after a success.
-	slow   bool      // the last dial failed only after connectWait.
+	slow   bool      // the last dial failed only after patience.
 	fresh  time.Time // when a dial last succeeded.
 	since  time.Time // when the first dial began since there was a connection.
 	retry  time.Time // no dial before it
@@ -212,7 +213,7 @@ func (c *connections) connect() {
 	c.dialing--
 	if err != nil {
 		now := time.Now()
-		c.failed, c.slow = err, now.Sub(began) >= connectWait
+		c.failed, c.slow = err, now.Sub(began) >= c.patience()
 		c.pause = min(max(2*c.pause, firstDialPause), longestDialPause)
 		c.retry = now.Add(c.pause)
 		if c.open == 0 && c.dialing == 0 {
@@ -235,11 +236,14 @@ func (c *connections) hopeless(now time.Time) error {
 		return nil
 	case c.failed != nil && c.slow:
 		return c.failed
-	case now.Sub(c.since) >= connectWait:
+	case now.Sub(c.since) >= c.patience():
 		return errConnecting
 	}
 	return nil
 }
+
+// patience is how long a call waits for the first connection.
+func (c *connections) patience() time.Duration { return max(connectWait, c.latency.fixed) }
 
 func (c *connections) close() error {
 	c.stop()
