@@ -181,8 +181,7 @@ func TestAcquireAll_OfNothingAndAgain(t *testing.T) {
 	ok(t, "Release", k.Release(t.Context()))
 }
 
-// I4 holds for a key that the context carries, too.
-// The process stands still at the end of the wait. The keys that it got are free when the call returns.
+// The backend answers long after the end of the wait. The keys that the call got are free when it returns.
 func TestAcquireAll_GivesBackAfterALateAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -204,6 +203,7 @@ func TestAcquireAll_GivesBackAfterALateAnswer(t *testing.T) {
 	})
 }
 
+// A context that is done gets no lock, and that holds for a key it carries, too.
 func TestAcquire_AgainWithADoneContextIsAnError(t *testing.T) {
 	t.Parallel()
 	l := locker(t, testutil.Memory())

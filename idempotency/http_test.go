@@ -379,7 +379,7 @@ func TestBody_MultipartByParts(t *testing.T) {
 }
 
 // Shutdown is about the whole process: no other test may run beside this one.
-func TestShutdown_WaitsAndCancels(t *testing.T) { // ends what runs in the whole process, so it runs alone
+func TestShutdown_WaitsAndCancels(t *testing.T) {
 	entered, open := make(chan struct{}, 1), make(chan struct{})
 	s := orders(t, testutil.Locker(t), func(_ http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}

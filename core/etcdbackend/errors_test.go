@@ -80,7 +80,7 @@ func TestTimeout_ServerHangs(t *testing.T) {
 		return
 	}
 	b := open(t, etcd.Client(), etcdbackend.WithTimeout(400*time.Millisecond))
-	// Asked of another backend, which waits as long as a slow server takes.
+	// From a backend with the default time-out: this call must succeed on a slow machine, too.
 	g := acquire(t, open(t, etcd.Client()), request("k", time.Minute, 0))
 	etcd.Stop()
 	_, err := b.Acquire(t.Context(), request("k", time.Minute, 0))
