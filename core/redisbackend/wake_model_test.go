@@ -42,7 +42,7 @@ func (b far) Watch(ctx context.Context, key string) (<-chan struct{}, func(), er
 	told, over, subscribed := make(chan struct{}, 1), make(chan struct{}), make(chan error, 1)
 	go func() {
 		if b.travel(); b.rash {
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond)
 		}
 		changed, stop, err := b.Backend.Watch(context.WithoutCancel(ctx), key)
 		subscribed <- err
