@@ -20,11 +20,17 @@ func TestGrab_OneDriverPerOrder(t *testing.T) {
 	}
 }
 
+// Naive code fails by chance: on a busy machine its drivers may not meet.
 func TestGrab_UnguardedGoesToSeveral(t *testing.T) {
-	code, said := runGrab(t, "-orders", "15", "-drivers", "20", "-unguarded")
-	if code != 1 || strings.Contains(said, " 0 to several") || !strings.Contains(said, "BROKEN") {
-		t.Errorf("naive code did not fail: exit status %d: %s", code, said)
+	var code int
+	var said string
+	for range 20 {
+		code, said = runGrab(t, "-orders", "15", "-drivers", "20", "-unguarded")
+		if code == 1 && !strings.Contains(said, " 0 to several") && strings.Contains(said, "BROKEN") {
+			return
+		}
 	}
+	t.Errorf("naive code did not fail: exit status %d: %s", code, said)
 }
 
 func TestGrab_BadInput(t *testing.T) {
