@@ -59,7 +59,7 @@ type connections struct {
 	failed error     // of the last dial, nil after a success.
 	slow   bool      // the last dial failed only after patience.
 	fresh  time.Time // when a dial last succeeded.
-	since  time.Time // when the first dial began since there was a connection.
+	since  time.Time // when the last connection went, or the first dial after that began.
 	retry  time.Time // no dial before it
 	pause  time.Duration
 }
@@ -78,7 +78,7 @@ func (c *connections) take(now time.Time) *connection {
 		c.idle[last] = nil
 		c.idle = c.idle[:last]
 		if cn.old(c.fresh) {
-			c.open--
+			c.forget(1)
 			go cn.close()
 			continue
 		}
@@ -116,7 +116,7 @@ func (c *connections) put(cn *connection, err error) {
 // keep makes cn idle. It reports whether it did. c.mu is held.
 func (c *connections) keep(cn *connection) bool {
 	if c.closed || cn.old(c.fresh) {
-		c.open--
+		c.forget(1)
 		return false
 	}
 	c.idle = append(c.idle, cn)
@@ -129,18 +129,26 @@ func (c *connections) keep(cn *connection) bool {
 // discard forgets a broken connection. If the server closed it, the idle ones are likely closed, too.
 // c.mu is held.
 func (c *connections) discard(cn *connection, err error) {
-	c.open--
+	gone := 1
 	if isBroken(err) {
 		for _, other := range c.idle {
 			go other.close()
 		}
-		c.open -= len(c.idle)
+		gone += len(c.idle)
 		c.idle = nil
 	}
+	c.forget(gone)
 	if len(c.waiting) == 0 {
 		return
 	}
 	c.grow(time.Now())
+}
+
+// forget notes that n connections are gone. c.mu is held.
+func (c *connections) forget(n int) {
+	if c.open -= n; c.open == 0 {
+		c.since = time.Now()
+	}
 }
 
 // fail ends all calls that wait. c.mu is held.

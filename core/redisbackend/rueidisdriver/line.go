@@ -16,8 +16,8 @@ const (
 	// mostInFlight is how many calls are under way on a connection at most, with those that were
 	// given up. Rueidis has room for 1024; a call that finds none there could not be given up.
 	mostInFlight = 256
-	// connectWait is how long calls wait for a connection. After that they fail at once, until it is
-	// there.
+	// connectWait is how long calls wait for a connection, or their time-out if that is longer. After
+	// that they fail at once, until it is there.
 	connectWait = time.Second
 	// A dial that failed is not repeated before firstDialPause, then longer, up to longestDialPause.
 	firstDialPause   = 5 * time.Millisecond
@@ -136,10 +136,19 @@ func (l *line) wire(ctx context.Context) (*wire, error) {
 	case l.opened == nil:
 		l.opened, l.since = make(chan struct{}), now
 		go l.connect(l.opened)
-	case now.Sub(l.since) >= connectWait:
+	case now.Sub(l.since) >= patience(ctx, now):
 		return nil, errConnecting
 	}
 	return l.wait(ctx, l.opened)
+}
+
+// patience is how long a call waits for a connection.
+func patience(ctx context.Context, now time.Time) time.Duration {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return connectWait
+	}
+	return max(connectWait, end.Sub(now))
 }
 
 // wait waits for the connection that is being made. l.mu is held.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -52,6 +53,29 @@ func TestLine_EndedByAnother(t *testing.T) {
 	if l.current.Load() != nil {
 		t.Error("later calls use the connection, too")
 	}
+}
+
+// While a connection takes long, a call waits as long as its time-out. A call with a short one fails at
+// once.
+func TestLine_ConnectsSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := errors.New("refused")
+		l := &line{open: func() (*wire, error) {
+			time.Sleep(3 * time.Second)
+			return nil, refused
+		}}
+		call := func(limit time.Duration, want error) {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			if _, err := l.do(ctx, []*driver.Command{driver.Plain("PING")}); !errors.Is(err, want) {
+				t.Errorf("a call with a time-out of %v: %v, want %v", limit, err, want)
+			}
+		}
+		call(time.Second, context.DeadlineExceeded) // it begins to connect
+		time.Sleep(500 * time.Millisecond)
+		call(time.Second, errConnecting)
+		call(time.Minute, refused)
+	})
 }
 
 // Sentinel names another master, and the old one goes on to answer.
