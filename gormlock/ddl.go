@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"gorm.io/gorm"
 )
@@ -22,7 +23,8 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 		return nil
 	}
 	why := errEndsTransaction
-	switch query := s.SQL.String(); {
+	query := unwrapped(s.SQL.String())
+	switch {
 	case endsByName(query):
 		why = errEndsItself
 	case t.pool.dialect.name != "mysql" || !endsTransaction(query):
@@ -31,8 +33,21 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 	if _, single := s.Settings.Load(singleKey{s}); single {
 		return nil
 	}
-	word, _ := firstWord(s.SQL.String())
+	word, _ := firstWord(query)
 	return guardError(t.keys, fmt.Errorf("%s: %w", word, why))
+}
+
+// unwrapped returns a statement without the beginning of a comment that MySQL executes, such as
+// /*!50003 in /*!50003 DROP TABLE items */.
+func unwrapped(query string) string {
+	if word, rest := firstWord(query); word == "" {
+		for _, begin := range []string{"/*!", "/*M!"} {
+			if inner, ok := strings.CutPrefix(rest, begin); ok {
+				return strings.TrimLeft(inner, "0123456789")
+			}
+		}
+	}
+	return query
 }
 
 // endsByName reports whether a statement is a COMMIT or a ROLLBACK of the whole transaction.

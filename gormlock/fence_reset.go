@@ -34,6 +34,9 @@ func ResetFence(ctx context.Context, db *gorm.DB, key string) error {
 	return nil
 }
 
+var errFenceStays = errors.New("the UPDATE of onelane_fences changed nothing, although the row is there: " +
+	"KILL QUERY may have ended it; call ResetFence again")
+
 func resetFence(ctx context.Context, db *gorm.DB, key string) (err error) {
 	p, err := registered(db)
 	if err != nil {
@@ -72,12 +75,23 @@ func resetFence(ctx context.Context, db *gorm.DB, key string) (err error) {
 		return fmt.Errorf("token %d is larger than the database's largest number", token)
 	}
 	const lower = `UPDATE onelane_fences SET token = ?, owner = ?, registered_at = {now} WHERE name = ? AND token > ?`
+	const left = `SELECT COUNT(*) FROM onelane_fences WHERE name = ? AND token > ?`
 	held, cancel := context.WithTimeoutCause(k.Context(), defaultWait, errFenceHeld)
 	defer cancel()
 	err = retry(held, func() error {
 		return inTransaction(held, conns, nil, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(held, d.sql(lower), int64(token), []byte(k.Owner()), []byte(key), int64(token))
-			return err
+			if err != nil {
+				return err
+			}
+			var larger int
+			if err := tx.QueryRowContext(held, d.sql(left), []byte(key), int64(token)).Scan(&larger); err != nil {
+				return err
+			}
+			if larger > 0 {
+				return errFenceStays
+			}
+			return nil
 		})
 	})
 	if cause := context.Cause(held); err != nil && cause != nil {

@@ -3,6 +3,9 @@ package gormlock_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +42,31 @@ func TestResetFence(t *testing.T) {
 		ok(t, "a key without a fence", gormlock.ResetFence(t.Context(), fresh, "other"))
 		wantLeft(t, db, 42, 7)
 		wantOpen(t, db, 0)
+	})
+}
+
+// MariaDB may report success for an UPDATE that KILL QUERY ended before it changed its row.
+func TestResetFence_InterruptedUpdate(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		ok(t, "the old source", takeFenced(holder(t, db, 1000)))
+		network := &relay{primary: pool(t, db)}
+		var interrupt atomic.Bool
+		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+			if strings.HasPrefix(query, "UPDATE onelane_fences") && interrupt.Swap(false) {
+				return driver.RowsAffected(0), nil
+			}
+			return run()
+		}
+		fresh := holder(t, network.open(t, db), 5)
+		interrupt.Store(true)
+		if err := gormlock.ResetFence(t.Context(), fresh, "k"); err == nil || interrupt.Load() {
+			t.Error("it says that the fence was reset")
+		}
+		ok(t, "again", gormlock.ResetFence(t.Context(), fresh, "k"))
+		ok(t, "the next holder", takeFenced(holder(t, db, 6)))
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 // or one of the two.
 var mysqlCommits = []string{
 	"/* hint */ TRUNCATE TABLE items", "-- note\nTRUNCATE TABLE items", "# note\nTRUNCATE items",
+	"/*! TRUNCATE TABLE items */", "/* hint */ /*!50003 TRUNCATE TABLE items */",
 	"ANALYZE TABLE items", "OPTIMIZE TABLE items", "CHECK TABLE items", "REPAIR TABLE items", "FLUSH TABLES items",
 	"FLUSH STATUS", "SET autocommit = 1", "BEGIN", "BEGIN WORK", "LOAD INDEX INTO CACHE items",
 	"STOP REPLICA", "CHANGE REPLICATION FILTER REPLICATE_DO_DB = ()", "IMPORT TABLE FROM 'nothing.sdi'",
