@@ -52,6 +52,36 @@ func verbs(l *core.Locker, held func() *core.Lock) map[string]func(context.Conte
 	}
 }
 
+// grants calls then after each grant.
+type grants struct {
+	core.Backend
+	then func()
+}
+
+func (b *grants) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := b.Backend.Acquire(ctx, r)
+	b.then()
+	return g, err
+}
+
+func (b *grants) Open(core.Environment) (core.Backend, error) { return b, nil }
+
+// The caller's context ends while the backend grants. Nobody else has the key, so the error does not say
+// that it is taken.
+func TestEnded_WhileTheBackendGrants(t *testing.T) {
+	t.Parallel()
+	b := &grants{Backend: testutil.Memory()}
+	l := locker(t, b)
+	for _, verb := range []string{"Acquire", "Acquire with wait", "TryAcquire", "AcquireAll", "Do"} {
+		ctx, cancel := context.WithCancel(context.Background())
+		b.then = cancel
+		err := verbs(l, nil)[verb](ctx)
+		if want(t, verb, err, context.Canceled); errors.Is(err, core.ErrTaken) {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
+
 // A waiter in line gets the answer to the request of the caller before it. If the waiter's own
 // context ended at the same moment, the error is the context's.
 func TestEnded_InLineIsNeverUnavailable(t *testing.T) {

@@ -66,8 +66,8 @@ func Default() *Locker { return defaultLocker.Load() }
 //
 // If the wait ended, the error is [*TakenError]; it matches ctx's error if ctx ended the wait.
 // Other errors are [*SealedError], [*OrphanedError] and [*UnavailableError]. An error may also
-// match [ErrInvalidKey] or [ErrClosed]. If ctx ended while the backend was asked, the error matches
-// ctx's error. After an error nothing stays held. If ctx carries a lock on the key ([WithLock]),
+// match [ErrInvalidKey] or [ErrClosed]. If ctx ended before there was an answer, the error matches
+// ctx's error alone. After an error nothing stays held. If ctx carries a lock on the key ([WithLock]),
 // Acquire returns another handle on it at once.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	return l.acquire(ctx, ctx, key, opts, false)

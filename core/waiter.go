@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -128,10 +129,11 @@ func (w *waiter) awaitTurn(q *queue) (*Lock, error) {
 	if taken := holder.takenBy(w.key); taken != nil {
 		return nil, w.gaveUp(ctx, taken)
 	}
+	var last error = &TakenError{Key: w.key} // others of this process were before w
 	if q.any != nil {
-		return nil, w.gaveUp(ctx, q.any.lastAnswer())
+		last = cmp.Or(q.any.lastAnswer(), last)
 	}
-	return nil, w.gaveUp(ctx, nil)
+	return nil, w.gaveUp(ctx, last)
 }
 
 // acquireAsHead asks the backend until the key is w's, the answer is final, or the wait ends.
@@ -338,13 +340,17 @@ func (w *waiter) granted(q *queue, g Grant) (*Lock, error) {
 	return k, nil
 }
 
-// gaveUp returns the error of a wait that ctx ended. last is the last answer, or nil.
+// gaveUp returns the error of a wait that ctx ended. last is the last answer, or nil. Without an answer
+// nobody knows that the key is taken.
 func (w *waiter) gaveUp(ctx context.Context, last error) error {
 	if w.locker.isClosed() {
 		return fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
 	}
 	if u, ok := last.(*UnavailableError); ok {
 		return u
+	}
+	if last == nil && w.ctx.Err() != nil && !errors.Is(context.Cause(w.ctx), errWaitOver) {
+		return notAsked(w.ctx, w.key)
 	}
 	e := &TakenError{Key: w.key}
 	if taken, ok := last.(*TakenError); ok {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -343,19 +344,22 @@ func TestRegression_QuorumLateAnswer(t *testing.T) {
 	c.NewInstallation, c.NodeTimeout = true, 2*time.Second
 	b := openQuorum(t, c, time.Minute)
 	connected(t, b, nodes, 0)
-	ok(t, "SET", nodes[2].Client().Set(t.Context(), "k", "another/1", 100*time.Millisecond).Err())
+	admin := nodes[2].Client()
+	ok(t, "SET", admin.Set(t.Context(), "k", "another/1", time.Minute).Err())
+	ok(t, "CONFIG RESETSTAT", admin.ConfigResetStat(t.Context()).Err())
 	const late = 800 * time.Millisecond
 	p.late.Store(int64(late))
-	asked := time.Now()
 	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
 	ok(t, "Acquire", err)
-	eventually(t, "the key is free on the last node", func() bool { return leases(t, nodes[2:], "k") == 0 })
+	eventually(t, "the last node has refused", func() bool { return strings.Contains(admin.Info(t.Context(), "commandstats").Val(), "cmdstat_eval") })
+	answered := time.Now()
+	ok(t, "DEL", admin.Del(t.Context(), "k").Err())
 	p.late.Store(0)
 	eventually(t, "Extend takes the key on the last node", func() bool {
 		g, err = b.Extend(t.Context(), g, time.Minute)
 		return err == nil && leases(t, nodes[2:], "k") == 1
 	})
-	time.Sleep(time.Until(asked.Add(late + 100*time.Millisecond))) // until the answer has come
+	time.Sleep(time.Until(answered.Add(late + 100*time.Millisecond))) // until the answer has come
 	p.lose.Store(true)
 	_, err = b.Release(t.Context(), g)
 	ok(t, "Release", err)
