@@ -345,18 +345,18 @@ func TestRegression_QuorumLateAnswer(t *testing.T) {
 	b := openQuorum(t, c, time.Minute)
 	connected(t, b, nodes, 0)
 	admin := nodes[2].Client()
-	ok(t, "SET", admin.Set(t.Context(), "k", "another/1", time.Minute).Err())
+	ok(t, "SET", admin.Set(t.Context(), "k", "another/1", time.Hour).Err())
 	ok(t, "CONFIG RESETSTAT", admin.ConfigResetStat(t.Context()).Err())
 	const late = 800 * time.Millisecond
 	p.late.Store(int64(late))
-	g, err := b.Acquire(t.Context(), attempt("k", time.Minute, 0))
+	g, err := b.Acquire(t.Context(), attempt("k", time.Hour, 0))
 	ok(t, "Acquire", err)
 	eventually(t, "the last node has refused", func() bool { return strings.Contains(admin.Info(t.Context(), "commandstats").Val(), "cmdstat_eval") })
 	answered := time.Now()
 	ok(t, "DEL", admin.Del(t.Context(), "k").Err())
 	p.late.Store(0)
 	eventually(t, "Extend takes the key on the last node", func() bool {
-		g, err = b.Extend(t.Context(), g, time.Minute)
+		g, err = b.Extend(t.Context(), g, time.Hour)
 		return err == nil && leases(t, nodes[2:], "k") == 1
 	})
 	time.Sleep(time.Until(answered.Add(late + 100*time.Millisecond))) // until the answer has come
