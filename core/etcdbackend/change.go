@@ -92,7 +92,7 @@ func (b *backend) apply(
 			return entry{key: e.key}, sent, true, nil
 		}
 		next = entry{record: *s.write, key: e.key, revision: resp.Header.Revision}
-		next.since, _ = b.sightings.See(e.key, next.revision, time.Now())
+		next.since, _, _ = b.sightings.See(e.key, next.revision, time.Now())
 		return next, sent, true, nil
 	}
 }

@@ -42,14 +42,16 @@ func (e entry) token() uint64 {
 // orphaned returns when the lease of an orphan ended.
 func (e entry) orphaned() time.Time { return e.since.Add(duration(e.TTL)) }
 
-// read is how exactly the age of a key is wanted.
+// read is how a key is read.
 type read int
 
 const (
-	// lazy asks etcd for the age of a key that this process sees for the first time only if the key
-	// may be an orphan.
-	lazy read = iota
-	exact
+	// exact asks etcd for the age of a key that this process sees for the first time. lazy does so
+	// only if the key may be an orphan.
+	exact read = 1 << iota
+	// again is the second try after an answer that came late.
+	again
+	lazy read = 0
 )
 
 // entry makes an entry of what etcd answered just now.
@@ -66,8 +68,11 @@ func (b *backend) entry(
 		return e, err
 	}
 	e.revision = kv.ModRevision
-	since, first := b.sightings.See(key, kv.ModRevision, time.Now())
-	if first && kv.Lease != 0 && (how == exact || e.Orphan > 0) {
+	since, first, late := b.sightings.See(key, kv.ModRevision, time.Now())
+	if late && how&again == 0 {
+		return b.read(ctx, key, how|again)
+	}
+	if first && kv.Lease != 0 && (how&exact != 0 || e.Orphan > 0) {
 		age, found, err := b.age(ctx, key, clientv3.LeaseID(kv.Lease), duration(e.Lag))
 		if err != nil {
 			b.sightings.Undated(key, kv.ModRevision)

@@ -205,3 +205,22 @@ func TestAcquire_SlowEtcdLease(t *testing.T) {
 	b := open(t, client, etcdbackend.WithTimeout(14*time.Second)) // a quarter of it for each request
 	acquire(t, b, request("k", time.Second, 0))
 }
+
+// The holder extends its lease while the answer to a read is under way.
+func TestRead_LateAnswer(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	b := open(t, etcd.Client())
+	g := acquire(t, b, request("k", time.Minute, 0))
+	missed, err := etcdbackend.LateAnswer(t.Context(), b, "k", func() {
+		_, err := b.Extend(t.Context(), g, time.Minute)
+		ok(t, "Extend", err)
+	})
+	ok(t, "read", err)
+	if missed != 0 {
+		t.Errorf("an old answer is used, which misses %d changes", missed)
+	}
+}

@@ -30,7 +30,9 @@ func LateAnswer(ctx context.Context, b core.Backend, key string, between func())
 	}
 	between()
 	n.seen = time.Now()
-	err = zb.note(ctx, n)
+	if n, err = zb.note(ctx, n, false); err != nil || n == nil {
+		return core.Free, err
+	}
 	s, _ := zb.status(n)
-	return s, err
+	return s, nil
 }

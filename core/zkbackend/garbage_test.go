@@ -225,3 +225,22 @@ func TestSweep_LateAnswer(t *testing.T) {
 		t.Errorf("the key is %v after its lease has ended", status)
 	}
 }
+
+// The sweep writes down an orphan while the answer to a read is under way.
+func TestSweep_LateAnswerOfAnOrphan(t *testing.T) {
+	t.Parallel()
+	b := open(t, at(t, shared(t).Addr()))
+	r := request("k", time.Second)
+	r.Orphan = time.Hour
+	_, err := b.Acquire(t.Context(), r)
+	ok(t, "Acquire", err)
+	eventually(t, "the key is an orphan", func() bool {
+		st, err := b.Inspect(t.Context(), "k")
+		return err == nil && st.Status == core.Orphaned
+	})
+	status, err := zkbackend.LateAnswer(t.Context(), b, "k", func() { ok(t, "Sweep", zkbackend.Sweep(t.Context(), b)) })
+	ok(t, "read", err)
+	if status != core.Orphaned {
+		t.Errorf("the key is %v, want orphaned", status)
+	}
+}

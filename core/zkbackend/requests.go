@@ -34,16 +34,26 @@ func (b *backend) get(ctx context.Context, path string, watched bool) (*node, er
 	if n == nil {
 		return nil, err
 	}
-	return n, b.note(ctx, n)
+	return b.note(ctx, n, watched)
 }
 
-// note remembers since when a node that was read is as it is.
-func (b *backend) note(ctx context.Context, n *node) error {
-	n.seen, _ = b.sightings.See(n.path, n.zxid, n.seen)
-	if n.state == stateHeld && n.orphan == 0 {
-		return nil
+// note remembers since when a node that was read is as it is. If this process knows already that the
+// node has changed since, note reads it once more.
+func (b *backend) note(ctx context.Context, n *node, watched bool) (*node, error) {
+	seen, _, late := b.sightings.See(n.path, n.zxid, n.seen)
+	if late {
+		again, err := b.fetch(ctx, n.path, watched)
+		if again == nil {
+			return nil, err
+		}
+		n = again
+		seen, _, _ = b.sightings.See(n.path, n.zxid, n.seen)
 	}
-	return b.askTime(ctx, n.path)
+	n.seen = seen
+	if n.state == stateHeld && n.orphan == 0 {
+		return n, nil
+	}
+	return n, b.askTime(ctx, n.path)
 }
 
 // content is what a node has.
@@ -114,7 +124,7 @@ func (b *backend) write(ctx context.Context, unsure func(), path string, version
 	n := newNode(path, h, stat, time.Time{})
 	now := time.Now()
 	b.clock.set(n.changed, now)
-	n.seen, _ = b.sightings.See(path, n.zxid, now)
+	n.seen, _, _ = b.sightings.See(path, n.zxid, now)
 	return n, nil
 }
 

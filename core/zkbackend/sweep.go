@@ -73,7 +73,7 @@ func (b *backend) sweepNode(ctx context.Context, path string) error {
 		return err
 	}
 	if n.state == stateHeld {
-		n.seen, _ = b.sightings.See(path, n.zxid, n.seen)
+		n.seen, _, _ = b.sightings.See(path, n.zxid, n.seen)
 	} else { // there may be very many, and the clock tells of them
 		n.seen = b.sightings.Known(path, n.zxid, n.seen)
 	}

@@ -33,7 +33,7 @@ func TestTaken_NamesHolderAndTag(t *testing.T) {
 
 func see(t *testing.T, s *leases.Sightings, key string, revision int64, now, wantSince time.Time, wantFirst bool) {
 	t.Helper()
-	if since, first := s.See(key, revision, now); !since.Equal(wantSince) || first != wantFirst {
+	if since, first, _ := s.See(key, revision, now); !since.Equal(wantSince) || first != wantFirst {
 		t.Errorf("See(%s, %d) = %v, %v; want %v, %v", key, revision, since, first, wantSince, wantFirst)
 	}
 }
@@ -43,7 +43,9 @@ func TestSightings_SinceTheFirstOfARevision(t *testing.T) {
 	see(t, &s, "k", 1, at(1), at(1), true)
 	see(t, &s, "k", 1, at(2), at(1), false)
 	see(t, &s, "k", 2, at(3), at(3), true)
-	see(t, &s, "k", 1, at(4), at(4), false) // overtaken
+	if since, first, late := s.See("k", 1, at(4)); !since.Equal(at(4)) || first || !late {
+		t.Errorf("an older revision: %v, %v, %v", since, first, late)
+	}
 	see(t, &s, "k", 2, at(5), at(3), false)
 	s.Forget("k")
 	see(t, &s, "k", 2, at(6), at(6), true)

@@ -34,21 +34,22 @@ type sighting struct {
 // See notes that a key has a revision now. It returns the time since which the key is known to have
 // that revision. first reports whether the age of the revision is not known yet.
 //
-// An older revision than the last one is an answer that came late, and is not noted. But if the last
-// one was seen a minute ago or earlier, the servers were set back to a backup.
-func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first bool) {
+// An older revision than the last one is an answer that came late, and is not noted. See reports late
+// then, and the caller should ask once more. But if the last one was seen a minute ago or earlier, the
+// servers were set back to a backup.
+func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seen, known := s.find(key)
 	if known && seen.revision > revision && now.Sub(seen.last) < overtaken {
-		return now, false
+		return now, false, true
 	}
 	if !known || seen.revision != revision {
 		seen, first = sighting{revision: revision, since: now}, true
 	}
 	seen.last = now
 	s.put(key, seen)
-	return seen.since, first || seen.undated
+	return seen.since, first || seen.undated, false
 }
 
 // Known returns the time since which a key is known to have a revision, or now if it is not known.
