@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
 		hold(addr)
 	}
-	check.Parallel(8)
+	check.Parallel(4)
 	logging.Disable() // go-redis reports faults that tests make
 	goleak.VerifyTestMain(settling{m})
 }
