@@ -66,8 +66,12 @@ func openWith(t testing.TB, o core.Opener, logger *slog.Logger) core.Backend {
 	return b
 }
 
-// one is the backend on one client.
-func one(client redis.UniversalClient) redisbackend.Config { return redisbackend.New(client) }
+// one is the backend on one Redis, or on a Redis Cluster, that a busy machine does not make unavailable.
+func one(client redis.UniversalClient) redisbackend.Config {
+	c := redisbackend.New(client)
+	c.NodeTimeout = 5 * time.Second
+	return c
+}
 
 // newClient returns a client that is closed with the test.
 func newClient(t testing.TB, o *redis.Options) *redis.Client {

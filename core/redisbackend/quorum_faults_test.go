@@ -251,7 +251,7 @@ func TestQuorum_HungMinority(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 5)
 	c := quorumOf(nodes)
-	c.NodeTimeout = 30 * time.Second
+	c.NodeTimeout = 2 * time.Minute
 	b := openQuorum(t, c, time.Minute)
 	for down := range 3 {
 		start := time.Now()
