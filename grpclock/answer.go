@@ -196,8 +196,9 @@ func (s *stream) SetTrailer(md metadata.MD) error {
 	return s.keep(inTrailer, md, s.ServerTransportStream.SetTrailer(md))
 }
 
+// keep remembers metadata. The stream takes none when the client has hung up, but a retry gets it.
 func (s *stream) keep(prefix string, md metadata.MD, err error) error {
-	if err != nil {
+	if err != nil && s.outer.Err() == nil {
 		return err
 	}
 	s.mu.Lock()

@@ -66,7 +66,8 @@ func serverDeadline(ctx context.Context) time.Time {
 	if !ok || !known {
 		return time.Time{}
 	}
-	if clients, ok := stream.Context().Deadline(); ok && !deadline.Before(clients) {
+	_, inside := claim.FromContext(ctx) // then the client's deadline is gone already
+	if clients, ok := stream.Context().Deadline(); ok && !inside && !deadline.Before(clients) {
 		return time.Time{}
 	}
 	return deadline
@@ -110,8 +111,12 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 	})
 	switch decision {
 	case idempotency.Answered:
+		if c.fate(k, err) == claim.Free { // the code is about the retry, not about the earlier run
+			k.Suggest(claim.Unknown)
+		}
 		return resp, err, true
 	case idempotency.RunHandler:
+		k.Undecide() // what was said in Recover is about the earlier run
 		return nil, nil, false
 	}
 	if err != nil {
@@ -132,6 +137,9 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 		if c.RunAgain {
 			f = claim.Free
 		}
+	}
+	if inside, ok := errors.AsType[*refusal](err); ok {
+		f = inside.fate
 	}
 	return k.Fate(f)
 }

@@ -155,3 +155,75 @@ func TestFingerprint_RequestChangedInside(t *testing.T) {
 	s.create("k", &request{}).want(t, 1, false)
 	s.create("k", &request{}).want(t, 1, true)
 }
+
+// An interceptor between key and lock tries again what was Aborted, as one does for a database that could not serialize.
+func TestRefusal_TriedAgainInside(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	busy, err := l.TryAcquire(t.Context(), "stock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+		for range 3 {
+			resp, err := h(ctx, req)
+			if status.Code(err) != codes.Aborted {
+				return resp, err
+			}
+			if busy != nil {
+				_ = busy.Release(ctx)
+				busy = nil
+			}
+		}
+		return nil, status.Error(codes.Aborted, "busy")
+	}
+	var charges atomic.Int64
+	s := serve(t, &orders{handle: counter(&charges)}, grpc.ChainUnaryInterceptor(
+		grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l)), again, grpclock.LockByKey("stock", idempotency.WithLocker(l))))
+	s.create("k", &request{}).want(t, 1, false)
+	a := s.create("k", &request{})
+	if charges.Load() != 1 || !a.replayed() {
+		t.Errorf("%d charges under one key, replayed %v", charges.Load(), a.replayed())
+	}
+}
+
+// A handler charges, then calls another service of its process, which is refused, and answers all the
+// same.
+func TestRefusal_InnerAfterAnEffect(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"ok", "internal", "panic"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			l := testutil.Locker(t)
+			if _, err := l.TryAcquire(t.Context(), "notify"); err != nil {
+				t.Fatal(err)
+			}
+			notify := grpclock.LockByKey("notify", idempotency.WithLocker(l))
+			var charges atomic.Int64
+			recovery := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
+				defer func() {
+					if p := recover(); p != nil {
+						err = status.Error(codes.Internal, "panic")
+					}
+				}()
+				return h(ctx, req)
+			}
+			s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+				n := charges.Add(1)
+				_, _ = notify(ctx, r, &grpc.UnaryServerInfo{FullMethod: "/shop.Mail/Notify"}, func(context.Context, any) (any, error) { return r, nil })
+				switch end {
+				case "internal":
+					return nil, status.Error(codes.Internal, "the mail was not sent")
+				case "panic":
+					panic("boom")
+				}
+				return &order{Run: n}, nil
+			}}, grpc.ChainUnaryInterceptor(recovery, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
+			s.create("k", &request{})
+			s.create("k", &request{})
+			if charges.Load() != 1 {
+				t.Errorf("%d charges under one key", charges.Load())
+			}
+		})
+	}
+}

@@ -248,3 +248,29 @@ func TestReplay_FreshMessages(t *testing.T) {
 		t.Errorf("%p", seen)
 	}
 }
+
+// The client hangs up while the handler runs; the handler then sets a header and a trailer.
+func TestMetadata_ClientGone(t *testing.T) {
+	t.Parallel()
+	var setErr atomic.Value
+	g := newGate(t)
+	s := briefly(t, func(ctx context.Context, r *request) (*order, error) {
+		g.entered <- struct{}{}
+		<-clientGone(ctx)
+		g.stand()
+		if err := grpc.SetHeader(ctx, metadata.Pairs("x-order", "7")); err != nil {
+			setErr.Store(err)
+		}
+		if err := grpc.SetTrailer(ctx, metadata.Pairs("x-cost", "9")); err != nil {
+			setErr.Store(err)
+		}
+		return &order{Run: 1}, nil
+	}, grpclock.Metadata("x-order", "x-cost"))
+	s.hangUp(t, g, false)
+	g.wait(t)
+	close(g.open)
+	a := until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil })
+	if !a.replayed() || len(a.header.Get("x-order")) != 1 || len(a.trailer.Get("x-cost")) != 1 {
+		t.Errorf("replayed %v, header %v, trailer %v; SetHeader/SetTrailer: %v", a.replayed(), a.header, a.trailer, setErr.Load())
+	}
+}

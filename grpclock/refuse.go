@@ -42,14 +42,21 @@ var grpcCodes = map[string]codes.Code{
 	idempotency.CodeMisconfigured:      codes.Internal,
 }
 
+// refusal is the error of a call that an interceptor refused. If the whole call ends with it, fate is
+// what becomes of the key of an interceptor outside.
+type refusal struct {
+	error
+	fate claim.Fate
+}
+
+// GRPCStatus is for package status.
+func (r *refusal) GRPCStatus() *status.Status { return statusOf(r.error) }
+
+func (r *refusal) Unwrap() error { return r.error }
+
 // refuse answers a call without its handler. It sets nothing but trailers, because a client's retry
 // policy treats a call with a header as answered.
 func (c *call) refuse(p idempotency.Refusal) error {
-	if p.Code == idempotency.CodeLockLost {
-		c.decideOuter(claim.Unknown)
-	} else {
-		c.decideOuter(claim.Free)
-	}
 	code := grpcCodes[p.Code]
 	if c.retryInFlight && p.Code == idempotency.CodeInFlight {
 		code = codes.Unavailable
@@ -73,15 +80,11 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	if err != nil {
 		return status.Error(codes.Internal, err.Error()) // the details above can always be marshalled
 	}
-	return st.Err()
-}
-
-// decideOuter decides about the claim of an interceptor outside: its handler did not run, or not to
-// its end.
-func (c *call) decideOuter(f claim.Fate) {
-	if k, ok := claim.FromContext(c.ctx); ok {
-		k.Decide(f)
+	r := &refusal{st.Err(), claim.Free} // the handler did not run
+	if p.Code == idempotency.CodeLockLost {
+		r.fate = claim.Unknown
 	}
+	return r
 }
 
 // refuseKey answers a call whose key could not be read.
@@ -100,8 +103,7 @@ func (c *call) refuseKey(err error) error {
 		return c.refuse(p)
 	}
 	if _, ok := status.FromError(err); ok { // of a KeyFunc
-		c.decideOuter(claim.Free)
-		return err
+		return &refusal{err, claim.Free}
 	}
 	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
 	p.Detail, p.Correction = "The key of "+s.place+" is refused: "+err.Error()+".", "Send "+s.place+": "+s.form
@@ -137,7 +139,7 @@ func (c *call) refuseErr(err error) error {
 	refused := c.refuse(idempotency.RefusalOf(code))
 	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
 		if code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
-			return status.FromContextError(ended).Err()
+			return &refusal{status.FromContextError(ended).Err(), claim.Free}
 		}
 	}
 	return refused

@@ -2,7 +2,9 @@ package grpclock_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -321,5 +323,79 @@ func TestOnKey(t *testing.T) {
 	s.create(keys[1], &request{}).want(t, 1, true)
 	if a := ask(t.Context(), client.Create, &request{}); !errors.Is(a.err, fail) || !strings.Contains(a.err.Error(), "OnKey") || runs.Load() != 1 {
 		t.Errorf("%v, %d runs", a.err, runs.Load())
+	}
+}
+
+// The first run charged, and Recover cannot ask the provider. Its code is about the retry, so the outcome
+// stays unknown.
+func TestRecover_AnswersNotNow(t *testing.T) {
+	t.Parallel()
+	for _, code := range []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.PermissionDenied, codes.Unauthenticated} {
+		t.Run(code.String(), func(t *testing.T) {
+			t.Parallel()
+			var charges atomic.Int64
+			s := briefly(t, func(_ context.Context, _ *request) (*order, error) {
+				charges.Add(1)
+				return nil, status.Error(codes.DeadlineExceeded, "charged, but the provider did not answer")
+			}, grpclock.Recover(func(context.Context, any, idempotency.Run) (any, idempotency.Recovery, error) {
+				return nil, idempotency.Answered, status.Error(code, "the provider cannot be asked now")
+			}))
+			s.create("k", &request{})
+			until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return status.Code(a.err) == code })
+			// the next retry
+			a := until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.reason() != reasonInFlight })
+			if charges.Load() != 1 {
+				t.Errorf("%d charges under one key; the retry got %v", charges.Load(), a.err)
+			}
+		})
+	}
+}
+
+// The outer interceptor's MaxRun ends the handler, although the client waited less.
+func TestMaxRun_OfAnOuterInterceptor(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	var runs atomic.Int64
+	ended := make(chan error, 10)
+	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+		runs.Add(1)
+		select {
+		case <-ctx.Done():
+			ended <- context.Cause(ctx)
+		case <-time.After(20 * time.Second):
+			ended <- errors.New("runs on 20 s later")
+		}
+		return &order{Run: 1}, nil
+	}}, grpc.ChainUnaryInterceptor(
+		grpclock.ByMetadata(idempotencyKey, l, idempotency.MaxRun(time.Second)),
+		grpclock.By(func(context.Context, any) (string, error) { return rand.Text(), nil }, l)))
+	for i := 0; i < 10 && runs.Load() == 0; i++ { // a busy machine may not run it in time
+		ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
+		defer cancel()
+		_ = ask(ctx, s.Create, &request{}, idempotencyKey, strconv.Itoa(i))
+	}
+	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// NothingDone in Recover is about the earlier run, and RunHandler lets the handler run.
+func TestRecover_NothingDone(t *testing.T) {
+	t.Parallel()
+	var charges, runs atomic.Int64
+	s := briefly(t, func(_ context.Context, _ *request) (*order, error) {
+		if runs.Add(1) == 1 {
+			return nil, status.Error(codes.DeadlineExceeded, "late")
+		}
+		return &order{Run: charges.Add(1)}, nil
+	}, grpclock.Recover(func(ctx context.Context, _ any, _ idempotency.Run) (any, idempotency.Recovery, error) {
+		idempotency.NothingDone(ctx)
+		return nil, idempotency.RunHandler, nil
+	}))
+	s.create("k", &request{})
+	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil })
+	a := until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return a.err == nil })
+	if charges.Load() != 1 || !a.replayed() {
+		t.Errorf("%d charges, replayed %v", charges.Load(), a.replayed())
 	}
 }

@@ -113,6 +113,13 @@ func (k *Claim) Suggest(f Fate) {
 	}
 }
 
+// Undecide drops what was decided so far.
+func (k *Claim) Undecide() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fate = nil
+}
+
 // Fate returns what becomes of the key. The fate f is what the answer alone says.
 func (k *Claim) Fate(f Fate) Fate {
 	k.mu.Lock()
