@@ -25,7 +25,8 @@ import (
 // If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. Decrement therefore runs in a
-// transaction even with SkipDefaultTransaction. If there is no condition, the error is
+// transaction even with SkipDefaultTransaction. If nothing is taken, GORM's AfterUpdate hooks do not run
+// and new associations of the model are not written. BeforeUpdate hooks have run then. If there is no condition, the error is
 // gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
 // MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
 // [ErrDialect]. What is left of a column with decimals is rounded down.
@@ -34,10 +35,18 @@ import (
 func Decrement(
 	db *gorm.DB, column string, n int64, opts ...DecrementOption,
 ) (left int64, err error) {
+	return decrementRow(db, nil, column, n, opts)
+}
+
+// decrementRow is Decrement. If key is not nil, it names the row beside the conditions of db.
+func decrementRow(
+	db *gorm.DB, key *clause.Eq, column string, n int64, opts []DecrementOption,
+) (left int64, err error) {
 	d, err := newDecrement(db, column, n, opts)
 	if err != nil {
 		return 0, fmt.Errorf("gormlock: decrement column %q by %d: %w", column, n, err)
 	}
+	d.key = key
 	// A session, because the caller may go on with db. The last scope, because others may bring
 	// conditions, or return another statement.
 	tx := db.Session(&gorm.Session{}).Scopes(d.attach).Set(unversionedBy, true).
@@ -52,7 +61,11 @@ func Decrement(
 		return 0, d.replaced()
 	case d.matched == 0:
 		table := tx.Statement.Table
-		return 0, &InsufficientError{Table: table, Row: d.row(tx), Column: column, N: n, Left: -1}
+		missing := &InsufficientError{Table: table, Row: d.row(tx), Column: column, N: n, Left: -1}
+		if key != nil {
+			missing.Left = d.readLeft(db)
+		}
+		return 0, missing
 	}
 	return d.left, nil
 }
@@ -83,10 +96,9 @@ func DecrementAll[K cmp.Ordered](
 	err = session.Transaction(func(tx *gorm.DB) error {
 		for _, k := range slices.Sorted(maps.Keys(quantities)) {
 			by := clause.Column{Table: clause.CurrentTable, Name: name}
-			row := tx.Where(clause.Eq{Column: by, Value: k})
-			rest, err := Decrement(row, column, quantities[k])
-			if missing, ok := errors.AsType[*InsufficientError](err); ok {
-				missing.Left = readLeft(row, column)
+			rest, err := decrementRow(tx, &clause.Eq{Column: by, Value: k}, column, quantities[k], nil)
+			if err != nil && !errors.Is(err, ErrInsufficient) {
+				return fmt.Errorf("gormlock: key %q with the value %v: %w", key, k, err)
 			}
 			if err != nil {
 				return err
@@ -99,24 +111,6 @@ func DecrementAll[K cmp.Ordered](
 		return nil, err
 	}
 	return left, nil
-}
-
-// readLeft reads the newest value of a column of one row, for an error; -1 if that fails.
-func readLeft(row *gorm.DB, column string) int64 {
-	name, err := columnOf(row, column)
-	if err != nil {
-		return -1
-	}
-	var left []any
-	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
-	if row.Clauses(newest, only(name)).Pluck(name, &left).Error != nil || len(left) != 1 {
-		return -1
-	}
-	rest, err := whole(left[0])
-	if err != nil {
-		return -1
-	}
-	return rest
 }
 
 // only selects one column. Pluck by itself would not quote a name like "left-over", and would keep the

@@ -85,7 +85,7 @@ func TestDecrement_ZeroInTheKey(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Bin{}))
 		ok(t, "Create", db.Create(&[]Bin{{0, 5, 0}, {1, 5, 3}, {2, 0, 4}}).Error)
 		empty, full := Bin{Row: 0, Number: 5}, Bin{Row: 2, Number: 0}
-		for _, model := range []any{&empty, empty, []Bin{empty}} {
+		for _, model := range []any{&empty, empty} {
 			want(t, "the empty one", decrement(db.Model(model), "units", 1), gormlock.ErrInsufficient)
 		}
 		left, err := gormlock.Decrement(db.Model(&full), "units", 1)
@@ -122,5 +122,120 @@ func TestDecrement_FailsUnsent(t *testing.T) {
 		if n := inUse(t, db); n != 0 {
 			t.Errorf("%d connections are in use", n)
 		}
+	})
+}
+
+type Depot struct {
+	ID   uint
+	Name string `gorm:"size:64"`
+}
+
+type Lot struct {
+	ID      uint
+	DepotID uint
+	Depot   Depot
+	Left    int64
+}
+
+// Wine has a hook that writes an order.
+type Wine struct {
+	ID     uint
+	Left   int64
+	Orders []WineOrder `gorm:"constraint:OnDelete:CASCADE"`
+}
+
+func (w *Wine) AfterUpdate(tx *gorm.DB) error {
+	return tx.Create(&WineOrder{WineID: w.ID, Buyer: "hook"}).Error
+}
+
+type WineOrder struct {
+	ID     uint
+	WineID uint
+	Buyer  string
+}
+
+type FailAfter struct {
+	ID   uint
+	Left int64
+}
+
+func (*FailAfter) AfterUpdate(*gorm.DB) error { return errNo }
+
+// TestDecrement_Joins: an UPDATE of GORM drops them.
+func TestDecrement_Joins(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Depot{}, &Lot{}))
+		l := Lot{Depot: Depot{Name: "closed"}, Left: 5}
+		ok(t, "Create", db.Create(&l).Error)
+		row := db.Model(&Lot{}).InnerJoins("Depot", db.Where(&Depot{Name: "open"})).Where("lots.id = ?", l.ID)
+		var n int64
+		ok(t, "Count", row.Session(&gorm.Session{}).Count(&n).Error)
+		left, err := gormlock.Decrement(row, "left", 1)
+		if err == nil {
+			t.Errorf("the condition names %d rows, and Decrement took: %d left", n, left)
+		}
+	})
+}
+
+// TestDecrement_Slice: GORM forgets a slice's keys if its last model has none.
+func TestDecrement_Slice(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Bin{}))
+		ok(t, "Create", db.Create(&[]Bin{{1, 5, 0}, {2, 7, 3}}).Error)
+		left, err := gormlock.Decrement(db.Model([]Bin{{Row: 1, Number: 5}, {}}).Where("units > ?", 0), "units", 1)
+		if err == nil {
+			t.Errorf("bin 1/5 is empty, and bin 2/7 was not named: %d left", left)
+		}
+	})
+}
+
+// TestDecrement_NothingFollowsTooLittle: hooks and associations of a row that was not taken write nothing.
+func TestDecrement_NothingFollowsTooLittle(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Wine{}, &WineOrder{}))
+		w := Wine{Left: 0}
+		ok(t, "Create", db.Create(&w).Error)
+		for name, way := range map[string]func(*gorm.DB) *gorm.DB{
+			"plain":   func(db *gorm.DB) *gorm.DB { return db },
+			"guarded": func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("k")) },
+		} {
+			m := Wine{ID: w.ID, Orders: []WineOrder{{Buyer: "association"}}}
+			want(t, name, decrement(way(db).Model(&m), "left", 1), gormlock.ErrInsufficient)
+			var orders []WineOrder
+			ok(t, "Find", db.Find(&orders).Error)
+			if len(orders) != 0 {
+				t.Errorf("%s: Decrement returned ErrInsufficient, and these orders are committed: %+v", name, orders)
+			}
+			ok(t, "Delete", db.Exec("DELETE FROM wine_orders").Error)
+		}
+		// The other warehouse has one: the buyer gets it, with one order.
+		other := Wine{Left: 1}
+		ok(t, "Create", db.Create(&other).Error)
+		ok(t, "fallback", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			err := decrement(tx.Model(&Wine{ID: w.ID}), "left", 1)
+			if errors.Is(err, gormlock.ErrInsufficient) {
+				err = decrement(tx.Model(&Wine{ID: other.ID}), "left", 1)
+			}
+			return err
+		}))
+		var n int64
+		if ok(t, "Count", db.Model(&WineOrder{}).Count(&n).Error); n != 1 {
+			t.Errorf("fallback: one bottle was sold, and %d orders are written", n)
+		}
+	})
+}
+
+// TestDecrement_HookAfterTooLittle: a hook has nothing to refuse.
+func TestDecrement_HookAfterTooLittle(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&FailAfter{}))
+		r := FailAfter{Left: 0}
+		ok(t, "Create", db.Create(&r).Error)
+		err := decrement(db.Scopes(gormlock.Guard("k")).Model(&r), "left", 1, gormlock.SealWhenOut(time.Minute))
+		want(t, "nothing was taken, so there is nothing for AfterUpdate to refuse", err, gormlock.ErrInsufficient)
 	})
 }

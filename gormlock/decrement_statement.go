@@ -23,6 +23,7 @@ type decrement struct {
 	n       int64
 	dialect string
 	seal    *sellOut
+	key     *clause.Eq // names the row, beside the conditions of the caller; or nil
 
 	statement *gorm.Statement
 	where     []clause.Expression // of the caller, of hooks and of the model
@@ -97,7 +98,18 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		refuse(s.DB, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
 		return
 	}
-	conditions(s) // before the primary key is added, so that no Or goes around it
+	switch {
+	case len(s.Joins) > 0:
+		refuse(s.DB, gorm.ErrInvalidData, "an UPDATE cannot join: write the condition as a subquery")
+		return
+	case s.ReflectValue.Kind() == reflect.Slice || s.ReflectValue.Kind() == reflect.Array:
+		refuse(s.DB, gorm.ErrInvalidData, "the model is a slice: pass one row, or call DecrementAll")
+		return
+	}
+	conditions(s) // before the keys are added, so that no Or goes around them
+	if d.key != nil {
+		s.AddClause(clause.Where{Exprs: []clause.Expression{*d.key}})
+	}
 	addZeroParts(s)
 	set := clause.Set{{Column: d.column, Value: d.taken()}}
 	version, _ := given.Expression.(clause.Set)
@@ -129,8 +141,8 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 // statement would take from another row.
 func addZeroParts(s *gorm.Statement) {
 	for _, m := range structsOf(s.ReflectValue) {
-		if s.Schema == nil || s.ReflectValue.Kind() != reflect.Struct || m.Type() != s.Schema.ModelType {
-			return // GORM names several models by their whole keys
+		if s.Schema == nil || m.Type() != s.Schema.ModelType {
+			return
 		}
 		_, values, keyed := primaryKey(s, m)
 		for i, pk := range s.Schema.PrimaryFields {
@@ -177,6 +189,28 @@ func (d *decrement) row(db *gorm.DB) string {
 	return db.Explain(s.SQL.String(), s.Vars...)
 }
 
+// readLeft reads the newest value of the column, for an error; -1 if that fails.
+func (d *decrement) readLeft(db *gorm.DB) int64 {
+	s := d.statement
+	row := db.Session(&gorm.Session{NewDB: true}).Unscoped()
+	if s.Schema != nil {
+		row = row.Model(reflect.New(s.Schema.ModelType).Interface())
+	}
+	row = row.Table(s.Table)
+	row.Statement.TableExpr = s.TableExpr
+	var left []any
+	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
+	name := d.column.Name
+	if row.Clauses(clause.Where{Exprs: d.where}, newest, only(name)).Pluck(name, &left).Error != nil || len(left) != 1 {
+		return -1
+	}
+	rest, err := whole(left[0])
+	if err != nil {
+		return -1
+	}
+	return rest
+}
+
 // decrementPool is the connection pool for the one statement of a decrement. It reads what is left
 // from the answer, and refuses several rows before the COMMIT.
 type decrementPool struct {
@@ -199,6 +233,10 @@ func (p *decrementPool) ExecContext(
 	d.sent = true
 	if err := d.exec(ctx, p.ConnPool, query, args); err != nil {
 		return nil, err
+	}
+	if d.matched == 0 { // nothing follows what was not taken
+		d.statement.SkipHooks = true
+		d.statement.Omits = append(d.statement.Omits, clause.Associations)
 	}
 	return driver.RowsAffected(d.matched), nil
 }

@@ -149,3 +149,60 @@ func TestDecrementAll_NoDeadlock(t *testing.T) {
 		}
 	})
 }
+
+type Cubby struct {
+	ID        uint
+	Warehouse int
+	SKU       int
+	Left      int64
+}
+
+// TestDecrementAll_Or: an Or of the caller does not go around the cart's key.
+func TestDecrementAll_Or(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Cubby{}))
+		for name, conditions := range map[string]*gorm.DB{
+			"chain": db.Model(&Cubby{}).Where("warehouse = ?", 1).Or("warehouse = ?", 2),
+			"scope": db.Model(&Cubby{}).Scopes(func(d *gorm.DB) *gorm.DB { return d.Where("warehouse = ?", 2).Or("warehouse = ?", 1) }),
+		} {
+			ok(t, "Delete", db.Exec("DELETE FROM cubbies").Error)
+			ok(t, "Create", db.Create(&[]Cubby{{Warehouse: 1, SKU: 40, Left: 9}, {Warehouse: 2, SKU: 41, Left: 0}}).Error)
+			left, err := gormlock.DecrementAll(conditions.Session(&gorm.Session{}), "sku", "left", map[int]int64{41: 1})
+			var s40 Cubby
+			ok(t, "Take", db.Take(&s40, "sku = 40").Error)
+			if !errors.Is(err, gormlock.ErrInsufficient) || s40.Left != 9 {
+				t.Errorf("%s: 1 of sku 41, of which there is 0: left %v, err %v; sku 40 has %d, want 9", name, left, err, s40.Left)
+			}
+		}
+	})
+}
+
+// TestDecrementAll_OrWithSoftDelete: the same with a soft delete.
+func TestDecrementAll_OrWithSoftDelete(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		trays(t, db) // 42: 3, 43: 100
+		_, err := gormlock.DecrementAll(db.Model(&Tray{}).Where("sku = ?", 43).Or("name = ?", "nobody"), "sku", "left", map[int]int64{42: 1})
+		var rest []int64
+		ok(t, "Pluck", db.Model(&Tray{}).Order("sku").Pluck("left", &rest).Error)
+		if !errors.Is(err, gormlock.ErrInsufficient) || rest[1] != 100 {
+			t.Errorf("cart of sku 42 with conditions that exclude it: %v; left %v", err, rest)
+		}
+	})
+}
+
+// TestDecrementAll_ErrorNamesTheKey: any error names the key that it is about.
+func TestDecrementAll_ErrorNamesTheKey(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		put(t, db, 40, 5)
+		put(t, db, 41, 5)
+		_, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{40: 1, 41: 0})
+		t.Log(err)
+		_, err2 := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{40: 0, 41: 1})
+		if err.Error() == err2.Error() {
+			t.Errorf("which of the two skus is it? %v", err)
+		}
+	})
+}
