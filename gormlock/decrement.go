@@ -25,8 +25,9 @@ import (
 // If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. The UPDATE therefore runs in a
-// transaction even with SkipDefaultTransaction, but hooks after it run outside of that. If nothing is taken, GORM's AfterUpdate hooks do not run
-// and new associations of the model are not written. BeforeUpdate hooks have run then. If there is no condition, the error is
+// transaction even with SkipDefaultTransaction, but hooks after it run outside of that. If nothing
+// is taken, GORM's AfterUpdate hooks do not run and new associations of the model are not written.
+// BeforeUpdate hooks have run then. If there is no condition, the error is
 // gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
 // MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
 // [ErrDialect]. What is left of a column with decimals is rounded down.
