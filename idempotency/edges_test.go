@@ -87,6 +87,28 @@ func TestRecover_WritesThenRuns(t *testing.T) {
 	ended(t, func() answer { return s.order("") }).want(t, 201, "made", false)
 }
 
+// Headers that Recover sets after it wrote are not those of the handler.
+func TestRecover_LeavesNoHeaders(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		fmt.Fprint(w, "made")
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		w.WriteHeader(410)
+		w.Header().Set("Location", "/nowhere")
+		return idempotency.RunHandler
+	}))
+	s.order("")
+	a := ended(t, func() answer { return s.order("") })
+	a.want(t, 200, "made", false)
+	if a.header.Get("Location") != "" {
+		t.Errorf("%v", a.header)
+	}
+}
+
 // Recover cannot reach the provider and answers so. The next retry runs the handler, and nobody said that
 // nothing was done.
 func TestRecover_Answers503(t *testing.T) {

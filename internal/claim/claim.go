@@ -113,6 +113,13 @@ func (k *Claim) Suggest(f Fate) {
 	}
 }
 
+// LeftToOthers reports whether the answer was left to others, or given past the adapter.
+func (k *Claim) LeftToOthers() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.fate != nil && (*k.fate == Unanswered || *k.fate == NotKept)
+}
+
 // Fate returns what becomes of the key. The fate f is what the answer alone says.
 func (k *Claim) Fate(f Fate) Fate {
 	k.mu.Lock()
