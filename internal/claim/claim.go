@@ -104,6 +104,15 @@ func (k *Claim) Decide(f Fate) {
 	k.fate = &f
 }
 
+// Withdraw drops the decision f, if that was made.
+func (k *Claim) Withdraw(f Fate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fate != nil && *k.fate == f {
+		k.fate = nil
+	}
+}
+
 // Suggest sets what becomes of the key, unless that was decided.
 func (k *Claim) Suggest(f Fate) {
 	k.mu.Lock()
