@@ -207,6 +207,7 @@ func next(w http.ResponseWriter, r *http.Request) {
 		k.Suggest(claim.NotKept)
 	case !inner.decided && (len(c.Errors) > errs || len(c.Keys) > values): // a middleware outside will answer
 		k.Suggest(claim.Unanswered)
+	case !inner.decided && r.Context().Err() != nil: // the handler gave up, and the middleware answers
 	default:
 		inner.finish()
 	}

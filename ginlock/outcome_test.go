@@ -347,3 +347,44 @@ func roundTrips(t *testing.T, n *testutil.Node, fn func()) int64 {
 	fn()
 	return reads() - before - 1 // without the last INFO
 }
+
+// A handler whose context ended has answered if it set a status, or left an error to a writer outside.
+func TestErrors_AfterTheContextEnded(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		handle gin.HandlerFunc
+		first  int
+		code   string // of the retry, if it is refused
+	}{
+		"nothing": {func(*gin.Context) {}, 409, idempotency.CodeOutcomeUnknown},
+		"status":  {func(c *gin.Context) { c.Status(202) }, 202, ""},
+		"error":   {func(c *gin.Context) { _ = c.Error(c.Request.Context().Err()) }, 500, idempotency.CodeResponseNotKept},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := testutil.Locker(t, core.WithTTL(time.Second))
+			s := serve(t, func(r *gin.Engine) {
+				r.Use(func(c *gin.Context) {
+					c.Next()
+					if len(c.Errors) > 0 {
+						c.String(500, "sorry")
+					}
+				})
+				once := ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.MaxRun(100*time.Millisecond))
+				r.POST("/orders", once, func(c *gin.Context) {
+					<-c.Request.Context().Done()
+					tc.handle(c)
+				})
+			})
+			if a := s.order("k", ""); a.status != tc.first || tc.first == 500 && a.body != "sorry" {
+				t.Errorf("%d %s", a.status, a.body)
+			}
+			retry := until(t, func() answer { return s.order("k", "") }, notRunning(t))
+			if tc.code == "" {
+				retry.want(t, tc.first, "", true)
+				return
+			}
+			retry.wantProblem(t, 409, tc.code)
+		})
+	}
+}

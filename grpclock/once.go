@@ -116,7 +116,9 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 		}
 		return resp, err, true
 	case idempotency.RunHandler:
-		k.Undecide() // what was said in Recover is about the earlier run
+		for k := k; k != nil; k = k.Outer() {
+			k.Withdraw(claim.Free) // NothingDone was about the earlier run
+		}
 		return nil, nil, false
 	}
 	if err != nil {

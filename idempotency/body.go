@@ -80,9 +80,10 @@ func readAll(r io.Reader, announced, limit int) ([]byte, error) {
 	}
 }
 
-// rewind puts the body back after Recover has read it.
-func rewind(r *http.Request) {
-	if b, ok := r.Body.(*restored); ok {
+// rewind puts the body back after Recover has read it, or wrapped it.
+func rewind(r *http.Request, body io.ReadCloser) {
+	r.Body = body
+	if b, ok := body.(*restored); ok {
 		b.Reset(b.body)
 	}
 }

@@ -87,6 +87,69 @@ func TestRecover_WritesThenRuns(t *testing.T) {
 	ended(t, func() answer { return s.order("") }).want(t, 201, "made", false)
 }
 
+// NothingDone in Recover is about the earlier run. The handler then charges, and its answer is recorded.
+func TestRecover_NothingDone(t *testing.T) {
+	t.Parallel()
+	var runs, charges atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		fmt.Fprintf(w, "charge %d", charges.Add(1))
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		idempotency.NothingDone(r.Context())
+		return idempotency.RunHandler
+	}))
+	s.order("")
+	ended(t, func() answer { return s.order("") }).want(t, 200, "charge 1", false)
+	ended(t, func() answer { return s.order("") }).want(t, 200, "charge 1", true)
+}
+
+// Recover reads the body with a limit, as the handler does. The handler finds all of it.
+func TestRecover_LimitsTheBody(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	read := func(w http.ResponseWriter, r *http.Request) string {
+		r.Body = http.MaxBytesReader(w, r.Body, 1<<20)
+		b, _ := io.ReadAll(r.Body)
+		return string(b)
+	}
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		b := read(w, r)
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		fmt.Fprintf(w, "order %s", b)
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		_ = read(w, r)
+		return idempotency.RunHandler
+	}))
+	s.order(`{"n":1}`)
+	ended(t, func() answer { return s.order(`{"n":1}`) }).want(t, 200, `order {"n":1}`, false)
+}
+
+// Headers that Recover sets after it wrote are not those of the handler.
+func TestRecover_LeavesNoHeaders(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 1 {
+			panic("boom")
+		}
+		fmt.Fprint(w, "made")
+	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+		w.WriteHeader(410)
+		w.Header().Set("Location", "/nowhere")
+		return idempotency.RunHandler
+	}))
+	s.order("")
+	a := ended(t, func() answer { return s.order("") })
+	a.want(t, 200, "made", false)
+	if a.header.Get("Location") != "" {
+		t.Errorf("%v", a.header)
+	}
+}
+
 // Recover cannot reach the provider and answers so. The next retry runs the handler, and nobody said that
 // nothing was done.
 func TestRecover_Answers503(t *testing.T) {

@@ -64,7 +64,8 @@ const (
 	StillUnknown Recovery = iota
 	// Answered means that the function wrote the answer, which is treated like the handler's.
 	Answered
-	// RunHandler means that the earlier run did nothing. The handler runs.
+	// RunHandler means that the earlier run did nothing. The handler runs, and its own answer decides
+	// about the key, even if the function called [NothingDone].
 	RunHandler
 )
 

@@ -185,6 +185,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	if !m.recovered(rec, inner, k) {
 		next.ServeHTTP(rec, inner)
 	}
+	m.silentAtItsEnd(rec, inner, k)
 	m.end(r, k, rec, m.fate(k, rec))
 	returned = true
 	if !rec.passing {
@@ -199,6 +200,7 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 		return false
 	}
 	run := Run{Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID}
+	body := r.Body
 	switch m.recover(rec, r, run) {
 	case Answered:
 		if m.fate(k, rec) == claim.Free { // the status is about the retry, not about the earlier run
@@ -208,7 +210,10 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 	case RunHandler:
 		if !rec.passing {
 			rec.forget()
-			rewind(r)
+			rewind(r, body)
+			for k := k; k != nil; k = k.Outer() {
+				k.Withdraw(claim.Free) // NothingDone was about the earlier run
+			}
 			return false
 		}
 	}

@@ -94,7 +94,7 @@ func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k
 		r.MultipartForm = inner.MultipartForm
 		lost := claim.ReleaseLock(r.Context(), k, m.logger(), m.route(r))
 		if lost && returned && !sent.wrote {
-			m.refuse(w, r, refusals[CodeLockLost])
+			m.refuseSilent(sent, r, core.ErrLost)
 		}
 	}()
 	next.ServeHTTP(sent, inner)

@@ -61,7 +61,9 @@ func Retain(d time.Duration) Option {
 }
 
 // MaxRun sets how long a handler may run before its context ends. The default is 5 min. The
-// client's context does not count: a handler runs to its end even if its client has hung up.
+// client's context does not count: a handler runs to its end even if its client has hung up. If
+// its context ended and it has written nothing, the answer over HTTP is 409
+// idempotency_outcome_unknown.
 func MaxRun(d time.Duration) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.MaxRun = d

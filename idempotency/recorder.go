@@ -34,7 +34,9 @@ func newRecorder(w http.ResponseWriter, m *middleware, k *claim.Claim) *recorder
 }
 
 // newTracker returns a recorder that passes on everything and only notes the status.
-func newTracker(w http.ResponseWriter) *recorder { return &recorder{ResponseWriter: w, passing: true} }
+func newTracker(w http.ResponseWriter) *recorder {
+	return &recorder{ResponseWriter: w, passing: true, before: w.Header().Clone()}
+}
 
 // final returns the status of the answer. A handler that wrote nothing has answered 200.
 func (w *recorder) final() int {
@@ -121,11 +123,15 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, errHijackWritten
 	}
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
-	if err == nil && !w.passing {
+	if err != nil {
+		return nil, nil, err
+	}
+	w.status, w.wrote = w.final(), true // nothing may follow
+	if !w.passing {
 		w.passing = true
 		w.endEarly()
 	}
-	return conn, rw, err
+	return conn, rw, nil
 }
 
 // Push implements http.Pusher.
@@ -195,6 +201,13 @@ func (w *recorder) forget() {
 	if w.passing {
 		return
 	}
-	changeHeader(w.Header(), w.header(), w.before)
+	w.restoreHeader()
 	w.wrote, w.status, w.body, w.written = false, 0, nil, nil
+}
+
+// restoreHeader undoes what was changed in the header since the middleware was entered.
+func (w *recorder) restoreHeader() {
+	h := w.Header()
+	clear(h)
+	maps.Copy(h, w.before)
 }

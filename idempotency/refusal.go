@@ -1,11 +1,14 @@
 package idempotency
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
 )
 
@@ -103,10 +106,33 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
-	if p.Code == CodeLockLost { // the handler ran
-		decide(r.Context(), claim.Unknown)
-	}
 	f.writeProblem(w, r, p)
+}
+
+// refuseSilent answers for a handler that ran and wrote nothing: nobody knows what it did. The cause is
+// why its context ended.
+func (f *front) refuseSilent(w *recorder, r *http.Request, cause error) {
+	w.restoreHeader() // it may describe another body
+	for k, _ := claim.FromContext(r.Context()); k != nil; k = k.Outer() {
+		k.Suggest(claim.Unknown)
+	}
+	code := CodeOutcomeUnknown
+	if errors.Is(cause, core.ErrLost) {
+		code = CodeLockLost
+	}
+	f.refuse(w, r, refusals[code])
+}
+
+// silentAtItsEnd answers for a handler whose context ended and that wrote nothing, and reports whether it
+// did. Such a handler gave up, so an empty 200 would be a lie.
+func (f *front) silentAtItsEnd(w *recorder, r *http.Request, k *claim.Claim) bool {
+	if w.wrote || k.Context().Err() == nil || k.LeftToOthers() {
+		return false
+	}
+	cause := context.Cause(k.Context())
+	f.warn(r, "idempotency: the handler's context ended before it answered, so nobody knows what it did", cause)
+	f.refuseSilent(w, r, cause)
+	return true
 }
 
 func writeProblem(w http.ResponseWriter, _ *http.Request, p Refusal) {

@@ -6,6 +6,7 @@ import (
 	"crypto/cipher"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -238,6 +239,19 @@ func TestStep_Encrypted(t *testing.T) {
 	if got, ran, err := oneStep(t, l, "plain", nil, encrypted, idempotency.ReadPlain()); ran || err != nil || got.ID != "plain" {
 		t.Errorf("ReadPlain: %+v, ran %v, %v", got, ran, err)
 	}
+}
+
+// The longest MaxRun is longer than anything can be kept.
+func TestStep_LongestMaxRun(t *testing.T) {
+	t.Parallel()
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		n, err := idempotency.Step(r.Context(), "charge", func(context.Context) (int, error) { return 7, nil })
+		if err != nil {
+			w.WriteHeader(500)
+		}
+		fmt.Fprint(w, n, err)
+	}, idempotency.MaxRun(math.MaxInt64))
+	s.order("").want(t, 200, "7 <nil>", false)
 }
 
 func TestStep_WithoutClaim(t *testing.T) {

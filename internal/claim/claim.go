@@ -104,6 +104,15 @@ func (k *Claim) Decide(f Fate) {
 	k.fate = &f
 }
 
+// Withdraw drops the decision f, if that was made.
+func (k *Claim) Withdraw(f Fate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fate != nil && *k.fate == f {
+		k.fate = nil
+	}
+}
+
 // Suggest sets what becomes of the key, unless that was decided.
 func (k *Claim) Suggest(f Fate) {
 	k.mu.Lock()
@@ -113,11 +122,11 @@ func (k *Claim) Suggest(f Fate) {
 	}
 }
 
-// Undecide drops what was decided so far.
-func (k *Claim) Undecide() {
+// LeftToOthers reports whether the answer was left to others, or given past the adapter.
+func (k *Claim) LeftToOthers() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.fate = nil
+	return k.fate != nil && (*k.fate == Unanswered || *k.fate == NotKept)
 }
 
 // Fate returns what becomes of the key. The fate f is what the answer alone says.

@@ -24,7 +24,7 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 	}
 	c, key := k.claims, lockKey(StepPrefix, k.key+":"+core.Join(name))
 	// The result outlives the mark of an unknown outcome, which begins when the claim ends.
-	retention := min(max(k.keptFor(), c.Retention)+c.MaxRun+holdGrace, MaxRetention)
+	retention := min(max(k.keptFor(), c.Retention)+min(c.MaxRun, MaxRetention)+holdGrace, MaxRetention)
 	failed := func(err error) error {
 		return fmt.Errorf("idempotency: step %q of key %q: %w", name, k.key, err)
 	}

@@ -1,0 +1,133 @@
+package idempotency_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// giveUp returns without an answer when its context ends, as handlers of net/http do.
+func giveUp(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Length", "4")
+	select {
+	case <-r.Context().Done():
+		return
+	case <-time.After(10 * time.Second):
+	}
+	fmt.Fprint(w, "paid")
+}
+
+// A handler whose context ended and that wrote nothing has not answered 200: its outcome is unknown.
+func TestSilent_AfterTheContextEnded(t *testing.T) {
+	t.Parallel()
+	const limit = 300 * time.Millisecond
+	unknown := idempotency.CodeOutcomeUnknown
+	serveOrders := func(l *core.Locker, outside func(http.Handler) http.Handler, opts ...idempotency.HTTPOption) *server {
+		once := idempotency.ByHeader("Idempotency-Key", append(opts, idempotency.WithLocker(l))...)
+		mux := http.NewServeMux()
+		mux.Handle("POST /orders/7", outside(once(http.HandlerFunc(giveUp))))
+		return serve(t, mux)
+	}
+	none := func(h http.Handler) http.Handler { return h }
+	t.Run("MaxRun", func(t *testing.T) {
+		t.Parallel()
+		s := serveOrders(shortLocker(t), none, idempotency.MaxRun(limit))
+		s.order("").refused(t, unknown)
+		ended(t, func() answer { return s.order("") }).refused(t, unknown)
+	})
+	t.Run("TimeoutHandler outside", func(t *testing.T) {
+		t.Parallel()
+		limited := func(h http.Handler) http.Handler { return http.TimeoutHandler(h, limit, "too late") }
+		s := serveOrders(shortLocker(t), limited)
+		s.order("").want(t, 503, "too late", false)
+		ended(t, func() answer { return s.order("") }).refused(t, unknown)
+	})
+	t.Run("Gin", func(t *testing.T) {
+		t.Parallel()
+		r := gin.New()
+		r.POST("/orders/:id", ginlock.ByHeader("Idempotency-Key", idempotency.WithLocker(shortLocker(t)),
+			idempotency.MaxRun(limit)), gin.WrapF(giveUp))
+		s := serve(t, r)
+		s.order("").refused(t, unknown)
+		ended(t, func() answer { return s.order("") }).refused(t, unknown)
+	})
+	t.Run("claim lost", func(t *testing.T) {
+		t.Parallel()
+		l := shortLocker(t)
+		s := serveOrders(l, func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				time.AfterFunc(limit, func() {
+					key := "claim:" + core.Join("", "", "POST", r.Host, r.Pattern, "Idempotency-Key", "k")
+					if st, err := l.Inspect(context.Background(), key); err == nil && st.Status == core.Held {
+						_ = l.Revoke(context.Background(), key, st.Owner)
+					}
+				})
+				h.ServeHTTP(w, r)
+			})
+		})
+		s.order("").refused(t, idempotency.CodeLockLost)
+	})
+	t.Run("two middlewares", func(t *testing.T) {
+		t.Parallel()
+		l := shortLocker(t)
+		s := serveOrders(l, idempotency.RefuseRepeats(time.Minute, idempotency.WithLocker(l)), idempotency.MaxRun(limit))
+		s.order("").refused(t, unknown)
+		again := func() answer { return s.order("", "Idempotency-Key", "another") }
+		ended(t, again).refused(t, idempotency.CodeDuplicateSubmit)
+	})
+}
+
+// A status without a body is an answer, also after the context ended.
+func TestSilent_StatusIsAnAnswer(t *testing.T) {
+	t.Parallel()
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		w.WriteHeader(200)
+	}, idempotency.MaxRun(50*time.Millisecond))
+	s.order("").want(t, 200, "", false)
+	s.order("").want(t, 200, "", true)
+}
+
+// RefuseRepeats tells the client of a form, too, that nobody knows what was done.
+func TestSilent_RefuseRepeats(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	h := idempotency.RefuseRepeats(time.Minute, l, idempotency.MaxRun(50*time.Millisecond))
+	s := serve(t, h(http.HandlerFunc(giveUp)))
+	s.order("form").refused(t, idempotency.CodeOutcomeUnknown)
+	s.order("form").refused(t, idempotency.CodeDuplicateSubmit)
+}
+
+// lock_lost does not have the headers of the answer that was not written.
+func TestLock_LostAfterHeaders(t *testing.T) {
+	t.Parallel()
+	l := shortLocker(t)
+	lock := idempotency.LockByKey("order:{header.X-Order}", idempotency.WithLocker(l))
+	s := serve(t, lock(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "5")
+		w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Set("Location", "/orders/7")
+		st, err := l.Inspect(context.Background(), "order:7")
+		if err == nil {
+			err = l.Revoke(context.Background(), "order:7", st.Owner)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		<-r.Context().Done()
+	})))
+	a := s.order("", "X-Order", "7")
+	a.refused(t, idempotency.CodeLockLost)
+	if a.header.Get("Location") != "" {
+		t.Errorf("%v", a.header)
+	}
+}
