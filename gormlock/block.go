@@ -125,7 +125,9 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 	if err := t.guard(ctx, d); err != nil {
 		return err
 	}
-	return db.WithContext(t.carry(ctx)).Transaction(fn)
+	session := db.WithContext(t.carry(ctx))
+	session.DisableNestedTransaction = false // fn is behind a savepoint
+	return session.Transaction(fn)
 }
 
 // carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock is lost.

@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"database/sql/driver"
 	"errors"
 	"testing"
 	"time"
@@ -237,5 +238,34 @@ func TestDecrement_HookAfterTooLittle(t *testing.T) {
 		ok(t, "Create", db.Create(&r).Error)
 		err := decrement(db.Scopes(gormlock.Guard("k")).Model(&r), "left", 1, gormlock.SealWhenOut(time.Minute))
 		want(t, "nothing was taken, so there is nothing for AfterUpdate to refuse", err, gormlock.ErrInsufficient)
+	})
+}
+
+type binaryKey [16]byte
+
+func (u binaryKey) Value() (driver.Value, error) { return u[:], nil }
+func (u *binaryKey) Scan(v any) error            { copy(u[:], v.([]byte)); return nil }
+
+type Crate struct {
+	ID   binaryKey `gorm:"type:binary(16);primaryKey"`
+	Left int64
+}
+
+// TestDecrement_BinaryKey: the error names the row.
+func TestDecrement_BinaryKey(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		if db.Name() == "postgres" {
+			ok(t, "Create table", db.Exec(`CREATE TABLE IF NOT EXISTS crates (id bytea primary key, "left" bigint)`).Error)
+		} else {
+			ok(t, "AutoMigrate", db.AutoMigrate(&Crate{}))
+		}
+		a, b := binaryKey{1, 2, 3, 250}, binaryKey{9, 9, 9, 250}
+		ok(t, "Create", db.Create(&[]Crate{{ID: a}, {ID: b}}).Error)
+		ea := decrement(db.Model(&Crate{ID: a}), "left", 1)
+		eb := decrement(db.Model(&Crate{ID: b}), "left", 1)
+		if ea.Error() == eb.Error() {
+			t.Errorf("two rows have one text: %v", ea)
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -10,6 +11,8 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/callbacks"
@@ -186,6 +189,12 @@ func (d *decrement) row(db *gorm.DB) string {
 	update := db.Statement
 	s := &gorm.Statement{DB: db, Context: update.Context, Table: update.Table, Schema: update.Schema}
 	clause.Where{Exprs: d.where}.Build(s)
+	for i, v := range s.Vars {
+		v, _ = driver.DefaultParameterConverter.ConvertValue(v)
+		if b, ok := v.([]byte); ok && bytes.ContainsFunc(b, binary) { // GORM would write <binary>
+			s.Vars[i] = fmt.Sprintf("0x%x", b)
+		}
+	}
 	return db.Explain(s.SQL.String(), s.Vars...)
 }
 
@@ -210,6 +219,8 @@ func (d *decrement) readLeft(db *gorm.DB) int64 {
 	}
 	return rest
 }
+
+func binary(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
 
 // decrementPool is the connection pool for the one statement of a decrement. It reads what is left
 // from the answer, and refuses several rows before the COMMIT.

@@ -307,3 +307,25 @@ func TestLocker_Default(t *testing.T) {
 		wantLeft(t, db, 42, 9)
 	})
 }
+
+// TestProtect_TableOfAClause: a clause may name the table.
+func TestProtect_TableOfAClause(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()), gormlock.Protect(&Stock{}))))
+		ok(t, "Exec", db.Exec("INSERT INTO stocks (sku, name) VALUES (42, 'a')").Error)
+		table := clause.Table{Name: "stocks"}
+		for name, err := range map[string]error{
+			"update": db.Table("items").Clauses(clause.Update{Table: table}).Where("sku = 42").Update("name", "b").Error,
+			"insert": db.Table("items").Clauses(clause.Insert{Table: table}).Create(map[string]any{"sku": 43, "name": "c"}).Error,
+			"delete": db.Table("items").Clauses(clause.From{Tables: []clause.Table{table}}).Where("sku = 42").Delete(nil).Error,
+		} {
+			want(t, name, err, gormlock.ErrUnguarded)
+		}
+		var all []Stock
+		ok(t, "Find", db.Find(&all).Error)
+		if len(all) != 1 || all[0].Name != "a" {
+			t.Errorf("%+v", all)
+		}
+	})
+}

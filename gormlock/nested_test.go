@@ -161,3 +161,19 @@ func TestTransaction_OfADBWithAnError(t *testing.T) {
 		}
 	})
 }
+
+// TestTransaction_NestedDisabled: an inner Transaction is behind a savepoint in any case.
+func TestTransaction_NestedDisabled(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		put(t, db, 42, 5)
+		ok(t, "outer", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			want(t, "inner", gormlock.Transaction(tx, "k", func(tx *gorm.DB) error {
+				ok(t, "take", take(tx, 42))
+				return errNo
+			}), errNo)
+			return nil
+		}))
+		wantLeft(t, db, 42, 5)
+	}, config(func(c *gorm.Config) { c.DisableNestedTransaction = true }))
+}

@@ -6,6 +6,7 @@ import (
 	"unicode"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 )
 
 // Protect makes every create, update and delete on the tables of these models need a guard,
@@ -41,6 +42,18 @@ func tablesIn(s *gorm.Statement) []string {
 	names := []string{tableName(s.Table)}
 	if s.Schema != nil {
 		names = append(names, tableName(s.Schema.Table))
+	}
+	for _, c := range s.Clauses { // may name another table
+		switch e := c.Expression.(type) {
+		case clause.Insert:
+			names = append(names, tableName(e.Table.Name))
+		case clause.Update:
+			names = append(names, tableName(e.Table.Name))
+		case clause.From:
+			for _, table := range e.Tables {
+				names = append(names, tableName(table.Name))
+			}
+		}
 	}
 	if s.TableExpr == nil {
 		return names
