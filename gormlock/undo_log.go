@@ -60,11 +60,13 @@ func (l *undoLog) committed() (all []func(ctx context.Context)) {
 	return all
 }
 
-// savepoint runs before a raw statement of t, which may be nil. It makes sure that a SAVEPOINT or
-// ROLLBACK TO is sent. GORM hides their errors on SQLite and PostgreSQL and goes on, so what a
-// block wrote would stay. Neither needs a lock; refused is why the statement itself is not sent.
-func (t *transaction) savepoint(db *gorm.DB, refused error) {
-	if t == nil {
+// sendSavepoint runs before a statement. It makes sure that a SAVEPOINT or ROLLBACK TO is sent. GORM
+// hides their errors on SQLite and PostgreSQL and goes on, so what a block wrote would stay. The same
+// holds if the gorm.DB of the block has an error already. Neither needs a lock; refused is why the
+// statement itself is not sent.
+func sendSavepoint(db *gorm.DB, op operation, refused error) {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if t == nil || op.name != "raw" || db.DryRun {
 		return
 	}
 	query := db.Statement.SQL.String()
