@@ -134,15 +134,13 @@ func (p *plugin) register(db *gorm.DB, op operation, protected map[string]bool) 
 
 // before runs before every statement.
 func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
+	keepTurnConn(db)
 	if db.Error != nil {
+		sendSavepoint(db, op, db.Error)
 		return
 	}
-	keepTurnConn(db)
 	err := p.admit(db, op, protected)
-	if op.name == "raw" && !db.DryRun {
-		t, _ := transactionOf(db.Statement.ConnPool)
-		t.savepoint(db, err)
-	}
+	sendSavepoint(db, op, err)
 	if err != nil && op.name == "row" {
 		if rows, _ := db.Get("rows"); rows != true {
 			db.Statement.Dest = failedRow(err) // what Row returns

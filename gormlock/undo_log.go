@@ -47,6 +47,20 @@ func (l *undoLog) rolledBack(savepoint string) {
 	}
 }
 
+// released forgets a savepoint and those made after it. The rest stays.
+func (l *undoLog) released(savepoint string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range slices.Backward(l.entries) {
+		if e.savepoint != "" {
+			l.entries = slices.Delete(l.entries, i, i+1)
+		}
+		if e.savepoint == savepoint {
+			return
+		}
+	}
+}
+
 // committed ends the log and returns the functions to call.
 func (l *undoLog) committed() (all []func(ctx context.Context)) {
 	l.mu.Lock()
@@ -60,19 +74,21 @@ func (l *undoLog) committed() (all []func(ctx context.Context)) {
 	return all
 }
 
-// savepoint runs before a raw statement of t, which may be nil. It makes sure that a SAVEPOINT or
-// ROLLBACK TO is sent. GORM hides their errors on SQLite and PostgreSQL and goes on, so what a
-// block wrote would stay. Neither needs a lock; refused is why the statement itself is not sent.
-func (t *transaction) savepoint(db *gorm.DB, refused error) {
-	if t == nil {
+// sendSavepoint runs before a statement. It makes sure that a SAVEPOINT or ROLLBACK TO is sent. GORM
+// hides their errors on SQLite and PostgreSQL and goes on, so what a block wrote would stay. The same
+// holds if the gorm.DB of the block has an error already. Neither needs a lock; refused is why the
+// statement itself is not sent.
+func sendSavepoint(db *gorm.DB, op operation, refused error) {
+	t, _ := transactionOf(db.Statement.ConnPool)
+	if t == nil || op.name != "raw" || db.DryRun {
 		return
 	}
 	query := db.Statement.SQL.String()
-	name, rollback := savepointIn(query)
-	if name == "" {
+	verb, name := savepointIn(query)
+	if name == "" || verb == "RELEASE" {
 		return
 	}
-	if rollback && db.Statement.Context.Err() != nil {
+	if verb == "ROLLBACK" && db.Statement.Context.Err() != nil {
 		db.Statement.Context = t.ctx // the block's has ended
 	}
 	if refused != nil {
@@ -91,34 +107,36 @@ func savepointNoted(fn func(*gorm.DB)) func(*gorm.DB) {
 	}
 }
 
-// noteSavepoint notes a SAVEPOINT or a ROLLBACK that was sent and returned err. If a ROLLBACK TO
-// failed, what it should have undone would be committed with the rest, so the transaction is given up.
+// noteSavepoint notes a SAVEPOINT, a RELEASE or a ROLLBACK that was sent and returned err. If a
+// ROLLBACK TO failed, what it should have undone would be committed with the rest, so the
+// transaction is given up.
 func noteSavepoint(db *gorm.DB, err error) {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || db.DryRun {
 		return
 	}
-	switch name, rollback := savepointIn(db.Statement.SQL.String()); {
-	case rollback && err != nil:
+	switch verb, name := savepointIn(db.Statement.SQL.String()); {
+	case verb == "ROLLBACK" && err != nil:
 		t.giveUp(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
-	case rollback:
+	case verb == "ROLLBACK":
 		t.undone.rolledBack(name)
+	case verb == "RELEASE" && err == nil:
+		t.undone.released(name)
 	case name != "" && err == nil:
 		t.undone.add(undoEntry{savepoint: name})
 	}
 }
 
-// savepointIn returns the name in a SAVEPOINT or a ROLLBACK TO, in lower case. A ROLLBACK of the
-// whole transaction has none.
-func savepointIn(query string) (name string, rollback bool) {
-	word, rest := firstWord(query)
-	rollback = word == "ROLLBACK"
-	if word != "SAVEPOINT" && !rollback {
-		return "", false
+// savepointIn returns the name in a SAVEPOINT, a RELEASE or a ROLLBACK TO, in lower case and without
+// quotes. A ROLLBACK of the whole transaction has none.
+func savepointIn(query string) (verb, name string) {
+	verb, rest := firstWord(query)
+	if verb != "SAVEPOINT" && verb != "RELEASE" && verb != "ROLLBACK" {
+		return "", ""
 	}
 	words := strings.Fields(strings.ToLower(strings.TrimRight(rest, "; \t\r\n")))
-	if word == "SAVEPOINT" && len(words) > 0 || rollback && slices.Contains(words, "to") {
-		name = words[len(words)-1]
+	if len(words) > 0 && (verb != "ROLLBACK" || slices.Contains(words, "to")) {
+		name = strings.Trim(words[len(words)-1], "\"`")
 	}
-	return name, rollback
+	return verb, name
 }

@@ -60,6 +60,41 @@ func TestNested_ContextEnded(t *testing.T) {
 	})
 }
 
+// TestNested_ReceiverHasAnError: a failed block is undone even if the gorm.DB that it was called on has an error.
+func TestNested_ReceiverHasAnError(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 100)
+		for name, block := range blocks {
+			for receiver, of := range map[string]func(tx *gorm.DB) *gorm.DB{
+				"tx":    func(tx *gorm.DB) *gorm.DB { return tx },
+				"chain": func(tx *gorm.DB) *gorm.DB { return tx.Model(&Stock{}).Where("sku = 42") },
+			} {
+				called := 0
+				err := block(db, func(tx *gorm.DB) error {
+					outer := of(tx)
+					want(t, name, outer.Transaction(func(inner *gorm.DB) error {
+						fresh := inner.Session(&gorm.Session{NewDB: true})
+						ok(t, "take", take(fresh, 42))
+						ok(t, "AfterCommit", gormlock.AfterCommit(inner, func(context.Context) { called++ }))
+						return outer.AddError(errUndone)
+					}), errUndone)
+					return nil
+				})
+				if receiver == "chain" {
+					ok(t, name, err) // the other way GORM commits, and returns the error of tx
+				}
+				if n := left(t, db, 42); n != 100 || called != 0 {
+					t.Errorf("%s in %s: %d left, called %d times, %v", receiver, name, n, called, err)
+					ok(t, "again", db.Model(&Stock{}).Where("sku = 42").Update("left", 100).Error)
+				}
+				ok(t, "Delete", db.Exec("DELETE FROM onelane_once").Error)
+			}
+		}
+	})
+}
+
 // TestNested_RowsLeftOpen: a nested block fails and leaves rows open.
 func TestNested_RowsLeftOpen(t *testing.T) {
 	t.Parallel()

@@ -84,6 +84,7 @@ func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (rowsByKey, e
 		Select(append(assigned(upsert), s.Schema.PrimaryFieldDBNames...)).
 		Where(clause.IN{Column: column, Values: values})
 	query.Statement.Clauses[resolverName+":write"] = clause.Clause{} // a replica may be behind
+	query.Statement.TableExpr = s.TableExpr                          // names the schema, too
 	found := reflect.New(reflect.SliceOf(s.Schema.ModelType))
 	err := query.Find(found.Interface()).Error
 	rows, _ := byPrimaryKey(s, found.Elem())
@@ -141,8 +142,9 @@ func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int6
 			}
 		}
 	}
-	tx := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table).
-		Select(columns).Omit(omits...).Updates(m.Addr().Interface())
+	tx := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table)
+	tx.Statement.TableExpr = s.TableExpr
+	tx = tx.Select(columns).Omit(omits...).Updates(m.Addr().Interface())
 	_ = db.AddError(tx.Error)
 	return tx.RowsAffected
 }

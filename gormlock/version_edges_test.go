@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"errors"
 	"testing"
 
 	"gorm.io/gorm"
@@ -51,6 +52,55 @@ func TestVersion_ReturnedInOtherOrder(t *testing.T) {
 		ok(t, "Update", db.Model(&all).Clauses(clause.Returning{}).Update("balance", 5).Error)
 		for i := range all {
 			ok(t, all[i].Name, db.Model(&all[i]).Update("balance", 6).Error)
+		}
+	})
+}
+
+// Carton, its parent and its namesake: a table in a schema, and one of the same name in the default schema.
+type Carton struct {
+	ID        uint
+	TrolleyID *uint
+	Left      int64
+	Version   gormlock.Version
+}
+
+type Trolley struct {
+	ID      uint
+	Cartons []Carton `gorm:"foreignKey:TrolleyID"`
+}
+
+type Namesake Carton
+
+func (Carton) TableName() string   { return "archive.cartons" }
+func (Trolley) TableName() string  { return "archive.trolleys" }
+func (Namesake) TableName() string { return "cartons" }
+
+// TestVersion_TableInSchema: Save of a slice, and of a parent, writes the table in the schema, and not its namesake.
+func TestVersion_TableInSchema(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "postgres" {
+			return // SQLite's driver inserts into the namesake, and MariaDB's schema is another database
+		}
+		for _, create := range []string{"CREATE SCHEMA archive", "CREATE TABLE archive.trolleys (id serial PRIMARY KEY)",
+			`CREATE TABLE archive.cartons (id serial PRIMARY KEY, trolley_id bigint, "left" bigint, version bigint)`} {
+			ok(t, create, db.Exec(create).Error)
+		}
+		ok(t, "AutoMigrate", db.AutoMigrate(&Namesake{}))
+		other := []Namesake{{ID: 1, Left: 7}, {ID: 2, Left: 7}}
+		ok(t, "Create", db.Create(&other).Error)
+
+		trolley := Trolley{Cartons: []Carton{{ID: 1, Left: 5}, {ID: 2, Left: 5}}}
+		ok(t, "Create", db.Create(&trolley).Error)
+		trolley.Cartons[0].Left, trolley.Cartons[1].Left = 4, 4
+		ok(t, "Save of a slice", db.Save(&trolley.Cartons).Error)
+		ok(t, "Save of a parent", db.Save(&trolley).Error)
+		var mine []Carton
+		ok(t, "Find", errors.Join(db.Order("id").Find(&mine).Error, db.Order("id").Find(&other).Error))
+		for i := range mine {
+			if mine[i].Left != 4 || mine[i].Version != 2 || other[i].Left != 7 || other[i].Version != 1 {
+				t.Errorf("in the schema %+v, the namesake %+v", mine[i], other[i])
+			}
 		}
 	})
 }
