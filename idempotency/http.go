@@ -226,6 +226,8 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim.Fate) {
 	record := *claim.Tombstone()
 	switch {
+	case rec.unknown:
+		f = claim.Unknown
 	case f == claim.Unanswered:
 		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
 	case f == claim.Keep && !rec.passing:

@@ -26,6 +26,7 @@ type recorder struct {
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
 
+	unknown  bool // a part was sent that leaves the outcome unknown
 	refusing bool // a middleware inside is writing a refusal
 	refusal  bool // the whole answer is that refusal
 }
@@ -158,10 +159,14 @@ func (w *recorder) pass() error {
 	return w.send(follows)
 }
 
-// endEarly ends the claim before the handler has returned: the answer is not kept.
+// endEarly decides about the key before the handler has returned: what was sent cannot be taken back.
+// An unknown outcome keeps its lease, because the handler goes on.
 func (w *recorder) endEarly() {
-	if w.m.fate(w.claim, w) == claim.Keep {
+	switch w.m.fate(w.claim, w) {
+	case claim.Keep:
 		w.claim.End(claim.NotKept, claim.Tombstone())
+	case claim.Unknown:
+		w.unknown = true
 	}
 }
 
