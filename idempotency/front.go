@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
@@ -118,6 +119,29 @@ func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
 		f.log(r, slog.LevelError, "idempotency: the request is refused", err)
 	}
 	f.refuse(w, r, refusals[code])
+}
+
+// fate returns what becomes of the key after what the handler has answered so far.
+func (f *front) fate(k *claim.Claim, rec *recorder) claim.Fate {
+	if rec.refusal { // of a middleware inside, whose handler did not run
+		return k.Fate(claim.Free)
+	}
+	status := rec.final()
+	header := rec.header()
+	if outside := rec.before["Retry-After"]; len(outside) > 0 && slices.Equal(outside, header["Retry-After"]) {
+		header = header.Clone()
+		header.Del("Retry-After") // the handler did not say that it did nothing
+	}
+	fate := claim.Fate(f.decide(status, header))
+	switch {
+	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
+		fate = claim.Free // the caller must get through with the right credentials
+	case status < 200 && status != http.StatusSwitchingProtocols, status > 999:
+		fate = claim.Unknown
+	case f.RunAgain && status >= 500:
+		fate = claim.Free
+	}
+	return k.Fate(fate)
 }
 
 // logUnprotected logs a request that runs although the backend is not available.

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ func unrecorded(name string) bool { return neverRecorded[name] || strings.HasPre
 // them for a replay, too. The values are shared with after.
 func changedHeaders(before, after http.Header, names map[string]bool) map[string][]string {
 	changed := make(map[string][]string)
+	before, after = canonical(before), canonical(after)
 	for name := range names {
 		now, is := after[name]
 		was, outside := before[name]
@@ -34,6 +36,23 @@ func changedHeaders(before, after http.Header, names map[string]bool) map[string
 		}
 	}
 	return changed
+}
+
+// canonical returns h with canonical names. A handler may have set others past http.Header.Set.
+func canonical(h http.Header) http.Header {
+	c := h
+	for name := range h {
+		if http.CanonicalHeaderKey(name) == name {
+			continue
+		}
+		c = make(http.Header, len(h))
+		for _, name := range slices.Sorted(maps.Keys(h)) { // as they are sent
+			to := http.CanonicalHeaderKey(name)
+			c[to] = append(c[to], h[name]...)
+		}
+		break
+	}
+	return c
 }
 
 // changeHeader changes in h what differs between was and to. A writer outside may have changed the rest.

@@ -40,3 +40,18 @@ func TestHeaders_NoContentType(t *testing.T) {
 		}
 	}
 }
+
+// A header that is not in canonical case is recorded, such as ETag as RFC 9110 writes it.
+func TestHeaders_AnyCase(t *testing.T) {
+	t.Parallel()
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		w.Header()["ETag"] = []string{`"7"`}
+		fmt.Fprint(w, "{}")
+	})
+	first, retry := s.order(""), s.order("")
+	for _, name := range []string{"Etag", "Content-Type"} {
+		if fmt.Sprint(first.header[name]) != fmt.Sprint(retry.header[name]) {
+			t.Errorf("%s: first %q, retry %q", name, first.header[name], retry.header[name])
+		}
+	}
+}

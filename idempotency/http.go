@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync"
 
 	"github.com/onelane/onelane/core"
@@ -223,30 +222,12 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 	return true
 }
 
-// fate returns what becomes of the key after what the handler has answered so far.
-func (m *middleware) fate(k *claim.Claim, rec *recorder) claim.Fate {
-	status := rec.final()
-	header := rec.header()
-	if outside := rec.before["Retry-After"]; len(outside) > 0 && slices.Equal(outside, header["Retry-After"]) {
-		header = header.Clone()
-		header.Del("Retry-After") // the handler did not say that it did nothing
-	}
-	f := claim.Fate(m.decide(status, header))
-	switch {
-	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
-		f = claim.Free // the caller must get through with the right credentials
-	case status < 200 && status != http.StatusSwitchingProtocols, status > 999:
-		f = claim.Unknown
-	case m.RunAgain && status >= 500:
-		f = claim.Free
-	}
-	return k.Fate(f)
-}
-
 // end ends the claim as the fate of its key says.
 func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim.Fate) {
 	record := *claim.Tombstone()
 	switch {
+	case rec.unknown:
+		f = claim.Unknown
 	case f == claim.Unanswered:
 		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
 	case f == claim.Keep && !rec.passing:

@@ -100,6 +100,24 @@ func TestNothingDone_AllClaims(t *testing.T) {
 	s.order("").want(t, 200, "made", false)
 }
 
+// After a part of an answer was sent, NothingDone no longer frees the key, whatever the status was.
+func TestNothingDone_AfterAPartWasSent(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		w.WriteHeader(504)
+		fmt.Fprint(w, "a part of it was charged, ")
+		_ = http.NewResponseController(w).Flush()
+		idempotency.NothingDone(r.Context())
+	})
+	s.order("")
+	ended(t, func() answer { return s.order("") })
+	if runs.Load() != 1 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
+
 func TestRetainFor_OneRequest(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

@@ -90,9 +90,9 @@ func MaxBody(n int) Option {
 // Quota sets how many requests of one principal may be at work in this process at once. A request
 // counts while it runs under a claim, even if its client has hung up, and while it waits ([Wait]).
 // Further requests are refused with 429 before the backend is asked, and leave nothing behind. The
-// default is 1,000. All middlewares of a service with one Locker count together. Anonymous callers
-// are not counted. Quota does not limit how many answers are recorded. A rate limit outside,
-// together with [Retain] and [MaxBody], does.
+// default is 1,000. All middlewares of a service with one Locker count together, and a request that
+// passes several counts once. Anonymous callers are not counted. Quota does not limit how many
+// answers are recorded. A rate limit outside, together with [Retain] and [MaxBody], does.
 func Quota(n int) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Quota = n

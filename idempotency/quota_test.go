@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
@@ -68,6 +69,31 @@ func TestQuota_PerPrincipal(t *testing.T) {
 	for i := range 5 { // one after the other they are not too many
 		send(t.Context(), "ann", fmt.Sprint("later", i)).want(t, 200, "made", false)
 	}
+}
+
+// A request that passes two middlewares counts once.
+func TestQuota_TwoMiddlewares(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	who, one := idempotency.Principal(byUser), idempotency.Quota(1)
+	mux := http.NewServeMux()
+	form, once := idempotency.RefuseRepeats(10*time.Millisecond, l, who, one), idempotency.ByHeader("Idempotency-Key", l, who, one)
+	entered, open := make(chan struct{}, 1), make(chan struct{})
+	mux.Handle("POST /orders/{id}", form(once(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Stand") != "" {
+			entered <- struct{}{}
+			<-open
+		}
+		fmt.Fprint(w, "made")
+	}))))
+	s := serve(t, mux)
+	first := make(chan answer, 1)
+	go func() { first <- s.order("first", "X-User", "ann", "X-Stand", "1") }()
+	<-entered
+	s.order("second", "X-User", "ann", "Idempotency-Key", "k2").refused(t, idempotency.CodeQuota)
+	close(open)
+	(<-first).want(t, 200, "made", false)
+	ended(t, func() answer { return s.order("third", "X-User", "ann", "Idempotency-Key", "k3") }).want(t, 200, "made", false)
 }
 
 // Every way out of a claim gives its place back.

@@ -25,6 +25,10 @@ type recorder struct {
 	body    []byte
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
+
+	unknown  bool // a part was sent that leaves the outcome unknown
+	refusing bool // a middleware inside is writing a refusal
+	refusal  bool // the whole answer is that refusal
 }
 
 var errHijackWritten = errors.New("idempotency: the response has a body already and cannot be hijacked")
@@ -56,6 +60,7 @@ func (w *recorder) header() http.Header {
 
 // WriteHeader implements http.ResponseWriter. An informational status, such as 103, is sent at once.
 func (w *recorder) WriteHeader(status int) {
+	w.refusal = w.refusal && w.refusing
 	informational := status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
 	switch {
 	case w.wrote && !w.passing:
@@ -64,7 +69,7 @@ func (w *recorder) WriteHeader(status int) {
 		w.ResponseWriter.WriteHeader(status)
 		return
 	case !w.wrote:
-		w.wrote, w.status = true, status
+		w.wrote, w.status, w.refusal = true, status, w.refusing
 	}
 	if w.passing {
 		w.ResponseWriter.WriteHeader(status)
@@ -81,6 +86,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 	if !w.wrote {
 		w.WriteHeader(http.StatusOK)
 	}
+	w.refusal = w.refusal && w.refusing
 	switch {
 	case w.passing:
 	case bodyless(w.status):
@@ -153,10 +159,14 @@ func (w *recorder) pass() error {
 	return w.send(follows)
 }
 
-// endEarly ends the claim before the handler has returned: the answer is not kept.
+// endEarly decides about the key before the handler has returned: what was sent cannot be taken back.
+// An unknown outcome keeps its lease, because the handler goes on.
 func (w *recorder) endEarly() {
-	if w.m.fate(w.claim, w) == claim.Keep {
+	switch w.m.fate(w.claim, w) {
+	case claim.Keep:
 		w.claim.End(claim.NotKept, claim.Tombstone())
+	case claim.Unknown:
+		w.unknown = true
 	}
 }
 
@@ -169,6 +179,9 @@ func (w *recorder) send(follows bool) error {
 	w.passing = true
 	if !w.wrote {
 		return nil
+	}
+	if w.refusal && !w.refusing {
+		defer noteRefusal(w.ResponseWriter)()
 	}
 	// Headers that were set after the handler wrote came too late, except trailers.
 	h := w.Header()
@@ -196,13 +209,35 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 	return claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
 }
 
+// noteRefusal tells the recorders that w writes to that a refusal is written, until the function that
+// it returns is called. A refusal is not the answer of the handler.
+func noteRefusal(w http.ResponseWriter) (end func()) {
+	var around []*recorder
+	for {
+		if rec, ok := w.(*recorder); ok {
+			around = append(around, rec)
+			rec.refusing = true
+		}
+		inner, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		w = inner.Unwrap()
+	}
+	return func() {
+		for _, rec := range around {
+			rec.refusing = false
+		}
+	}
+}
+
 // forget drops the held answer.
 func (w *recorder) forget() {
 	if w.passing {
 		return
 	}
 	w.restoreHeader()
-	w.wrote, w.status, w.body, w.written = false, 0, nil, nil
+	w.wrote, w.status, w.body, w.written, w.refusal = false, 0, nil, nil, false
 }
 
 // restoreHeader undoes what was changed in the header since the middleware was entered.

@@ -101,11 +101,13 @@ var refusals = func() map[string]Refusal {
 // RefusalOf returns the refusal with this code.
 func RefusalOf(code string) Refusal { return refusals[code] }
 
-// refuse sends the refusal.
+// refuse sends the refusal. The keys of middlewares outside are free after it, unless their claims
+// say otherwise.
 func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
+	defer noteRefusal(w)()
 	f.writeProblem(w, r, p)
 }
 

@@ -113,11 +113,6 @@ func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler,
 		k.Close()
 	}()
 	next.ServeHTTP(sent, inner)
-	if m.silentAtItsEnd(sent, inner, k) {
-		return
-	}
-	f = claim.Fate(m.decide(sent.final(), sent.Header()))
-	if m.RunAgain && sent.final() >= 500 {
-		f = claim.Free
-	}
+	m.silentAtItsEnd(sent, inner, k)
+	f = m.fate(k, sent)
 }

@@ -80,6 +80,9 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 		Claims: c, Request: r, name: lockKey(KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID),
 		caller: caller{c.locker, c.Service, r.Principal},
 	}
+	if carriesCaller(ctx, a.caller) {
+		a.caller = caller{} // the request counts already
+	}
 	lock, replay, err := a.begin(spanned)
 	if err == nil && lock != nil {
 		span.End()
