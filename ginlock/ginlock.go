@@ -205,9 +205,13 @@ func next(w http.ResponseWriter, r *http.Request) {
 		}
 	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
 		k.Suggest(claim.NotKept)
-	case !inner.decided && (len(c.Errors) > errs || len(c.Keys) > values): // a middleware outside will answer
+	case inner.decided:
+		inner.finish()
+	case len(c.Errors) > errs: // a middleware outside will answer
 		k.Suggest(claim.Unanswered)
-	case !inner.decided && r.Context().Err() != nil: // the handler gave up, and the middleware answers
+	case r.Context().Err() != nil: // the handler gave up, and the middleware answers
+	case len(c.Keys) > values: // a middleware outside will answer
+		k.Suggest(claim.Unanswered)
 	default:
 		inner.finish()
 	}

@@ -357,6 +357,7 @@ func TestErrors_AfterTheContextEnded(t *testing.T) {
 		code   string // of the retry, if it is refused
 	}{
 		"nothing": {func(*gin.Context) {}, 409, idempotency.CodeOutcomeUnknown},
+		"value":   {func(c *gin.Context) { c.Set("user", "ann") }, 409, idempotency.CodeOutcomeUnknown},
 		"status":  {func(c *gin.Context) { c.Status(202) }, 202, ""},
 		"error":   {func(c *gin.Context) { _ = c.Error(c.Request.Context().Err()) }, 500, idempotency.CodeResponseNotKept},
 	} {

@@ -184,7 +184,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	if !m.recovered(rec, inner, k) {
 		next.ServeHTTP(rec, inner)
 	}
-	m.silentAtItsEnd(rec, inner, k)
+	m.answerSilent(rec, inner, k)
 	m.end(r, k, rec, m.fate(k, rec))
 	returned = true
 	if !rec.passing {

@@ -125,16 +125,15 @@ func (f *front) refuseSilent(w *recorder, r *http.Request, cause error) {
 	f.refuse(w, r, refusals[code])
 }
 
-// silentAtItsEnd answers for a handler whose context ended and that wrote nothing, and reports whether it
-// did. Such a handler gave up, so an empty 200 would be a lie.
-func (f *front) silentAtItsEnd(w *recorder, r *http.Request, k *claim.Claim) bool {
+// answerSilent answers if the context of a handler ended and it wrote nothing. Such a handler gave up,
+// so an empty 200 would be a lie.
+func (f *front) answerSilent(w *recorder, r *http.Request, k *claim.Claim) {
 	if w.wrote || k.Context().Err() == nil || k.LeftToOthers() {
-		return false
+		return
 	}
 	cause := context.Cause(k.Context())
 	f.warn(r, "idempotency: the handler's context ended before it answered, so nobody knows what it did", cause)
 	f.refuseSilent(w, r, cause)
-	return true
 }
 
 func writeProblem(w http.ResponseWriter, _ *http.Request, p Refusal) {

@@ -113,6 +113,6 @@ func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler,
 		k.Close()
 	}()
 	next.ServeHTTP(sent, inner)
-	m.silentAtItsEnd(sent, inner, k)
+	m.answerSilent(sent, inner, k)
 	f = m.fate(k, sent)
 }

@@ -48,7 +48,9 @@ func TestSilent_AfterTheContextEnded(t *testing.T) {
 		t.Parallel()
 		limited := func(h http.Handler) http.Handler { return http.TimeoutHandler(h, limit, "too late") }
 		s := serveOrders(shortLocker(t), limited)
-		s.order("").want(t, 503, "too late", false)
+		if a := s.order(""); a.status != 503 { // both end at once, and either may answer
+			a.refused(t, unknown)
+		}
 		ended(t, func() answer { return s.order("") }).refused(t, unknown)
 	})
 	t.Run("Gin", func(t *testing.T) {
