@@ -4,6 +4,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -140,6 +141,9 @@ func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int6
 			if f.AutoUpdateTime > 0 {
 				_ = db.AddError(f.Set(s.Context, m, db.NowFunc()))
 			}
+			if writtenOnce(f) {
+				omits = append(omits, f.DBName)
+			}
 		}
 	}
 	tx := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table)
@@ -147,6 +151,13 @@ func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int6
 	tx = tx.Select(columns).Omit(omits...).Updates(m.Addr().Interface())
 	_ = db.AddError(tx.Error)
 	return tx.RowsAffected
+}
+
+// writtenOnce reports whether an upsert of GORM leaves a column of a row that exists alone: the time
+// of its creation, and what the database fills in.
+func writtenOnce(f *schema.Field) bool {
+	filledIn := f.HasDefaultValue && f.DefaultValueInterface == nil && !strings.EqualFold(f.DefaultValue, "NULL")
+	return f.AutoCreateTime > 0 || filledIn
 }
 
 func assigned(upsert clause.OnConflict) (columns []string) {

@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -246,5 +247,37 @@ func TestVersion_SaveSlice(t *testing.T) {
 		ok(t, "Save", db.Save(&mine).Error)
 		ok(t, "Delete", db.Unscoped().Delete(&Account{}, mine[0].ID).Error)
 		want(t, "Save of a deleted row", db.Save(&mine).Error, gormlock.ErrStale)
+	})
+}
+
+type Dated struct {
+	ID        uint
+	CreatedAt time.Time
+	Serial    int64  `gorm:"default:(7)"`
+	State     string `gorm:"size:16;default:new"`
+	Note      *int64 `gorm:"default:NULL"`
+	Version   gormlock.Version
+}
+
+// TestVersion_SaveKeepsCreatedAt: Save of a slice writes the columns that GORM writes without a version. It leaves
+// the time of creation alone, and what the database fills in.
+func TestVersion_SaveKeepsCreatedAt(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Dated{}))
+		for name, save := range map[string]func(all []Dated) error{
+			"Save":      func(all []Dated) error { return db.Save(&all).Error },
+			"UpdateAll": func(all []Dated) error { return db.Clauses(clause.OnConflict{UpdateAll: true}).Create(&all).Error },
+		} {
+			var was, is Dated
+			ok(t, "Create", db.Create(&was).Error)
+			ok(t, "Take", db.Take(&was).Error)
+			note := int64(3)
+			ok(t, name, save([]Dated{{ID: was.ID, Serial: 8, State: "b", Note: &note, Version: 1}}))
+			ok(t, "Take", db.Take(&is, was.ID).Error)
+			if !is.CreatedAt.Equal(was.CreatedAt) || is.Serial != 7 || is.State != "b" || is.Note == nil || is.Version != 2 {
+				t.Errorf("%s: %+v became %+v", name, was, is)
+			}
+		}
 	})
 }

@@ -56,6 +56,34 @@ func TestVersion_ReturnedInOtherOrder(t *testing.T) {
 	})
 }
 
+// TestVersion_ReturnedAndRolledBack: after a rollback the models of such a slice were not read.
+func TestVersion_ReturnedAndRolledBack(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "mysql" {
+			return // MariaDB's UPDATE has no RETURNING
+		}
+		all := []Account{{Name: "a"}, {Name: "b"}}
+		ok(t, "Create", db.Create(&all).Error)
+		var stale []Account
+		ok(t, "Find", db.Order("id DESC").Find(&stale).Error)
+		ok(t, "Find", db.Order("id DESC").Find(&all).Error)
+		want(t, "rolled back", db.Transaction(func(tx *gorm.DB) error {
+			ok(t, "Update", tx.Model(&all).Clauses(clause.Returning{}).Update("balance", 5).Error)
+			return errNo
+		}), errNo)
+		ok(t, "others", db.Model(&Account{}).Where("name = ?", "b").Update("balance", 9).Error)
+		want(t, "stale", db.Model(&stale).Clauses(clause.Returning{}).Update("balance", 5).Error, gormlock.ErrStale)
+		ok(t, "others", db.Model(&Account{}).Where("name = ?", "a").Update("balance", 9).Error)
+		for i := range all {
+			want(t, all[i].Name, db.Model(&all[i]).Update("balance", 6).Error, gormlock.ErrStale)
+		}
+		for i := range stale { // of which GORM keeps what was returned
+			want(t, stale[i].Name, db.Model(&stale[i]).Update("balance", 6).Error, gormlock.ErrStale)
+		}
+	})
+}
+
 // Carton, its parent and its namesake: a table in a schema, and one of the same name in the default schema.
 type Carton struct {
 	ID        uint

@@ -183,7 +183,10 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 			continue
 		}
 		if id, _, _ := primaryKey(s, r.model); returning && len(v.rows) > 1 && id != r.id {
-			continue // the database returned the rows in another order, each with its version
+			// The database returned the rows in another order, each with its version. If that is
+			// rolled back, the model counts as not read.
+			setVersion(db, v.field, r.model, 0, versionIn(s, v.field, r.model))
+			continue
 		}
 		version := r.version // GORM may have written another one into the model
 		if raised {
