@@ -87,7 +87,8 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 //
 // Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The
 // locks are released between two tries, and each try waits for them anew. The function must be
-// repeatable: what it does outside of tx happens once for each try.
+// repeatable: what it does outside of tx happens once for each try. It reads itself what it writes, as
+// a rollback leaves the new values in a model.
 //
 // Only a transaction that is known to be rolled back runs again, never one that ended with [ErrCommitUnknown]. In a
 // transaction that is open already WithRetry does nothing: the error goes up to the outermost Transaction.

@@ -25,8 +25,8 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // A model has the version that was read or written with it. A write of a model with its primary key
 // needs the row in that version, and adds 1 to the versions of both. Otherwise the error is
 // [ErrStale]. Then the statement wrote nothing, neither of a slice nor of associations, even in
-// your own transaction. A rollback also takes the new versions back out of the models. Read again
-// what you read inside the transaction.
+// your own transaction. A rollback also takes the new versions back out of the models, but not the
+// new values. Read again what you read or wrote inside the transaction.
 //
 // A create writes 1. Version 0 means "not read": the model is stale unless its row has 0 or NULL,
 // as rows older than the column have. Write models by their pointers, and never assign a version:

@@ -153,8 +153,8 @@ func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int6
 	return tx.RowsAffected
 }
 
-// writtenOnce reports whether an upsert of GORM leaves a column of a row that exists alone: the time
-// of its creation, and what the database fills in.
+// writtenOnce reports whether an upsert of GORM does not update a column: the time of creation, or
+// what the database fills in.
 func writtenOnce(f *schema.Field) bool {
 	filledIn := f.HasDefaultValue && f.DefaultValueInterface == nil && !strings.EqualFold(f.DefaultValue, "NULL")
 	return f.AutoCreateTime > 0 || filledIn
