@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -53,7 +54,7 @@ func ExampleReopen() {
 	for buy() == nil { // until it is sold out
 	}
 	err := gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error {
-		return tx.Model(&Stock{}).Where("sku = ?", 42).Update("left", gorm.Expr("left + 1")).Error
+		return tx.Model(&Stock{}).Where("sku = ?", 42).Update("left", gorm.Expr("? + 1", clause.Column{Name: "left"})).Error
 	}, gormlock.Reopen())
 	fmt.Println(err, buy())
 	// Output: <nil> <nil>
