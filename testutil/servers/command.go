@@ -25,6 +25,7 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 	if isGoTest(args) {
 		f := &failures{Writer: stdout}
 		cmd.Stdout, repeat = f, f.repeat
+		cmd.Env = append(cmd.Env, "GOFLAGS="+morePackages(os.Getenv("GOFLAGS"), runtime.NumCPU()))
 	}
 	cmd.WaitDelay = 5 * time.Second // its own children may hold the output open
 	// In a group of its own it cannot read from a terminal.
@@ -51,6 +52,12 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 			return exitStatus(err)
 		}
 	}
+}
+
+// morePackages returns goFlags with more packages at a time than there are processors: most of our tests wait for a lease
+// or a server. A -p of the user's wins, in goFlags as on the command line.
+func morePackages(goFlags string, processors int) string {
+	return fmt.Sprintf("-p=%d %s", processors+(processors+1)/2, goFlags)
 }
 
 func exitStatus(err error) (int, error) {

@@ -55,3 +55,15 @@ func TestIsGoTest(t *testing.T) {
 		}
 	}
 }
+
+func TestMorePackages(t *testing.T) {
+	for processors, want := range map[int]string{1: "-p=2", 2: "-p=3", 8: "-p=12"} {
+		if got := strings.TrimSpace(morePackages("", processors)); got != want {
+			t.Errorf("with %d processors: %q instead of %q", processors, got, want)
+		}
+	}
+	// The last one counts, as go test has it.
+	if got := morePackages("-buildvcs=false -p=1", 2); !strings.HasSuffix(got, "-buildvcs=false -p=1") {
+		t.Errorf("the user's flags do not win: %q", got)
+	}
+}

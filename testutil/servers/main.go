@@ -41,6 +41,8 @@ COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments 
 It runs other servers than those it finds if these are set: ONELANE_REDIS_SERVER, the path of a redis-server or valkey-server, and
 ONELANE_MYSQL_SERVER, that of a mariadbd or of MySQL's mysqld.
 
+go test runs more packages at a time than there are processors, by GOFLAGS=-p=N, unless you give it a -p.
+
 Examples:
 
   go run ./testutil/servers go test -race ./...
