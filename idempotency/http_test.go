@@ -118,6 +118,24 @@ func TestNothingDone_AfterAPartWasSent(t *testing.T) {
 	}
 }
 
+// http.TimeoutHandler holds the answer back and cannot flush. The answer is recorded all the same.
+func TestFlush_NotSupported(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := idempotency.WithLocker(testutil.Locker(t))
+	once := idempotency.ByHeader("Idempotency-Key", l)(idempotency.RefuseRepeats(time.Minute, l)(http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			counter(&runs)(w, r)
+			if err := http.NewResponseController(w).Flush(); !errors.Is(err, http.ErrNotSupported) {
+				t.Errorf("flushed behind TimeoutHandler: %v", err)
+			}
+			fmt.Fprint(w, ", to its end")
+		})))
+	s := serve(t, http.TimeoutHandler(once, time.Minute, "too late"))
+	s.order("").want(t, 201, "run 1, to its end", false)
+	s.order("").want(t, 201, "run 1, to its end", true)
+}
+
 func TestRetainFor_OneRequest(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

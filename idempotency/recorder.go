@@ -109,8 +109,12 @@ func bodyless(status int) bool {
 // Flush implements http.Flusher.
 func (w *recorder) Flush() { _ = w.FlushError() }
 
-// FlushError is what [http.ResponseController] calls.
+// FlushError is what [http.ResponseController] calls. If the writer outside cannot flush, the answer
+// stays held back.
 func (w *recorder) FlushError() error {
+	if !flushes(w.ResponseWriter) {
+		return http.ErrNotSupported
+	}
 	if !w.wrote {
 		w.WriteHeader(http.StatusOK)
 	}
@@ -120,6 +124,22 @@ func (w *recorder) FlushError() error {
 		}
 	}
 	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// flushes reports whether w can flush, looking where [http.ResponseController] looks.
+func flushes(w http.ResponseWriter) bool {
+	for {
+		switch v := w.(type) {
+		case *recorder:
+			w = v.ResponseWriter
+		case interface{ FlushError() error }, http.Flusher:
+			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = v.Unwrap()
+		default:
+			return false
+		}
+	}
 }
 
 // Hijack implements http.Hijacker. If the connection cannot be hijacked, the answer stays as it
