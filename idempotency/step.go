@@ -30,6 +30,9 @@ var (
 // run then gets [ErrStepUnknown]: ask the other system, with the same [DeriveKey], what happened.
 // If the error of fn matches [ErrNothingDone], a later run calls fn again. Step costs two round
 // trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim].
+//
+// A result is kept from the run that recorded it: for [Retain] and [MaxRun] together. A run that is
+// tried again for longer than that calls fn again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.FromContext(ctx)
