@@ -101,7 +101,7 @@ func ExampleWithMaxWaiters() {
 		panic(err)
 	}
 	answers := make(chan error)
-	for range 2 {
+	for range locker.MaxWaiters() + 1 {
 		go func() {
 			_, err := locker.Acquire(ctx, "stock:42")
 			answers <- err

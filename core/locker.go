@@ -274,3 +274,7 @@ func (l *Locker) Logger() *slog.Logger { return l.logger }
 
 // Prefix returns the prefix of the names in the backend, see [WithPrefix].
 func (l *Locker) Prefix() string { return l.prefix }
+
+// MaxWaiters returns how many callers of this process may wait for one key, or 0 if there is no limit;
+// see [WithMaxWaiters].
+func (l *Locker) MaxWaiters() int { return l.maxWaiters }

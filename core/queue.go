@@ -34,9 +34,13 @@ type queue struct {
 	standBack time.Time // until then the head leaves the key to others.
 	owed      int       // how many of their turns the head leaves to them, if they come before that.
 	outage    time.Time // since when the backend is unavailable, or zero
+	last      error     // the last thing known of the key: *TakenError, *UnavailableError or nil
 
 	any *anyQueue // nil, except for the queue of an anyQueue
 }
+
+// takenHere is the answer for a key that a caller of this process had. The key is filled in later.
+var takenHere = &TakenError{}
 
 // delivery is what a waiter in the queue gets: a lock, an error, or neither: then it is the head.
 type delivery struct {
@@ -97,8 +101,8 @@ func (l *Locker) idle(name string) bool {
 }
 
 // quit takes w out of the queue. It reports whether w was still waiting; if not, a delivery is in
-// w.ready.
-func (l *Locker) quit(q *queue, w *waiter) (waiting bool, holder *lease) {
+// w.ready. The rest is what is known of the key: the lease of this process, or the last answer.
+func (l *Locker) quit(q *queue, w *waiter) (waiting bool, holder *lease, last error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.place != nil {
@@ -107,9 +111,9 @@ func (l *Locker) quit(q *queue, w *waiter) (waiting bool, holder *lease) {
 		if q.any != nil {
 			q.any.endIfEmpty()
 		}
-		return true, q.lease
+		return true, q.lease, q.last
 	}
-	return false, q.lease
+	return false, q.lease, q.last
 }
 
 // leave ends w's time as the head. It does nothing if w is not the head.
@@ -198,7 +202,7 @@ func (q *queue) answer(err error, match func(*waiter) bool) {
 func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q.lease, q.head, q.outage = s, nil, time.Time{}
+	q.lease, q.head, q.outage, q.last = s, nil, time.Time{}, takenHere
 	if q.turn.IsZero() {
 		q.turn = s.firstHold.began
 	}

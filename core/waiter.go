@@ -117,7 +117,7 @@ func (w *waiter) awaitTurn(q *queue) (*Lock, error) {
 		ctx = waitOver
 	case <-w.locker.done:
 	}
-	waiting, holder := w.locker.quit(q, w)
+	waiting, holder, last := w.locker.quit(q, w)
 	if !waiting {
 		switch d := <-w.ready; {
 		case d.lock != nil:
@@ -129,9 +129,8 @@ func (w *waiter) awaitTurn(q *queue) (*Lock, error) {
 	if taken := holder.takenBy(w.key); taken != nil {
 		return nil, w.gaveUp(ctx, taken)
 	}
-	var last error = &TakenError{Key: w.key} // others of this process were before w
 	if q.any != nil {
-		last = cmp.Or(q.any.lastAnswer(), last)
+		last = cmp.Or[error](q.any.lastAnswer(), takenHere)
 	}
 	return nil, w.gaveUp(ctx, last)
 }
@@ -142,9 +141,8 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	var (
 		pauses = backoff{jitter: w.locker.chance.jitter}
 		watch  = watch{backend: w.locker.backend, name: w.name}
-		last   error
-		pause  = w.standBack(q)
 	)
+	pause, last := w.standBack(q)
 	if w.scout != nil {
 		pauses.spread = w.scout.of.spread()
 	}
@@ -186,11 +184,11 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	}
 }
 
-// standBack returns how long w leaves the key to other processes.
-func (w *waiter) standBack(q *queue) time.Duration {
+// standBack returns how long w leaves the key to other processes, and the last answer of the backend.
+func (w *waiter) standBack(q *queue) (pause time.Duration, last error) {
 	w.locker.mu.Lock()
 	defer w.locker.mu.Unlock()
-	return q.leaveAlone()
+	return q.leaveAlone(), q.last
 }
 
 // owes notes that another process had the key, and reports whether w leaves it to others once more.
@@ -257,11 +255,15 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	err = w.ownOrphan(withKey(err, w.key), owner)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	q.last = nil
+	switch err.(type) {
+	case *TakenError:
+		q.turn, q.last = time.Time{}, err // another process has its turn
+	case *UnavailableError:
+		q.last = err
+	}
 	if !errors.Is(err, ErrUnavailable) {
 		q.outage = time.Time{}
-	}
-	if errors.Is(err, ErrTaken) {
-		q.turn = time.Time{} // another process has its turn
 	}
 	if errors.Is(err, ErrSealed) || errors.Is(err, ErrOrphaned) {
 		// Callers that came after the question get no old answer: the key may be unsealed by now.
@@ -355,6 +357,7 @@ func (w *waiter) gaveUp(ctx context.Context, last error) error {
 	e := &TakenError{Key: w.key}
 	if taken, ok := last.(*TakenError); ok {
 		*e = *taken
+		e.Key = w.key
 	}
 	if !errors.Is(context.Cause(ctx), errWaitOver) {
 		e.Cause = contextError(w.ctx)

@@ -3,6 +3,7 @@ package gormlock
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -60,6 +61,8 @@ func endsByName(query string) bool {
 	return slices.Contains([]string{"COMMIT", "END", "ABORT"}, word) || word == "ROLLBACK" && next != "TO"
 }
 
+var setFor = regexp.MustCompile(`(?i)\bFOR\b`)
+
 // endsTransaction reports whether MySQL commits before a statement, as its first words tell.
 func endsTransaction(query string) bool {
 	word, rest := firstWord(query)
@@ -75,7 +78,11 @@ func endsTransaction(query string) bool {
 		next, _ := firstWord(rest)
 		return !slices.Contains([]string{"NOT", "SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "REPLACE", "FORMAT"}, next)
 	case "SET":
-		next, _ := firstWord(rest)
+		next, rest := firstWord(rest)
+		if next == "STATEMENT" { // of MariaDB: SET STATEMENT a = b FOR …
+			inner := setFor.FindStringIndex(rest)
+			return inner != nil && (endsTransaction(rest[inner[1]:]) || endsByName(rest[inner[1]:]))
+		}
 		return next == "PASSWORD" || next == "DEFAULT" // ROLE
 	case "LOAD": // INDEX, but not DATA
 		next, _ := firstWord(rest)

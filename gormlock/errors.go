@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -90,4 +91,23 @@ func quoted(keys []string) string {
 		fmt.Fprintf(&b, "%q", k)
 	}
 	return b.String()
+}
+
+// withoutOutcome hides the outcome of another transaction in err, which is from before a BEGIN. It may
+// be the cause of the context: an errgroup cancels with the first error.
+func withoutOutcome(err error) error {
+	for _, outcome := range []error{ErrCommitUnknown, ErrInsufficient, ErrStale, ErrMismatch, ErrUnfinished} {
+		if errors.Is(err, outcome) {
+			return notBegunError{err}
+		}
+	}
+	return err
+}
+
+// notBegunError matches the errors of contexts alone.
+type notBegunError struct{ ended error }
+
+func (e notBegunError) Error() string { return e.ended.Error() }
+func (e notBegunError) Is(target error) bool {
+	return (target == context.Canceled || target == context.DeadlineExceeded) && errors.Is(e.ended, target)
 }

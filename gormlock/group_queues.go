@@ -46,7 +46,9 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 		key.pool = p.ConnPool // several gorm.DB may share it
 	}
 	queues := &p.plugin.queues
-	queues.enter(p, key, d, s)
+	if !queues.enter(p, key, d, s) {
+		return nil, guardError(d.keys, &core.TakenError{Key: d.keys[0], QueueFull: true})
+	}
 	timer := time.NewTimer(d.wait)
 	defer timer.Stop()
 	var err error
@@ -67,10 +69,15 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 	return s.t, nil
 }
 
-func (qs *groupQueues) enter(p *pool, key queueKey, d demand, s *turn) {
+// enter puts a caller into its queue, and reports false if the queue is full.
+func (qs *groupQueues) enter(p *pool, key queueKey, d demand, s *turn) bool {
+	limit := p.plugin.maxWaiters()
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	q := qs.all[key]
+	if q != nil && limit > 0 && len(q.waiting) >= limit {
+		return false
+	}
 	if q == nil {
 		q = &queue{}
 		if qs.all == nil {
@@ -82,6 +89,7 @@ func (qs *groupQueues) enter(p *pool, key queueKey, d demand, s *turn) {
 	if q.next == nil {
 		qs.start(p, key, q, d)
 	}
+	return true
 }
 
 // start begins a group for the waiters. qs.mu is held.

@@ -37,8 +37,9 @@ var errGroupTime = errors.New("the group took too long")
 //
 // A group takes callers in for 100 ms at most. After its first read on MySQL, MariaDB or SQLite, it
 // takes in only callers that came before that read. A group lasts 10 s at most. WithWait bounds the
-// time until the function is called. When that time is over, the error matches core.ErrTaken. If
-// the group has the lock and waits for a connection, it is context.DeadlineExceeded.
+// time until the function is called. When that time is over, the error matches core.ErrTaken, also if
+// the backend of the locks has not answered. If the group has the lock and waits for a connection, it
+// is context.DeadlineExceeded. In one queue wait at most as many callers as core.WithMaxWaiters says.
 //
 // The state of the transaction is the group's: SET LOCAL, temporary tables, cursors and row locks
 // stay for the functions that follow. A deferred constraint fails for all. now() on PostgreSQL is
@@ -127,8 +128,9 @@ func (c groupContext) Err() error {
 // lead acquires the lock, gives the callers their turns, and commits.
 func (g *group) lead() {
 	defer g.cancel(nil)
+	asked := time.Now()
 	if err := g.t.guard(g.base, g.demand); err != nil {
-		g.refuse(err)
+		g.refuse(err, asked)
 		return
 	}
 	g.enter(groupBegins)
@@ -183,6 +185,7 @@ func (g *group) admit(begun error) *turn {
 	g.queues.mu.Lock()
 	defer g.queues.mu.Unlock()
 	g.phase = groupAdmits
+	full = full || g.abandoned() // the last waiter has just left
 	if !full && len(g.queue.waiting) > 0 && (since.IsZero() || g.queue.waiting[0].came.Before(since)) {
 		g.taken++
 		s := g.queue.shift()
@@ -197,12 +200,14 @@ func (g *group) admit(begun error) *turn {
 // later.
 func (g *group) abandoned() bool { return g.base.Err() == errNobody }
 
-// refuse returns err to all waiters: the lock was not acquired.
-func (g *group) refuse(err error) {
+// refuse returns err to the waiters: the lock was not acquired. Those who came after the lock was
+// asked for get no old answer about a seal or an orphan: it may be gone.
+func (g *group) refuse(err error, asked time.Time) {
+	old := errors.Is(err, core.ErrSealed) || errors.Is(err, core.ErrOrphaned)
 	g.queues.mu.Lock()
 	defer g.queues.mu.Unlock()
 	if !g.abandoned() {
-		for len(g.queue.waiting) > 0 {
+		for len(g.queue.waiting) > 0 && !(old && g.queue.waiting[0].came.After(asked)) {
 			g.queue.shift().ready <- err
 		}
 	}

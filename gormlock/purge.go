@@ -29,14 +29,14 @@ type purged struct {
 var purgedTables = []purged{
 	{table: "onelane_once", old: "created_at < {before}"},
 	{table: "onelane_fences", old: "registered_at < {before}", atLeast: fenceLife, byKey: true},
-	{table: "onelane_locks", old: "expires_at + orphan < {before} AND fence < {before}", atLeast: time.Hour, byKey: true},
+	{table: "onelane_locks", old: "(state = 0 AND acquired_at < {before} OR expires_at + orphan < {before}) AND fence < {before}", atLeast: time.Hour, byKey: true},
 }
 
 // Purge deletes old rows of the kit's own tables and returns how many it deleted:
 //
 //   - results of [Once] that are older than olderThan; such a key runs anew if it is asked for again;
 //   - fences that no transaction has registered at since then, and at least for a day;
-//   - free rows of [Table], at least an hour old. Held, sealed and orphaned keys stay.
+//   - free rows of [Table] that were acquired before that, at least an hour ago. Held, sealed and orphaned keys stay.
 //
 // Fencing tokens go on increasing after it. Ages are by the database's clock.
 //

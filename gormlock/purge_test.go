@@ -162,3 +162,27 @@ func TestPurge_Refusals(t *testing.T) {
 		}
 	})
 }
+
+// A key that was unsealed is free, whatever the seal was made for.
+func TestPurge_UnsealedKey(t *testing.T) {
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		l := locker(t, gormlock.Table(db))
+		k, err := l.Acquire(t.Context(), "sealed for a year")
+		ok(t, "Acquire", err)
+		ok(t, "Seal", k.Seal(t.Context(), []byte("v"), 365*24*time.Hour))
+		ok(t, "Unseal", l.Unseal(t.Context(), "sealed for a year"))
+		k, err = l.Acquire(t.Context(), "released")
+		ok(t, "Acquire", err)
+		ok(t, "Release", k.Release(t.Context()))
+		// Two days pass.
+		const twoDays = int64(48 * time.Hour / time.Microsecond)
+		ok(t, "Exec", db.Exec("UPDATE onelane_locks SET token = token - ?, fence = fence - ?, acquired_at = acquired_at - ?, expires_at = expires_at - ?",
+			twoDays, twoDays, twoDays, twoDays).Error)
+		n, err := gormlock.Purge(t.Context(), db, time.Hour)
+		ok(t, "Purge", err)
+		if n != 2 {
+			t.Errorf("Purge deleted %d of two rows that have been free for two days", n)
+		}
+	})
+}

@@ -18,8 +18,8 @@ const (
 // RememberSeals makes guards remember for d that a key is sealed. They answer from memory then,
 // without a round trip and before they prepare a transaction. It is for keys that many callers ask
 // for again and again, such as what is sold out; see [SealWhenOut]. An Unseal, and the end of a
-// seal, is noticed up to d later. A guard with [Reopen] forgets the seal in its own process at
-// once. The default is 0: every guard asks. At most 1024 keys and 16 MiB of values are remembered.
+// seal, is noticed up to d later. After a guard with [Reopen], the guards of the same [New] ask
+// at once. The default is 0: every guard asks. At most 1024 keys and 16 MiB of values are remembered.
 func RememberSeals(d time.Duration) Option {
 	return pluginOption(func(p *plugin) { p.seals.memory = d })
 }
@@ -31,6 +31,8 @@ type sealMemory struct {
 	mu    sync.Mutex
 	seals map[sealedKey]rememberedSeal
 	bytes int // of the values in seals, and of those that were replaced or forgotten
+
+	forgot time.Time // when a key was forgotten last
 }
 
 type sealedKey struct {
@@ -40,7 +42,7 @@ type sealedKey struct {
 
 type rememberedSeal struct {
 	sealed *core.SealedError
-	since  time.Time
+	asked  time.Time
 }
 
 func (m *sealMemory) valid() error {
@@ -50,8 +52,9 @@ func (m *sealMemory) valid() error {
 	return nil
 }
 
-// remember keeps the seal that an attempt of l met, if err is one.
-func (m *sealMemory) remember(l *core.Locker, err error) {
+// remember keeps the seal that an attempt of l met, if err is one. The attempt began at the time
+// asked. If a key was forgotten since then, the seal may be gone already.
+func (m *sealMemory) remember(l *core.Locker, err error, asked time.Time) {
 	if m.memory == 0 {
 		return
 	}
@@ -61,17 +64,21 @@ func (m *sealMemory) remember(l *core.Locker, err error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !asked.After(m.forgot) {
+		return
+	}
 	if m.seals == nil || len(m.seals) >= maxRememberedSeals || m.bytes+len(sealed.Value) > maxRememberedBytes {
 		m.seals, m.bytes = make(map[sealedKey]rememberedSeal), 0 // guards ask for the others once more
 	}
 	m.bytes += len(sealed.Value)
-	m.seals[sealedKey{l, sealed.Key}] = rememberedSeal{sealed, time.Now()}
+	m.seals[sealedKey{l, sealed.Key}] = rememberedSeal{sealed, asked}
 }
 
 // forget makes the next guard ask for key.
 func (m *sealMemory) forget(l *core.Locker, key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.forgot = time.Now()
 	delete(m.seals, sealedKey{l, key})
 }
 
@@ -84,7 +91,7 @@ func (m *sealMemory) recall(ctx context.Context, l *core.Locker, keys []string) 
 		m.mu.Lock()
 		seen, found := m.seals[sealedKey{l, key}]
 		m.mu.Unlock()
-		if found && time.Since(seen.since) < m.memory && !l.Carries(ctx, key) {
+		if found && time.Since(seen.asked) < m.memory && !l.Carries(ctx, key) {
 			return seen.sealed
 		}
 	}

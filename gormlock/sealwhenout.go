@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"gorm.io/gorm"
@@ -67,6 +70,10 @@ type sellOut struct {
 	unscoped  bool
 	where     []clause.Expression
 	left      string
+
+	// The SELECT that finds out what is left, and its arguments.
+	query string
+	args  []any
 }
 
 // selecting notes what an UPDATE selects.
@@ -121,6 +128,7 @@ func (t *transaction) sealable() error {
 
 // sellsOut notes that a statement found too little. The last one counts.
 func (t *transaction) sellsOut(s *sellOut) {
+	s.prepare()
 	if t.turn != nil {
 		t = t.turn.group.t
 	}
@@ -137,7 +145,10 @@ func (t *transaction) seal() {
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, sealTime)
 	defer cancel()
-	out, err := s.out(ctx, t.pool)
+	out, err := false, s.err
+	if err == nil {
+		out, err = s.out(ctx, t.pool)
+	}
 	if err == nil && out {
 		err = t.sealNow(ctx, s)
 	}
@@ -167,38 +178,64 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	return errors.Join(sealed, err, locker.Unseal(detached, t.keys[0]))
 }
 
-// out reads whether the row is there and has nothing left. It reads in a transaction of its own,
-// for which dbresolver chooses the primary, and only what is committed. A panic in a callback of
-// the query is an error. The lock is still to be released, and a group has no caller who could
-// recover.
-func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
-	ctx = withoutGuards(ctx)
-	conn := &transaction{pool: p, ctx: ctx}
-	if p.dialect.name == "mysql" { // whose sessions may be set to read what is not committed
-		conn.opts = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+// prepare builds the SELECT for out while the caller still waits: the arguments are the caller's, who
+// may change them after that. A panic in a callback of the query is an error.
+func (s *sellOut) prepare() {
+	if s.db == nil { // another statement was sent instead
+		return
 	}
 	defer func() {
-		_ = conn.Rollback()
 		if p := recover(); p != nil {
-			yes, err = false, fmt.Errorf("panic: %v", p)
+			s.err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	q := s.db.Session(&gorm.Session{NewDB: true, Context: ctx, SkipHooks: true}).Model(s.model)
-	q.Statement.ConnPool = conn
+	q := s.db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(s.db.Statement.Context), SkipHooks: true, DryRun: true}).Model(s.model)
 	q.Statement.Table, q.Statement.TableExpr, q.Statement.Unscoped = s.table, s.tableExpr, s.unscoped
 	if len(s.where) > 0 {
 		q = q.Clauses(clause.Where{Exprs: s.where})
 	}
-	var left []float64 // NULL is an error
-	if err := q.Clauses(only(s.left)).Pluck(s.left, &left).Error; err != nil {
+	built := q.Clauses(only(s.left)).Pluck(s.left, &[]float64{})
+	s.err, s.query, s.args = built.Error, built.Statement.SQL.String(), slices.Clone(built.Statement.Vars)
+	for i, v := range s.args {
+		s.args[i] = frozen(v)
+	}
+}
+
+// frozen returns what a driver sends for an argument, as it is now.
+func frozen(v any) any {
+	if value, err := driver.DefaultParameterConverter.ConvertValue(v); err == nil {
+		v = value
+	}
+	switch v := v.(type) {
+	case []byte:
+		return bytes.Clone(v)
+	case string:
+		return strings.Clone(v)
+	}
+	return v
+}
+
+// out reads whether the row is there and has nothing left. It reads in a transaction of its own,
+// for which dbresolver chooses the primary, and only what is committed.
+func (s *sellOut) out(ctx context.Context, p *pool) (yes bool, err error) {
+	conn := &transaction{pool: p, ctx: withoutGuards(ctx)}
+	if p.dialect.name == "mysql" { // whose sessions may be set to read what is not committed
+		conn.opts = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+	}
+	defer func() { _ = conn.Rollback() }()
+	rows, err := conn.QueryContext(conn.ctx, s.query, s.args...)
+	if err != nil {
 		return false, err
 	}
-	for _, n := range left {
-		if n > 0 {
-			return false, nil
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var left float64 // NULL is an error
+		if err := rows.Scan(&left); err != nil || left > 0 {
+			return false, err
 		}
+		yes = true
 	}
-	return len(left) > 0, nil
+	return yes, rows.Err()
 }
 
 // insufficient makes err match ErrInsufficient if it says that SealWhenOut sealed the key.

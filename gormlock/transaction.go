@@ -146,12 +146,14 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if t.fenced {
 		opts = append(opts, core.WithToken())
 	}
+	asked := time.Now()
 	t.locks, err = t.pool.plugin.acquire(ctx, locker, d, opts...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
 	if err != nil {
-		t.pool.plugin.seals.remember(locker, err)
+		err = withoutOutcome(err)
+		t.pool.plugin.seals.remember(locker, err, asked)
 		return guardError(d.keys, insufficient(err))
 	}
 	t.keys = d.keys

@@ -104,7 +104,7 @@ func several(query string) bool {
 // firstWord returns the first word of a statement in capitals, and what follows. There is none in a
 // comment that MySQL executes.
 func firstWord(query string) (word, rest string) {
-	query = strings.TrimLeft(query, " \t\r\n(")
+	query = strings.TrimLeft(query, " \t\r\n\f\v;(")
 	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {
 		if _, rest, ok := strings.Cut(query, c.end); ok && strings.HasPrefix(query, c.begin) &&
 			!strings.HasPrefix(query, "/*!") && !strings.HasPrefix(query, "/*M!") {

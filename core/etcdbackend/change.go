@@ -81,11 +81,11 @@ func (b *backend) apply(
 			return e, sent, false, err
 		case !resp.Succeeded:
 			kvs := resp.Responses[0].GetResponseRange().Kvs
+			if attempt != "" && revision(kvs) == e.revision { // so it is the mark
+				return e, sent, false, unavailable(e.key, errors.New("etcdbackend: this attempt was given up before its answer came; try again"))
+			}
 			next, err = b.entry(ctx, e.key, kvs, lazy)
 			next.repeated = sends > 1
-			if err == nil && attempt != "" && next.revision == e.revision {
-				err = unavailable(e.key, errors.New("etcdbackend: this attempt was given up before its answer came; try again"))
-			}
 			return next, sent, false, err
 		case s.delete:
 			b.sightings.Forget(e.key)

@@ -17,7 +17,9 @@ func TestConformance_Cluster(t *testing.T) {
 		return
 	}
 	client := etcd.Client()
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Open(t, etcdbackend.New(client)) })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend {
+		return testutil.Open(t, etcdbackend.New(client, etcdbackend.WithTimeout(20*time.Second)))
+	})
 }
 
 // A key has one holder at a time, its tokens increase, and locks are granted again. That holds

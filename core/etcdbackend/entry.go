@@ -87,6 +87,14 @@ func (b *backend) entry(
 	return e, nil
 }
 
+// revision returns that of the last write of a key, or 0 if there is no such key.
+func revision(kvs []*mvccpb.KeyValue) int64 {
+	if len(kvs) == 0 {
+		return 0
+	}
+	return kvs[0].ModRevision
+}
+
 // age returns how long, at least, a key has been as it is. Its etcd lease is never renewed, so the
 // lease's age is certain. The write was sent when the lease was at most lag old. etcd counts in
 // whole seconds.

@@ -27,9 +27,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// open returns a backend on a client, as a process has it. It is closed with the test.
+// open returns a backend on a client, as a process has it. It is closed with the test. Its time-out is
+// long: a busy machine may stand still for longer than a quarter of the default.
 func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) core.Backend {
 	t.Helper()
+	opts = append([]etcdbackend.Option{etcdbackend.WithTimeout(20 * time.Second)}, opts...)
 	b, err := etcdbackend.New(client, opts...).Open(core.Environment{
 		TTL: time.Minute, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
 	})

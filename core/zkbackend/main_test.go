@@ -76,9 +76,9 @@ func rootOf(t testing.TB) string {
 	return root.(string)
 }
 
-// at is the backend below the test's root.
+// at is the backend below the test's root. Its time-out is long, for a busy machine.
 func at(t testing.TB, addr string, opts ...zkbackend.Option) core.Opener {
-	return zkbackend.New([]string{addr}, append([]zkbackend.Option{zkbackend.WithRoot(rootOf(t))}, opts...)...)
+	return zkbackend.New([]string{addr}, append([]zkbackend.Option{zkbackend.WithRoot(rootOf(t)), zkbackend.WithTimeout(10 * time.Second)}, opts...)...)
 }
 
 var quiet = slog.New(slog.DiscardHandler)
