@@ -10,9 +10,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Redis does not answer for as long as both callers wait. Nobody has the key. ErrUnavailable is
-// "Redis did not answer for as long as you waited", ErrTaken is "others had the key for as long as you
-// waited" (docs/guarantees.md, Errors).
+// Redis does not answer for as long as the callers wait, and nobody has the key. ErrTaken would mean
+// that others had it.
 func TestOutage_InLineIsNotTaken(t *testing.T) {
 	for name, acquire := range map[string]func(context.Context, *core.Locker) error{
 		"Acquire": func(ctx context.Context, l *core.Locker) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// docs/guarantees.md says: "A guarded transaction cannot send COMMIT, ROLLBACK, END or ABORT by SQL."
+// "A guarded transaction cannot send COMMIT, ROLLBACK, END or ABORT by SQL."
 func TestDDL_CommitInOtherSpaces(t *testing.T) {
 	boom := errors.New("boom")
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
@@ -38,9 +38,8 @@ func TestDDL_CommitInOtherSpaces(t *testing.T) {
 	})
 }
 
-// docs/guarantees.md says: "On MySQL and MariaDB, the same holds for DDL and other statements before which the
-// server commits. All these are refused and not sent, except for temporary tables." What came before them
-// must be rolled back if the function fails, and nothing may be written after them.
+// MariaDB commits before DDL in SET STATEMENT, too. It is refused, so all is rolled back if the function
+// fails.
 func TestDDL_InSetStatement(t *testing.T) {
 	boom := errors.New("boom")
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -11,9 +11,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// "SealWhenOut seals only what committed data shows as sold out", and "Asking for 5 of 3 … seals nothing".
-// "An error of its function rolls back to its savepoint and is returned at once": after that the caller's
-// arguments are its own again, as after every Transaction. The group must not read them any more.
+// A caller of a group gets the error of its function at once. From then on its arguments are its own
+// again, and the group must not read them: it would seal a key that has stock.
 func TestGrouped_ArgumentsOfACallerThatIsBack(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))

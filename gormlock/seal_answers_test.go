@@ -57,8 +57,8 @@ func soldOutElsewhere(t *testing.T, db *gorm.DB, b core.Opener) (elsewhere *core
 	return elsewhere, other
 }
 
-// Without RememberSeals "every guard asks". A buyer who comes after stock was put back, and after the
-// key was opened, must not get the answer to a question that was asked before.
+// Without RememberSeals every guard asks. So a buyer who comes after a restock does not get the answer
+// to a question from before.
 func TestGrouped_NoOldSeal(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
@@ -119,8 +119,8 @@ func (h stoppingHistogram) Record(ctx context.Context, _ float64, _ ...metric.Re
 	}
 }
 
-// "A guard with Reopen forgets the seal in its own process at once." A buyer who was told of the seal
-// before must not make the process remember it again after that.
+// A buyer learns of the seal, then the key is opened. The buyer goes on, and must not make the process
+// remember the seal again.
 func TestRememberSeals_NotAfterReopen(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
@@ -134,7 +134,7 @@ func TestRememberSeals_NotAfterReopen(t *testing.T) {
 		go func() {
 			done <- sellers["Transaction"](db.WithContext(context.WithValue(t.Context(), slowBuyer{}, true)), 42, 1)
 		}()
-		<-stop.at // it was told that the key is sealed
+		<-stop.at // it knows that the key is sealed
 		ok(t, "Reopen", giveBack["Transaction"](db, 5))
 		close(stop.goOn)
 		want(t, "the buyer from before", <-done, gormlock.ErrInsufficient)

@@ -43,10 +43,9 @@ func (t slowTxn) Commit() (*clientv3.TxnResponse, error) {
 	return resp, err
 }
 
-// A waiter is told that the key is held, by an answer that comes late: this process knows already of a
-// later holder, who has released the key since. The backend works, and nobody gave the attempt up, so the
-// answer is a lock, or "taken" — and not that the backend is unavailable (with FailOpen, the request would
-// run unprotected).
+// An answer says that the key is held, and comes late. By then this process knows of a later holder,
+// who has released the key since. Etcd works, and nobody gave the attempt up. So the caller gets the
+// lock or ErrTaken. After ErrUnavailable, a request with FailOpen would run unprotected.
 func TestAcquire_LateAnswerOfAFreeKey(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t)
