@@ -31,8 +31,8 @@ var (
 // If the error of fn matches [ErrNothingDone], a later run calls fn again. Step costs two round
 // trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim].
 //
-// A result is kept from the run that recorded it: for [Retain] and [MaxRun] together. A run that is
-// tried again for longer than that calls fn again.
+// A result is kept for the time of [Retain] and [MaxRun] together, from when it was recorded. A retry
+// that comes after that calls fn again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.FromContext(ctx)

@@ -81,7 +81,7 @@ func (b *backend) apply(
 			return e, sent, false, err
 		case !resp.Succeeded:
 			kvs := resp.Responses[0].GetResponseRange().Kvs
-			if attempt != "" && revision(kvs) == e.revision { // so it is the mark
+			if attempt != "" && revision(kvs) == e.revision { // so the mark is there
 				return e, sent, false, unavailable(e.key, errors.New("etcdbackend: this attempt was given up before its answer came; try again"))
 			}
 			next, err = b.entry(ctx, e.key, kvs, lazy)

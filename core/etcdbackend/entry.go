@@ -87,7 +87,7 @@ func (b *backend) entry(
 	return e, nil
 }
 
-// revision returns that of the last write of a key, or 0 if there is no such key.
+// revision returns the revision of a key's last write, or 0 if there is no such key.
 func revision(kvs []*mvccpb.KeyValue) int64 {
 	if len(kvs) == 0 {
 		return 0
