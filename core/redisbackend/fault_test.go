@@ -169,9 +169,9 @@ func TestExtend_DeadlineCountsFromTheSending(t *testing.T) {
 	node := testutil.Redis(t)
 	p := newProxy(t, node.Addr())
 	b := open(t, one(newClient(t, &redis.Options{Addr: p.Addr().String()})))
-	g, err := b.Acquire(t.Context(), core.Request{Key: "{k}", Owner: "me/1", TTL: time.Second})
+	g, err := b.Acquire(t.Context(), core.Request{Key: "{k}", Owner: "me/1", TTL: 10 * time.Second})
 	ok(t, "Acquire", err)
-	g, err = b.Extend(t.Context(), g, 2*time.Second) // its connection is there now
+	g, err = b.Extend(t.Context(), g, 20*time.Second) // its connection is there now
 	ok(t, "Extend", err)
 	p.late.Store(int64(late))
 	sent := time.Now()

@@ -2,8 +2,6 @@ package redisbackend_test
 
 import (
 	"errors"
-	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,21 +9,6 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
-
-var orphans atomic.Int64
-
-// orphan leaves an orphan under the key.
-func orphan(t *testing.T, b core.Backend, key string) core.Grant {
-	t.Helper()
-	g, err := b.Acquire(t.Context(), core.Request{Key: key, TTL: 300 * time.Millisecond, Orphan: time.Hour,
-		Owner: fmt.Sprintf("a/%d;3600000#tag", orphans.Add(1))})
-	ok(t, "Acquire", err)
-	eventually(t, "the key is orphaned", func() bool {
-		st, err := b.Inspect(t.Context(), key)
-		return err == nil && st.Status == core.Orphaned
-	})
-	return g
-}
 
 func TestOrphan_OnOneServer(t *testing.T) {
 	t.Parallel()
@@ -36,7 +19,7 @@ func TestOrphan_OnOneServer(t *testing.T) {
 			key := "{" + name + "}"
 			request := core.Request{Key: key, Owner: "b/2;3600000", TTL: time.Minute, Orphan: time.Hour}
 			before := time.Now()
-			g := orphan(t, b, key)
+			g := orphanOf(t, b, key)
 			for _, token := range []bool{false, true} {
 				q := request
 				q.Token = token
@@ -108,10 +91,10 @@ func TestOrphan_HeldIsNotFreed(t *testing.T) {
 func TestOrphan_OwnerAndOperator(t *testing.T) {
 	t.Parallel()
 	b := open(t, one(testutil.Redis(t).Client()))
-	_, err := b.Release(t.Context(), orphan(t, b, "{released}"))
+	_, err := b.Release(t.Context(), orphanOf(t, b, "{released}"))
 	ok(t, "Release of one's own orphan", err)
-	ok(t, "Seal over one's own orphan", b.Seal(t.Context(), orphan(t, b, "{sealed}"), []byte("v"), time.Minute))
-	orphan(t, b, "{unsealed}")
+	ok(t, "Seal over one's own orphan", b.Seal(t.Context(), orphanOf(t, b, "{sealed}"), []byte("v"), time.Minute))
+	orphanOf(t, b, "{unsealed}")
 	ok(t, "Unseal", b.Unseal(t.Context(), "{unsealed}"))
 	for key, status := range map[string]core.Status{"{released}": core.Free, "{sealed}": core.Sealed, "{unsealed}": core.Free} {
 		if st, err := b.Inspect(t.Context(), key); err != nil || st.Status != status {

@@ -208,8 +208,7 @@ func TestSeal_LargeValues(t *testing.T) {
 func TestSweep_LateAnswer(t *testing.T) {
 	t.Parallel()
 	b := open(t, at(t, shared(t).Addr()))
-	_, err := b.Acquire(t.Context(), request("k", time.Second))
-	ok(t, "Acquire", err)
+	acquire(t, b, request("k", time.Second))
 	eventually(t, "the lease has ended", func() bool {
 		st, err := b.Inspect(t.Context(), "k")
 		return err == nil && st.Status == core.Free
@@ -232,8 +231,7 @@ func TestSweep_LateAnswerOfAnOrphan(t *testing.T) {
 	b := open(t, at(t, shared(t).Addr()))
 	r := request("k", time.Second)
 	r.Orphan = time.Hour
-	_, err := b.Acquire(t.Context(), r)
-	ok(t, "Acquire", err)
+	acquire(t, b, r)
 	eventually(t, "the key is an orphan", func() bool {
 		st, err := b.Inspect(t.Context(), "k")
 		return err == nil && st.Status == core.Orphaned

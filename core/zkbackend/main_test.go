@@ -99,6 +99,18 @@ func request(key string, ttl time.Duration) core.Request {
 	return core.Request{Key: key, Owner: ownertext.New("test", "", 0), TTL: ttl}
 }
 
+// acquire gets the lock. On a busy machine a short lease may end before the answer, and another owner asks again.
+func acquire(t testing.TB, b core.Backend, r core.Request) (g core.Grant) {
+	t.Helper()
+	eventually(t, "Acquire", func() bool {
+		var err error
+		g, err = b.Acquire(t.Context(), r)
+		r.Owner = request(r.Key, r.TTL).Owner
+		return err == nil
+	})
+	return g
+}
+
 func isUnavailable(err error) bool { return errors.Is(err, core.ErrUnavailable) }
 
 // client is a session of its own, to look at nodes.
