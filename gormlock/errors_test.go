@@ -265,9 +265,9 @@ func TestErrTaken(t *testing.T) {
 		fn := func(tx *gorm.DB) error { called = true; return take(tx, 42) }
 		want(t, "single", take(db.Scopes(gormlock.Guard("k", short)), 42), core.ErrTaken)
 		want(t, "Transaction", gormlock.Transaction(db, "k", fn, short, nil), core.ErrTaken)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		defer cancel()
-		err = db.WithContext(gormlock.WithGuard(ctx, "k")).Transaction(fn)
+		err = endsInLine(t, func(ctx context.Context) error {
+			return db.WithContext(gormlock.WithGuard(ctx, "k")).Transaction(fn)
+		})
 		want(t, "WithGuard", err, core.ErrTaken)
 		want(t, "WithGuard", err, context.DeadlineExceeded)
 		if called {

@@ -231,10 +231,11 @@ func TestContext_OfStatementBoundsTheWait(t *testing.T) {
 		put(t, db, 42, 10)
 		k, err := l.Acquire(t.Context(), "k")
 		ok(t, "Acquire", err)
-		short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		tx := db.Begin()
-		err = take(tx.WithContext(short).Scopes(gormlock.Guard("k")), 42)
+		var tx *gorm.DB
+		err = endsInLine(t, func(ctx context.Context) error {
+			tx = db.Begin()
+			return take(tx.WithContext(ctx).Scopes(gormlock.Guard("k")), 42)
+		})
 		want(t, "statement", err, core.ErrTaken)
 		want(t, "statement", err, context.DeadlineExceeded)
 		ok(t, "Release", k.Release(t.Context()))

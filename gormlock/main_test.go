@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/redis/go-redis/v9/logging"
@@ -103,6 +104,20 @@ func locker(t testing.TB, b core.Opener, opts ...core.Option) *core.Locker {
 func put(t testing.TB, db *gorm.DB, sku int, left int64) {
 	t.Helper()
 	ok(t, "Create", db.Create(&Stock{SKU: sku, Name: "thing", Left: left}).Error)
+}
+
+// endsInLine calls fn with a context that ends while it waits for a key. On a busy machine the context
+// may end before that. The next one is longer.
+func endsInLine(t testing.TB, fn func(ctx context.Context) error) error {
+	t.Helper()
+	for d := 20 * time.Millisecond; ; d *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		err := fn(ctx)
+		cancel()
+		if errors.Is(err, core.ErrTaken) || d > 5*time.Second {
+			return err
+		}
+	}
 }
 
 // left reads a stock in a session without context or guards.

@@ -73,12 +73,13 @@ func (p *pool) GetDBConn() (*sql.DB, error) {
 
 // begin begins a transaction in the database.
 func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
-	if guarded && p.dialect.name == "sqlite" {
+	// The drivers of PostgreSQL close a connection that comes back with an open transaction.
+	if sqlite := p.dialect.name == "sqlite"; guarded && (sqlite || p.dialect.name == "mysql") {
 		switch inner := p.ConnPool.(type) {
 		case *sql.DB:
-			return pin(ctx, inner, opts)
+			return pin(ctx, inner, opts, sqlite)
 		case *sql.Conn: // of gorm's Connection, which closes it
-			return pinOn(ctx, inner, opts, func() error { return nil })
+			return pinOn(ctx, inner, opts, sqlite, func() error { return nil })
 		}
 	}
 	switch inner := p.ConnPool.(type) {
@@ -100,46 +101,56 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
 }
 
-// pinnedTx is a transaction on SQLite that keeps its connection until its outcome is known. If
-// SQLite rejects a COMMIT (a deferred constraint, a busy file), the transaction stays open on its
-// connection. Without this type, database/sql would give that to the next one.
+// pinnedTx is a transaction that keeps its connection until its outcome is known. SQLite may reject a
+// COMMIT (a deferred constraint, a busy file), and MySQL's KILL QUERY may end a COMMIT or ROLLBACK. The
+// transaction stays open on its connection then. Without this type, database/sql would give that to the
+// next one, whose BEGIN commits on MySQL what is open.
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn
+	sqlite     bool
 	free       func() error // gives the connection back
 	rolledBack bool         // after a COMMIT that failed
 }
 
-func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (gorm.Tx, error) {
-	conn, err := db.Conn(ctx)
+func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
+	conn, err := db.Conn(ctx) // which leaves out those that ended while nobody used them
 	if err != nil {
 		return nil, err
 	}
-	return pinOn(ctx, conn, opts, conn.Close)
+	return pinOn(ctx, conn, opts, sqlite, conn.Close)
 }
 
-func pinOn(ctx context.Context, conn *sql.Conn, opts *sql.TxOptions, free func() error) (gorm.Tx, error) {
+func pinOn(ctx context.Context, conn *sql.Conn, opts *sql.TxOptions, sqlite bool, free func() error) (gorm.Tx, error) {
 	tx, err := conn.BeginTx(ctx, opts)
 	if err != nil {
 		_ = free()
 		return nil, err
 	}
-	return &pinnedTx{Tx: tx, conn: conn, free: free}, nil
+	return &pinnedTx{Tx: tx, conn: conn, sqlite: sqlite, free: free}, nil
 }
 
 func (t *pinnedTx) Commit() error {
 	defer func() { _ = t.free() }()
 	err := t.Tx.Commit()
-	if err != nil {
+	if err != nil && t.sqlite {
 		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
-		if t.rolledBack = rollback == nil; !t.rolledBack {
-			_ = t.conn.Raw(func(any) error { return driver.ErrBadConn }) // closes it
-		}
+		t.rolledBack = rollback == nil
+	}
+	if err != nil && !rejected(t, err) {
+		t.close()
 	}
 	return err
 }
 
 func (t *pinnedTx) Rollback() error {
 	defer func() { _ = t.free() }()
-	return t.Tx.Rollback()
+	err := t.Tx.Rollback()
+	if err != nil && !t.sqlite { // SQLite may have rolled back by itself
+		t.close()
+	}
+	return err
 }
+
+// close closes the connection, so that nothing stays open on it.
+func (t *pinnedTx) close() { _ = t.conn.Raw(func(any) error { return driver.ErrBadConn }) }

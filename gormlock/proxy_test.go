@@ -28,6 +28,7 @@ const (
 	swallow   // Forward it, and keep the answer.
 	replace   // Forward it, and send an error of the proxy's own instead of the answer.
 	refuse    // Send an error of the proxy's own instead, and close the connections.
+	interrupt // Send that error instead of forwarding it, or a ROLLBACK, and keep the connections: as KILL QUERY does.
 )
 
 // proxy stands between a driver and its server.
@@ -36,7 +37,7 @@ type proxy struct {
 	upstream string
 	do       atomic.Int32
 	chance   atomic.Int32 // Cuts before or after so many of 1000 chunks to a server, of any kind.
-	failure  atomic.Value // A []byte, the error of replace and refuse as the driver reads it.
+	failure  atomic.Value // A []byte, the error of replace, refuse and interrupt as the driver reads it.
 	all      sync.WaitGroup
 
 	mu    sync.Mutex
@@ -68,14 +69,19 @@ func startProxy(t *testing.T, upstream string) *proxy {
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		p.mu.Lock()
-		for _, c := range p.conns {
-			_ = c.Close()
-		}
-		p.mu.Unlock()
+		p.cutAll()
 		p.all.Wait()
 	})
 	return p
+}
+
+// cutAll closes all connections.
+func (p *proxy) cutAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
 }
 
 func (p *proxy) relay(client, server net.Conn) {
@@ -86,6 +92,10 @@ func (p *proxy) relay(client, server net.Conn) {
 		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
 			if bytes.Contains(bytes.ToUpper(chunk), []byte("COMMIT")) {
 				committing.Store(p.do.Load())
+			}
+			if p.do.Load() == interrupt && (committing.Swap(pass) == interrupt || bytes.Contains(bytes.ToUpper(chunk), []byte("ROLLBACK"))) {
+				_, _ = client.Write(p.failure.Load().([]byte))
+				return nil, true
 			}
 			if rand.Int32N(1000) < p.chance.Load() {
 				committing.Store(cutBefore + rand.Int32N(2))
