@@ -106,8 +106,8 @@ func put(t testing.TB, db *gorm.DB, sku int, left int64) {
 	ok(t, "Create", db.Create(&Stock{SKU: sku, Name: "thing", Left: left}).Error)
 }
 
-// endsInLine calls fn with a context that ends while it waits for a key. On a busy machine the context
-// may end before that. The next one is longer.
+// endsInLine calls fn with a context that ends while fn waits for a key. On a busy machine the context
+// may end before fn waits. Then endsInLine calls fn again, with more time.
 func endsInLine(t testing.TB, fn func(ctx context.Context) error) error {
 	t.Helper()
 	for d := 20 * time.Millisecond; ; d *= 2 {

@@ -103,8 +103,8 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 
 // pinnedTx is a transaction that keeps its connection until its outcome is known. SQLite may reject a
 // COMMIT (a deferred constraint, a busy file), and MySQL's KILL QUERY may end a COMMIT or ROLLBACK. The
-// transaction stays open on its connection then. Without this type, database/sql would give that to the
-// next one, whose BEGIN commits on MySQL what is open.
+// transaction stays open on its connection then. Without this type, database/sql would give that
+// connection to the next caller. On MySQL, the next BEGIN commits an open transaction.
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn
@@ -114,7 +114,7 @@ type pinnedTx struct {
 }
 
 func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
-	conn, err := db.Conn(ctx) // which leaves out those that ended while nobody used them
+	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ const (
 	swallow   // Forward it, and keep the answer.
 	replace   // Forward it, and send an error of the proxy's own instead of the answer.
 	refuse    // Send an error of the proxy's own instead, and close the connections.
-	interrupt // Send that error instead of forwarding it, or a ROLLBACK, and keep the connections: as KILL QUERY does.
+	interrupt // Send that error instead, also for a ROLLBACK, and keep the connections open, as KILL QUERY does.
 )
 
 // proxy stands between a driver and its server.
@@ -90,12 +90,14 @@ func (p *proxy) relay(client, server net.Conn) {
 	p.all.Go(func() {
 		defer closeBoth()
 		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
-			if bytes.Contains(bytes.ToUpper(chunk), []byte("COMMIT")) {
-				committing.Store(p.do.Load())
-			}
-			if p.do.Load() == interrupt && (committing.Swap(pass) == interrupt || bytes.Contains(bytes.ToUpper(chunk), []byte("ROLLBACK"))) {
+			text := bytes.ToUpper(chunk)
+			commits := bytes.Contains(text, []byte("COMMIT"))
+			if p.do.Load() == interrupt && (commits || bytes.Contains(text, []byte("ROLLBACK"))) {
 				_, _ = client.Write(p.failure.Load().([]byte))
 				return nil, true
+			}
+			if commits {
+				committing.Store(p.do.Load())
 			}
 			if rand.Int32N(1000) < p.chance.Load() {
 				committing.Store(cutBefore + rand.Int32N(2))

@@ -53,7 +53,8 @@ func request(key string, ttl, orphan time.Duration) core.Request {
 	return core.Request{Key: key, Owner: ownertext.New("test", "", orphan), TTL: ttl, Orphan: orphan}
 }
 
-// acquire gets the lock. On a busy machine a short lease may end before the answer, and another owner asks again.
+// acquire gets the lock. On a busy machine a short lease may end before the answer comes. Then another
+// owner asks again.
 func acquire(t testing.TB, b core.Backend, r core.Request) (g core.Grant) {
 	t.Helper()
 	eventually(t, "Acquire", func() bool {

@@ -99,7 +99,8 @@ func request(key string, ttl time.Duration) core.Request {
 	return core.Request{Key: key, Owner: ownertext.New("test", "", 0), TTL: ttl}
 }
 
-// acquire gets the lock. On a busy machine a short lease may end before the answer, and another owner asks again.
+// acquire gets the lock. On a busy machine a short lease may end before the answer comes. Then another
+// owner asks again.
 func acquire(t testing.TB, b core.Backend, r core.Request) (g core.Grant) {
 	t.Helper()
 	eventually(t, "Acquire", func() bool {

@@ -86,7 +86,8 @@ func TestServe_Sale(t *testing.T) {
 			ask(http.StatusAccepted, "POST", "/api/sale", sale)
 			ask(http.StatusConflict, "POST", "/api/sale", sale)
 			s := watch(t, ask, func(s showState) bool { return !s.Running })
-			// Naive code fails by chance: on a busy machine its buyers may not meet, and a call may get no answer in time.
+			// Naive code fails by chance: on a busy machine its buyers may not meet. With the kit, a call may
+			// get no answer in time there.
 			for try := 0; try < 20 && (s.Naive.Oversold == 0 || s.Naive.Doubled == 0 || s.Guarded.Errors > 0); try++ {
 				if s.Guarded.Oversold > 0 || s.Guarded.Doubled > 0 {
 					t.Fatalf("with the kit: %+v", s.Guarded)
