@@ -267,7 +267,7 @@ func TestConnect_SlowHandshake(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t, testutil.Redis(t).Addr())
 	p.late.Store(int64(100 * time.Millisecond))
-	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: 500 * time.Millisecond},
+	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: 10 * time.Second},
 		core.WithOutageWait(0))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
