@@ -32,7 +32,7 @@ func TestFate_WhatIsRecorded(t *testing.T) {
 		}
 		c.String(status, "%d", status)
 	}
-	l := testutil.Locker(t, core.WithTTL(200*time.Millisecond))
+	l := testutil.Locker(t, core.WithTTL(unknownAfter))
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/default", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), answerAs)
 		r.POST("/all", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.KeepAnswer })), answerAs)
@@ -86,7 +86,7 @@ func TestFate_Panic(t *testing.T) {
 		runs.Add(1)
 		c.String(200, "half of the ans")
 		panic("boom")
-	}, idempotency.WithLocker(testutil.Locker(t, core.WithTTL(200*time.Millisecond))))
+	}, idempotency.WithLocker(testutil.Locker(t, core.WithTTL(unknownAfter))))
 	s.order("k", "").want(t, 500, "", false)
 	a := until(t, func() answer { return s.order("k", "") }, notRunning(t))
 	a.wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
@@ -137,7 +137,7 @@ func TestFate_NoStatus(t *testing.T) {
 			runs.Add(1)
 			c.String(status, "made")
 		}, idempotency.Decide(func(int, http.Header) idempotency.Fate { return idempotency.KeepAnswer }),
-			idempotency.WithLocker(testutil.Locker(t, core.WithTTL(200*time.Millisecond))))
+			idempotency.WithLocker(testutil.Locker(t, core.WithTTL(unknownAfter))))
 		s.order("k", "")
 		until(t, func() answer { return s.order("k", "") }, notRunning(t)).wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
 		if n := runs.Load(); n != 1 {

@@ -118,11 +118,11 @@ func TestRefuseRepeats_AfterAFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var runs atomic.Int64
-			l := lockerOn(t, testutil.Redis(t), core.WithTTL(200*time.Millisecond))
+			l := lockerOn(t, testutil.Redis(t), core.WithTTL(unknownAfter))
 			s := form(t, time.Minute, func(c *gin.Context) { runs.Add(1); fail(c) }, idempotency.WithLocker(l))
 			s.do("POST", "/forms/1", "a")
 			s.do("POST", "/forms/1", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
-			for end := time.Now().Add(400 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			for end := time.Now().Add(2 * unknownAfter); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 				s.do("POST", "/forms/1", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
 			}
 			if n := runs.Load(); n != 1 {

@@ -187,6 +187,10 @@ func later(ask func() answer) <-chan answer {
 	return answers
 }
 
+// unknownAfter is the TTL of claims in tests that wait for an unknown outcome. It is longer than a busy
+// machine stands still.
+const unknownAfter = 2 * time.Second
+
 // until asks again until ok, for up to 10 s.
 func until(t testing.TB, ask func() answer, ok func(answer) bool) answer {
 	t.Helper()

@@ -2,12 +2,14 @@ package testutil
 
 import (
 	"testing"
+	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 )
 
-// Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends.
+// Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends. It waits up to 10 s
+// for an answer, so that a busy machine does not make locks unavailable.
 //
 //	locker := testutil.Locker(t, core.WithTTL(time.Second))
 //	lock, err := locker.Acquire(t.Context(), "stock:42")
@@ -19,7 +21,9 @@ import (
 //	}
 func Locker(t testing.TB, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(redisbackend.New(Redis(t).Client()), opts...)
+	b := redisbackend.New(Redis(t).Client())
+	b.NodeTimeout = 10 * time.Second
+	l, err := core.New(b, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

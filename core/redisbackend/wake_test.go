@@ -248,14 +248,20 @@ func TestWatch_ConnectionLingers(t *testing.T) {
 		ok(t, "INFO", err)
 		return info["Stats"]["total_connections_received"]
 	}
+	// A connection that stood still for as long as a pong may take is made anew, so a busy machine needs
+	// some attempts. Without the linger none succeeds.
 	contend("warm")
-	before := connections()
-	for i := range 3 {
+	kept := 0
+	for i := 0; i < 20 && kept < 3; i++ {
+		before := connections()
 		time.Sleep(700 * time.Millisecond)
 		contend(strconv.Itoa(i))
+		if kept++; connections() != before {
+			kept = 0
+		}
 	}
-	if now := connections(); now != before {
-		t.Errorf("%s connections before the contended Acquires, %s after", before, now)
+	if kept < 3 {
+		t.Error("a waiter makes a new connection")
 	}
 }
 

@@ -3,6 +3,7 @@ package routertest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -40,11 +41,12 @@ type suite struct {
 	router Router
 	runs   atomic.Int64
 	url    string
+	ttl    time.Duration // of the claims, or 0 for a long one
 }
 
 // serve starts a server for h.
 func (s *suite) serve(h http.HandlerFunc, opts ...idempotency.HTTPOption) {
-	l := testutil.Locker(s, core.WithTTL(500*time.Millisecond))
+	l := testutil.Locker(s, core.WithTTL(cmp.Or(s.ttl, time.Minute)))
 	counted := func(w http.ResponseWriter, r *http.Request) {
 		s.runs.Add(1)
 		h(w, r)
@@ -144,6 +146,15 @@ type gate struct{ entered, open chan struct{} }
 
 func newGate() *gate { return &gate{make(chan struct{}, 64), make(chan struct{})} }
 
+// wait waits for a handler at the gate.
+func (g *gate) wait(s *suite) {
+	select {
+	case <-g.entered:
+	case <-time.After(time.Minute):
+		s.Fatal("the handler did not run within a minute")
+	}
+}
+
 func (g *gate) pass() {
 	g.entered <- struct{}{}
 	<-g.open
@@ -175,7 +186,7 @@ var cases = []struct {
 		s.serve(func(w http.ResponseWriter, r *http.Request) { g.pass(); made(w, r) })
 		first := make(chan answer, 1)
 		go func() { first <- s.post("{}") }()
-		<-g.entered
+		g.wait(s)
 		busy := s.post("{}")
 		other := s.post(`{"n":1}`)
 		close(g.open)
@@ -222,7 +233,7 @@ var cases = []struct {
 		})
 		first := make(chan answer, 1)
 		go func() { first <- s.post("{}") }()
-		<-g.entered
+		g.wait(s)
 		during := s.post("{}")
 		close(g.open)
 		s.refused("during the stream", during, idempotency.CodeResponseNotKept)
@@ -258,12 +269,14 @@ var cases = []struct {
 		s.ran(1)
 	}},
 	{"panic", func(s *suite) {
+		s.ttl = 2 * time.Second // the outcome is unknown when it has passed
 		s.serve(func(http.ResponseWriter, *http.Request) { panic("boom") })
 		s.want("the first", s.post("{}"), 500, "", false)
 		s.refused("a retry", s.ended(), idempotency.CodeOutcomeUnknown)
 		s.ran(1)
 	}},
 	{"time-out", func(s *suite) {
+		s.ttl = 2 * time.Second // the outcome is unknown when it has passed
 		s.serve(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusGatewayTimeout) })
 		s.want("the first", s.post("{}"), 504, "", false)
 		s.refused("a retry", s.ended(), idempotency.CodeOutcomeUnknown)
@@ -311,7 +324,7 @@ var cases = []struct {
 		ctx, hangUp := context.WithCancel(context.Background())
 		gone := make(chan struct{})
 		go func() { defer close(gone); s.send(ctx, "{}") }()
-		<-g.entered
+		g.wait(s)
 		hangUp()
 		<-gone
 		close(g.open)
@@ -341,7 +354,7 @@ var cases = []struct {
 		for range cap(answers) {
 			go func() { answers <- s.post("{}") }()
 		}
-		<-g.entered
+		g.wait(s)
 		close(g.open)
 		replays := 0
 		for range cap(answers) {
