@@ -69,8 +69,8 @@ func delay(from, to net.Conn, oneWay time.Duration) {
 }
 
 // A quorum far away works with default options from the first Acquire on, and keeps a lock beyond its
-// TTL: its renewals connect. If the machine was too slow for a lease or for the time-out of a node, which
-// is a part of it, the next one is longer.
+// TTL: its renewals connect. If the machine was too slow for a lease, the next one is longer. The time-out
+// of a node is a part of the lease.
 func TestQuorum_LongRoundTrips(t *testing.T) {
 	t.Parallel()
 	for _, roundTrip := range []time.Duration{5, 20, 50, 100} {
