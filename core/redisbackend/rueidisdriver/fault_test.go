@@ -27,7 +27,7 @@ import (
 const soon = 7 * time.Second
 
 func quick(b redisbackend.Config) redisbackend.Config {
-	b.NodeTimeout, b.NewInstallation = 500*time.Millisecond, true
+	b.NodeTimeout, b.NewInstallation = time.Second, true
 	return b
 }
 
