@@ -34,9 +34,9 @@ func TestClaims_ShownAndForgotten(t *testing.T) {
 	encrypted.Keys = []claim.EncryptionKey{{ID: "2026", AEAD: must[cipher.AEAD](t)(cipher.NewGCM(block))}}
 
 	sealed := begin("ann:1", plain)
-	must[[]byte](t)(sealed.Step(t.Context(), "charge", func(context.Context) ([]byte, error) { return []byte("4711"), nil }, nil))
+	must[[]byte](t)(sealed.Step(t.Context(), "charge", func(context.Context) ([]byte, error) { return []byte("visa-4711"), nil }, nil))
 	for _, k := range []*claim.Claim{sealed, begin("ben:1", plain), begin("ann:secret", encrypted)} {
-		if err := k.Complete(&claim.Record{Status: 201, Body: []byte("card 4711")}); err != nil {
+		if err := k.Complete(&claim.Record{Status: 201, Body: []byte("card visa-4711")}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,7 +60,7 @@ func TestClaims_ShownAndForgotten(t *testing.T) {
 	} {
 		out, _ := do(0, "inspect", "claim:"+key)
 		contains(t, out, parts...)
-		if strings.Contains(out, "4711") || strings.Contains(out, "\ntag") {
+		if strings.Contains(out, "visa-4711") || strings.Contains(out, "\ntag") {
 			t.Errorf("inspect shows %q", out)
 		}
 	}
