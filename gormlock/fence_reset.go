@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"math"
@@ -79,7 +78,7 @@ func resetFence(ctx context.Context, db *gorm.DB, key string) (err error) {
 	held, cancel := context.WithTimeoutCause(k.Context(), defaultWait, errFenceHeld)
 	defer cancel()
 	err = retry(held, func() error {
-		return inTransaction(held, conns, nil, func(tx *sql.Tx) error {
+		return inTransaction(held, conns, d, nil, func(tx gorm.Tx) error {
 			_, err := tx.ExecContext(held, d.sql(lower), int64(token), []byte(k.Owner()), []byte(key), int64(token))
 			if err != nil {
 				return err

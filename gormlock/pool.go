@@ -5,8 +5,10 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -111,14 +113,22 @@ type pinnedTx struct {
 	sqlite     bool
 	free       func() error // gives the connection back
 	rolledBack bool         // after a COMMIT that failed
+	ending     bool         // COMMIT or ROLLBACK is in the driver, or it panicked there
 }
 
+// pin begins a transaction on a connection of db. As database/sql does, it takes another connection if
+// the driver says that this one is bad. Each bad one leaves the pool.
 func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return nil, err
+	for tries := 1; ; tries++ {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		tx, err := pinOn(ctx, conn, opts, sqlite, conn.Close)
+		if !errors.Is(err, driver.ErrBadConn) || tries > 2+db.Stats().Idle {
+			return tx, err
+		}
 	}
-	return pinOn(ctx, conn, opts, sqlite, conn.Close)
 }
 
 func pinOn(ctx context.Context, conn *sql.Conn, opts *sql.TxOptions, sqlite bool, free func() error) (gorm.Tx, error) {
@@ -131,8 +141,9 @@ func pinOn(ctx context.Context, conn *sql.Conn, opts *sql.TxOptions, sqlite bool
 }
 
 func (t *pinnedTx) Commit() error {
-	defer func() { _ = t.free() }()
+	t.ending = true
 	err := t.Tx.Commit()
+	t.ending = false
 	if err != nil && t.sqlite {
 		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
 		t.rolledBack = rollback == nil
@@ -140,17 +151,47 @@ func (t *pinnedTx) Commit() error {
 	if err != nil && !rejected(t, err) {
 		t.close()
 	}
+	_ = t.free()
 	return err
 }
 
 func (t *pinnedTx) Rollback() error {
-	defer func() { _ = t.free() }()
+	if t.ending { // the driver panicked: database/sql keeps the connection, and free would wait for ever
+		return t.Tx.Rollback()
+	}
+	t.ending = true
 	err := t.Tx.Rollback()
-	if err != nil && !t.sqlite { // SQLite may have rolled back by itself
+	t.ending = false
+	if err != nil && !t.ended() {
 		t.close()
 	}
+	_ = t.free()
 	return err
 }
 
-// close closes the connection, so that nothing stays open on it.
-func (t *pinnedTx) close() { _ = t.conn.Raw(func(any) error { return driver.ErrBadConn }) }
+// ended reports whether SQLite has rolled back by itself, as it does after some errors. Only BEGIN tells.
+func (t *pinnedTx) ended() bool {
+	if !t.sqlite {
+		return false
+	}
+	if _, err := t.conn.ExecContext(context.Background(), "BEGIN"); err != nil {
+		return false
+	}
+	_, err := t.conn.ExecContext(context.Background(), "ROLLBACK")
+	return err == nil
+}
+
+// close closes the connection, so that nothing stays open on it. In gorm's Connection, rows that were
+// opened before BEGIN keep the connection open until they are closed. Their owner may close them only
+// after this transaction, so close waits for a second at most.
+func (t *pinnedTx) close() {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
+}

@@ -80,7 +80,7 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 	last := []byte{}
 	for {
 		var names []any
-		err := inTransaction(ctx, db, &sql.TxOptions{ReadOnly: true}, func(tx *sql.Tx) (err error) {
+		err := inTransaction(ctx, db, d, &sql.TxOptions{ReadOnly: true}, func(tx gorm.Tx) (err error) {
 			names, err = namesOf(ctx, tx, d.sql(find), last)
 			return err
 		})
@@ -93,7 +93,7 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 		remove := fmt.Sprintf("DELETE FROM %s WHERE name IN (?%s) AND %s", p.table, strings.Repeat(", ?", len(names)-1), old)
 		var n int64
 		err = retry(ctx, func() error {
-			return inTransaction(ctx, db, nil, func(tx *sql.Tx) error {
+			return inTransaction(ctx, db, d, nil, func(tx gorm.Tx) error {
 				result, err := tx.ExecContext(ctx, d.sql(remove), names...)
 				if err != nil {
 					return err
@@ -112,9 +112,10 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 	}
 }
 
-// inTransaction runs fn in a transaction, which commits also if autocommit is off.
-func inTransaction(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(*sql.Tx) error) error {
-	tx, err := db.BeginTx(ctx, opts)
+// inTransaction runs fn in a transaction, which commits also if autocommit is off. If it fails, it is not
+// committed later: see pinnedTx.
+func inTransaction(ctx context.Context, db *sql.DB, d dialect, opts *sql.TxOptions, fn func(gorm.Tx) error) error {
+	tx, err := (&pool{ConnPool: db, dialect: d}).begin(ctx, opts, true)
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func inTransaction(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func
 	return tx.Commit()
 }
 
-func namesOf(ctx context.Context, tx *sql.Tx, query string, last []byte) (names []any, err error) {
+func namesOf(ctx context.Context, tx gorm.Tx, query string, last []byte) (names []any, err error) {
 	rows, err := tx.QueryContext(ctx, query, last)
 	if err != nil {
 		return nil, err
