@@ -1,7 +1,6 @@
 package gormlock_test
 
 import (
-	"database/sql"
 	"errors"
 	"testing"
 
@@ -69,32 +68,5 @@ func TestInterrupted(t *testing.T) {
 				n = got
 			}
 		}
-	})
-}
-
-// TestStaleConnections: all idle connections ended, as after a restart of the server.
-func TestStaleConnections(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, db *gorm.DB) {
-		proxied, p := behindProxy(t, db)
-		if p == nil {
-			return
-		}
-		conns := pool(t, proxied)
-		conns.SetMaxIdleConns(8)
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
-		put(t, db, 42, 10)
-		var open []*sql.Conn
-		for range 8 {
-			c, err := conns.Conn(t.Context())
-			ok(t, "Conn", err)
-			open = append(open, c)
-		}
-		for _, c := range open {
-			ok(t, "Close", c.Close())
-		}
-		p.cutAll()
-		ok(t, "Transaction", gormlock.Transaction(proxied, "k", func(tx *gorm.DB) error { return take(tx, 42) }))
-		wantLeft(t, db, 42, 9)
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
-	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -20,16 +19,6 @@ import (
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
-
-// resetAll ends all connections with RST.
-func (p *proxy) resetAll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		_ = c.(*net.TCPConn).SetLinger(0)
-		_ = c.Close()
-	}
-}
 
 // A BEGIN on a dead connection is sent on another one, as database/sql does. The driver here does not
 // look at a connection before it is used.
@@ -53,10 +42,10 @@ func TestPinned_DeadConnectionAtBegin(t *testing.T) {
 		proxied, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
 		ok(t, "Open", err)
 		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
-		conns.SetMaxIdleConns(2)
+		conns.SetMaxIdleConns(8)
 		stale := func() {
 			var open []*sql.Conn
-			for range 2 {
+			for range 8 {
 				c, err := conns.Conn(t.Context())
 				ok(t, "Conn", err)
 				_ = c.PingContext(t.Context())
@@ -65,8 +54,7 @@ func TestPinned_DeadConnectionAtBegin(t *testing.T) {
 			for _, c := range open {
 				_ = c.Close()
 			}
-			p.resetAll()
-			time.Sleep(100 * time.Millisecond) // the client learns of it
+			p.cutAll()
 		}
 		stale()
 		if err := proxied.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }); err != nil {
@@ -97,8 +85,9 @@ func TestPinned_SQLiteInterrupts(t *testing.T) {
 	for name, ignores := range map[string]bool{"ROLLBACK": false, "COMMIT": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			dir := t.TempDir()
 			open := func() *gorm.DB {
-				file := "file:" + filepath.Join(t.TempDir(), "../shop.db") + "?_pragma=busy_timeout(500)&_txlock=immediate&_pragma=journal_mode(wal)"
+				file := "file:" + filepath.Join(dir, "shop.db") + "?_pragma=busy_timeout(500)&_txlock=immediate&_pragma=journal_mode(wal)"
 				db, err := gorm.Open(sqlite.Open(file), &gorm.Config{Logger: logger.Discard})
 				ok(t, "Open", err)
 				t.Cleanup(func() { _ = pool(t, db).Close() })
@@ -135,6 +124,25 @@ func TestPinned_SQLiteInterrupts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// SQLite rolls back by itself if a write is interrupted, and refuses ROLLBACK then. The connection stays:
+// a database in memory ends with it.
+func TestPinned_DatabaseInMemoryStays(t *testing.T) {
+	t.Parallel()
+	db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	defer pool(t, db).Close()
+	pool(t, db).SetMaxOpenConns(1)
+	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
+	put(t, db, 42, 10)
+	ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err = db.WithContext(ctx).Scopes(gormlock.Guard("k")).
+		Exec("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) INSERT INTO items (id) SELECT x FROM n").Error
+	want(t, "INSERT", err, context.DeadlineExceeded)
+	wantLeft(t, db, 42, 10)
 }
 
 // panicConnector is a driver that panics at COMMIT or ROLLBACK, as the hook of an instrumented driver may.

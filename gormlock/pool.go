@@ -73,18 +73,23 @@ func (p *pool) GetDBConn() (*sql.DB, error) {
 	return nil, gorm.ErrInvalidDB
 }
 
-// begin begins a transaction in the database.
+// begin begins a transaction in the inner pool.
 func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
+	return begin(ctx, p.ConnPool, p.dialect, opts, guarded)
+}
+
+// begin begins a transaction on conns. One that is guarded is not committed after it failed.
+func begin(ctx context.Context, conns gorm.ConnPool, d dialect, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
 	// The drivers of PostgreSQL close a connection that comes back with an open transaction.
-	if sqlite := p.dialect.name == "sqlite"; guarded && (sqlite || p.dialect.name == "mysql") {
-		switch inner := p.ConnPool.(type) {
+	if sqlite := d.name == "sqlite"; guarded && (sqlite || d.name == "mysql") {
+		switch inner := conns.(type) {
 		case *sql.DB:
 			return pin(ctx, inner, opts, sqlite)
 		case *sql.Conn: // of gorm's Connection, which closes it
 			return pinOn(ctx, inner, opts, sqlite, func() error { return nil })
 		}
 	}
-	switch inner := p.ConnPool.(type) {
+	switch inner := conns.(type) {
 	case gorm.TxBeginner:
 		tx, err := inner.BeginTx(ctx, opts)
 		if err != nil {
@@ -100,7 +105,7 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 			return tx, nil
 		}
 	}
-	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
+	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", conns, gorm.ErrInvalidTransaction)
 }
 
 // pinnedTx is a transaction that keeps its connection until its outcome is known. SQLite may reject a
@@ -117,15 +122,15 @@ type pinnedTx struct {
 }
 
 // pin begins a transaction on a connection of db. As database/sql does, it takes another connection if
-// the driver says that this one is bad. Each bad one leaves the pool.
+// the driver says that this one is bad. All that are idle may be bad, and each bad one leaves the pool.
 func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
-	for tries := 1; ; tries++ {
+	for tries := 3 + db.Stats().Idle; ; tries-- {
 		conn, err := db.Conn(ctx)
 		if err != nil {
 			return nil, err
 		}
 		tx, err := pinOn(ctx, conn, opts, sqlite, conn.Close)
-		if !errors.Is(err, driver.ErrBadConn) || tries > 2+db.Stats().Idle {
+		if !errors.Is(err, driver.ErrBadConn) || tries <= 1 {
 			return tx, err
 		}
 	}

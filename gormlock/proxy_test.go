@@ -75,11 +75,12 @@ func startProxy(t *testing.T, upstream string) *proxy {
 	return p
 }
 
-// cutAll closes all connections.
+// cutAll ends all connections with RST.
 func (p *proxy) cutAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.conns {
+		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 	}
 }

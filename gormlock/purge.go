@@ -115,7 +115,7 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 // inTransaction runs fn in a transaction, which commits also if autocommit is off. If it fails, it is not
 // committed later: see pinnedTx.
 func inTransaction(ctx context.Context, db *sql.DB, d dialect, opts *sql.TxOptions, fn func(gorm.Tx) error) error {
-	tx, err := (&pool{ConnPool: db, dialect: d}).begin(ctx, opts, true)
+	tx, err := begin(ctx, db, d, opts, true)
 	if err != nil {
 		return err
 	}

@@ -166,7 +166,8 @@ func TestDatabases_UsedOnesAreEmpty(t *testing.T) {
 			var n int
 			var timeout string
 			err := db.Raw(left).Scan(&n).Error
-			for end := time.Now().Add(10 * time.Second); n != 0 && time.Now().Before(end); { // a backend ends a moment after the call that ends it
+			// A backend ends a moment after the call that ends it.
+			for end := time.Now().Add(10 * time.Second); n != 0 && time.Now().Before(end); {
 				time.Sleep(10 * time.Millisecond)
 				err = db.Raw(left).Scan(&n).Error
 			}
