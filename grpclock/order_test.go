@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
@@ -23,7 +22,7 @@ import (
 // unless an interceptor inside makes it an answer.
 func TestByMetadata_Panics(t *testing.T) {
 	t.Parallel()
-	_, l := newHanging(t, core.WithTTL(300*time.Millisecond))
+	_, l := newHanging(t, core.WithTTL(unknownAfter))
 	use, recoverer := idempotency.WithLocker(l), recovery.UnaryServerInterceptor()
 	byKey := grpclock.ByMetadata(idempotencyKey, use)
 	for _, tc := range []struct {

@@ -35,10 +35,14 @@ func watchClient(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 // clientGone is closed when the client has hung up or is out of time.
 func clientGone(ctx context.Context) <-chan struct{} { return ctx.Value(clientKey{}).(<-chan struct{}) }
 
+// unknownAfter is the TTL of claims in tests that wait for an unknown outcome. It is longer than a busy
+// machine stands still.
+const unknownAfter = 2 * time.Second
+
 // briefly is a server whose leases end soon.
 func briefly(t testing.TB, h handler, opts ...grpclock.Option) *server {
 	t.Helper()
-	_, l := newHanging(t, core.WithTTL(300*time.Millisecond))
+	_, l := newHanging(t, core.WithTTL(unknownAfter))
 	opts = append(opts, idempotency.WithLocker(l))
 	return serve(t, &orders{handle: h}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, opts...)))
 }

@@ -238,8 +238,8 @@ func TestSeal_LargestValue(t *testing.T) {
 	const limit = 2 * time.Second
 	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: limit})
 	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), value, time.Minute))
-	p.late.Store(int64(12 * time.Millisecond)) // for each 64 KiB
-	// More than once where the machine stands still: a pause of 250 ms is an answer that does not come.
+	p.late.Store(int64(9 * time.Millisecond)) // for each 64 KiB, so that it takes a little longer than limit
+	// More than once where the machine stands still: after limit, a pause of 250 ms is an answer that does not come.
 	eventually(t, "the value comes", func() bool {
 		start := time.Now()
 		_, err := l.TryAcquire(t.Context(), "k")

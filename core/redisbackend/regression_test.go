@@ -493,8 +493,10 @@ func TestRegression_CloseWhileHung(t *testing.T) {
 	all.Wait()
 	node.Cont()
 	for i, b := range backends {
-		_, err := b.Release(t.Context(), held[i])
-		ok(t, "Release after Close", err)
+		eventually(t, "Release after Close", func() bool { // a connection that was begun while the node hung may fail
+			_, err := b.Release(t.Context(), held[i])
+			return err == nil
+		})
 		ok(t, "Close", b.Close())
 	}
 	var n int

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -85,28 +86,36 @@ func TestClose_FreesWhatACancelledAcquireGets(t *testing.T) {
 	node := shared(t)
 	p := newProxy(t, node.Addr())
 	direct := open(t, at(t, node.Addr()))
-	g, err := direct.Acquire(t.Context(), request("k", time.Hour))
-	ok(t, "Acquire", err)
-	_, err = direct.Release(t.Context(), g)
-	ok(t, "Release", err)
-	b := open(t, at(t, p.addr()))
-	ok(t, "Ping", b.Ping(t.Context()))
-	ctx, cancel := context.WithCancel(t.Context())
-	slow := func() {
-		cancel()
-		time.Sleep(200 * time.Millisecond)
+	attempt := func(key string) core.Status {
+		g, err := direct.Acquire(t.Context(), request(key, time.Hour))
+		ok(t, "Acquire", err)
+		_, err = direct.Release(t.Context(), g)
+		ok(t, "Release", err)
+		b := open(t, at(t, p.addr()))
+		ok(t, "Ping", b.Ping(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		slow := func() {
+			cancel()
+			time.Sleep(200 * time.Millisecond)
+		}
+		p.before.Store(&slow)
+		r := request(key, time.Hour)
+		r.Orphan = time.Hour
+		_, err = b.Acquire(ctx, r)
+		want(t, "Acquire", err, context.Canceled)
+		ok(t, "Close", b.Close())
+		st, err := direct.Inspect(t.Context(), key)
+		ok(t, "Inspect", err)
+		return st.Status
 	}
-	p.before.Store(&slow)
-	r := request("k", time.Hour)
-	r.Orphan = time.Hour
-	_, err = b.Acquire(ctx, r)
-	want(t, "Acquire", err, context.Canceled)
-	ok(t, "Close", b.Close())
-	st, err := direct.Inspect(t.Context(), "k")
-	ok(t, "Inspect", err)
-	if st.Status != core.Free {
-		t.Errorf("the key is %v for %v", st.Status, st.ExpiresIn)
+	// Close gives up after a second, in which a busy machine may do nothing.
+	for i := range 5 {
+		if attempt(fmt.Sprint("k", i)) == core.Free {
+			return
+		}
 	}
+	t.Error("the keys stay held")
 }
 
 // A second value is refused, and does not get into the first one's pieces.
