@@ -202,7 +202,9 @@ func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 		err = fmt.Errorf("%w: the key is %v and not held by %q; look at it with Inspect", ErrLost, st.Status, owner)
 	}
 	if err == nil {
-		_, err = l.backend.Release(ctx, Grant{Key: name, Owner: owner, Deadline: time.Now().Add(l.ttl)})
+		_, err = l.backend.Release(ctx, Grant{
+			Key: name, Owner: owner, Orphan: ownertext.Orphan(owner), Deadline: time.Now().Add(l.ttl),
+		})
 	}
 	return callerError(ctx, key, withKey(err, key))
 }
