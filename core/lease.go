@@ -26,7 +26,7 @@ type lease struct {
 	tag     string
 	class   *class
 	noRenew bool      // guarded by mu
-	asOf    time.Time // when the backend last confirmed the lease. Guarded by mu.
+	asOf    time.Time // when the request was sent that last confirmed the lease. Guarded by mu.
 
 	// slot has one element while a verb is under way: verbs go to the backend one by one.
 	slot chan struct{}
@@ -62,10 +62,11 @@ type hold struct {
 // until returns when renewal ends.
 func (h *hold) until() time.Time { return h.began.Add(h.maxHold) }
 
-func newLease(w *waiter, g Grant) *lease {
+// newLease makes a lease of what the backend granted to a request that was sent at sent.
+func newLease(w *waiter, g Grant, sent time.Time) *lease {
 	s := &lease{
 		locker: w.locker, key: w.key, ttl: w.ttl, orphan: w.orphan, tag: w.tag, class: w.class, noRenew: w.maxHold == 0,
-		asOf: time.Now(), grant: g, slot: make(chan struct{}, 1),
+		asOf: sent, grant: g, slot: make(chan struct{}, 1),
 	}
 	s.renewAt = s.renewal()
 	return s
@@ -75,8 +76,9 @@ func newLease(w *waiter, g Grant) *lease {
 func (s *lease) first(w *waiter) *Lock {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.newHold(w, &s.firstHold, &s.firstLock, s.asOf)
-	s.timer = time.AfterFunc(s.next().Sub(s.asOf), s.tick)
+	now := time.Now()
+	s.newHold(w, &s.firstHold, &s.firstLock, now)
+	s.timer = time.AfterFunc(s.next().Sub(now), s.tick)
 	return &s.firstLock
 }
 

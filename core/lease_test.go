@@ -59,6 +59,38 @@ func TestLease_SuspendedMachine(t *testing.T) {
 	})
 }
 
+// slept is a backend that is suspended after it granted, before the answer arrives.
+type slept struct {
+	core.Backend
+	ahead *atomic.Int64
+}
+
+func (s slept) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := s.Backend.Acquire(ctx, r)
+	time.Sleep(time.Millisecond)
+	s.ahead.Store(time.Now().UnixNano())
+	return g, err
+}
+
+// The machine is suspended for a minute while the answer of Acquire is under way.
+func TestLease_SuspendedBeforeTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var woke atomic.Int64
+		l := locker(t, opener{slept{testutil.Open(t, testutil.Memory()), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+			if at := woke.Load(); at > 0 && began.UnixNano() < at && at <= now.UnixNano() {
+				wall = time.Minute
+			}
+			return wall + now.Sub(began), now.Sub(began)
+		}))
+		k, err := l.Acquire(t.Context(), "k")
+		if err == nil {
+			err = k.Err()
+			_ = k.Release(t.Context())
+		}
+		want(t, "Acquire or Err", err, core.ErrLost)
+	})
+}
+
 // Each waiter leaves a queue in constant time: many whose contexts end together do not hold up other
 // keys. Leaving is compared with joining, in CPU time: with a search through 100,000 waiters it takes
 // hundreds of times as long.

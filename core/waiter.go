@@ -246,11 +246,12 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	arrived := q.arrived
 	l.mu.Unlock()
 	owner := l.chance.owner(l.instance, w.tag, w.orphan)
+	sent := time.Now()
 	g, err := l.backend.Acquire(ctx, Request{
 		Key: w.name, Owner: owner, TTL: w.ttl, Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
 	})
 	if err == nil {
-		return w.granted(q, g)
+		return w.granted(q, g, sent)
 	}
 	err = w.ownOrphan(withKey(err, w.key), owner)
 	l.mu.Lock()
@@ -323,9 +324,9 @@ func (w *waiter) drop(k *Lock) {
 }
 
 // granted makes a lock of what the backend granted.
-func (w *waiter) granted(q *queue, g Grant) (*Lock, error) {
+func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 	l := w.locker
-	s := newLease(w, g)
+	s := newLease(w, g, sent)
 	k := s.first(w)
 	closed := l.acquired(q, s)
 	if k.Err() != nil { // lost before it was in the queue

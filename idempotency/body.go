@@ -21,6 +21,9 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 		return body, nil
 	}
 	if r.Body == nil || r.Body == http.NoBody {
+		if r.ContentLength != 0 && !parsed(r) {
+			return nil, errGone
+		}
 		return nil, nil
 	}
 	// It was read for the key, or by another middleware of this package.

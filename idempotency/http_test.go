@@ -333,9 +333,13 @@ func TestBody_ReadOutside(t *testing.T) {
 		} else {
 			_, _ = io.Copy(io.Discard, r.Body)
 		}
+		if r.Header.Get("X-None") != "" {
+			r.Body = http.NoBody
+		}
 		h.ServeHTTP(w, r)
 	}))
 	s.order("123456", "X-Part", "1").refused(t, idempotency.CodeMisconfigured)
+	s.order("123456", "X-None", "1").refused(t, idempotency.CodeMisconfigured)
 	s.order("123456").refused(t, idempotency.CodeMisconfigured)
 	chunked := struct{ io.Reader }{strings.NewReader("123456")}
 	s.post(t.Context(), "/orders/7", chunked, "Idempotency-Key", "k").refused(t, idempotency.CodeMisconfigured)
