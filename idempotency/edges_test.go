@@ -176,10 +176,12 @@ func TestRecover_Answers503(t *testing.T) {
 // The context of a handler under a plain lock ends when that is lost. With ByHeader between it does not.
 func TestLock_OuterLost(t *testing.T) {
 	t.Parallel()
-	for _, between := range []bool{false, true} {
-		t.Run(fmt.Sprint(between), func(t *testing.T) {
+	for name, c := range map[string]struct{ between, gone bool }{
+		"lock": {}, "lock and key": {between: true}, "lock and key, the client has hung up": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
 			l := testutil.Locker(t, core.WithTTL(time.Second))
-			inside, over := make(chan struct{}), make(chan error, 1)
+			inside, gone, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				close(inside)
 				select {
@@ -189,13 +191,23 @@ func TestLock_OuterLost(t *testing.T) {
 					over <- errors.New("the handler still runs")
 				}
 			}))
-			if between {
+			if c.between {
 				h = idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(l))(h)
 			}
-			s := serve(t, idempotency.LockByKey("order", idempotency.WithLocker(l))(h))
+			h = idempotency.LockByKey("order", idempotency.WithLocker(l))(h)
+			s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				context.AfterFunc(r.Context(), func() { close(gone) })
+				h.ServeHTTP(w, r)
+			}))
 			done := make(chan struct{})
-			go func() { defer close(done); s.order("") }()
+			ctx, hangUp := context.WithCancel(t.Context())
+			defer hangUp()
+			go func() { defer close(done); s.post(ctx, "/orders/7", nil, "Idempotency-Key", "k") }()
 			<-inside
+			if c.gone {
+				hangUp()
+				<-gone
+			}
 			st, err := l.Inspect(context.Background(), "order")
 			if err != nil {
 				t.Fatal(err)

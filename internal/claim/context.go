@@ -43,6 +43,10 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	}
 	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
+	// A client that has hung up ended the contexts of the plain locks around the claim.
+	for h, _ := ctx.Value(heldKey{}).(*held); h != nil; h = h.around {
+		h.lock.OnLoss(k.cancel)
+	}
 }
 
 // clientGone lets the handler go on without its client, unless too many do so already.

@@ -13,17 +13,19 @@ var ErrNoClaim = errors.New("idempotency: the context carries no claim; pass the
 
 type heldKey struct{}
 
-// held is a plain lock of an adapter, and the claim around it.
+// held is a plain lock of an adapter, and the claim and the plain lock around it.
 type held struct {
-	lock  *core.Lock
-	outer *Claim
+	lock   *core.Lock
+	outer  *Claim
+	around *held
 }
 
 // WithLock returns the context for a handler that runs under a plain lock.
 func WithLock(k *core.Lock) context.Context {
 	ctx := core.WithLock(k.Context(), k)
 	outer, _ := FromContext(ctx)
-	return context.WithValue(ctx, heldKey{}, held{k, outer})
+	around, _ := ctx.Value(heldKey{}).(*held)
+	return context.WithValue(ctx, heldKey{}, &held{k, outer, around})
 }
 
 // ReleaseLock releases a plain lock, and reports whether it was lost before. A failure is logged.
@@ -43,7 +45,7 @@ func ReleaseLock(ctx context.Context, k *core.Lock, log *slog.Logger, route stri
 // Token returns the fencing token of the innermost claim or lock that ctx carries.
 func Token(ctx context.Context) (uint64, error) {
 	k, _ := FromContext(ctx)
-	if h, ok := ctx.Value(heldKey{}).(held); ok && h.outer == k {
+	if h, ok := ctx.Value(heldKey{}).(*held); ok && h.outer == k {
 		return h.lock.Token(ctx)
 	}
 	if k == nil {
