@@ -94,11 +94,11 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 
 // ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of the key
 // of the request's claim and a name, which separates several effects of one request. Without a
-// claim in ctx it returns "", which Once refuses. In Gin pass c.Request.Context(), because a
-// *gin.Context does not carry the claim.
+// claim in ctx, or with one of RefuseRepeats alone, it returns "", which Once refuses. In Gin pass
+// c.Request.Context(), because a *gin.Context does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
-	k, ok := claim.FromContext(ctx)
-	if !ok {
+	k, err := claim.Keyed(ctx)
+	if err != nil {
 		return ""
 	}
 	key := core.Join(name, k.Key())
@@ -123,8 +123,8 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 	case db.Error != nil:
 		err = db.Error
 	case key == "":
-		err = fmt.Errorf("%w: it is empty; ClaimKey returns that where the context has no claim: pass the request's, "+
-			"in Gin c.Request.Context()", core.ErrInvalidKey)
+		err = fmt.Errorf("%w: it is empty; ClaimKey returns that where the context has no claim, or one of RefuseRepeats alone: pass the "+
+			"request's, in Gin c.Request.Context(), and put ByHeader or ByKey around it", core.ErrInvalidKey)
 	case len(key) > maxOnceKey:
 		return nil, fmt.Errorf("gormlock: Once %q…: %w: it has %d bytes, at most %d are allowed",
 			key[:32], core.ErrInvalidKey, len(key), maxOnceKey)

@@ -51,6 +51,7 @@ type Claim struct {
 	route       string
 	mark        mark
 	fingerprint Fingerprint
+	ofContent   bool
 	began       time.Time
 	adopted     *UnknownError
 	caller      caller
@@ -72,7 +73,7 @@ type Claim struct {
 
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
-		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint,
+		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint, ofContent: a.OfContent,
 		began: time.Now(), adopted: a.adopted, caller: a.caller, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)

@@ -49,6 +49,9 @@ type Request struct {
 	ID string
 	// Route is an attribute of metrics. There must be few different routes.
 	Route string
+	// OfContent means that Key is made of what was sent. A later request may have the same key and be
+	// another one.
+	OfContent bool
 	// Deadline is the server's own deadline, or zero. The client's deadline does not count: see
 	// [Claim.Context].
 	Deadline time.Time

@@ -3,6 +3,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -69,6 +70,21 @@ func (k *Claim) clientGone(cause error) {
 func FromContext(ctx context.Context) (*Claim, bool) {
 	k, ok := ctx.Value(claimKey{}).(*Claim)
 	return k, ok
+}
+
+// Keyed returns the innermost claim of ctx whose key tells one request from others. Otherwise the
+// error matches [ErrNoClaim].
+func Keyed(ctx context.Context) (*Claim, error) {
+	k, ok := FromContext(ctx)
+	for ; k != nil && k.ofContent; k = k.outer {
+	}
+	switch {
+	case k != nil:
+		return k, nil
+	case ok:
+		return nil, fmt.Errorf("%w: RefuseRepeats alone gives the same key to the same form an hour later; put ByHeader or ByKey around it", ErrNoClaim)
+	}
+	return nil, ErrNoClaim
 }
 
 // Outer returns the claim that the context carried when this one was made, or nil.
