@@ -140,7 +140,8 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 			f = claim.Free
 		}
 	}
-	if inside, ok := errors.AsType[*refusal](err); ok {
+	// Only the refusal itself: a handler that wraps one has run, and may have done something.
+	if inside, ok := err.(*refusal); ok {
 		f = inside.fate
 	}
 	return k.Fate(f)

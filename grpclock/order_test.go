@@ -2,8 +2,10 @@ package grpclock_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
@@ -190,11 +192,11 @@ func TestRefusal_TriedAgainInside(t *testing.T) {
 // same.
 func TestRefusal_InnerAfterAnEffect(t *testing.T) {
 	t.Parallel()
-	for _, end := range []string{"ok", "internal", "panic"} {
+	for _, end := range []string{"ok", "internal", "panic", "wrapped"} {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			l := testutil.Locker(t)
-			if _, err := l.TryAcquire(t.Context(), "notify"); err != nil {
+			if k, err := l.TryAcquire(t.Context(), "notify"); err != nil || k.Seal(t.Context(), nil, time.Minute) != nil {
 				t.Fatal(err)
 			}
 			notify := grpclock.LockByKey("notify", idempotency.WithLocker(l))
@@ -209,12 +211,14 @@ func TestRefusal_InnerAfterAnEffect(t *testing.T) {
 			}
 			s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 				n := charges.Add(1)
-				_, _ = notify(ctx, r, &grpc.UnaryServerInfo{FullMethod: "/shop.Mail/Notify"}, func(context.Context, any) (any, error) { return r, nil })
+				_, err := notify(ctx, r, &grpc.UnaryServerInfo{FullMethod: "/shop.Mail/Notify"}, func(context.Context, any) (any, error) { return r, nil })
 				switch end {
 				case "internal":
 					return nil, status.Error(codes.Internal, "the mail was not sent")
 				case "panic":
 					panic("boom")
+				case "wrapped":
+					return nil, fmt.Errorf("the mail: %w", err)
 				}
 				return &order{Run: n}, nil
 			}}, grpc.ChainUnaryInterceptor(recovery, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
