@@ -6,4 +6,5 @@ var (
 	ResolvePath    = resolvePath
 	TemplateSource = templateSource
 	QualifiedField = qualifiedField
+	ProtoDuration  = duration
 )

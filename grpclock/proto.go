@@ -3,6 +3,7 @@ package grpclock
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -64,10 +65,10 @@ func (m *method) readOption() error {
 	if m.locks && lock.Retain != nil {
 		return errors.New("its lock option has mode: LOCK_ONLY, which records nothing: remove retain")
 	}
-	if m.Retention, err = duration("retain", lock.Retain, m.Retention, claim.MinRetention); err != nil {
+	if m.Retention, err = duration("retain", lock.Retain, m.Retention, claim.MinRetention, claim.MaxRetention); err != nil {
 		return err
 	}
-	if m.Wait, err = duration("wait", lock.Wait, m.Wait, 0); err != nil {
+	if m.Wait, err = duration("wait", lock.Wait, m.Wait, 0, math.MaxInt64); err != nil {
 		return err
 	}
 	m.Require = m.Require || lock.Require
@@ -107,7 +108,7 @@ func (m *method) plainField(field string) (*source, error) {
 }
 
 func duration(
-	name string, d *durationpb.Duration, otherwise, least time.Duration,
+	name string, d *durationpb.Duration, otherwise, least, most time.Duration,
 ) (time.Duration, error) {
 	if d == nil {
 		return otherwise, nil
@@ -115,10 +116,11 @@ func duration(
 	if err := d.CheckValid(); err != nil {
 		return 0, fmt.Errorf("its lock option has a bad %s: %w", name, err)
 	}
-	if d.AsDuration() < least {
-		return 0, fmt.Errorf(
-			"its lock option has %s: %v: it must be at least %v", name, d.AsDuration(), least,
-		)
+	switch given := d.AsDuration(); {
+	case given < least:
+		return 0, fmt.Errorf("its lock option has %s: %v: it must be at least %v", name, given, least)
+	case given > most:
+		return 0, fmt.Errorf("its lock option has %s: %v: it must be at most %v", name, given, most)
 	}
 	return d.AsDuration(), nil
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
@@ -96,6 +97,18 @@ func (b *broken) NotAScalar(context.Context, *request) (*order, error)     { ret
 func (b *broken) NoKey(context.Context, *request) (*order, error)          { return b.run() }
 func (b *broken) Ambiguous(context.Context, *request) (*order, error)      { return b.run() }
 func (b *broken) ShortRetention(context.Context, *request) (*order, error) { return b.run() }
+
+// The limits of a .proto option are those of the Go option.
+func TestByProto_Durations(t *testing.T) {
+	for given, refused := range map[time.Duration]bool{
+		time.Millisecond: true, time.Second: false, time.Minute: false, time.Minute + 1: true,
+	} {
+		d, err := grpclock.ProtoDuration("retain", durationpb.New(given), time.Hour, time.Second, time.Minute)
+		if (err != nil) != refused || err == nil && d != given {
+			t.Errorf("%v: %v, %v", given, d, err)
+		}
+	}
+}
 
 // A mistake that Check finds also fails the first call.
 func TestByProto_WrongOptions(t *testing.T) {

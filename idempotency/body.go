@@ -9,7 +9,7 @@ import (
 
 var (
 	errTooLarge = errors.New("the request's body is too large")
-	errGone     = errors.New("a middleware outside of this one has read the body: let it put the body back, or move it inside")
+	errGone     = errors.New("a middleware outside of this one has read the body: let it put the body back and set ContentLength, or move it inside")
 )
 
 // readBody reads the body and puts it back.
@@ -39,7 +39,9 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 		return nil, err
 	case len(body) == 0 && parsed(r):
 		return nil, nil
-	case int64(len(body)) < r.ContentLength, len(body) == 0 && r.ContentLength < 0:
+	case len(body) == 0 && r.ContentLength < 0:
+		return nil, errGone
+	case int64(len(body)) < r.ContentLength && (len(body) == 0 || r.Header.Get("Content-Encoding") == ""): // else it is unpacked
 		return nil, errGone
 	}
 	again := &restored{Closer: r.Body, body: body}

@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -344,6 +345,39 @@ func TestBody_ReadOutside(t *testing.T) {
 	chunked := struct{ io.Reader }{strings.NewReader("123456")}
 	s.post(t.Context(), "/orders/7", chunked, "Idempotency-Key", "k").refused(t, idempotency.CodeMisconfigured)
 	if n := runs.Load(); n != 0 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// A middleware outside unpacks the body and leaves ContentLength, as Echo's Decompress does. What is
+// unpacked may be shorter than what was sent.
+func TestBody_UnpackedOutside(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))(counter(&runs))
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		unpacked, err := gzip.NewReader(r.Body)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		r.Body = io.NopCloser(unpacked)
+		h.ServeHTTP(w, r)
+	}))
+	order := func(text string) answer {
+		var packed bytes.Buffer
+		z := gzip.NewWriter(&packed)
+		_, _ = io.WriteString(z, text)
+		_ = z.Close()
+		return s.order(packed.String(), "Content-Encoding", "gzip")
+	}
+	for range 2 {
+		if a := order(`{"a":1}`); a.status != http.StatusCreated {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+	}
+	order(`{"a":2}`).refused(t, idempotency.CodeKeyReused)
+	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
 }
