@@ -105,7 +105,9 @@ func (c *call) underLock(
 		return run(c.ctx, nil)
 	case errors.Is(err, core.ErrInvalidKey):
 		c.log(slog.LevelWarn, "grpclock: the key of a lock is refused", err)
-		return c.refuseKey(keytext.ErrLong)
+		p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
+		p.Detail = keytext.LockRefused
+		return c.refuse(p)
 	default:
 		return c.refuseErr(err)
 	}

@@ -77,7 +77,9 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 		m.run(w, r, next, k)
 	case errors.Is(err, core.ErrInvalidKey):
 		m.warn(r, "idempotency: the key of a lock is refused", err)
-		m.refuseKey(w, r, keytext.ErrLong)
+		p := refusals[CodeKeyInvalid]
+		p.Detail = keytext.LockRefused
+		m.refuse(w, r, p)
 	case m.FailOpen && errors.Is(err, core.ErrUnavailable):
 		m.logUnprotected(r, err)
 		next.ServeHTTP(w, r)

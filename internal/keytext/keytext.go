@@ -24,6 +24,9 @@ var (
 	errQuote     = errors.New("its quotes are not closed, or something follows them")
 )
 
+// LockRefused is for a client whose values make a key that the Locker refuses.
+const LockRefused = "The values that the lock's key is made of are too long together, or have a character that is not allowed."
+
 // What to send: the end of a sentence for the client.
 const (
 	KeyForm   = `one key of 1 to 255 printable characters, as "key" or key.`
