@@ -59,16 +59,16 @@ func TestLease_SuspendedMachine(t *testing.T) {
 	})
 }
 
-// slept is a backend that is suspended after it granted, before the answer arrives.
-type slept struct {
+// suspending is a backend that grants at once. Its answer comes when a suspended machine goes on.
+type suspending struct {
 	core.Backend
-	ahead *atomic.Int64
+	woke *atomic.Int64
 }
 
-func (s slept) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+func (s suspending) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	g, err := s.Backend.Acquire(ctx, r)
 	time.Sleep(time.Millisecond)
-	s.ahead.Store(time.Now().UnixNano())
+	s.woke.Store(time.Now().UnixNano())
 	return g, err
 }
 
@@ -76,7 +76,7 @@ func (s slept) Acquire(ctx context.Context, r core.Request) (core.Grant, error) 
 func TestLease_SuspendedBeforeTheAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var woke atomic.Int64
-		l := locker(t, opener{slept{testutil.Open(t, testutil.Memory()), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+		l := locker(t, opener{suspending{testutil.Open(t, testutil.Memory()), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
 			if at := woke.Load(); at > 0 && began.UnixNano() < at && at <= now.UnixNano() {
 				wall = time.Minute
 			}

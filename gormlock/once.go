@@ -97,8 +97,8 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 // claim in ctx, or with one of RefuseRepeats alone, it returns "", which Once refuses. In Gin pass
 // c.Request.Context(), because a *gin.Context does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
-	k, err := claim.Keyed(ctx)
-	if err != nil {
+	k, ok := claim.Keyed(ctx)
+	if !ok {
 		return ""
 	}
 	key := core.Join(name, k.Key())

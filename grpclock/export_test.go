@@ -6,5 +6,4 @@ var (
 	ResolvePath    = resolvePath
 	TemplateSource = templateSource
 	QualifiedField = qualifiedField
-	ProtoDuration  = duration
 )

@@ -116,13 +116,14 @@ func duration(
 	if err := d.CheckValid(); err != nil {
 		return 0, fmt.Errorf("its lock option has a bad %s: %w", name, err)
 	}
-	switch given := d.AsDuration(); {
+	given := d.AsDuration()
+	switch {
 	case given < least:
 		return 0, fmt.Errorf("its lock option has %s: %v: it must be at least %v", name, given, least)
 	case given > most:
 		return 0, fmt.Errorf("its lock option has %s: %v: it must be at most %v", name, given, most)
 	}
-	return d.AsDuration(), nil
+	return given, nil
 }
 
 // lockTypes knows our option and nothing else.

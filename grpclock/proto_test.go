@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
@@ -97,18 +96,7 @@ func (b *broken) NotAScalar(context.Context, *request) (*order, error)     { ret
 func (b *broken) NoKey(context.Context, *request) (*order, error)          { return b.run() }
 func (b *broken) Ambiguous(context.Context, *request) (*order, error)      { return b.run() }
 func (b *broken) ShortRetention(context.Context, *request) (*order, error) { return b.run() }
-
-// The limits of a .proto option are those of the Go option.
-func TestByProto_Durations(t *testing.T) {
-	for given, refused := range map[time.Duration]bool{
-		time.Millisecond: true, time.Second: false, time.Minute: false, time.Minute + 1: true,
-	} {
-		d, err := grpclock.ProtoDuration("retain", durationpb.New(given), time.Hour, time.Second, time.Minute)
-		if (err != nil) != refused || err == nil && d != given {
-			t.Errorf("%v: %v, %v", given, d, err)
-		}
-	}
-}
+func (b *broken) LongRetention(context.Context, *request) (*order, error)  { return b.run() }
 
 // A mistake that Check finds also fails the first call.
 func TestByProto_WrongOptions(t *testing.T) {
@@ -134,6 +122,7 @@ func TestByProto_WrongOptions(t *testing.T) {
 		"NoKey":          {client.NoKey, "no key: name what is locked"},
 		"Ambiguous":      {client.Ambiguous, "write {req.principal}"},
 		"ShortRetention": {client.ShortRetention, "at least 10ms"},
+		"LongRetention":  {client.LongRetention, "at most 87600h0m0s"},
 		"Stream":         {nil, "is a stream"},
 	} {
 		found := ""
@@ -149,8 +138,8 @@ func TestByProto_WrongOptions(t *testing.T) {
 			ask(t.Context(), tc.call, &request{OrderId: "1"}).wantRefusal(t, codes.Internal, reasonMisconfigured)
 		}
 	}
-	if n := strings.Count(checked.Error(), "\n") + 1; n != 6 {
-		t.Errorf("Check found %d mistakes, there are 6:\n%v", n, checked)
+	if n := strings.Count(checked.Error(), "\n") + 1; n != 7 {
+		t.Errorf("Check found %d mistakes, there are 7:\n%v", n, checked)
 	}
 	if b.runs.Load() != 0 {
 		t.Errorf("%d ran", b.runs.Load())

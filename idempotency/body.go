@@ -21,7 +21,7 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 		return body, nil
 	}
 	if r.Body == nil || r.Body == http.NoBody {
-		if r.ContentLength != 0 && !parsed(r) {
+		if missing(r, nil) {
 			return nil, errGone
 		}
 		return nil, nil
@@ -37,18 +37,24 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 	switch {
 	case err != nil:
 		return nil, err
+	case missing(r, body):
+		return nil, errGone
 	case len(body) == 0 && parsed(r):
 		return nil, nil
-	case len(body) == 0 && r.ContentLength < 0:
-		return nil, errGone
-	case int64(len(body)) < r.ContentLength && (len(body) == 0 || r.Header.Get("Content-Encoding") == ""): // else it is unpacked
-		return nil, errGone
 	}
 	again := &restored{Closer: r.Body, body: body}
 	again.Reset(body)
 	r.Body = again
 	r.ContentLength, r.TransferEncoding = int64(len(body)), nil
 	return body, nil
+}
+
+// missing reports whether body is less than what was sent. An unpacked body may be shorter.
+func missing(r *http.Request, body []byte) bool {
+	if len(body) == 0 {
+		return r.ContentLength != 0 && !parsed(r)
+	}
+	return int64(len(body)) < r.ContentLength && r.Header.Get("Content-Encoding") == ""
 }
 
 const (

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -173,21 +174,28 @@ func TestRecover_Answers503(t *testing.T) {
 	}
 }
 
-// The context of a handler under a plain lock ends when that is lost. With ByHeader between it does not.
+// The context of a handler ends when a plain lock around it is lost, also with claims between them.
 func TestLock_OuterLost(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ between, gone bool }{
-		"lock": {}, "lock and key": {between: true}, "lock and key, the client has hung up": {true, true},
+	for name, c := range map[string]struct{ between, gone, inner bool }{
+		"lock":                                 {},
+		"lock and key":                         {between: true},
+		"lock and key, the client has hung up": {between: true, gone: true},
+		"lock, key and a form that is over":    {between: true, gone: true, inner: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := testutil.Locker(t, core.WithTTL(time.Second))
 			inside, gone, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if c.inner {
+					form := idempotency.RefuseRepeats(time.Minute, idempotency.WithLocker(l))
+					form(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(httptest.NewRecorder(), r)
+				}
 				close(inside)
 				select {
 				case <-r.Context().Done():
 					over <- context.Cause(r.Context())
-				case <-time.After(3 * time.Second):
+				case <-time.After(check.Patience):
 					over <- errors.New("the handler still runs")
 				}
 			}))

@@ -30,15 +30,14 @@ var (
 // run then gets [ErrStepUnknown]: ask the other system, with the same [DeriveKey], what happened.
 // If the error of fn matches [ErrNothingDone], a later run calls fn again. Step costs two round
 // trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim]. A claim of
-// [RefuseRepeats] does not count: its key is the form's content, and the same form is another request later.
+// [RefuseRepeats] does not count: the same form has the same key when it is sent again later.
 //
-// A result is kept for the time of [Retain] and [MaxRun] together and ten minutes more, from when it was
-// recorded. A retry that comes after that calls fn again.
+// A result is kept for the time of [Retain] and [MaxRun] and ten minutes more, from when it was recorded. A retry that comes after that calls fn again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
-	k, err := claim.Keyed(ctx)
-	if err != nil {
-		return result, err
+	k, ok := claim.Keyed(ctx)
+	if !ok {
+		return result, ErrNoClaim
 	}
 	recorded, err := k.Step(ctx, name, func(ctx context.Context) ([]byte, error) {
 		var err error
@@ -64,11 +63,12 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 
 // DeriveKey returns a key for a call that the handler makes to another system, for example the
 // idempotency key of a charge. It is the same in every run of the request, and differs for each name. It
-// is made of the key of the claim that [Step] uses, and has 32 characters. Without one the error is [ErrNoClaim].
+// is made of the key of the claim that [Step] uses, and has 32 characters. Without such a claim the error is
+// [ErrNoClaim].
 func DeriveKey(ctx context.Context, name string) (string, error) {
-	k, err := claim.Keyed(ctx)
-	if err != nil {
-		return "", err
+	k, ok := claim.Keyed(ctx)
+	if !ok {
+		return "", ErrNoClaim
 	}
 	sum := sha256.Sum256([]byte(core.Join("onelane derived key", k.Namespace(), k.Key(), name)))
 	return base64.RawURLEncoding.EncodeToString(sum[:24]), nil

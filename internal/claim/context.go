@@ -3,7 +3,6 @@ package claim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -44,8 +43,9 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	}
 	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
-	// A client that has hung up ended the contexts of the plain locks around the claim.
-	for h, _ := ctx.Value(heldKey{}).(*held); h != nil; h = h.around {
+	// A client that hangs up ends the contexts of plain locks around the claim, and they tell no more of a
+	// loss. Those around the outer claim are its own matter: it ends, and this one with it.
+	for h, _ := ctx.Value(heldKey{}).(*held); h != nil && h.outer == k.outer; h = h.around {
 		h.lock.OnLoss(k.cancel)
 	}
 }
@@ -72,19 +72,12 @@ func FromContext(ctx context.Context) (*Claim, bool) {
 	return k, ok
 }
 
-// Keyed returns the innermost claim of ctx whose key tells one request from others. Otherwise the
-// error matches [ErrNoClaim].
-func Keyed(ctx context.Context) (*Claim, error) {
-	k, ok := FromContext(ctx)
+// Keyed returns the innermost claim of ctx whose key tells one request from others.
+func Keyed(ctx context.Context) (*Claim, bool) {
+	k, _ := FromContext(ctx)
 	for ; k != nil && k.ofContent; k = k.outer {
 	}
-	switch {
-	case k != nil:
-		return k, nil
-	case ok:
-		return nil, fmt.Errorf("%w: RefuseRepeats alone gives the same key to the same form an hour later; put ByHeader or ByKey around it", ErrNoClaim)
-	}
-	return nil, ErrNoClaim
+	return k, k != nil
 }
 
 // Outer returns the claim that the context carried when this one was made, or nil.

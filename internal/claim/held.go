@@ -9,7 +9,8 @@ import (
 )
 
 // ErrNoClaim means that a context carries neither a claim nor a lock of an adapter.
-var ErrNoClaim = errors.New("idempotency: the context carries no claim; pass the request's context, in Gin c.Request.Context()")
+var ErrNoClaim = errors.New("idempotency: the context carries no claim; pass the request's context, in Gin c.Request.Context(); " +
+	"a claim of RefuseRepeats alone has no key for Step and DeriveKey, so put ByHeader or ByKey around it")
 
 type heldKey struct{}
 

@@ -497,7 +497,7 @@ const file_test_proto_rawDesc = "" +
 	"\x10order:{order_id}\x90\x02\x01\x12<\n" +
 	"\x06Upload\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order(\x01\x12<\n" +
 	"\x06Follow\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order0\x01\x12<\n" +
-	"\x04Chat\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order(\x010\x012\x80\x04\n" +
+	"\x04Chat\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order(\x010\x012\xd1\x04\n" +
 	"\x06Broken\x12]\n" +
 	"\fUnknownField\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\x1b\x9a\xf4\x1b\x17\n" +
 	"\x15order:{no_such_field}\x12V\n" +
@@ -507,7 +507,8 @@ const file_test_proto_rawDesc = "" +
 	"\x05NoKey\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\x06\x9a\xf4\x1b\x02\x10\x02\x12V\n" +
 	"\tAmbiguous\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\x17\x9a\xf4\x1b\x13\n" +
 	"\x11order:{principal}\x12L\n" +
-	"\x0eShortRetention\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\b\x9a\xf4\x1b\x04\x1a\x02\x10\x01\x12V\n" +
+	"\x0eShortRetention\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\b\x9a\xf4\x1b\x04\x1a\x02\x10\x01\x12O\n" +
+	"\rLongRetention\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\f\x9a\xf4\x1b\b\x1a\x06\b\x80\x88\u07be\x01\x12V\n" +
 	"\x06Stream\x12\x18.onelane.test.v1.Request\x1a\x16.onelane.test.v1.Order\"\x16\x9a\xf4\x1b\x12\n" +
 	"\x10order:{order_id}(\x010\x01B5Z3github.com/onelane/onelane/grpclock/internal/testpbb\x06proto3"
 
@@ -558,24 +559,26 @@ var file_test_proto_depIdxs = []int32{
 	1,  // 19: onelane.test.v1.Broken.NoKey:input_type -> onelane.test.v1.Request
 	1,  // 20: onelane.test.v1.Broken.Ambiguous:input_type -> onelane.test.v1.Request
 	1,  // 21: onelane.test.v1.Broken.ShortRetention:input_type -> onelane.test.v1.Request
-	1,  // 22: onelane.test.v1.Broken.Stream:input_type -> onelane.test.v1.Request
-	3,  // 23: onelane.test.v1.Orders.Create:output_type -> onelane.test.v1.Order
-	4,  // 24: onelane.test.v1.Orders.Cancel:output_type -> onelane.test.v1.Receipt
-	3,  // 25: onelane.test.v1.Orders.Pay:output_type -> onelane.test.v1.Order
-	3,  // 26: onelane.test.v1.Orders.Refund:output_type -> onelane.test.v1.Order
-	3,  // 27: onelane.test.v1.Orders.Grab:output_type -> onelane.test.v1.Order
-	3,  // 28: onelane.test.v1.Orders.Get:output_type -> onelane.test.v1.Order
-	3,  // 29: onelane.test.v1.Orders.Upload:output_type -> onelane.test.v1.Order
-	3,  // 30: onelane.test.v1.Orders.Follow:output_type -> onelane.test.v1.Order
-	3,  // 31: onelane.test.v1.Orders.Chat:output_type -> onelane.test.v1.Order
-	3,  // 32: onelane.test.v1.Broken.UnknownField:output_type -> onelane.test.v1.Order
-	3,  // 33: onelane.test.v1.Broken.NotAScalar:output_type -> onelane.test.v1.Order
-	3,  // 34: onelane.test.v1.Broken.NoKey:output_type -> onelane.test.v1.Order
-	3,  // 35: onelane.test.v1.Broken.Ambiguous:output_type -> onelane.test.v1.Order
-	3,  // 36: onelane.test.v1.Broken.ShortRetention:output_type -> onelane.test.v1.Order
-	3,  // 37: onelane.test.v1.Broken.Stream:output_type -> onelane.test.v1.Order
-	23, // [23:38] is the sub-list for method output_type
-	8,  // [8:23] is the sub-list for method input_type
+	1,  // 22: onelane.test.v1.Broken.LongRetention:input_type -> onelane.test.v1.Request
+	1,  // 23: onelane.test.v1.Broken.Stream:input_type -> onelane.test.v1.Request
+	3,  // 24: onelane.test.v1.Orders.Create:output_type -> onelane.test.v1.Order
+	4,  // 25: onelane.test.v1.Orders.Cancel:output_type -> onelane.test.v1.Receipt
+	3,  // 26: onelane.test.v1.Orders.Pay:output_type -> onelane.test.v1.Order
+	3,  // 27: onelane.test.v1.Orders.Refund:output_type -> onelane.test.v1.Order
+	3,  // 28: onelane.test.v1.Orders.Grab:output_type -> onelane.test.v1.Order
+	3,  // 29: onelane.test.v1.Orders.Get:output_type -> onelane.test.v1.Order
+	3,  // 30: onelane.test.v1.Orders.Upload:output_type -> onelane.test.v1.Order
+	3,  // 31: onelane.test.v1.Orders.Follow:output_type -> onelane.test.v1.Order
+	3,  // 32: onelane.test.v1.Orders.Chat:output_type -> onelane.test.v1.Order
+	3,  // 33: onelane.test.v1.Broken.UnknownField:output_type -> onelane.test.v1.Order
+	3,  // 34: onelane.test.v1.Broken.NotAScalar:output_type -> onelane.test.v1.Order
+	3,  // 35: onelane.test.v1.Broken.NoKey:output_type -> onelane.test.v1.Order
+	3,  // 36: onelane.test.v1.Broken.Ambiguous:output_type -> onelane.test.v1.Order
+	3,  // 37: onelane.test.v1.Broken.ShortRetention:output_type -> onelane.test.v1.Order
+	3,  // 38: onelane.test.v1.Broken.LongRetention:output_type -> onelane.test.v1.Order
+	3,  // 39: onelane.test.v1.Broken.Stream:output_type -> onelane.test.v1.Order
+	24, // [24:40] is the sub-list for method output_type
+	8,  // [8:24] is the sub-list for method input_type
 	8,  // [8:8] is the sub-list for extension type_name
 	8,  // [8:8] is the sub-list for extension extendee
 	0,  // [0:8] is the sub-list for field type_name

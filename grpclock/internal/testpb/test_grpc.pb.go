@@ -421,6 +421,7 @@ const (
 	Broken_NoKey_FullMethodName          = "/onelane.test.v1.Broken/NoKey"
 	Broken_Ambiguous_FullMethodName      = "/onelane.test.v1.Broken/Ambiguous"
 	Broken_ShortRetention_FullMethodName = "/onelane.test.v1.Broken/ShortRetention"
+	Broken_LongRetention_FullMethodName  = "/onelane.test.v1.Broken/LongRetention"
 	Broken_Stream_FullMethodName         = "/onelane.test.v1.Broken/Stream"
 )
 
@@ -435,6 +436,7 @@ type BrokenClient interface {
 	NoKey(ctx context.Context, in *Request, opts ...grpc.CallOption) (*Order, error)
 	Ambiguous(ctx context.Context, in *Request, opts ...grpc.CallOption) (*Order, error)
 	ShortRetention(ctx context.Context, in *Request, opts ...grpc.CallOption) (*Order, error)
+	LongRetention(ctx context.Context, in *Request, opts ...grpc.CallOption) (*Order, error)
 	Stream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Request, Order], error)
 }
 
@@ -496,6 +498,16 @@ func (c *brokenClient) ShortRetention(ctx context.Context, in *Request, opts ...
 	return out, nil
 }
 
+func (c *brokenClient) LongRetention(ctx context.Context, in *Request, opts ...grpc.CallOption) (*Order, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Order)
+	err := c.cc.Invoke(ctx, Broken_LongRetention_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *brokenClient) Stream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Request, Order], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Broken_ServiceDesc.Streams[0], Broken_Stream_FullMethodName, cOpts...)
@@ -520,6 +532,7 @@ type BrokenServer interface {
 	NoKey(context.Context, *Request) (*Order, error)
 	Ambiguous(context.Context, *Request) (*Order, error)
 	ShortRetention(context.Context, *Request) (*Order, error)
+	LongRetention(context.Context, *Request) (*Order, error)
 	Stream(grpc.BidiStreamingServer[Request, Order]) error
 	mustEmbedUnimplementedBrokenServer()
 }
@@ -545,6 +558,9 @@ func (UnimplementedBrokenServer) Ambiguous(context.Context, *Request) (*Order, e
 }
 func (UnimplementedBrokenServer) ShortRetention(context.Context, *Request) (*Order, error) {
 	return nil, status.Error(codes.Unimplemented, "method ShortRetention not implemented")
+}
+func (UnimplementedBrokenServer) LongRetention(context.Context, *Request) (*Order, error) {
+	return nil, status.Error(codes.Unimplemented, "method LongRetention not implemented")
 }
 func (UnimplementedBrokenServer) Stream(grpc.BidiStreamingServer[Request, Order]) error {
 	return status.Error(codes.Unimplemented, "method Stream not implemented")
@@ -660,6 +676,24 @@ func _Broken_ShortRetention_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Broken_LongRetention_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(Request)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BrokenServer).LongRetention(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Broken_LongRetention_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BrokenServer).LongRetention(ctx, req.(*Request))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Broken_Stream_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(BrokenServer).Stream(&grpc.GenericServerStream[Request, Order]{ServerStream: stream})
 }
@@ -693,6 +727,10 @@ var Broken_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ShortRetention",
 			Handler:    _Broken_ShortRetention_Handler,
+		},
+		{
+			MethodName: "LongRetention",
+			Handler:    _Broken_LongRetention_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
