@@ -5,6 +5,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"strings"
 
 	"github.com/onelane/onelane/internal/claim"
 )
@@ -21,7 +22,7 @@ func (ro Router) param(r *http.Request, name string) (string, bool) {
 		return ro.Param(r, name)
 	}
 	value := r.PathValue(name)
-	return value, value != ""
+	return value, value != "" || strings.Contains(r.Pattern, "{"+name+"...}")
 }
 
 func (ro Router) body(r *http.Request) []byte {
