@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -167,28 +168,52 @@ func (d *decrement) buildWhere(where clause.Clause, _ clause.Builder) {
 	}
 }
 
-// conditions puts parentheses around the conditions of s, if there is an Or between them, and returns
-// them.
+// conditions puts parentheses around the conditions of s, because there may be an Or in them or between
+// them, and returns them.
 func conditions(s *gorm.Statement) []clause.Expression {
 	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
 	if len(where.Exprs) == 0 {
 		return nil
 	}
-	for _, e := range where.Exprs {
-		if _, or := e.(clause.OrConditions); or {
-			where.Exprs = []clause.Expression{clause.And(where.Exprs...)}
-			break
+	where.Exprs = slices.Clone(where.Exprs)
+	for i, e := range where.Exprs {
+		switch e.(type) {
+		case clause.OrConditions:
+			where.Exprs = []clause.Expression{enclosed(where.Exprs)}
+		case clause.Eq, clause.IN, enclosed:
+			continue
+		default:
+			where.Exprs[i] = enclosed{e}
+			continue
 		}
+		break
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where}
 	return where.Exprs
+}
+
+// enclosed writes conditions in parentheses. GORM leaves them out if an OR in a text stands beside a
+// line break or a tab, and what this package adds would be about a part of the text.
+type enclosed []clause.Expression
+
+// Build implements clause.Expression.
+func (e enclosed) Build(b clause.Builder) {
+	_ = b.WriteByte('(')
+	clause.Where{Exprs: slices.Clone(e)}.Build(b)
+	_ = b.WriteByte(')')
 }
 
 // row is what the statement selected, as text.
 func (d *decrement) row(db *gorm.DB) string {
 	update := db.Statement
 	s := &gorm.Statement{DB: db, Context: update.Context, Table: update.Table, Schema: update.Schema}
-	clause.Where{Exprs: d.where}.Build(s)
+	where := d.where
+	if len(where) == 1 {
+		if e, ok := where[0].(enclosed); ok {
+			where = e
+		}
+	}
+	clause.Where{Exprs: where}.Build(s)
 	for i, v := range s.Vars {
 		v, _ = driver.DefaultParameterConverter.ConvertValue(v)
 		if b, ok := v.([]byte); ok && bytes.ContainsFunc(b, binary) { // GORM would write <binary>

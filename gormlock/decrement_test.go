@@ -276,6 +276,9 @@ func TestDecrement_Conditions(t *testing.T) {
 			"primary key and Or":    db.Model(&stock).Where("sku = ?", 43).Or("sku = ?", 42),
 			"primary key and Where": db.Model(&first).Where("sku = ?", 43),
 			"Not":                   db.Model(&Tray{}).Not("sku = ?", 43),
+			"or at a line break":    db.Model(&Tray{}).Where("sku = 41 OR\nsku = 42"),
+			"or after a tab":        db.Model(&Tray{}).Where("sku = 41\n\tOR sku = 42"),
+			"only an Or":            db.Model(&Tray{}).Or("sku = 41 OR sku = 42"),
 			"text with or":          db.Model(&Tray{}).Where("sku = 42").Where("name = '' OR 1 = 1"),
 			"unscoped":              db.Unscoped().Model(&Tray{}).Where("sku = ?", 44),
 		} {

@@ -164,6 +164,7 @@ func TestDecrementAll_Or(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Cubby{}))
 		for name, conditions := range map[string]*gorm.DB{
 			"chain": db.Model(&Cubby{}).Where("warehouse = ?", 1).Or("warehouse = ?", 2),
+			"text":  db.Model(&Cubby{}).Where("warehouse = 1 OR\nwarehouse = 2"),
 			"scope": db.Model(&Cubby{}).Scopes(func(d *gorm.DB) *gorm.DB { return d.Where("warehouse = ?", 2).Or("warehouse = ?", 1) }),
 		} {
 			ok(t, "Delete", db.Exec("DELETE FROM cubbies").Error)

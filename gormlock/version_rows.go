@@ -161,8 +161,7 @@ func (v *versions) demand(db *gorm.DB) {
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(rows...))}
 	if where, _ := s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {
-		// One And, so that an Or in it does not bypass the versions.
-		exprs = append(exprs, clause.And(where.Exprs...))
+		exprs = append(exprs, enclosed(where.Exprs)) // an Or in it must not bypass the versions
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
 }

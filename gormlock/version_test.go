@@ -149,11 +149,12 @@ func TestVersion_StaleWritesFail(t *testing.T) {
 func TestVersion_Delete(t *testing.T) {
 	t.Parallel()
 	deletes := map[string]func(db *gorm.DB, a *Account) error{
-		"softly":     func(db *gorm.DB, a *Account) error { return db.Delete(a).Error },
-		"for good":   func(db *gorm.DB, a *Account) error { return db.Unscoped().Delete(a).Error },
-		"by Model":   func(db *gorm.DB, a *Account) error { return db.Model(a).Delete(&Account{}).Error },
-		"a slice":    func(db *gorm.DB, a *Account) error { return db.Delete(&[]Account{*a}).Error },
-		"with Where": func(db *gorm.DB, a *Account) error { return db.Where("balance = 0").Or("balance > 0").Delete(a).Error },
+		"softly":                     func(db *gorm.DB, a *Account) error { return db.Delete(a).Error },
+		"for good":                   func(db *gorm.DB, a *Account) error { return db.Unscoped().Delete(a).Error },
+		"by Model":                   func(db *gorm.DB, a *Account) error { return db.Model(a).Delete(&Account{}).Error },
+		"a slice":                    func(db *gorm.DB, a *Account) error { return db.Delete(&[]Account{*a}).Error },
+		"with an OR at a line break": func(db *gorm.DB, a *Account) error { return db.Where("balance = 0 OR\nbalance > 0").Delete(a).Error },
+		"with Where":                 func(db *gorm.DB, a *Account) error { return db.Where("balance = 0").Or("balance > 0").Delete(a).Error },
 	}
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {
 		for name, del := range deletes {
