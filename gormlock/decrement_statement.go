@@ -110,7 +110,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		refuse(s.DB, gorm.ErrInvalidData, "the model is a slice: pass one row, or call DecrementAll")
 		return
 	}
-	conditions(s) // before the keys are added, so that no Or goes around them
+	enclose(s) // before the keys are added, so that no Or goes around them
 	if d.key != nil {
 		s.AddClause(clause.Where{Exprs: []clause.Expression{*d.key}})
 	}
@@ -122,7 +122,8 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 			set = append(set, a)
 		}
 	}
-	d.where = conditions(s)
+	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
+	d.where = where.Exprs
 	_, softDelete := s.Clauses["soft_delete_enabled"] // its condition names no row
 	if len(d.where) == 0 || softDelete && len(d.where) == 1 {
 		if !s.DB.AllowGlobalUpdate {
@@ -135,7 +136,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		d.seal.selecting(s, d.where, d.column.Name)
 	}
 	enough := []clause.Expression{gorm.Expr("? >= ?", d.column, d.quantity())}
-	where := clause.Where{Exprs: append(enough, d.where...)}
+	where.Exprs = append(enough, d.where...)
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
@@ -168,38 +169,31 @@ func (d *decrement) buildWhere(where clause.Clause, _ clause.Builder) {
 	}
 }
 
-// conditions puts parentheses around the conditions of s, because there may be an Or in them or between
-// them, and returns them.
-func conditions(s *gorm.Statement) []clause.Expression {
+// enclose puts parentheses around each condition of s, or around all if there is an Or between them.
+func enclose(s *gorm.Statement) {
 	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
 	if len(where.Exprs) == 0 {
-		return nil
+		return
 	}
-	where.Exprs = slices.Clone(where.Exprs)
-	for i, e := range where.Exprs {
-		switch e.(type) {
-		case clause.OrConditions:
-			where.Exprs = []clause.Expression{enclosed(where.Exprs)}
-		case clause.Eq, clause.IN, enclosed:
-			continue
-		default:
-			where.Exprs[i] = enclosed{e}
-			continue
+	var each []clause.Expression
+	for _, e := range where.Exprs {
+		if _, or := e.(clause.OrConditions); or {
+			each = []clause.Expression{enclosed(where.Exprs)}
+			break
 		}
-		break
+		each = append(each, enclosed{e})
 	}
-	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where}
-	return where.Exprs
+	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: each}}
 }
 
-// enclosed writes conditions in parentheses. GORM leaves them out if an OR in a text stands beside a
-// line break or a tab, and what this package adds would be about a part of the text.
+// enclosed writes conditions in parentheses. GORM writes none around a text with an OR beside a line
+// break or a tab. A condition that this package adds would then hold for a part of the text only.
 type enclosed []clause.Expression
 
 // Build implements clause.Expression.
 func (e enclosed) Build(b clause.Builder) {
 	_ = b.WriteByte('(')
-	clause.Where{Exprs: slices.Clone(e)}.Build(b)
+	clause.Where{Exprs: slices.Clone(e)}.Build(b) // which sorts them
 	_ = b.WriteByte(')')
 }
 

@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -18,5 +19,22 @@ func TestLockByKey_RefusedByTheLocker(t *testing.T) {
 	a.refused(t, idempotency.CodeKeyInvalid)
 	if !strings.Contains(a.body, keytext.LockRefused) {
 		t.Error(a.body)
+	}
+}
+
+// A parameter that matches the rest of the path may be empty. That is the client's mistake. A parameter
+// that the route does not have is ours.
+func TestLockByKey_EmptyParam(t *testing.T) {
+	t.Parallel()
+	lock := idempotency.LockByKey("file:{param.rest}", idempotency.WithLocker(testutil.Locker(t)))
+	mux := http.NewServeMux()
+	mux.Handle("/files/{rest...}", lock(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	mux.Handle("/other/{rest_of...}", lock(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	for path, status := range map[string]int{"/files/a/b": 200, "/files/": 400, "/other/a": 500, "/other/": 500} {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest("POST", path, nil))
+		if w.Code != status {
+			t.Errorf("%s: %d %s, it must be %d", path, w.Code, w.Body, status)
+		}
 	}
 }

@@ -43,8 +43,8 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	}
 	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
-	// A client that hangs up ends the contexts of plain locks around the claim, and they tell no more of a
-	// loss. Those around the outer claim are its own matter: it ends, and this one with it.
+	// When the client hangs up, the contexts of the plain locks around the claim end, and no longer show a
+	// loss. The outer claim listens to the locks around it, and when it ends, so does this one.
 	for h, _ := ctx.Value(heldKey{}).(*held); h != nil && h.outer == k.outer; h = h.around {
 		h.lock.OnLoss(k.cancel)
 	}
