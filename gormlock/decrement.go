@@ -92,6 +92,9 @@ func DecrementAll[K cmp.Ordered](
 	if err != nil {
 		return nil, fmt.Errorf("gormlock: decrement column %q by key %q: %w", column, key, err)
 	}
+	if db.Error != nil { // GORM would begin, and never end it
+		return nil, db.Error
+	}
 	session := db.Session(&gorm.Session{})
 	session.DisableNestedTransaction = false // a savepoint is what takes the first rows back
 	err = session.Transaction(func(tx *gorm.DB) error {

@@ -207,3 +207,17 @@ func TestDecrementAll_ErrorNamesTheKey(t *testing.T) {
 		}
 	})
 }
+
+// A cart on a gorm.DB that failed already takes no lock that nobody would release.
+func TestDecrementAll_FailedBefore(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		failed := db.WithContext(gormlock.WithGuard(t.Context(), "k")).Model(&Stock{})
+		_ = failed.AddError(gorm.ErrInvalidField)
+		_, err := gormlock.DecrementAll(failed, "sku", "left", map[int]int64{42: 1})
+		want(t, "DecrementAll", err, gorm.ErrInvalidField)
+		if held(t, l, "k") {
+			t.Error("the key stays held")
+		}
+	})
+}

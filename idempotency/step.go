@@ -32,7 +32,8 @@ var (
 // trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim]. A claim of
 // [RefuseRepeats] does not count: the same form has the same key when it is sent again later.
 //
-// A result is kept for the time of [Retain] and [MaxRun] and ten minutes more, from when it was recorded. A retry that comes after that calls fn again.
+// A result is kept for the time of [Retain], or of [RetainFor] if that is longer, and that of [MaxRun] and ten
+// minutes more. The time begins when it is recorded. A retry that comes later calls fn again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.Keyed(ctx)
