@@ -9,13 +9,18 @@ import (
 	"gorm.io/gorm"
 )
 
-const associationMethod = "(*Association)."
+const (
+	associationMethod = "(*Association)."
+	// associationsOfSet is what Set of gorm.G calls for each clause.Association.
+	associationsOfSet = "setCreateOrUpdateG[...].executeAssociationOperation"
+)
 
 // oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several.
 // Each would have a lock and a transaction to itself, and nothing tells which of them is the last.
 func oneStatement(s *gorm.Statement, op operation) error {
 	method := calledMethod()
-	if method != "(*DB).FirstOrCreate" && (op.reads || !strings.HasPrefix(method, associationMethod)) {
+	associates := strings.HasPrefix(method, associationMethod) || method == associationsOfSet
+	if method != "(*DB).FirstOrCreate" && (op.reads || !associates) {
 		return nil
 	}
 	keys := demandOf(s.Context).keys
@@ -42,7 +47,7 @@ func hiddenGuard(s *gorm.Statement) error {
 }
 
 // calledMethod returns the method of GORM that the application called and that runs the current
-// statement, such as "(*Association).Replace". Nothing but the stack tells.
+// statement, such as "(*Association).Replace", or [associationsOfSet]. Nothing but the stack tells.
 func calledMethod() string {
 	var counters [48]uintptr
 	frames := runtime.CallersFrames(counters[:runtime.Callers(2, counters[:])])
@@ -51,6 +56,8 @@ func calledMethod() string {
 		frame, more := frames.Next()
 		name, ok := strings.CutPrefix(frame.Function, "gorm.io/gorm.")
 		switch {
+		case name == associationsOfSet:
+			return name
 		case ok:
 			method = name
 		case method != "":
@@ -64,5 +71,5 @@ func calledMethod() string {
 
 // methodName returns a method of calledMethod as users write it.
 func methodName(method string) string {
-	return strings.NewReplacer("(*", "", ")", "").Replace(method)
+	return strings.NewReplacer(associationsOfSet, "Set with a clause.Association", "(*", "", ")", "").Replace(method)
 }

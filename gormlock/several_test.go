@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -178,6 +180,52 @@ func TestAssociation_GuardWithoutTransaction(t *testing.T) {
 			if after := inShop(t, db); !slices.Equal(before, after) {
 				t.Errorf("%s: there is %q, and was %q", form, after, before)
 			}
+		}
+	})
+}
+
+// TestAssociation_GenericSet: Set of gorm.G may run several statements for an association, too.
+func TestAssociation_GenericSet(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Owner{}, &Retailer{}, &Sign{}, &Good{}, &Label{}, &Photo{}))
+		j := record(t, db)
+		ctx := gormlock.WithGuard(t.Context(), "k")
+		good := clause.Assignment{Column: clause.Column{Name: "name"}, Value: "b"}
+		for name, change := range map[string]clause.Association{
+			"create":        {Association: "Goods", Type: clause.OpCreate, Values: []any{&Good{ID: 2}}},
+			"create by Set": {Association: "Goods", Type: clause.OpCreate, Set: []clause.Assignment{good, {Column: clause.Column{Name: "id"}, Value: 3}}},
+			"unlink":        {Association: "Goods", Type: clause.OpUnlink},
+			"delete":        {Association: "Labels", Type: clause.OpDelete},
+			"update":        {Association: "Sign", Type: clause.OpUpdate, Set: []clause.Assignment{good}},
+		} {
+			openShop(t, db, change.Association)
+			before := inShop(t, db)
+			write := func(db *gorm.DB, ctx context.Context) error {
+				shop := gorm.G[Retailer](db).Where("id = ?", 1)
+				_, err := shop.Set(clause.Assignment{Column: clause.Column{Name: "name"}, Value: "new"}, change).Update(ctx)
+				return err
+			}
+			j.clear()
+			err := write(db, ctx)
+			if want(t, name, err, gormlock.ErrNoTransaction); err != nil && !strings.Contains(err.Error(), "Set with a clause.Association is") {
+				t.Errorf("%s: %v", name, err)
+			}
+			j.want(t, name)
+			if after := inShop(t, db); !slices.Equal(before, after) {
+				t.Errorf("%s: there is %q, and was %q", name, after, before)
+			}
+			ok(t, name+" in a transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+				return write(tx, tx.Statement.Context)
+			}))
+			if after := inShop(t, db); slices.Equal(before, after) {
+				t.Errorf("%s: there is still %q", name, after)
+			}
+		}
+		openShop(t, db, "Goods")
+		n, err := gorm.G[Retailer](db).Where("id = ?", 1).Set(good).Update(ctx)
+		if ok(t, "Set without associations", err); n != 1 {
+			t.Errorf("Set without associations updated %d rows", n)
 		}
 	})
 }
