@@ -73,6 +73,25 @@ func (p *pool) GetDBConn() (*sql.DB, error) {
 	return nil, gorm.ErrInvalidDB
 }
 
+// SetMaxOpenConns and the three after it are what dbresolver calls.
+func (p *pool) SetMaxOpenConns(n int) { p.set(func(db *sql.DB) { db.SetMaxOpenConns(n) }) }
+func (p *pool) SetMaxIdleConns(n int) { p.set(func(db *sql.DB) { db.SetMaxIdleConns(n) }) }
+func (p *pool) SetConnMaxLifetime(d time.Duration) {
+	p.set(func(db *sql.DB) { db.SetConnMaxLifetime(d) })
+}
+func (p *pool) SetConnMaxIdleTime(d time.Duration) {
+	p.set(func(db *sql.DB) { db.SetConnMaxIdleTime(d) })
+}
+
+func (p *pool) set(setting func(*sql.DB)) {
+	db, err := p.GetDBConn()
+	if err != nil {
+		p.log.Error(context.Background(), "gormlock: a connection pool of type %T cannot get a limit: %v", p.ConnPool, err)
+		return
+	}
+	setting(db)
+}
+
 // begin begins a transaction in the inner pool.
 func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
 	return begin(ctx, p.ConnPool, p.dialect, opts, guarded)

@@ -84,8 +84,8 @@ func existing(db *gorm.DB, upsert clause.OnConflict, keys [][]any) (rowsByKey, e
 	query := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table).
 		Select(append(assigned(upsert), s.Schema.PrimaryFieldDBNames...)).
 		Where(clause.IN{Column: column, Values: values})
-	query.Statement.Clauses[resolverName+":write"] = clause.Clause{} // a replica may be behind
-	query.Statement.TableExpr = s.TableExpr                          // names the schema, too
+	query = query.Set(writeSetting, struct{}{}) // a replica may be behind
+	query.Statement.TableExpr = s.TableExpr     // names the schema, too
 	found := reflect.New(reflect.SliceOf(s.Schema.ModelType))
 	err := query.Find(found.Interface()).Error
 	rows, _ := byPrimaryKey(s, found.Elem())

@@ -1,0 +1,53 @@
+package gormlock_test
+
+import (
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/plugin/dbresolver"
+
+	"github.com/onelane/onelane/gormlock"
+)
+
+// TestDBResolver_PoolSettings: what dbresolver sets of its pools reaches the pool that the plugin has wrapped.
+func TestDBResolver_PoolSettings(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, main *gorm.DB) {
+		replica := beside(t, main, "replica", 1)
+		ok(t, "Use", main.Use(gormlock.New(nil)))
+		resolver := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{replica.Dialector}}).SetMaxOpenConns(3)
+		ok(t, "Use", main.Use(resolver))
+		for name, db := range map[string]*gorm.DB{"main": main, "replica": replica} {
+			if n := pool(t, db).Stats().MaxOpenConnections; n != 3 {
+				t.Errorf("SetMaxOpenConns(3): the %s has a limit of %d", name, n)
+			}
+		}
+		resolver.SetMaxIdleConns(2).SetConnMaxLifetime(time.Hour).SetConnMaxIdleTime(time.Minute).SetMaxOpenConns(5)
+		if n := pool(t, main).Stats().MaxOpenConnections; n != 5 {
+			t.Errorf("SetMaxOpenConns(5): the limit is %d", n)
+		}
+	})
+}
+
+// TestDBResolver_VersionsFromWriter: an upsert looks for its rows where it writes, not on a replica that lags.
+func TestDBResolver_VersionsFromWriter(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, main *gorm.DB) {
+		replica := beside(t, main, "replica", 1)
+		ok(t, "AutoMigrate", main.AutoMigrate(&Tag{}))
+		ok(t, "AutoMigrate", replica.AutoMigrate(&Tag{}))
+		ok(t, "Use", main.Use(gormlock.New(nil)))
+		ok(t, "Use", main.Use(dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{replica.Dialector}})))
+		tag := Tag{Text: "a"}
+		ok(t, "Create", main.Create(&tag).Error)
+		tag.Text = "b"
+		ok(t, "Save", main.Session(&gorm.Session{SkipDefaultTransaction: true}).Save([]*Tag{&tag}).Error)
+		wantVersion(t, "the model", tag.Version, 2)
+		var now Tag
+		ok(t, "Take", main.Clauses(dbresolver.Write).Take(&now, tag.ID).Error)
+		if now.Text != "b" || now.Version != 2 {
+			t.Errorf("the row is %+v", now)
+		}
+	})
+}
