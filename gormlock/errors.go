@@ -28,8 +28,8 @@ var (
 	// ErrTemplate reports that the key of a [Guard] is a template that has no value here.
 	ErrTemplate = errors.New("the key's template has no value")
 	// ErrUnguarded reports a write to a table of [Protect] without a guard.
-	ErrUnguarded = errors.New("the table is protected and no guard is held: " +
-		"put db.Scopes(gormlock.Guard(key)) before the statement or its transaction")
+	ErrUnguarded = errors.New("the table is protected and no guard is held: write it in gormlock.Transaction, " +
+		"under a context of gormlock.WithGuard, or after db.Scopes(gormlock.Guard(key))")
 	// ErrCommitUnknown reports that COMMIT was sent and that its answer, if one came, is not one with
 	// which the database itself rolls back. The writes are there, or they are not. The key stays
 	// locked until its lease runs out.
