@@ -124,7 +124,8 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 // error is core.ErrInvalidKey when the context is used.
 //
 // A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns rows may write, so it
-// is refused there with [ErrNoTransaction].
+// is refused there with [ErrNoTransaction]. GORM hides that error in the methods of its Migrator: HasTable, HasColumn and
+// HasIndex answer false. Call them without the guard.
 //
 // On a database without the plugin of [New] nothing looks for the keys. So nothing is guarded, and
 // there is no error. [Guard] and [Transaction] return an error there. If a gorm.DB has an Error

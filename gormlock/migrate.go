@@ -25,6 +25,10 @@ var schemas embed.FS
 // short are an error too, because MySQL may truncate silently. Migrate adds the column orphan to a
 // table onelane_locks of an earlier version. On databases other than MySQL, MariaDB, PostgreSQL and
 // SQLite it returns [ErrDialect].
+//
+// With dbresolver, Migrate and [Purge] use the source, where writes outside a transaction go.
+// Transactions begin on the database of gorm.Open. If that is another one, call both with a gorm.DB
+// without dbresolver, too.
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {

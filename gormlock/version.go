@@ -12,7 +12,8 @@ import (
 
 // ErrStale means that a row is not in the version that its model was read in. Others changed or
 // deleted the row, or the version was not read with it. The statement wrote nothing. Read the row
-// again and decide anew.
+// again and decide anew. It is also the error if the row does not match another condition of the
+// statement. Compare the values that you read instead: they hold as long as the version does.
 var ErrStale = errors.New("the row was changed or deleted by others since it was read, " +
 	"or its version was not read with it")
 

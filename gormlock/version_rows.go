@@ -17,6 +17,8 @@ type versions struct {
 	field *schema.Field
 	rows  []versionedRow
 	want  int64 // rows, of which several models may be the same
+
+	conditional bool // the statement has conditions of its own
 }
 
 type versionedRow struct {
@@ -161,6 +163,7 @@ func (v *versions) demand(db *gorm.DB) {
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(rows...))}
 	if where, _ := s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {
+		v.conditional = true
 		exprs = append(exprs, enclosed(where.Exprs)) // an Or in it must not bypass the versions
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
@@ -172,8 +175,11 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 	s := db.Statement
 	if db.Error == nil && !db.DryRun && s.SQL.Len() > 0 && db.RowsAffected < v.want {
 		telemetryOf(db).staleWrite(s.Context)
-		refuse(db, ErrStale, "%d of %d rows are in the version they were read in",
-			db.RowsAffected, v.want)
+		also := ""
+		if v.conditional {
+			also = " and match the other conditions of the statement"
+		}
+		refuse(db, ErrStale, "%d of %d rows are in the version they were read in%s", db.RowsAffected, v.want, also)
 	}
 	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	_, returning := s.Clauses["RETURNING"]

@@ -55,6 +55,27 @@ func twice(t testing.TB, db *gorm.DB) (mine, theirs Account) {
 	return mine, theirs
 }
 
+// TestVersion_OtherCondition: an update or a Save that a condition keeps from its row must not pass for done, and says why.
+func TestVersion_OtherCondition(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine, _ := twice(t, db)
+		poor := db.Where("balance > ?", 10).Session(&gorm.Session{})
+		for name, err := range map[string]error{
+			"Update": poor.Model(&mine).Update("balance", 5).Error,
+			"Save":   poor.Save(&mine).Error,
+			"Delete": poor.Delete(&mine).Error,
+		} {
+			want(t, name, err, gormlock.ErrStale)
+			if err != nil && !strings.Contains(err.Error(), "match the other conditions") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		wantVersion(t, "the model", mine.Version, 1)
+		ok(t, "without the condition", db.Model(&mine).Update("balance", 5).Error)
+	})
+}
+
 // versionedWrites are all the ways to write an account that was read.
 var versionedWrites = map[string]func(db *gorm.DB, a *Account) error{
 	"Update": func(db *gorm.DB, a *Account) error { return db.Model(a).Update("balance", 5).Error },
