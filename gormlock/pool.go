@@ -86,7 +86,7 @@ func (p *pool) SetConnMaxIdleTime(d time.Duration) {
 func (p *pool) set(setting func(*sql.DB)) {
 	db, err := p.GetDBConn()
 	if err != nil {
-		p.log.Error(context.Background(), "gormlock: a connection pool of type %T cannot get a limit: %v", p.ConnPool, err)
+		p.log.Error(context.Background(), "gormlock: a connection pool of type %s cannot get a limit: %v", fmt.Sprintf("%T", p.ConnPool), err)
 		return
 	}
 	setting(db)

@@ -3,6 +3,7 @@ package routers
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/routertest"
+	"github.com/onelane/onelane/testutil"
 )
 
 func TestRouter_Chi(t *testing.T) {
@@ -39,4 +41,41 @@ func TestRouter_Echo(t *testing.T) {
 			echo.WrapMiddleware(idempotency.ByHeader("Idempotency-Key", opts...)), answerErrors)
 		return e
 	})
+}
+
+func routeOf(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		c.Request().Pattern = c.Path()
+		for _, name := range c.ParamNames() {
+			c.Request().SetPathValue(name, c.Param(name))
+		}
+		return next(c)
+	}
+}
+
+// TestRouter_EchoParams: routeOf hands Echo's routes and parameters to net/http.
+func TestRouter_EchoParams(t *testing.T) {
+	t.Parallel()
+	locker := testutil.Locker(t)
+	e, lock := echo.New(), idempotency.LockByKey("order:{param.id}", idempotency.WithLocker(locker))
+	grab := func(c echo.Context) error {
+		_, err := locker.TryAcquire(t.Context(), "order:7")
+		if err == nil {
+			t.Error("order:7 is free while its handler runs")
+		}
+		return c.String(http.StatusOK, c.Request().Pattern)
+	}
+	e.POST("/orders/:id/grab", grab, routeOf, echo.WrapMiddleware(lock))
+	e.POST("/without/:id", grab, echo.WrapMiddleware(lock))
+	post := func(path string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
+		return w
+	}
+	if w := post("/orders/7/grab"); w.Code != http.StatusOK || w.Body.String() != "/orders/:id/grab" {
+		t.Errorf("with routeOf: %d %s", w.Code, w.Body)
+	}
+	if w := post("/without/7"); w.Code != http.StatusInternalServerError {
+		t.Errorf("without routeOf: %d %s", w.Code, w.Body)
+	}
 }
