@@ -1,9 +1,10 @@
 package grpclock
 
-// For the fuzz tests, and those with forged records.
+// For the fuzz tests, those with forged records, and the test of the page on refusals.
 var (
 	Canonical      = canonical
 	ResolvePath    = resolvePath
 	TemplateSource = templateSource
 	QualifiedField = qualifiedField
+	GRPCCodes      = grpcCodes
 )

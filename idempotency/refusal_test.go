@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -146,5 +149,26 @@ func TestRefusal_OfAnyStatusInside(t *testing.T) {
 			fixed.Store(true) // the next version of the program
 			s.order(body, "Content-Type", "application/json").want(t, 200, "made", false)
 		})
+	}
+}
+
+// The table of refusals in both languages has each of them, with its status.
+func TestRefusals_Documented(t *testing.T) {
+	t.Parallel()
+	row := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([0-9]+) \\|.*\\| (yes|no|可以|不行) \\|$")
+	for _, name := range []string{"../docs/idempotency.md", "../docs/zh-CN/idempotency.md"} {
+		page, err := os.ReadFile(name)
+		must(t, err)
+		rows := row.FindAllStringSubmatch(string(page), -1)
+		for _, found := range rows {
+			p := idempotency.RefusalOf(found[1])
+			again := found[3] == "yes" || found[3] == "可以"
+			if strconv.Itoa(p.Status) != found[2] || p.Retryable != again {
+				t.Errorf("%s: %s is %d, retryable %t; not %s, %s", name, found[1], p.Status, p.Retryable, found[2], found[3])
+			}
+		}
+		if len(rows) != len(idempotency.Refusals) {
+			t.Errorf("%s has %d of %d refusals", name, len(rows), len(idempotency.Refusals))
+		}
 	}
 }
