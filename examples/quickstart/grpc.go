@@ -31,7 +31,7 @@ func contract(r *gin.Engine, db *gorm.DB) {
 // newServer is a service on gRPC.
 func newServer(orders orderpb.OrdersServer) *grpc.Server {
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(
-		authenticate, // first who it is: keys belong to users
+		authenticate, // first: keys belong to users
 		grpclock.ByMetadata("idempotency-key", grpclock.Principal(user)), // a retried call runs once; the retry gets the first answer
 	))
 	orderpb.RegisterOrdersServer(server, orders)

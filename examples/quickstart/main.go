@@ -63,7 +63,7 @@ func connect(addr string) (*core.Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	core.SetDefault(locker) // what the adapters use where none is named
+	core.SetDefault(locker) // the adapters use it unless you pass another one
 	return locker, nil
 }
 
@@ -71,7 +71,7 @@ func connect(addr string) (*core.Locker, error) {
 func routes(pay, grab gin.HandlerFunc) http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
-	r.Use(gin.Recovery(), login)               // first who it is: keys belong to users
+	r.Use(gin.Recovery(), login)               // authenticate first: keys belong to users
 	r.Use(ginlock.ByHeader("Idempotency-Key")) // a retried POST runs once; the retry gets the first answer
 	r.POST("/payments", pay)
 	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab) // one at a time per order
