@@ -26,7 +26,7 @@ var docGuarantees = map[string][]string{
 	"At most WithMaxWaiters callers wait":    {"TestWithMaxWaiters_CountsExactly", "TestWithMaxWaiters_Race"},
 	"An orphan is never free by itself.":     {"TestOrphan_IsNotFree", "TestOrphan_Adopt", "TestOrphan_OnOneServer", "TestQuorum_Backend"},
 	"The log is not flooded.":                {"TestLogs_ManyLocksLost", "TestLogs_InFaults", "TestLogs_LossFoundAtRelease", "TestClose_FlushesTheLog"},
-	"Ping warms and tells.":                  {"TestPing_WarmsConnections", "TestPing_NamesNodesThatAreDown", "TestPing_HungNode"},
+	"Ping connects and reports.":             {"TestPing_WarmsConnections", "TestPing_NamesNodesThatAreDown", "TestPing_HungNode"},
 	"A held lock is cheap":                   {"TestCosts_HeldLock", "TestCosts_KeysLeaveNothingBehind"},
 	"Every key in Redis has an expiry.":      {"TestKeys_AllExpire"},
 	"A lock without a token is two commands": {"TestCommands_OfALock"},
