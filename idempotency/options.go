@@ -45,8 +45,8 @@ func Wait(d time.Duration) SharedOption {
 // Require refuses requests without a key. By default they run unprotected.
 func Require() SharedOption { return claim.Shared(func(s *claim.Settings) { s.Require = true }) }
 
-// FailOpen runs requests unprotected when the backend is not available. Each of them is logged and
-// counted. By default they are refused.
+// FailOpen runs requests unprotected when the backend is not available. Each of them is logged, and
+// requests with an idempotency key are counted. By default they are refused.
 func FailOpen() SharedOption { return claim.Shared(func(s *claim.Settings) { s.FailOpen = true }) }
 
 // Retain sets how long an answer is recorded, and how long an unknown outcome is remembered. After
