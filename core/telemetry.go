@@ -99,7 +99,7 @@ func newTelemetry(c *config) (*telemetry, error) {
 	t.waiters, errs[8] = m.Int64UpDownCounter("onelane.waiters", metric.WithUnit("{waiter}"), metric.WithDescription("Callers that wait in Acquire now."))
 	t.classes = newClasses(c.class, func(key string, what any) {
 		loglimit.Later(c.logger, slog.LevelWarn,
-			"core: the function of WithClass panicked; its keys count as \"other\", and locks are not affected; mend the function",
+			"core: the function of WithClass panicked; its keys count as \"other\", and locks are not affected; fix the function",
 			"key", key, "panic", what)
 	})
 	return t, errors.Join(errs[:]...)

@@ -32,7 +32,7 @@ var (
 		"under a context of gormlock.WithGuard, or after db.Scopes(gormlock.Guard(key))")
 	// ErrCommitUnknown reports that COMMIT was sent and that its answer, if one came, is not one with
 	// which the database itself rolls back. The writes are there, or they are not. The key stays
-	// locked until its lease runs out.
+	// locked until its lease ends.
 	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
 	// ErrInsufficient reports that [Decrement] found less than it should take. See [InsufficientError].
 	ErrInsufficient = errors.New("not enough left")

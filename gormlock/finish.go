@@ -72,8 +72,8 @@ func (t *transaction) unknown(err error) error {
 	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
-	return guardError(t.keys, fmt.Errorf("%w, the key stays locked until its lease runs out; "+
-		"read the data under a new guard to know: %w", ErrCommitUnknown, err))
+	return guardError(t.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
+		"read the data under a new guard to find out: %w", ErrCommitUnknown, err))
 }
 
 // Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was
@@ -149,7 +149,7 @@ func (t *transaction) release() {
 		err := t.locks.Release(t.ctx)
 		// A loss was reported before COMMIT, or came after it.
 		if err != nil && !errors.Is(err, core.ErrLost) {
-			t.pool.log.Warn(t.ctx, "gormlock: the release of %s failed, which is free when its lease ends: %v",
+			t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
 				quoted(t.keys), err)
 		}
 	}

@@ -153,7 +153,7 @@ func (t *transaction) seal() {
 		err = t.sealNow(ctx, s)
 	}
 	if err != nil && !errors.Is(err, core.ErrLost) {
-		t.pool.log.Warn(t.ctx, "gormlock: the seal of %s failed, of which nothing is left: %v", quoted(t.keys), err)
+		t.pool.log.Warn(t.ctx, "gormlock: key %s could not be sealed as sold out; buyers go on to ask the database: %v", quoted(t.keys), err)
 	}
 }
 

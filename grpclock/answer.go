@@ -86,7 +86,7 @@ func (c *call) replay(r *claim.Record) (any, error) {
 	}
 	resp, answer, err := c.recorded(r)
 	if err != nil {
-		c.log(slog.LevelError, "grpclock: a record is none of this method; the call is refused", err)
+		c.log(slog.LevelError, "grpclock: a record does not belong to this method; the call is refused", err)
 		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeResponseNotKept))
 	}
 	header, trailer := metadata.MD{}, metadata.Pairs(replayedTrailer, "true")

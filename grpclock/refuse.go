@@ -119,11 +119,8 @@ func (c *call) misconfigured(err error) error {
 func (c *call) refuseWithoutLocker() error {
 	c.log(
 		slog.LevelError,
-		"grpclock: a call is refused",
-		errors.New(
-			"there is no Locker: "+
-				"call core.SetDefault when the process starts, or pass idempotency.WithLocker",
-		),
+		"grpclock: there is no Locker; the call is refused",
+		errors.New("call core.SetDefault when the process starts, or pass idempotency.WithLocker"),
 	)
 	p := idempotency.RefusalOf(idempotency.CodeLockUnavailable)
 	p.Detail = "The server was started without a Locker: it has to call core.SetDefault."

@@ -100,7 +100,7 @@ func (l libraryLog) Printf(format string, args ...any) {
 	if l.open.Err() != nil {
 		return // Close ends the connection
 	}
-	loglimit.Later(l.logger, slog.LevelWarn, "zkbackend: the connection to ZooKeeper failed; it is made again",
+	loglimit.Later(l.logger, slog.LevelWarn, "zkbackend: the connection to ZooKeeper failed; the backend reconnects",
 		"detail", fmt.Sprintf(format, args...))
 }
 

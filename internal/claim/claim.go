@@ -30,15 +30,15 @@ type Fate int
 
 // The fates of a key.
 const (
-	// Keep records the answer, and every repeat gets it.
+	// Keep records the answer, and every retry gets it.
 	Keep Fate = iota
-	// Free means that nothing was done. A repeat runs.
+	// Free means that nothing was done. A retry runs.
 	Free
-	// Unknown means that nobody knows what was done. A repeat is refused.
+	// Unknown means that nobody knows what was done. A retry is refused.
 	Unknown
-	// NotKept means that the answer cannot be recorded. A repeat is refused.
+	// NotKept means that the answer cannot be recorded. A retry is refused.
 	NotKept
-	// Unanswered means that the answer is left to others, who answer later. A repeat is refused.
+	// Unanswered means that the answer is left to others, who answer later. A retry is refused.
 	Unanswered
 )
 
@@ -214,7 +214,7 @@ func (k *Claim) log(level slog.Level, text string, err error) {
 	k.claims.locker.Logger().Log(&k.endless, level, text, "route", k.route, "error", err)
 }
 
-// Complete seals the key with r for the retention: from now on every repeat gets r, which must not be
+// Complete seals the key with r for the retention: from now on every retry gets r, which must not be
 // modified any more.
 //
 // Complete does not end with the request's context. It returns after 2 s at most. If the outcome is
@@ -278,9 +278,9 @@ func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, value []byte, r
 		return
 	}
 	lock.Lapse()
-	consequence := "the outcome is unknown to a repeat"
+	consequence := "the outcome is unknown to a retry"
 	if c.RunAgain {
-		consequence = "a repeat runs again"
+		consequence = "a retry runs again"
 	}
 	c.locker.Logger().Error("idempotency: a result was not recorded", "consequence", consequence, "key", lock.Key(), "error", err)
 }

@@ -88,7 +88,7 @@ type UnknownError struct {
 // Error names the key, the run and what an operator can do.
 func (e *UnknownError) Error() string {
 	return fmt.Sprintf("idempotency: key %q: the outcome of the run on %s, which ended at %s, is unknown: "+
-		"find out what it did, then free or complete the key", e.Key, e.Run.Instance, e.Since.Format(time.RFC3339))
+		"find out what it did; if it did nothing, onelanectl unseal lets the next retry run", e.Key, e.Run.Instance, e.Since.Format(time.RFC3339))
 }
 
 // Is makes the error match [ErrUnknown].

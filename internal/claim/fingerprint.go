@@ -12,7 +12,7 @@ import (
 
 // Fingerprint tells two requests with the same key apart. Make its parts with [Digest].
 type Fingerprint struct {
-	// Payload is a digest of everything that makes a repeat the same request.
+	// Payload is a digest of everything that makes a retry the same request.
 	Payload [sha256.Size]byte
 	// Credentials is a digest of the caller's credentials. Leave it zero if the key names the caller.
 	Credentials [sha256.Size]byte

@@ -46,12 +46,12 @@ func (c *Claims) free(ctx context.Context, lock *core.Lock) error {
 func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
 	err := untilAnswered(ctx, func(ctx context.Context) error { return c.locker.Revoke(ctx, lock.Key(), lock.Owner()) })
 	if err != nil && !errors.Is(err, core.ErrLost) {
-		c.locker.Logger().Error("idempotency: a key could not be freed: the outcome is unknown to a repeat, although nothing was done",
+		c.locker.Logger().Error("idempotency: a key could not be freed in the background; its outcome is unknown to a retry, although nothing was done",
 			"key", lock.Key(), "error", err)
 	}
 }
 
-// LeaveUnknown ends the claim without an answer. A repeat learns that the outcome is unknown, as
+// LeaveUnknown ends the claim without an answer. A retry learns that the outcome is unknown, as
 // soon as the lease has ended. With RunAgain the key is free as soon as the lease has ended. It
 // does not block.
 func (k *Claim) LeaveUnknown() {

@@ -33,7 +33,7 @@ type Record struct {
 }
 
 // Tombstone returns the record of an answer that cannot be kept, because it is too large or was
-// sent before the handler had returned. A repeat gets an error that says so, and nothing runs
+// sent before the handler had returned. A retry gets an error that says so, and nothing runs
 // twice.
 func Tombstone() *Record { return &Record{NotKept: true} }
 

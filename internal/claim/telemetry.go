@@ -72,7 +72,7 @@ func newInstruments(l *core.Locker, transport string) *instruments {
 	}
 	// The errors are about names and units, which a test covers; the instruments work nevertheless.
 	i.requests, _ = m.Int64Counter("onelane.idempotency.requests", metric.WithUnit("{request}"),
-		metric.WithDescription("Requests with a key, by how they ended."))
+		metric.WithDescription("Requests, by how they ended."))
 	i.duration, _ = m.Float64Histogram("onelane.idempotency.run.duration", metric.WithUnit("s"),
 		metric.WithDescription("How long claims were held, by how they ended."))
 	i.size, _ = m.Int64Histogram("onelane.idempotency.record.size", metric.WithUnit("By"),
