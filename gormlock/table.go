@@ -29,7 +29,8 @@ type tableOption func(*tableOpener)
 
 func (o tableOption) applyTable(t *tableOpener) { o(t) }
 
-// WithTimeout bounds each call of a [Table] that no context ends sooner. The default is 3 s.
+// WithTimeout bounds each call of a [Table], unless the call's context ends sooner. The default is
+// 3 s.
 func WithTimeout(d time.Duration) TableOption {
 	return tableOption(func(t *tableOpener) { t.timeout = d })
 }
@@ -42,8 +43,8 @@ func WithTimeout(d time.Duration) TableOption {
 // A lock is a row with the binary key, its owner and when the lease ends, by the database's clock.
 // Each change is one statement that compares and sets one row; a deadlock or a serialization
 // failure is tried again. Fencing tokens are microseconds of the database's clock. They go on
-// increasing after [Purge]. Waiters poll. A lock takes three round trips where Redis takes one, so
-// Table is not for hot keys.
+// increasing after [Purge]. Waiters poll. Acquire takes three round trips instead of one on Redis,
+// so Table is not for hot keys.
 //
 // If transactions can use up all connections, give Table a gorm.DB of its own. Otherwise renewals
 // wait for a connection, and locks are lost. On SQLite, always do so, with a file of its own,
