@@ -99,14 +99,14 @@ func (c *call) refuseKey(err error) error {
 		return c.refuse(idempotency.RefusalOf(idempotency.CodePrincipalMissing))
 	case err == keytext.ErrNoKey:
 		p := idempotency.RefusalOf(idempotency.CodeKeyMissing)
-		p.Correction = "Send " + s.place + ": " + s.form
+		p.Correction = keytext.Missing(s.place, s.form)
 		return c.refuse(p)
 	}
 	if _, ok := status.FromError(err); ok { // of a KeyFunc
 		return &refusal{err, claim.Free}
 	}
 	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
-	p.Detail, p.Correction = "The key of "+s.place+" is refused: "+err.Error()+".", "Send "+s.place+": "+s.form
+	p.Detail, p.Correction = keytext.Refused(s.place, s.form, err)
 	return c.refuse(p)
 }
 

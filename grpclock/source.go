@@ -14,17 +14,15 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// The texts are half a sentence that a client may see.
-var (
-	errFunc   = errors.New("the function made no key")
-	errNobody = errors.New("the caller is not known")
-)
+// errNobody means that the caller is anonymous.
+var errNobody = errors.New("the caller is not known")
 
 // source is where the key of a call comes from.
 type source struct {
 	// name is part of the claim's key.
 	name string
-	// place is where a client sends the key, and form is what it sends there.
+	// place is where a client sends the key, and form is what it sends there. Both are empty if a
+	// function makes the key.
 	place string
 	form  string
 	// paths are the fields of the request that are read.
@@ -62,12 +60,12 @@ func fieldSource(path string) *source {
 
 func funcSource(fn KeyFunc) *source {
 	return &source{
-		name: "func", place: "what the key is made of", form: "something else.",
+		name: "func",
 		read: func(c *call) (string, error) {
 			key, err := fn(c.ctx, c.req)
 			if _, hasStatus := status.FromError(err); err != nil && !hasStatus {
 				c.log(slog.LevelWarn, "grpclock: no key could be made; the call is refused", err)
-				err = errFunc
+				err = keytext.ErrFunc
 			}
 			switch {
 			case err != nil:

@@ -81,11 +81,11 @@ func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
 		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", place)
 	case err == keytext.ErrNoKey:
 		p := refusals[CodeKeyMissing]
-		p.Correction = "Send " + place + ": " + form
+		p.Correction = keytext.Missing(place, form)
 		f.refuse(w, r, p)
 	default:
 		p := refusals[CodeKeyInvalid]
-		p.Detail, p.Correction = "The key of "+place+" is refused: "+err.Error()+".", "Send "+place+": "+form
+		p.Detail, p.Correction = keytext.Refused(place, form, err)
 		f.refuse(w, r, p)
 	}
 }

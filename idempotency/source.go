@@ -13,7 +13,7 @@ import (
 // source is where the key of a request comes from.
 type source struct {
 	name  string // part of the claim's key
-	place string // for a client: where to send the key
+	place string // for a client: where to send the key; empty if a function makes it
 	form  string // for a client: what to send there
 	// read returns keytext.ErrNoKey if there is no key.
 	read     func(*front, *http.Request) (string, error)
@@ -38,13 +38,13 @@ type KeyFunc func(r *http.Request) (string, error)
 
 func funcSource(fn KeyFunc) source {
 	return source{
-		name: "func", place: "what the key is made of", form: "something else.",
+		name: "func",
 		read: func(f *front, r *http.Request) (string, error) {
 			key, err := fn(r)
 			switch {
 			case err != nil:
 				f.warn(r, "idempotency: By: no key could be made; the request is refused", err)
-				return "", errFunc
+				return "", keytext.ErrFunc
 			case key == "":
 				return "", keytext.ErrNoKey
 			case !keytext.IsText(key):

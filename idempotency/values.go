@@ -12,7 +12,6 @@ import (
 var (
 	errTwice      = errors.New("it was sent more than once")
 	errQuery      = errors.New("the query cannot be read")
-	errFunc       = errors.New("the function made no key")
 	errNoSuchPart = errors.New("the route has no such parameter")
 )
 

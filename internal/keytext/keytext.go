@@ -17,6 +17,8 @@ var ErrNoKey = errors.New("the key is missing")
 
 // What is wrong with a key, or with a value that is part of one: half a sentence for the client.
 var (
+	// ErrFunc means that a function that makes keys returned an error.
+	ErrFunc      = errors.New("it could not be made")
 	ErrLong      = errors.New("it has more than 255 bytes")
 	ErrCharacter = errors.New("it has a character that is not allowed")
 	errEmpty     = errors.New("it is empty")
@@ -32,6 +34,25 @@ const (
 	KeyForm   = `one key of 1 to 255 printable characters, as "key" or key.`
 	ValueForm = "one value of 1 to 255 bytes, without control characters."
 )
+
+// Missing returns what a client that sent no key should do. The place is where it sends the key, and
+// the form is what it sends there. The place is empty if a function makes the key.
+func Missing(place, form string) (correction string) {
+	if place == "" {
+		return "Send the values that the key is made of."
+	}
+	return "Send " + place + ": " + form
+}
+
+// Refused returns why a client's key is refused, and what the client should do. Place and form are as
+// in [Missing].
+func Refused(place, form string, err error) (detail, correction string) {
+	if place == "" {
+		return "The key that the server makes of the request is refused: " + err.Error() + ".",
+			"Change the values that the key is made of."
+	}
+	return "The key of " + place + " is refused: " + err.Error() + ".", Missing(place, form)
+}
 
 // IsText reports whether s is UTF-8 without control characters.
 func IsText(s string) bool {
