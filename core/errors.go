@@ -66,7 +66,7 @@ func (e *TakenError) Error() string {
 		fmt.Fprintf(&b, " for up to %v", e.RetryAfter.Round(time.Millisecond))
 	}
 	if e.QueueFull {
-		b.WriteString(": as many callers of this process wait as WithMaxWaiters allows; try again later")
+		b.WriteString(": WithMaxWaiters callers of this process wait already; try again later")
 	}
 	if e.Cause != nil {
 		fmt.Fprintf(&b, ": %v", e.Cause)

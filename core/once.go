@@ -60,7 +60,7 @@ func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration
 	succeeded = true
 	if err := l.sealSurely(ctx, k, retention, s.outage); err != nil {
 		k.Lapse() // not Release: the seal may have succeeded, and an orphan must stay one
-		return true, fmt.Errorf("core: do once key %q: fn ran, but the key is not sealed for certain, so that fn may run again: %w", key, err)
+		return true, fmt.Errorf("core: do once key %q: fn ran, but the seal is not confirmed; fn may run again: %w", key, err)
 	}
 	return true, nil
 }

@@ -85,11 +85,11 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	var o options
 	f := flag.NewFlagSet("onelanectl", flag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	f.StringVar(&o.redis, "redis", "127.0.0.1:6379", "`host:port or URL` (redis://, rediss://) of Redis; three and more with commas between are a quorum. The password can stand in "+passwordEnv)
+	f.StringVar(&o.redis, "redis", "127.0.0.1:6379", "`host:port or URL` (redis://, rediss://) of Redis. 3, 5 or 7, separated by commas, are a quorum. Set the password in "+passwordEnv)
 	f.BoolVar(&o.cluster, "cluster", false, "-redis names nodes of one Redis Cluster")
-	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`; its user and password are the master's, and a password of the Sentinels can stand in "+sentinelPasswordEnv)
-	f.StringVar(&o.etcd, "etcd", "", "`host:port or URL` of the members of an etcd, with commas between; a user and a password can stand in "+etcdUserEnv+" and "+etcdPasswordEnv)
-	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port` of the servers of a ZooKeeper, with commas between; scheme:credentials, such as digest:user:password, can stand in "+zookeeperAuthEnv)
+	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`. The user and the password are the master's. Set the Sentinels' password in "+sentinelPasswordEnv)
+	f.StringVar(&o.etcd, "etcd", "", "`host:port or URL` of the members of etcd, separated by commas. Set the user and the password in "+etcdUserEnv+" and "+etcdPasswordEnv)
+	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port` of the ZooKeeper servers, separated by commas. Set scheme:credentials, such as digest:user:password, in "+zookeeperAuthEnv)
 	f.StringVar(&o.root, "root", "/onelane", "of ZooKeeper: the `path` that the services passed to zkbackend.WithRoot")
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
@@ -98,7 +98,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.IntVar(&o.limit, "limit", 1000, "of ls and forget: how many keys at most")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
 	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")
-	f.BoolVar(&o.value, "value", false, "print what a key was sealed with: an answer to a client may be a secret")
+	f.BoolVar(&o.value, "value", false, "print the sealed value; a recorded answer may be secret")
 	for rest := args; ; {
 		if err := f.Parse(rest); err != nil {
 			if errors.Is(err, flag.ErrHelp) {

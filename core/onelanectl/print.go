@@ -171,7 +171,7 @@ func expires(st core.State) string {
 	return "in " + st.ExpiresIn.Round(time.Millisecond).String()
 }
 
-// text is s, quoted where it has something that a terminal would not show as it is.
+// text returns s, quoted if a terminal would not show it as it is.
 func text(s string) string {
 	if q := fmt.Sprintf("%q", s); q != `"`+s+`"` {
 		return q

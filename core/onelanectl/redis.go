@@ -18,8 +18,9 @@ import (
 
 // Passwords are read from the environment, since a command line can be seen by others.
 const (
-	passwordEnv         = "ONELANE_REDIS_PASSWORD"
-	sentinelPasswordEnv = "ONELANE_SENTINEL_PASSWORD" // where the Sentinels have one of their own
+	passwordEnv = "ONELANE_REDIS_PASSWORD"
+	// sentinelPasswordEnv is read if the Sentinels have a password of their own.
+	sentinelPasswordEnv = "ONELANE_SENTINEL_PASSWORD"
 )
 
 // clients are one for one Redis, a cluster or Sentinel, and several for a quorum.

@@ -51,15 +51,15 @@ type Config struct {
 	driver driver.Driver // of another client library, instead of Clients and Pools
 }
 
-// New is the backend on go-redis clients: one Redis, Sentinel or Redis Cluster, or a quorum of
-// three or more independent masters. The caller closes the clients, after the Locker.
+// New returns the backend on go-redis clients: one Redis, Sentinel or Redis Cluster, or a quorum of
+// 3, 5 or 7 independent masters. The caller closes the clients, after the Locker.
 func New(clients ...redis.UniversalClient) Config { return Config{Clients: clients} }
 
-// Pools is the backend on redsync pools: go-redis, redigo, rueidis or valkey. Three or more are a
+// Pools returns the backend on redsync pools: go-redis, redigo, rueidis or valkey. 3, 5 or 7 are a
 // quorum. Waiters poll. Switch off the retries of the pool's own client (go-redis: MaxRetries -1).
 func Pools(pools ...redsyncredis.Pool) Config { return Config{Pools: pools} }
 
-// Drive is the backend on another client library. It is for the drivers of this project, such as
+// Drive returns the backend on another client library. It is for the drivers of this project, such as
 // rueidisdriver.
 func Drive(d driver.Driver) Config { return Config{driver: d} }
 
@@ -186,7 +186,7 @@ func (c Config) valid() error {
 	case n > len(c.Clients)+len(c.Pools) && len(c.Clients)+len(c.Pools) > 0:
 		return errors.New("set no Clients or Pools beside those of a driver")
 	case n == 2:
-		return errors.New("two Redis masters cannot outvote each other; use one, or an odd number from three on")
+		return errors.New("two Redis masters cannot outvote each other; use one, or 3, 5 or 7")
 	case c.NodeTimeout < 0:
 		return fmt.Errorf("node time-out %v must not be negative", c.NodeTimeout)
 	}

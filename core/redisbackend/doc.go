@@ -9,10 +9,10 @@
 //     that was not replicated yet; fencing tokens reveal it. Config.Replicas makes that unlikely.
 //   - A *redis.ClusterClient is a Redis Cluster. Each shard has connections of its own, so a hung
 //     shard does not touch the others.
-//   - Three or more *redis.Client are a quorum, on which a majority decides.
+//   - 3, 5 or 7 *redis.Client are a quorum, on which a majority decides.
 //
 // [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. Package
-// rueidisdriver, a module of its own, takes rueidis clients. The next paragraph is not for them.
+// rueidisdriver, a module of its own, takes rueidis clients. The next paragraph does not apply to them.
 //
 // The backend makes a few connections of its own with the client's options. Up to four are for
 // calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
@@ -28,7 +28,7 @@
 //
 // Set maxmemory-policy to noeviction. Otherwise Redis may evict locks that are held.
 //
-// The smallest user that works reads and writes the prefix of the keys, and uses the channels' one:
+// A Redis user needs access to the keys and the channels of the prefix, and these commands:
 //
 //	ACL SETUSER onelane on >secret ~onelane:* &onelane:* +eval +evalsha +get +set +del +pttl +pexpire
 //	    +time +hello +ping +publish +subscribe +unsubscribe +spublish +ssubscribe +sunsubscribe

@@ -16,8 +16,8 @@ import (
 const (
 	modeKeep   = "keep"   // beside the caller's lease
 	modeEnd    = "end"    // instead of the caller's lease
-	modeRepair = "repair" // where nobody else holds the key
-	modeHeal   = "heal"   // a decided value, where nobody else holds the key
+	modeRepair = "repair" // if nobody else holds the key
+	modeHeal   = "heal"   // a decided value, if nobody else holds the key
 )
 
 const (

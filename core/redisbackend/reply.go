@@ -45,11 +45,11 @@ func (r *reply) decode(v any) error {
 	}
 	fields, ok := v.([]any)
 	if !ok || len(fields) == 0 {
-		return fmt.Errorf("redisbackend: a script answered %T instead of an array; look for a proxy that changes answers", v)
+		return fmt.Errorf("redisbackend: a script answered %T instead of an array; check whether a proxy changes answers", v)
 	}
 	r.fields = fields
 	if r.status, ok = fields[0].(int64); !ok {
-		return fmt.Errorf("redisbackend: a script answered %T instead of a status; look for a proxy that changes answers", fields[0])
+		return fmt.Errorf("redisbackend: a script answered %T instead of a status; check whether a proxy changes answers", fields[0])
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func (r *reply) uint(i int) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(r.text(i), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("redisbackend: a script answered no number; look for a proxy that changes answers: %w", err)
+		return 0, fmt.Errorf("redisbackend: a script answered no number; check whether a proxy changes answers: %w", err)
 	}
 	return n, nil
 }
@@ -139,7 +139,7 @@ func heldState(owner string, left time.Duration) core.State {
 }
 
 func (r *reply) unexpected() error {
-	return fmt.Errorf("redisbackend: a script answered with status %d, which this version does not know; look for a newer version of this package or a proxy", r.status)
+	return fmt.Errorf("redisbackend: a script answered with status %d, which this version does not know; check whether there is a newer version of this package, or a proxy that changes answers", r.status)
 }
 
 // lost returns how the lease was found to be gone.

@@ -25,7 +25,7 @@ const (
 	keptBuffer = 64 << 10
 )
 
-var errProtocol = errors.New("redisbackend: the answer of Redis is not a RESP2 reply; look for a proxy, or another server at this address")
+var errProtocol = errors.New("redisbackend: the answer of Redis is not a RESP2 reply; check whether a proxy or another server is at this address")
 
 // appendCommand writes a command to b.
 func appendCommand(b []byte, c *command) []byte {

@@ -105,7 +105,7 @@ func (b *backend) multi(ctx context.Context, unsure func(), changes ...any) (*zk
 	}, unsure)
 }
 
-var errNoState = errors.New("zkbackend: ZooKeeper's answer has no state of the node; look for a proxy that changes answers")
+var errNoState = errors.New("zkbackend: ZooKeeper's answer has no state of the node; check whether a proxy changes answers")
 
 // write makes changes in one transaction. The last of them sets the text of the key's node. write
 // returns the node as it is then.
