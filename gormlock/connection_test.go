@@ -119,7 +119,7 @@ func TestConnection(t *testing.T) {
 				n--
 			case !errors.Is(err, form.refused) || statements != 0:
 				t.Errorf("%s: %v, %d statements", name, err, statements)
-			case form.refused == gormlock.ErrUnmanagedTransaction && !strings.Contains(err.Error(), "in db.Connection, with gormlock.Transaction"):
+			case form.refused == gormlock.ErrUnmanagedTransaction && !strings.Contains(err.Error(), "inside db.Connection use gormlock.Transaction"):
 				t.Errorf("%s: it does not say what to do: %v", name, err)
 			}
 			wantLeft(t, db, 42, n)

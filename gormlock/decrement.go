@@ -79,7 +79,7 @@ func decrementRow(
 // conditions of db apply to every row. DecrementAll runs one [Decrement] for each, in a
 // transaction, or behind a savepoint if one is open. The rows are locked in the order of their
 // keys, so two carts cannot deadlock. They can deadlock if they write one key in two ways, such as
-// "a" and "A" where the database ignores case. If one row has too little, nothing is taken, and the
+// "a" and "A" if the database ignores case. If one row has too little, nothing is taken, and the
 // error is its [*InsufficientError] with what is left of it. An empty map takes nothing.
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,

@@ -15,14 +15,13 @@ var (
 	// ErrNotRegistered reports a guard on a database without the plugin of [New].
 	ErrNotRegistered = errors.New("the plugin is not registered: " +
 		"call db.Use(gormlock.New(locker)) when the database is opened")
-	// ErrNoTransaction reports a guarded read outside a transaction: the lock would end before the
-	// caller uses what was read.
+	// ErrNoTransaction reports a call that needs an open transaction: a guarded read, a write of
+	// several statements under a guard or with a [Version], [ForUpdate], [AfterCommit] or [SQLTx].
 	ErrNoTransaction = errors.New("not in a transaction")
 	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
 	// so that nothing would hold the lock until its COMMIT.
 	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
-		"begin it with gorm, on a *gorm.DB that was made after db.Use, " +
-		"and in db.Connection, with gormlock.Transaction")
+		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
 	// ErrGuardTooLate reports a guard after BEGIN, when the snapshot and other locks were taken.
 	ErrGuardTooLate = errors.New("the guard comes too late")
 	// ErrTemplate reports that the key of a [Guard] is a template that has no value here.

@@ -123,8 +123,8 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 	case db.Error != nil:
 		err = db.Error
 	case key == "":
-		err = fmt.Errorf("%w: it is empty; ClaimKey returns that where the context has no claim, or one of RefuseRepeats alone: pass the "+
-			"request's, in Gin c.Request.Context(), and put ByHeader or ByKey around it", core.ErrInvalidKey)
+		err = fmt.Errorf("%w: it is empty; ClaimKey returns an empty key if the context has no claim, or only that of RefuseRepeats: "+
+			"pass the request's context, in Gin c.Request.Context(), and put ByHeader or ByKey around the handler", core.ErrInvalidKey)
 	case len(key) > maxOnceKey:
 		return nil, fmt.Errorf("gormlock: Once %q…: %w: it has %d bytes, at most %d are allowed",
 			key[:32], core.ErrInvalidKey, len(key), maxOnceKey)

@@ -57,7 +57,7 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	if o.dialect.name == "mysql" {
 		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		if tx.Error != nil {
-			return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, tx.Error)
+			return nil, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, tx.Error)
 		}
 		defer tx.Rollback()
 		conn, query = tx.Statement.ConnPool, readOnce
@@ -71,7 +71,7 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	case errors.Is(err, ErrMismatch) || errors.Is(err, ErrUnfinished):
 		return nil, o.error(err)
 	}
-	return nil, fmt.Errorf("%w; and looking whether it is done: %w", why, err)
+	return nil, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, err)
 }
 
 // claim inserts the row of the key. If the key is done, claim returns its result and errReplayed,

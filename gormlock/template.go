@@ -26,7 +26,7 @@ func parseKeys(text string) (keys, error) {
 	}
 	t, err := keytemplate.Parse(text)
 	if err != nil {
-		err = fmt.Errorf("%w: %w; a key that has braces for another reason goes to WithGuard or Transaction", ErrTemplate, err)
+		err = fmt.Errorf("%w: %w; pass a key with literal braces to WithGuard or Transaction", ErrTemplate, err)
 	}
 	return keys{text: text, template: t}, err
 }

@@ -35,7 +35,7 @@ type transaction struct {
 	gone      error                     // why MySQL rolled it back, without a guard.
 	reentered bool                      // locks are the context's.
 	sellOut   *sellOut                  // found too little.
-	turn      *turn                     // where it is a caller's part of a group, whose locks it has.
+	turn      *turn                     // set if it is a caller's part of a group, whose locks it has.
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
 	undone    undoLog                   // what a rollback takes back, and COMMIT runs.
 }
