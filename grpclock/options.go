@@ -65,7 +65,7 @@ func (o frontOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 
 // Principal sets the caller: a name that is verified and stays the same over retries, such as a
 // user or tenant id. Keys of different principals are independent of each other. If fn returns "",
-// the caller is anonymous. The name of a plain lock has the caller in it only if its template has
+// the caller is anonymous. The key of a plain lock contains the caller only if its template has
 // {principal}.
 //
 // Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs

@@ -31,7 +31,7 @@ const keyMetadata = "idempotency-key"
 //
 // Methods without the option run as they are. So do those with idempotency_level = NO_SIDE_EFFECTS,
 // unless their mode is LOCK_ONLY. opts apply to everything that the option leaves out. With
-// LOCK_ONLY the name of the lock is the key as it is, as with [LockByKey].
+// LOCK_ONLY the lock's key is exactly the text that the template makes, as with [LockByKey].
 //
 // ByProto panics if one of opts is wrong. A method whose option is wrong is refused with Internal,
 // and logged. [Check] finds such a method when the server is built.
