@@ -18,8 +18,8 @@ type ZooKeeperNode struct {
 }
 
 // ZooKeeper starts an empty ZooKeeper on a free loopback port and ends it with the test. The
-// settings are lines of its configuration, for example "tickTime=100". It needs ZooKeeper and Java;
-// where they are not installed the test fails.
+// settings are lines of its configuration, for example "tickTime=100". It needs ZooKeeper and Java.
+// If they are not installed, the test fails.
 //
 //	node := testutil.ZooKeeper(t)
 //	locker, err := core.New(zkbackend.New([]string{node.Addr()}))

@@ -98,7 +98,7 @@ func start(ctx context.Context, o options) (addr string, stop func(), err error)
 	return addr, func() { shutdown(); closeAll() }, nil
 }
 
-// open opens the database, and the locks where the service is guarded.
+// open opens the database, and the locks if the service is guarded.
 func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop func(), err error) {
 	var stops []func()
 	all := func() {

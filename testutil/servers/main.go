@@ -1,4 +1,5 @@
-// Command servers runs another command with private Redis, MariaDB, PostgreSQL, ZooKeeper and etcd servers, installing them first where it may.
+// Command servers runs another command with private Redis, MariaDB, PostgreSQL, ZooKeeper and etcd
+// servers. It installs them first if it may.
 //
 //	go run ./testutil/servers go test ./...
 //

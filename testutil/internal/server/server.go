@@ -56,7 +56,8 @@ type spec struct {
 	end syscall.Signal
 }
 
-// Start starts a server of the given kind and returns when it answers. It returns a *MissingError where the server is not installed.
+// Start starts a server of the given kind and returns when it answers. It returns a *MissingError if the server is
+// not installed.
 func Start(ctx context.Context, kind Kind) (*Server, error) { return StartWith(ctx, kind, nil) }
 
 // StartWith is Start for a server whose process has more in its environment than the caller's, each NAME=value. The args are those
