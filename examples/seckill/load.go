@@ -61,7 +61,7 @@ func (l *load) shop(ctx context.Context) {
 	}
 	began := time.Now()
 	for n := range l.buyers {
-		// Buyers arrive in waves of as many as can be at it at the same time.
+		// Buyers arrive in waves of as many as can send requests at the same time.
 		arrived := n / l.clients * l.clients
 		if !waitUntil(ctx, began.Add(l.over*time.Duration(arrived)/time.Duration(l.buyers))) {
 			break

@@ -89,7 +89,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.IntVar(&o.buyers, "buyers", 2000, "how many people want one unit each")
 	f.IntVar(&o.stock, "stock", 100, "how many units there are")
 	f.IntVar(&o.submits, "submits", 3, "how often each buyer submits: double clicks at once, the last as a retry after the answer")
-	f.IntVar(&o.clients, "clients", 100, "how many buyers are at it at the same time")
+	f.IntVar(&o.clients, "clients", 100, "how many buyers send requests at the same time")
 	f.IntVar(&o.procs, "procs", 1, "how many service processes share the Redis and the database")
 	f.StringVar(&o.redis, "redis", "", "`host:port[,host:port…]` of Redis; embedded by default")
 	f.StringVar(&o.etcd, "etcd", "", "`host:port[,host:port…]` of etcd, instead of Redis")

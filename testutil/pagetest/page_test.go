@@ -147,7 +147,7 @@ func TestPage_NodesCutOff(t *testing.T) {
 			`document.querySelector('#guarded-shop li')?.textContent.includes('%s')`, says))
 	}
 	node(t, ctx, 1, "off")
-	buy("taken")
+	buy("placed")
 	node(t, ctx, 2, "off")
 	buy("refused: HTTP 503, ")
 	node(t, ctx, 1, "up")
@@ -155,7 +155,7 @@ func TestPage_NodesCutOff(t *testing.T) {
 	// Clients dial again with a delay, so the first orders may still be refused.
 	until(t, ctx, `(() => {
 		const last = document.querySelector('#guarded-shop li')?.textContent ?? 'none';
-		if (last.includes('taken')) return true;
+		if (last.includes('placed')) return true;
 		if (!last.includes('waiting')) {
 			for (const b of ['fresh', 'buy']) document.querySelector('#guarded-shop .' + b).click();
 		}
