@@ -101,7 +101,7 @@ func play(ctx context.Context, o options, out io.Writer) (ok bool, err error) {
 	fmt.Fprintf(out, "  requests  %6d  in %.2f s\n", t.requests, time.Since(began).Seconds())
 	fmt.Fprintf(out, "   grabbed  %6d  answered with 201\n", t.grabbed)
 	fmt.Fprintf(out, "     taken  %6d  came too late\n", t.taken)
-	fmt.Fprintf(out, "      busy  %6d  came while another was at it\n", t.busy)
+	fmt.Fprintf(out, "      busy  %6d  came while another driver had the lock\n", t.busy)
 	fmt.Fprintf(out, "    errors  %6d  %s\n\n", t.failed, t.lastError)
 	b, err := audit(db)
 	if err != nil {

@@ -70,7 +70,7 @@ func badNetwork(ctx context.Context, w *world, out io.Writer, customers int) (bo
 		}
 	}
 	fmt.Fprintf(out, "1. %d customers, %d clicks each, and a network that loses one answer in four\n", customers, clicks)
-	fmt.Fprintf(out, "   requests that came %d, answers lost %d, clicks told that they paid %d, failed %d\n", s.came.Load(), s.lost.Load(), paid.Load(), failed.Load())
+	fmt.Fprintf(out, "   requests received %d, answers lost %d, clicks that got \"paid\" %d, failed %d\n", s.came.Load(), s.lost.Load(), paid.Load(), failed.Load())
 	if text, ok := lastError.Load().(string); ok {
 		fmt.Fprintln(out, "   the last failure:", text)
 	}

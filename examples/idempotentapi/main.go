@@ -76,7 +76,7 @@ func play(ctx context.Context, customers int, out io.Writer) (ok bool, err error
 		otherAmount,
 		func(ctx context.Context, w *world, out io.Writer) (bool, error) {
 			return crash(ctx, w, out, "/payments", http.StatusConflict,
-				"3. The service dies between the charge and its answer: the retry is told that nobody knows the outcome")
+				"3. The service dies between the charge and its answer: the retry gets \"outcome unknown\"")
 		},
 		func(ctx context.Context, w *world, out io.Writer) (bool, error) {
 			return crash(ctx, w, out, "/payments/recovered", http.StatusCreated,
