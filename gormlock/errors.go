@@ -15,8 +15,9 @@ var (
 	// ErrNotRegistered reports a guard on a database without the plugin of [New].
 	ErrNotRegistered = errors.New("the plugin is not registered: " +
 		"call db.Use(gormlock.New(locker)) when the database is opened")
-	// ErrNoTransaction reports a call that needs an open transaction: a guarded read, a write of
-	// several statements under a guard or with a [Version], [ForUpdate], [AfterCommit] or [SQLTx].
+	// ErrNoTransaction reports a call that needs an open transaction. Such a call is a guarded read,
+	// a write of several statements under a guard or with a [Version], [ForUpdate], [AfterCommit] or
+	// [SQLTx].
 	ErrNoTransaction = errors.New("not in a transaction")
 	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
 	// so that nothing would hold the lock until its COMMIT.

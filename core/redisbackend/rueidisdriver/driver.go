@@ -30,8 +30,8 @@ import (
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
 
-// New returns the backend on rueidis clients: one of a single Redis, Sentinel or Redis Cluster, or a
-// quorum of 3, 5 or 7 independent masters. The caller closes the clients, after the Locker.
+// New returns the backend on rueidis clients: one of a Redis, Sentinel or Redis Cluster, or a quorum
+// of 3, 5 or 7 independent masters. The caller closes the clients, after the Locker.
 func New(clients ...rueidis.Client) redisbackend.Config {
 	return redisbackend.Drive(newDriver(clients))
 }
