@@ -133,8 +133,8 @@ func (a *anyQueue) begin(i int, name string) (arrived uint64) {
 	return a.arrived
 }
 
-// asking notes that the first answer for a key is not known yet. It returns for how long the scout has
-// the slot.
+// asking notes that the first answer for a key is not known yet. It returns for how long the scout
+// has the slot.
 func (a *anyQueue) asking(w *waiter) time.Duration {
 	a.locker.mu.Lock()
 	defer a.locker.mu.Unlock()

@@ -9,7 +9,8 @@ import (
 )
 
 // Opener makes the [Backend] of a Locker. [New] calls Open once and returns its error.
-// redisbackend.New, zkbackend.New, etcdbackend.New, gormlock.Table and testutil.Memory return an Opener.
+// redisbackend.New, zkbackend.New, etcdbackend.New, gormlock.Table and testutil.Memory return an
+// Opener.
 type Opener interface {
 	// Open returns a new backend for one Locker. It does not talk to the server.
 	Open(Environment) (Backend, error)

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// contextError returns ctx's error. It also notices a deadline that passed before ctx's timer fired.
+// contextError returns ctx's error. It also notices a deadline that passed before ctx's timer
+// fired.
 func contextError(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		return context.DeadlineExceeded
@@ -87,8 +88,8 @@ func isContextError(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// internalContextError is the error of a context of ours. It does not match a context's error, since
-// callers would take it for the end of their own.
+// internalContextError is the error of a context of ours. It does not match a context's error,
+// since callers would take it for the end of their own.
 type internalContextError struct{ error }
 
 func (e internalContextError) Is(target error) bool {

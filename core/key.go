@@ -62,8 +62,8 @@ func validPrefix(prefix string) error {
 	return nil
 }
 
-// backendKey is the name under which the backend knows a key. The braces put the key, its fence counter and its
-// channel into one slot of a Redis Cluster, whatever the key holds.
+// backendKey is the name under which the backend knows a key. The braces put the key, its fence
+// counter and its channel into one slot of a Redis Cluster, whatever the key holds.
 func backendKey(prefix, key string) (string, error) {
 	if err := validKey(key); err != nil {
 		return "", err

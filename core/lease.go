@@ -12,12 +12,12 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// suspendedBy is how far the wall clock must run ahead of the monotonic clock before a lease counts as
-// lost. It tolerates small corrections of the clock.
+// suspendedBy is how far the wall clock must run ahead of the monotonic clock before a lease counts
+// as lost. It tolerates small corrections of the clock.
 const suspendedBy = 2 * time.Second
 
-// lease is what the backend granted to this process for one key. Local holders have it one after the
-// other. One timer renews it and notices its end.
+// lease is what the backend granted to this process for one key. Local holders have it one after
+// the other. One timer renews it and notices its end.
 type lease struct {
 	locker  *Locker
 	key     string // as the caller wrote it
@@ -150,9 +150,9 @@ func (s *lease) expire(h *hold) {
 	s.lose(h, reason, fmt.Errorf("core: key %q: %s: %w", s.key, why, ErrLost))
 }
 
-// suspended reports whether the wall clock ran ahead of the monotonic clock since the lease was last
-// confirmed. On a suspended machine the monotonic clock stops, and the lease ended meanwhile. s.mu is
-// held.
+// suspended reports whether the wall clock ran ahead of the monotonic clock since the lease was
+// last confirmed. On a suspended machine the monotonic clock stops, and the lease ended meanwhile.
+// s.mu is held.
 func (s *lease) suspended(now time.Time) bool {
 	wall, monotonic := s.locker.chance.clocks(s.asOf, now)
 	return wall-monotonic > suspendedBy

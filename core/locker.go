@@ -67,8 +67,8 @@ func Default() *Locker { return defaultLocker.Load() }
 // If the wait ended, the error is [*TakenError]; it matches ctx's error if ctx ended the wait.
 // Other errors are [*SealedError], [*OrphanedError] and [*UnavailableError]. An error may also
 // match [ErrInvalidKey] or [ErrClosed]. If ctx ended before there was an answer, the error matches
-// ctx's error alone. After an error nothing stays held. If ctx carries a lock on the key ([WithLock]),
-// Acquire returns another handle on it at once.
+// ctx's error alone. After an error nothing stays held. If ctx carries a lock on the key
+// ([WithLock]), Acquire returns another handle on it at once.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	return l.acquire(ctx, ctx, key, opts, false)
 }
@@ -277,6 +277,6 @@ func (l *Locker) Logger() *slog.Logger { return l.logger }
 // Prefix returns the prefix of the names in the backend, see [WithPrefix].
 func (l *Locker) Prefix() string { return l.prefix }
 
-// MaxWaiters returns how many callers of this process may wait for one key, or 0 if there is no limit;
-// see [WithMaxWaiters].
+// MaxWaiters returns how many callers of this process may wait for one key, or 0 if there is no
+// limit; see [WithMaxWaiters].
 func (l *Locker) MaxWaiters() int { return l.maxWaiters }

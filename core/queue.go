@@ -209,8 +209,8 @@ func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	return l.closed
 }
 
-// nextHolder returns the waiter that gets the lease s without a round trip, or nil. It must want the
-// same kind of lease, and this process's turn must not be over.
+// nextHolder returns the waiter that gets the lease s without a round trip, or nil. It must want
+// the same kind of lease, and this process's turn must not be over.
 func (l *Locker) nextHolder(s *lease, now time.Time) *waiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,7 +18,8 @@ import (
 
 const scope = "github.com/onelane/onelane/core"
 
-// The values of the metrics' attributes. No attribute is a key: there would be a series for each order.
+// The values of the metrics' attributes. No attribute is a key: there would be a series for each
+// order.
 const (
 	outcomeGranted     = "granted"
 	outcomeTaken       = "taken"
@@ -43,7 +44,8 @@ const (
 	reasonGone    = "gone"     // the backend says that the key is not ours
 )
 
-// labels are the attributes of one series. They are made once, so that a measurement allocates nothing.
+// labels are the attributes of one series. They are made once, so that a measurement allocates
+// nothing.
 type labels struct {
 	record []metric.RecordOption
 	add    []metric.AddOption

@@ -184,7 +184,8 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	}
 }
 
-// standBack returns how long w leaves the key to other processes, and the last answer of the backend.
+// standBack returns how long w leaves the key to other processes, and the last answer of the
+// backend.
 func (w *waiter) standBack(q *queue) (pause time.Duration, last error) {
 	w.locker.mu.Lock()
 	defer w.locker.mu.Unlock()
@@ -343,8 +344,8 @@ func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 	return k, nil
 }
 
-// gaveUp returns the error of a wait that ctx ended. last is the last answer, or nil. Without an answer
-// nobody knows that the key is taken.
+// gaveUp returns the error of a wait that ctx ended. last is the last answer, or nil. Without an
+// answer nobody knows that the key is taken.
 func (w *waiter) gaveUp(ctx context.Context, last error) error {
 	if w.locker.isClosed() {
 		return fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)

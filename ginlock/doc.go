@@ -12,8 +12,8 @@
 //
 // Three things to know:
 //
-//   - The handler's context is c.Request.Context(), and not c. It carries the claim or the lock, and
-//     does not end when the client of a claim hangs up.
+//   - The handler's context is c.Request.Context(), and not c. It carries the claim or the lock,
+//     and does not end when the client of a claim hangs up.
 //   - The principal is the name that gin.BasicAuth left under gin.AuthUserKey, unless [Principal]
 //     is set. If that key holds anything but a name, the request is refused with 500.
 //   - A middleware that makes the answer from c.Errors or c.Keys belongs inside. The order is:
@@ -24,6 +24,6 @@
 //     or put it back.
 //
 // Requests that match no route run unprotected, even if engine.NoRoute has a handler for them. Give
-// such a handler a route: r.POST("/*path", …). If such a request may have had an effect, a warning
-// is logged once.
+// such a handler a route: r.POST("/*path", …). If such a request may have had an effect, a
+// warning is logged once.
 package ginlock

@@ -15,14 +15,14 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// ByHeader returns a middleware that runs a request once for each key in the header of this name. See
-// [idempotency.ByHeader].
+// ByHeader returns a middleware that runs a request once for each key in the header of this name.
+// See [idempotency.ByHeader].
 func ByHeader(name string, opts ...idempotency.HTTPOption) gin.HandlerFunc {
 	return adapt(idempotency.ByHeader(name, withGin(opts)...))
 }
 
-// ByKey returns a middleware that makes the key of a template, such as "{header.X-Tenant}:{param.id}".
-// See [idempotency.ByKey].
+// ByKey returns a middleware that makes the key of a template, such as
+// "{header.X-Tenant}:{param.id}". See [idempotency.ByKey].
 func ByKey(template string, opts ...idempotency.HTTPOption) gin.HandlerFunc {
 	return adapt(idempotency.ByKey(template, withGin(opts)...))
 }
@@ -35,14 +35,14 @@ func By(fn KeyFunc, opts ...idempotency.HTTPOption) gin.HandlerFunc {
 	return adapt(idempotency.By(fn.http(), withGin(opts)...))
 }
 
-// RefuseRepeats returns a middleware that refuses a form that is submitted twice within the window. See
-// [idempotency.RefuseRepeats]. The address of the client is gin's ClientIP.
+// RefuseRepeats returns a middleware that refuses a form that is submitted twice within the window.
+// See [idempotency.RefuseRepeats]. The address of the client is gin's ClientIP.
 func RefuseRepeats(window time.Duration, opts ...idempotency.HTTPOption) gin.HandlerFunc {
 	return adapt(idempotency.RefuseRepeats(window, withGin(opts)...))
 }
 
-// LockByKey returns a middleware that runs one request at a time for each key, made of a template such
-// as "order:{param.id}". See [idempotency.LockByKey].
+// LockByKey returns a middleware that runs one request at a time for each key, made of a template
+// such as "order:{param.id}". See [idempotency.LockByKey].
 func LockByKey(template string, opts ...idempotency.LockOption) gin.HandlerFunc {
 	return adapt(idempotency.LockByKey(template, withGin(opts)...))
 }
@@ -52,8 +52,8 @@ func LockBy(fn KeyFunc, opts ...idempotency.LockOption) gin.HandlerFunc {
 	return adapt(idempotency.LockBy(fn.http(), withGin(opts)...))
 }
 
-// Principal sets the caller. See [idempotency.Principal]. The default is the name that gin.BasicAuth
-// left under gin.AuthUserKey.
+// Principal sets the caller. See [idempotency.Principal]. The default is the name that
+// gin.BasicAuth left under gin.AuthUserKey.
 func Principal(fn func(c *gin.Context) string) idempotency.FrontOption {
 	if fn == nil {
 		return idempotency.Principal(nil)

@@ -42,7 +42,8 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	return nil
 }
 
-// Commit implements gorm.TxCommitter. It calls the functions of AfterCommit when the locks are released.
+// Commit implements gorm.TxCommitter. It calls the functions of AfterCommit when the locks are
+// released.
 func (t *transaction) Commit() error {
 	if err := t.commit(); err != nil {
 		t.undone.rolledBack("")

@@ -14,7 +14,8 @@ import (
 
 const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
 
-// Transaction runs fn in a transaction while it holds the lock on key: lock, BEGIN, fn, COMMIT, unlock.
+// Transaction runs fn in a transaction while it holds the lock on key: lock, BEGIN, fn, COMMIT,
+// unlock.
 //
 //	err := gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error { … })
 //
@@ -28,10 +29,10 @@ const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that 
 // and fn is not called. If the lock is lost before COMMIT, the transaction is rolled back and the
 // error matches core.ErrLost. If nobody can know whether COMMIT happened, it is [ErrCommitUnknown].
 //
-// In a transaction that is open already fn runs behind a savepoint, and the locks stay until the outermost COMMIT or
-// ROLLBACK. A key that the transaction holds is not locked again. Another key is locked if the transaction holds none
-// and has not sent a statement. Otherwise the error is [ErrGuardTooLate] and fn is not called; the outer transaction
-// may go on and commit.
+// In a transaction that is open already fn runs behind a savepoint, and the locks stay until the
+// outermost COMMIT or ROLLBACK. A key that the transaction holds is not locked again. Another key
+// is locked if the transaction holds none and has not sent a statement. Otherwise the error is
+// [ErrGuardTooLate] and fn is not called; the outer transaction may go on and commit.
 func Transaction(db *gorm.DB, key string, fn func(tx *gorm.DB) error, opts ...TransactionOption) error {
 	g := guardWith(opts)
 	if g.fingerprint != nil {
@@ -112,7 +113,8 @@ func limited(db *gorm.DB) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, db.DefaultTransactionTimeout)
 }
 
-// nested runs fn behind a savepoint in t, the transaction that db is in; t is nil if it is not ours.
+// nested runs fn behind a savepoint in t, the transaction that db is in; t is nil if it is not
+// ours.
 func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB) error) error {
 	ctx := db.Statement.Context
 	if t == nil {
@@ -130,7 +132,8 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 	return session.Transaction(fn)
 }
 
-// carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock is lost.
+// carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock
+// is lost.
 func (t *transaction) carry(ctx context.Context) context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,8 +17,8 @@ var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statem
 var errEndsItself = errors.New("the rest of the transaction would not be guarded: return an error to roll back, " +
 	"and let the block, Commit or Rollback end it")
 
-// staysOpen returns an error for a statement that would end a guarded transaction in its
-// middle, as many do on MySQL and MariaDB. A guarded single statement may be one: nothing follows it.
+// staysOpen returns an error for a statement that would end a guarded transaction in its middle, as
+// many do on MySQL and MariaDB. A guarded single statement may be one: nothing follows it.
 func (t *transaction) staysOpen(s *gorm.Statement) error {
 	if s.SQL.Len() == 0 || t.turn != nil || !t.guarded() {
 		return nil

@@ -19,8 +19,8 @@ import (
 //
 // The database compares and subtracts at once, so Decrement never takes what is not there, with or
 // without a guard or a transaction. Hooks run and updated_at is set as by GORM's Update. Neither a
-// field's permissions nor Select, Omit or a hook can drop the column or the condition. The column is
-// the name of a field or of a column.
+// field's permissions nor Select, Omit or a hook can drop the column or the condition. The column
+// is the name of a field or of a column.
 //
 // If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
 // row. The conditions must name one row. If several rows would be changed, that is an error and
@@ -32,7 +32,8 @@ import (
 // MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
 // [ErrDialect]. What is left of a column with decimals is rounded down.
 //
-// [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the database.
+// [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the
+// database.
 func Decrement(
 	db *gorm.DB, column string, n int64, opts ...DecrementOption,
 ) (left int64, err error) {
@@ -117,8 +118,8 @@ func DecrementAll[K cmp.Ordered](
 	return left, nil
 }
 
-// only selects one column. Pluck by itself would not quote a name like "left-over", and would keep the
-// caller's Select.
+// only selects one column. Pluck by itself would not quote a name like "left-over", and would keep
+// the caller's Select.
 func only(column string) clause.Select {
 	return clause.Select{Columns: []clause.Column{{Name: column}}}
 }

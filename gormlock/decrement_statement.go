@@ -142,8 +142,8 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
 }
 
-// addZeroParts adds the parts of a model's primary key that are zero, which GORM would leave out: the
-// statement would take from another row.
+// addZeroParts adds the parts of a model's primary key that are zero, which GORM would leave out:
+// the statement would take from another row.
 func addZeroParts(s *gorm.Statement) {
 	for _, m := range structsOf(s.ReflectValue) {
 		if s.Schema == nil || m.Type() != s.Schema.ModelType {
@@ -169,7 +169,8 @@ func (d *decrement) buildWhere(where clause.Clause, _ clause.Builder) {
 	}
 }
 
-// enclose puts parentheses around each condition of s, or around all if there is an Or between them.
+// enclose puts parentheses around each condition of s, or around all if there is an Or between
+// them.
 func enclose(s *gorm.Statement) {
 	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
 	if len(where.Exprs) == 0 {
@@ -186,8 +187,9 @@ func enclose(s *gorm.Statement) {
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: each}}
 }
 
-// enclosed writes conditions in parentheses. GORM writes none around a text with an OR beside a line
-// break or a tab. A condition that this package adds would then hold for a part of the text only.
+// enclosed writes conditions in parentheses. GORM writes none around a text with an OR beside a
+// line break or a tab. A condition that this package adds would then hold for a part of the text
+// only.
 type enclosed []clause.Expression
 
 // Build implements clause.Expression.

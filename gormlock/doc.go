@@ -1,5 +1,5 @@
-// Package gormlock runs GORM's statements and transactions under distributed locks: lock, BEGIN, …,
-// COMMIT, unlock.
+// Package gormlock runs GORM's statements and transactions under distributed locks: lock, BEGIN,
+// …, COMMIT, unlock.
 //
 //	err := db.Use(gormlock.New(locker)) // once
 //

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// The errors of this package. Match them with [errors.Is]; the error that wraps them names the key and
-// says what to do. A guard that does not get its lock returns core's errors: core.ErrTaken,
+// The errors of this package. Match them with [errors.Is]; the error that wraps them names the key
+// and says what to do. A guard that does not get its lock returns core's errors: core.ErrTaken,
 // core.ErrSealed, core.ErrUnavailable. If its lock ends too early, the error matches core.ErrLost.
 var (
 	// ErrNotRegistered reports a guard on a database without the plugin of [New].
@@ -34,7 +34,8 @@ var (
 	// which the database itself rolls back. The writes are there, or they are not. The key stays
 	// locked until its lease ends.
 	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
-	// ErrInsufficient reports that [Decrement] found less than it should take. See [InsufficientError].
+	// ErrInsufficient reports that [Decrement] found less than it should take. See
+	// [InsufficientError].
 	ErrInsufficient = errors.New("not enough left")
 )
 
@@ -93,8 +94,8 @@ func quoted(keys []string) string {
 	return b.String()
 }
 
-// withoutOutcome hides the outcome of another transaction in err, which is from before a BEGIN. It may
-// be the cause of the context: an errgroup cancels with the first error.
+// withoutOutcome hides the outcome of another transaction in err, which is from before a BEGIN. It
+// may be the cause of the context: an errgroup cancels with the first error.
 func withoutOutcome(err error) error {
 	for _, outcome := range []error{ErrCommitUnknown, ErrInsufficient, ErrStale, ErrMismatch, ErrUnfinished} {
 		if errors.Is(err, outcome) {

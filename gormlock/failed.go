@@ -6,8 +6,8 @@ import (
 	"database/sql/driver"
 )
 
-// failing is a driver whose statements all fail with one error. A sql.Row or sql.Stmt cannot carry an
-// error otherwise, and GORM would call a method of a nil one.
+// failing is a driver whose statements all fail with one error. A sql.Row or sql.Stmt cannot carry
+// an error otherwise, and GORM would call a method of a nil one.
 type failing struct{ err error }
 
 func (f failing) Connect(context.Context) (driver.Conn, error) { return f, nil }

@@ -11,7 +11,8 @@ import (
 
 const forUpdateKey = "gormlock:for update" // in Statement.Settings
 
-// ForUpdate returns a scope that makes a read lock its rows until the end of the transaction, SELECT … FOR UPDATE:
+// ForUpdate returns a scope that makes a read lock its rows until the end of the transaction,
+// SELECT … FOR UPDATE:
 //
 //	db.Transaction(func(tx *gorm.DB) error {
 //		var s Stock
@@ -19,10 +20,11 @@ const forUpdateKey = "gormlock:for update" // in Statement.Settings
 //		return tx.Model(&s).Update("left", s.Left-1).Error
 //	})
 //
-// It is the database's own lock and needs no Redis. Others who read the rows with ForUpdate, or write them, wait as
-// long as the database is set to, or until their context ends. With clause.LockingOptionsNoWait the read fails instead
-// of waiting, with the database's error. With clause.LockingOptionsSkipLocked it reads as if rows that others have
-// locked were not there. Rows that do not exist and rows that are preloaded are not locked.
+// It is the database's own lock and needs no Redis. Others who read the rows with ForUpdate, or
+// write them, wait as long as the database is set to, or until their context ends. With
+// clause.LockingOptionsNoWait the read fails instead of waiting, with the database's error. With
+// clause.LockingOptionsSkipLocked it reads as if rows that others have locked were not there. Rows
+// that do not exist and rows that are preloaded are not locked.
 //
 // SQLite has no row locks: there the transaction becomes the database's only writer before it
 // reads, as BEGIN IMMEDIATE does. If others wrote since its first read, the error is SQLite's busy

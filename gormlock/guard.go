@@ -26,7 +26,8 @@ type guard struct {
 	fingerprint []byte
 }
 
-// demand is what all guards of a statement or a transaction ask for, with keys that are ready to be locked.
+// demand is what all guards of a statement or a transaction ask for, with keys that are ready to be
+// locked.
 type demand struct {
 	keys   []string
 	wait   time.Duration
@@ -68,9 +69,9 @@ type demandKey struct{} // in a context: demand
 // order everywhere, all or none. Use tx in the block: a guard on db there waits for the block
 // itself, and fails with core.ErrTaken in the end.
 //
-// Association methods and FirstOrCreate are several statements: outside a transaction they return [ErrNoTransaction]
-// and write nothing. Save of a row that is not there is two statements, each with a lock of its own. Call them in
-// [Transaction].
+// Association methods and FirstOrCreate are several statements: outside a transaction they return
+// [ErrNoTransaction] and write nothing. Save of a row that is not there is two statements, each
+// with a lock of its own. Call them in [Transaction].
 //
 // For a block, [Transaction] promises more. GORM calls the function of a block without asking the
 // plugin. So under Guard the lock does not cover what the function does before its first statement.
@@ -114,7 +115,8 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 	}
 }
 
-// WithGuard returns a context that guards every transaction, and every single write, that gets it with these keys:
+// WithGuard returns a context that guards every transaction, and every single write, that gets it
+// with these keys:
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
 //
@@ -123,9 +125,10 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 // is Begin's. Otherwise WithGuard works as [Guard]. If there are no keys, or a key is empty, the
 // error is core.ErrInvalidKey when the context is used.
 //
-// A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns rows may write, so it
-// is refused there with [ErrNoTransaction]. GORM hides that error in the methods of its Migrator: HasTable, HasColumn and
-// HasIndex answer false. Call them without the guard.
+// A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns
+// rows may write, so it is refused there with [ErrNoTransaction]. GORM hides that error in the
+// methods of its Migrator: HasTable, HasColumn and HasIndex answer false. Call them without the
+// guard.
 //
 // On a database without the plugin of [New] nothing looks for the keys. So nothing is guarded, and
 // there is no error. [Guard] and [Transaction] return an error there. If a gorm.DB has an Error
@@ -157,8 +160,8 @@ func guardsOf(s *gorm.Statement) []guard {
 	return gs
 }
 
-// resolve adds what a statement's guards ask for to what its context does; open says that it is in a
-// transaction.
+// resolve adds what a statement's guards ask for to what its context does; open says that it is in
+// a transaction.
 func (p *plugin) resolve(s *gorm.Statement, d demand, guards []guard, open bool) (demand, error) {
 	for _, g := range guards {
 		all, err := g.keys.of(s, open)

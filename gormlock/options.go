@@ -14,13 +14,14 @@ const defaultWait = 5 * time.Second
 // Every [GuardOption] is an Option: given to New it is the default of all guards.
 type Option interface{ applyPlugin(*plugin) }
 
-// TransactionOption configures one [Transaction] or one [Once]. A nil one is ignored, the later of two wins.
+// TransactionOption configures one [Transaction] or one [Once]. A nil one is ignored, the later of
+// two wins.
 //
 // Every [GuardOption] is a TransactionOption.
 type TransactionOption interface{ applyTransaction(*guard) }
 
-// GuardOption configures one [Guard], [Transaction] or [Once], or all guards of a database, as an option of [New].
-// A nil one is ignored, the later of two wins.
+// GuardOption configures one [Guard], [Transaction] or [Once], or all guards of a database, as an
+// option of [New]. A nil one is ignored, the later of two wins.
 type GuardOption interface {
 	Option
 	TransactionOption
@@ -70,7 +71,8 @@ func WithKeys(more ...string) TransactionOption {
 	return transactionOption(func(g *guard) { g.more = append(g.more, more...) })
 }
 
-// WithTxOptions sets the isolation level of the transaction, or makes it read-only. Nil is the database's default.
+// WithTxOptions sets the isolation level of the transaction, or makes it read-only. Nil is the
+// database's default.
 //
 // In a transaction that is open already, Transaction cannot change them. Options that differ from
 // those of the open transaction are an error. The callers of a group share a transaction, so
@@ -79,19 +81,20 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 	return transactionOption(func(g *guard) { g.tx = opts })
 }
 
-// WithRetry runs the function of a [Transaction] again, at most n more times, if the database rolled
-// it back because of other transactions. The reason is a deadlock, a serialization failure or a busy
-// SQLite. It does the same after [ErrStale]. [Once] does so without it, nine times. It pauses for some milliseconds
-// between two tries, and stops when the context ends; the error is that of the last try. n must be
-// at least 1.
+// WithRetry runs the function of a [Transaction] again, at most n more times, if the database
+// rolled it back because of other transactions. The reason is a deadlock, a serialization failure
+// or a busy SQLite. It does the same after [ErrStale]. [Once] does so without it, nine times. It
+// pauses for some milliseconds between two tries, and stops when the context ends; the error is
+// that of the last try. n must be at least 1.
 //
 // Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The
 // locks are released between two tries, and each try waits for them anew. The function must be
-// repeatable: what it does outside of tx happens once for each try. It reads itself what it writes, as
-// a rollback leaves the new values in a model.
+// repeatable: what it does outside of tx happens once for each try. It reads itself what it writes,
+// as a rollback leaves the new values in a model.
 //
-// Only a transaction that is known to be rolled back runs again, never one that ended with [ErrCommitUnknown]. In a
-// transaction that is open already WithRetry does nothing: the error goes up to the outermost Transaction.
+// Only a transaction that is known to be rolled back runs again, never one that ended with
+// [ErrCommitUnknown]. In a transaction that is open already WithRetry does nothing: the error goes
+// up to the outermost Transaction.
 func WithRetry(n int) TransactionOption {
 	return transactionOption(func(g *guard) {
 		g.retries = n

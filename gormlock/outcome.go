@@ -59,11 +59,12 @@ const (
 	tidbWriteConflict    = 9007
 )
 
-// mysqlRejects are the errors with which a server rolls back a transaction at COMMIT. Galera reports
-// a conflict between nodes as a deadlock.
+// mysqlRejects are the errors with which a server rolls back a transaction at COMMIT. Galera
+// reports a conflict between nodes as a deadlock.
 var mysqlRejects = []uint64{mysqlDuplicate, mysqlDeadlock, mysqlPluginRollback, tidbWriteConflict}
 
-// mysqlInterrupted are the errors of a statement that KILL QUERY or MariaDB's max_statement_time ended.
+// mysqlInterrupted are the errors of a statement that KILL QUERY or MariaDB's max_statement_time
+// ended.
 var mysqlInterrupted = []uint64{mysqlQueryKilled, mysqlStatementTime}
 
 // mysqlNumber returns the number of a server's error.
@@ -111,8 +112,8 @@ const (
 	sqliteConstraint = 19
 )
 
-// sqliteCode finds the result code in the error of an SQLite driver: a method Code, as modernc.org's
-// has one, or a field, as mattn's has.
+// sqliteCode finds the result code in the error of an SQLite driver: a method Code, as
+// modernc.org's has one, or a field, as mattn's has.
 func sqliteCode(err error) (code int, ok bool) {
 	inTree(err, func(err error) bool {
 		v := reflect.Indirect(reflect.ValueOf(err))
@@ -167,8 +168,9 @@ func harmless(err error) bool {
 	return ok && (code&0xff == sqliteConstraint || code == sqliteError)
 }
 
-// gone reports whether err means that MySQL or MariaDB rolled the whole transaction back, so that the
-// next statement would commit by itself. A lock wait that timed out is not here: see [transaction.ended].
+// gone reports whether err means that MySQL or MariaDB rolled the whole transaction back, so that
+// the next statement would commit by itself. A lock wait that timed out is not here: see
+// [transaction.ended].
 func gone(err error) bool {
 	number, ok := mysqlNumber(err)
 	return ok && (slices.Contains([]uint64{mysqlChangedRow, mysqlLockTableFull, mysqlDeadlock}, number) ||

@@ -152,8 +152,8 @@ func (p *plugin) maxWaiters() int {
 	return l.MaxWaiters()
 }
 
-// carries reports whether a context carries a lock on one of the keys: who has it does not wait for it
-// in a group.
+// carries reports whether a context carries a lock on one of the keys: who has it does not wait for
+// it in a group.
 func (p *plugin) carries(ctx context.Context, keys []string) bool {
 	l, err := p.lockerInUse()
 	return err == nil && slices.ContainsFunc(keys, func(key string) bool { return l.Carries(ctx, key) })

@@ -15,7 +15,8 @@ import (
 )
 
 // pool is the connection pool of a database with the plugin. Its transactions begin in the inner
-// pool when their first statement runs. It is used by its pointer, as dbresolver has a map of pools.
+// pool when their first statement runs. It is used by its pointer, as dbresolver has a map of
+// pools.
 type pool struct {
 	gorm.ConnPool
 	plugin  *plugin
@@ -25,8 +26,8 @@ type pool struct {
 	oneByOne atomic.Bool // groups send savepoint statements one by one
 }
 
-// BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves BEGIN
-// to the first statement.
+// BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves
+// BEGIN to the first statement.
 func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
 	err := ctx.Err()
 	if err == nil {
@@ -127,10 +128,11 @@ func begin(ctx context.Context, conns gorm.ConnPool, d dialect, opts *sql.TxOpti
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", conns, gorm.ErrInvalidTransaction)
 }
 
-// pinnedTx is a transaction that keeps its connection until its outcome is known. SQLite may reject a
-// COMMIT (a deferred constraint, a busy file), and MySQL's KILL QUERY may end a COMMIT or ROLLBACK. The
-// transaction stays open on its connection then. Without this type, database/sql would give that
-// connection to the next caller. On MySQL, the next BEGIN commits an open transaction.
+// pinnedTx is a transaction that keeps its connection until its outcome is known. SQLite may reject
+// a COMMIT (a deferred constraint, a busy file), and MySQL's KILL QUERY may end a COMMIT or
+// ROLLBACK. The transaction stays open on its connection then. Without this type, database/sql
+// would give that connection to the next caller. On MySQL, the next BEGIN commits an open
+// transaction.
 type pinnedTx struct {
 	*sql.Tx
 	conn       *sql.Conn
@@ -140,8 +142,9 @@ type pinnedTx struct {
 	ending     bool         // COMMIT or ROLLBACK is in the driver, or it panicked there
 }
 
-// pin begins a transaction on a connection of db. As database/sql does, it takes another connection if
-// the driver says that this one is bad. All that are idle may be bad, and each bad one leaves the pool.
+// pin begins a transaction on a connection of db. As database/sql does, it takes another connection
+// if the driver says that this one is bad. All that are idle may be bad, and each bad one leaves
+// the pool.
 func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
 	for tries := 3 + db.Stats().Idle; ; tries-- {
 		conn, err := db.Conn(ctx)
@@ -193,7 +196,8 @@ func (t *pinnedTx) Rollback() error {
 	return err
 }
 
-// ended reports whether SQLite has rolled back by itself, as it does after some errors. Only BEGIN tells.
+// ended reports whether SQLite has rolled back by itself, as it does after some errors. Only BEGIN
+// tells.
 func (t *pinnedTx) ended() bool {
 	if !t.sqlite {
 		return false
@@ -205,9 +209,9 @@ func (t *pinnedTx) ended() bool {
 	return err == nil
 }
 
-// close closes the connection, so that nothing stays open on it. In gorm's Connection, rows that were
-// opened before BEGIN keep the connection open until they are closed. Their owner may close them only
-// after this transaction, so close waits for a second at most.
+// close closes the connection, so that nothing stays open on it. In gorm's Connection, rows that
+// were opened before BEGIN keep the connection open until they are closed. Their owner may close
+// them only after this transaction, so close waits for a second at most.
 func (t *pinnedTx) close() {
 	closed := make(chan struct{})
 	go func() {

@@ -34,9 +34,11 @@ var purgedTables = []purged{
 
 // Purge deletes old rows of the kit's own tables and returns how many it deleted:
 //
-//   - results of [Once] that are older than olderThan; such a key runs anew if it is asked for again;
+//   - results of [Once] that are older than olderThan; such a key runs anew if it is asked for
+//     again;
 //   - fences that no transaction has registered at since then, and at least for a day;
-//   - free rows of [Table] that were acquired before that, at least an hour ago. Held, sealed and orphaned keys stay.
+//   - free rows of [Table] that were acquired before that, at least an hour ago. Held, sealed and
+//     orphaned keys stay.
 //
 // Fencing tokens go on increasing after it. Ages are by the database's clock.
 //
@@ -112,8 +114,8 @@ func (p purged) purge(ctx context.Context, db *sql.DB, d dialect, age int64) (to
 	}
 }
 
-// inTransaction runs fn in a transaction, which commits also if autocommit is off. If it fails, it is not
-// committed later: see pinnedTx.
+// inTransaction runs fn in a transaction, which commits also if autocommit is off. If it fails, it
+// is not committed later: see pinnedTx.
 func inTransaction(ctx context.Context, db *sql.DB, d dialect, opts *sql.TxOptions, fn func(gorm.Tx) error) error {
 	tx, err := begin(ctx, db, d, opts, true)
 	if err != nil {

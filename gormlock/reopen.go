@@ -15,10 +15,10 @@ import (
 //
 // The guard unseals the key and takes the lock. A buyer may come in between, find nothing and seal
 // the key again. The guard then repeats that for as long as it waits for its keys. Guards of the
-// same [New] forget the seal at once, others within the time of [RememberSeals]. A key that is sealed with
-// anything else, such as an idempotency record, stays sealed, and the error is core.ErrSealed.
-// [Grouped] has no effect with Reopen. As an option of [New] it is an error of db.Use: every guard
-// would open what is sold out.
+// same [New] forget the seal at once, others within the time of [RememberSeals]. A key that is
+// sealed with anything else, such as an idempotency record, stays sealed, and the error is
+// core.ErrSealed. [Grouped] has no effect with Reopen. As an option of [New] it is an error of
+// db.Use: every guard would open what is sold out.
 func Reopen() GuardOption { return guardOption(func(g *guard) { g.reopen = true }) }
 
 var errReopenAll = errors.New("Reopen would open every key that is sold out: give it to the guard that puts stock back")

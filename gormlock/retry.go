@@ -12,8 +12,8 @@ const (
 	longestPause = 250 * time.Millisecond
 )
 
-// repeat runs fn until it succeeds, fails for good, or was tried so many times. The pauses grow and are random, so
-// that two callers who met in a conflict do not meet again. It stops when ctx ends.
+// repeat runs fn until it succeeds, fails for good, or was tried so many times. The pauses grow and
+// are random, so that two callers who met in a conflict do not meet again. It stops when ctx ends.
 func repeat(ctx context.Context, tries int, again func(error) bool, fn func() error) error {
 	pause := firstPause
 	for try := 1; ; try++ {

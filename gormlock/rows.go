@@ -9,9 +9,10 @@ import (
 	"gorm.io/gorm"
 )
 
-// A database may end the whole transaction while rows are read: MySQL is a deadlock's victim, SQLite
-// runs the statement only then. Later statements would commit by themselves. No callback sees that
-// error, so the transaction keeps the rows and looks at them before its next statement and COMMIT.
+// A database may end the whole transaction while rows are read: MySQL is a deadlock's victim,
+// SQLite runs the statement only then. Later statements would commit by themselves. No callback
+// sees that error, so the transaction keeps the rows and looks at them before its next statement
+// and COMMIT.
 
 // handedOut keeps the rows of a statement under a guard.
 func (t *transaction) handedOut(rows *sql.Rows) {
@@ -74,8 +75,8 @@ func (t *transaction) explain(err error) error {
 }
 
 // ended reports whether the database ended the whole transaction with the statement that returned
-// err. SQLite does so if a write is interrupted, the disk is full, or a constraint or a trigger says
-// ROLLBACK; only BEGIN shows it. t.mu is held.
+// err. SQLite does so if a write is interrupted, the disk is full, or a constraint or a trigger
+// says ROLLBACK; only BEGIN shows it. t.mu is held.
 func (t *transaction) ended(err error) bool {
 	switch {
 	case t.turn != nil:

@@ -18,8 +18,8 @@ const (
 // RememberSeals makes guards remember for d that a key is sealed. They answer from memory then,
 // without a round trip and before they prepare a transaction. It is for keys that many callers ask
 // for again and again, such as what is sold out; see [SealWhenOut]. An Unseal, and the end of a
-// seal, is noticed up to d later. After a guard with [Reopen], the guards of the same [New] ask
-// at once. The default is 0: every guard asks. At most 1024 keys and 16 MiB of values are remembered.
+// seal, is noticed up to d later. After a guard with [Reopen], the guards of the same [New] ask at
+// once. The default is 0: every guard asks. At most 1024 keys and 16 MiB of values are remembered.
 func RememberSeals(d time.Duration) Option {
 	return pluginOption(func(p *plugin) { p.seals.memory = d })
 }

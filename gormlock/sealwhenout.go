@@ -178,8 +178,8 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 	return errors.Join(sealed, err, locker.Unseal(detached, t.keys[0]))
 }
 
-// prepare builds the SELECT for out before the caller goes on and may change the arguments. A panic in
-// a callback of the query is an error.
+// prepare builds the SELECT for out before the caller goes on and may change the arguments. A panic
+// in a callback of the query is an error.
 func (s *sellOut) prepare() {
 	if s.db == nil { // another statement was sent instead
 		return

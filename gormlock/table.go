@@ -111,8 +111,8 @@ type table struct {
 	cleaning *cleanup.Queue
 }
 
-// Close implements core.Backend. It gives clean-ups a second, also of calls that are still under way,
-// and then ends them.
+// Close implements core.Backend. It gives clean-ups a second, also of calls that are still under
+// way, and then ends them.
 func (b *table) Close() error {
 	b.cleaning.Close(cleanup.CloseGrace)
 	return nil

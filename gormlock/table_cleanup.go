@@ -14,8 +14,8 @@ func newCleaning(logger *slog.Logger) *cleanup.Queue {
 		"gormlock: clean-up of a failed attempt failed; the key is free when its lease and its orphan end")
 }
 
-// cleanUp frees, in the background, what an attempt may hold that failed. An adopted key stays, as it
-// is an orphan again when the lease ends: to free it would forget the orphan.
+// cleanUp frees, in the background, what an attempt may hold that failed. An adopted key stays, as
+// it is an orphan again when the lease ends: to free it would forget the orphan.
 func (b *table) cleanUp(q core.Request) {
 	if q.Adopt != "" && q.Orphan > 0 {
 		return

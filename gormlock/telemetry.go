@@ -94,7 +94,8 @@ func (t *telemetry) instruments() *instruments {
 	return t.made.Load()
 }
 
-// telemetryOf returns the telemetry of the plugin of db, which may have none: [Version] works without.
+// telemetryOf returns the telemetry of the plugin of db, which may have none: [Version] works
+// without.
 func telemetryOf(db *gorm.DB) *telemetry {
 	p, err := registered(db)
 	if err != nil {

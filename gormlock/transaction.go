@@ -14,8 +14,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// transaction is a gorm.Tx that begins in the database when its first statement runs, after the locks of its guard.
-// Without a guard it does what the *sql.Tx in it does.
+// transaction is a gorm.Tx that begins in the database when its first statement runs, after the
+// locks of its guard. Without a guard it does what the *sql.Tx in it does.
 type transaction struct {
 	pool *pool
 	ctx  context.Context
@@ -45,7 +45,8 @@ var (
 	_ gorm.ConnPoolBeginner = (*pool)(nil)
 )
 
-// transactionOf finds the transaction in a connection pool; open says that there is one, t is nil if it is not ours.
+// transactionOf finds the transaction in a connection pool; open says that there is one, t is nil
+// if it is not ours.
 func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 	for {
 		switch x := c.(type) {

@@ -74,10 +74,10 @@ func (l *undoLog) committed() (all []func(ctx context.Context)) {
 	return all
 }
 
-// sendSavepoint runs before a statement. It makes sure that a SAVEPOINT or ROLLBACK TO is sent. GORM
-// hides their errors on SQLite and PostgreSQL and goes on, so what a block wrote would stay. The same
-// holds if the gorm.DB of the block has an error already. Neither needs a lock; refused is why the
-// statement itself is not sent.
+// sendSavepoint runs before a statement. It makes sure that a SAVEPOINT or ROLLBACK TO is sent.
+// GORM hides their errors on SQLite and PostgreSQL and goes on, so what a block wrote would stay.
+// The same holds if the gorm.DB of the block has an error already. Neither needs a lock; refused is
+// why the statement itself is not sent.
 func sendSavepoint(db *gorm.DB, op operation, refused error) {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || op.name != "raw" || db.DryRun {
@@ -127,8 +127,8 @@ func noteSavepoint(db *gorm.DB, err error) {
 	}
 }
 
-// savepointIn returns the name in a SAVEPOINT, a RELEASE or a ROLLBACK TO, in lower case and without
-// quotes. A ROLLBACK of the whole transaction has none.
+// savepointIn returns the name in a SAVEPOINT, a RELEASE or a ROLLBACK TO, in lower case and
+// without quotes. A ROLLBACK of the whole transaction has none.
 func savepointIn(query string) (verb, name string) {
 	verb, rest := firstWord(query)
 	if verb != "SAVEPOINT" && verb != "RELEASE" && verb != "ROLLBACK" {

@@ -60,8 +60,8 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 	return v
 }
 
-// primaryKey returns a model's primary key, and a text of it that no other key has. It is keyed if a
-// part of it is set; then each part counts.
+// primaryKey returns a model's primary key, and a text of it that no other key has. It is keyed if
+// a part of it is set; then each part counts.
 func primaryKey(s *gorm.Statement, m reflect.Value) (id string, values []any, keyed bool) {
 	for _, pk := range s.Schema.PrimaryFields {
 		value, zero := pk.ValueOf(s.Context, m)

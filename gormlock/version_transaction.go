@@ -10,8 +10,8 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// setVersion gives a model its version. What is rolled back is taken out of the model, as others may
-// raise the row to the same number.
+// setVersion gives a model its version. What is rolled back is taken out of the model, as others
+// may raise the row to the same number.
 func setVersion(db *gorm.DB, f *schema.Field, model reflect.Value, was, now int64) {
 	s := db.Statement
 	ctx := s.Context

@@ -18,10 +18,10 @@ import (
 // at a time runs for each key. Nothing is recorded. If the key is taken, a call is refused with
 // Aborted and LOCK_BUSY. With idempotency.Wait it waits.
 //
-// The template is as in [ByKey]. The lock's key is exactly the text that it makes. So LockByKey also excludes
-// others who lock that key through grpclock, ginlock, gormlock, or Acquire of package core. A
-// template without a field is one lock for all calls. Methods without side effects are covered,
-// too.
+// The template is as in [ByKey]. The lock's key is exactly the text that it makes. So LockByKey
+// also excludes others who lock that key through grpclock, ginlock, gormlock, or Acquire of package
+// core. A template without a field is one lock for all calls. Methods without side effects are
+// covered, too.
 //
 // The handler's context carries the lock, and ends when the lock is lost. If the call has no answer
 // by then, it ends with Aborted and LOCK_LOST.

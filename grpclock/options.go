@@ -103,8 +103,8 @@ func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 // With this option the handler's context has a stream that remembers what is set, and
 // grpc.SetSendCompressor fails in the handler. Call it in an interceptor outside of this one.
 //
-// Metadata that is set after the client hung up is recorded, too. Without this option grpc.SetHeader
-// and grpc.SetTrailer fail then. Do not return their errors: a retry would get them.
+// Metadata that is set after the client hung up is recorded, too. Without this option
+// grpc.SetHeader and grpc.SetTrailer fail then. Do not return their errors: a retry would get them.
 func Metadata(names ...string) Option {
 	return option(func(c *config) {
 		for _, name := range names {

@@ -42,8 +42,8 @@ var grpcCodes = map[string]codes.Code{
 	idempotency.CodeMisconfigured:      codes.Internal,
 }
 
-// refusal is the error of a call that an interceptor refused. If the whole call ends with it, fate is
-// what becomes of the key of an interceptor outside.
+// refusal is the error of a call that an interceptor refused. If the whole call ends with it, fate
+// is what becomes of the key of an interceptor outside.
 type refusal struct {
 	error
 	fate claim.Fate

@@ -132,9 +132,9 @@ func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTri
 // NewKey returns a new key with 128 random bits.
 func NewKey() string { return rand.Text() }
 
-// ContextWithKey returns a context whose calls have this key instead of a new one. It is for retries of
-// your own, and for retries after a crash with a key that was stored before. The key has 1 to 255
-// printable ASCII characters.
+// ContextWithKey returns a context whose calls have this key instead of a new one. It is for
+// retries of your own, and for retries after a crash with a key that was stored before. The key has
+// 1 to 255 printable ASCII characters.
 func ContextWithKey(ctx context.Context, key string) context.Context {
 	return keytext.WithKey(ctx, key)
 }

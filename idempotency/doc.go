@@ -15,12 +15,13 @@
 //
 // Three things to know:
 //
-//   - A key never runs twice by default. If nobody knows what the first run did, because its handler
-//     panicked or its process died, a retry is refused with 409 idempotency_outcome_unknown. [Recover]
-//     finds out what it did. [RunAgain] is for handlers that are safe to repeat. See [DefaultFate] for
-//     what each status means.
-//   - A key belongs to a service, a principal, a method, a host and a route. Without [Principal] all
-//     callers share one space of keys, and a retry must come with the credentials of the first request.
+//   - A key never runs twice by default. If nobody knows what the first run did, because its
+//     handler panicked or its process died, a retry is refused with 409
+//     idempotency_outcome_unknown. [Recover] finds out what it did. [RunAgain] is for handlers that
+//     are safe to repeat. See [DefaultFate] for what each status means.
+//   - A key belongs to a service, a principal, a method, a host and a route. Without [Principal]
+//     all callers share one space of keys, and a retry must come with the credentials of the first
+//     request.
 //   - The handler's context does not end when the client hangs up, but after [MaxRun]. Use
 //     [DeriveKey] and [Step] for calls to other systems, and call [Shutdown] when the process ends.
 //
@@ -28,6 +29,6 @@
 // one, the writer of error responses, the handler. A middleware that limits the time of a handler
 // belongs outside. A middleware outside that reads the body must put it back.
 //
-// [LockByKey] only holds a lock while the handler runs. [RefuseRepeats] refuses forms that are submitted
-// twice. [NewTransport] is the client's half.
+// [LockByKey] only holds a lock while the handler runs. [RefuseRepeats] refuses forms that are
+// submitted twice. [NewTransport] is the client's half.
 package idempotency

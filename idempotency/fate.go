@@ -23,8 +23,8 @@ const (
 
 // DefaultFate returns what becomes of the key after an answer over HTTP:
 //
-//   - 400, 401, 403, 407, 409, 422, 423, 425, 429, and 503 with Retry-After: nothing was done, and the
-//     key is free.
+//   - 400, 401, 403, 407, 409, 422, 423, 425, 429, and 503 with Retry-After: nothing was done, and
+//     the key is free.
 //   - 408, 499, 504, and 503 without Retry-After: the outcome is unknown. A middleware that limits
 //     the time sends such an answer while its handler is still running.
 //   - Everything else, 500 included, is recorded.
@@ -73,13 +73,13 @@ const (
 // whatever the handler answers, and even if it panics. This does not hold if a part of the answer
 // was already sent. Without a claim in ctx NothingDone does nothing.
 //
-// It frees every key that ctx carries. Suppose a handler does something and then calls another one in
-// the same process, with its own context. Then the inner one must not call NothingDone: a status such
-// as 409 frees the inner key alone.
+// It frees every key that ctx carries. Suppose a handler does something and then calls another one
+// in the same process, with its own context. Then the inner one must not call NothingDone: a status
+// such as 409 frees the inner key alone.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
-// decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of RefuseRepeats,
-// for example.
+// decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of
+// RefuseRepeats, for example.
 func decide(ctx context.Context, f claim.Fate) {
 	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {
 		k.Decide(f)
@@ -96,13 +96,13 @@ func RetainFor(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ErrNoClaim means that the context carries no claim: the request runs unprotected, or the context is
-// not the handler's.
+// ErrNoClaim means that the context carries no claim: the request runs unprotected, or the context
+// is not the handler's.
 var ErrNoClaim = claim.ErrNoClaim
 
-// Token returns the fencing token of the innermost claim or lock that ctx carries. Pass it to a resource
-// that refuses smaller tokens. The first call costs a round trip. If ctx carries none, the error is
-// [ErrNoClaim].
+// Token returns the fencing token of the innermost claim or lock that ctx carries. Pass it to a
+// resource that refuses smaller tokens. The first call costs a round trip. If ctx carries none, the
+// error is [ErrNoClaim].
 func Token(ctx context.Context) (uint64, error) { return claim.Token(ctx) }
 
 // Shutdown waits until no handler of this process runs under a claim, and until every answer is

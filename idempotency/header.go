@@ -55,7 +55,8 @@ func canonical(h http.Header) http.Header {
 	return c
 }
 
-// changeHeader changes in h what differs between was and to. A writer outside may have changed the rest.
+// changeHeader changes in h what differs between was and to. A writer outside may have changed the
+// rest.
 func changeHeader(h, was, to http.Header) {
 	for name := range was {
 		if _, ok := to[name]; !ok {

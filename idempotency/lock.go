@@ -13,10 +13,10 @@ import (
 // request at a time runs for each key. Nothing is recorded. If the key is taken, a request gets 409
 // lock_busy. With [Wait] it waits.
 //
-// The template is as in [ByKey]. The lock's key is exactly the text that it makes. So LockByKey also excludes
-// others who lock that key through ginlock, grpclock, gormlock, or Acquire of package core. A
-// template without a field is one lock for all requests. All methods are covered, unless [Methods]
-// names some.
+// The template is as in [ByKey]. The lock's key is exactly the text that it makes. So LockByKey
+// also excludes others who lock that key through ginlock, grpclock, gormlock, or Acquire of package
+// core. A template without a field is one lock for all requests. All methods are covered, unless
+// [Methods] names some.
 //
 // The request's context carries the lock, and ends when the lock is lost. If the handler has
 // written nothing by its end, the answer is 409 lock_lost.

@@ -10,8 +10,9 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// HTTPOption configures [ByHeader], [ByKey], [By] and [RefuseRepeats], and their twins in ginlock. A
-// nil option is ignored. The last of two wins. A wrong option panics where the middleware is made.
+// HTTPOption configures [ByHeader], [ByKey], [By] and [RefuseRepeats], and their twins in ginlock.
+// A nil option is ignored. The last of two wins. A wrong option panics where the middleware is
+// made.
 type HTTPOption = claim.HTTPOption
 
 // Option configures idempotency over HTTP and over gRPC.
@@ -100,8 +101,8 @@ func Quota(n int) Option {
 	})
 }
 
-// Service sets the name of this service. Keys of two services never meet. It is needed if two services
-// share a Redis and a prefix (core.WithPrefix), because they may have the same routes.
+// Service sets the name of this service. Keys of two services never meet. It is needed if two
+// services share a Redis and a prefix (core.WithPrefix), because they may have the same routes.
 func Service(name string) Option {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Service = name
@@ -210,9 +211,9 @@ func Methods(methods ...string) FrontOption {
 // user or tenant id. Keys of different principals are independent of each other. If fn returns "",
 // the caller is anonymous.
 //
-// Without Principal all callers share one space of keys. A retry must then come with the credentials of
-// the first request: the headers Authorization, Cookie and X-Api-Key, and a verified client
-// certificate.
+// Without Principal all callers share one space of keys. A retry must then come with the
+// credentials of the first request: the headers Authorization, Cookie and X-Api-Key, and a verified
+// client certificate.
 func Principal(fn func(*http.Request) string) FrontOption {
 	return frontOption(func(c *httpConfig) {
 		c.principal = fn
@@ -220,8 +221,8 @@ func Principal(fn func(*http.Request) string) FrontOption {
 	})
 }
 
-// WithProblemWriter sets how refusals are written. The Retry-After header is set already. The default
-// is application/problem+json (RFC 9457).
+// WithProblemWriter sets how refusals are written. The Retry-After header is set already. The
+// default is application/problem+json (RFC 9457).
 func WithProblemWriter(fn func(http.ResponseWriter, *http.Request, Refusal)) FrontOption {
 	return frontOption(func(c *httpConfig) {
 		c.writeProblem = fn
@@ -238,8 +239,8 @@ func MaxRequestBody(n int) FrontOption {
 	})
 }
 
-// Decide sets what becomes of the key after an answer with this status and header. 401 and 407 always
-// free it. [DefaultFate] is the default.
+// Decide sets what becomes of the key after an answer with this status and header. 401 and 407
+// always free it. [DefaultFate] is the default.
 func Decide(fn func(status int, header http.Header) Fate) HTTPOption {
 	return httpOption(func(c *httpConfig) {
 		c.decide = fn

@@ -58,7 +58,8 @@ func (w *recorder) header() http.Header {
 	return w.Header()
 }
 
-// WriteHeader implements http.ResponseWriter. An informational status, such as 103, is sent at once.
+// WriteHeader implements http.ResponseWriter. An informational status, such as 103, is sent at
+// once.
 func (w *recorder) WriteHeader(status int) {
 	w.refusal = w.refusal && w.refusing
 	informational := status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
@@ -109,8 +110,8 @@ func bodyless(status int) bool {
 // Flush implements http.Flusher.
 func (w *recorder) Flush() { _ = w.FlushError() }
 
-// FlushError is what [http.ResponseController] calls. If the writer outside cannot flush, the answer
-// stays held back.
+// FlushError is what [http.ResponseController] calls. If the writer outside cannot flush, the
+// answer stays held back.
 func (w *recorder) FlushError() error {
 	if !flushes(w.ResponseWriter) {
 		return http.ErrNotSupported
@@ -179,8 +180,8 @@ func (w *recorder) pass() error {
 	return w.send(follows)
 }
 
-// endEarly decides about the key before the handler has returned: what was sent cannot be taken back.
-// An unknown outcome keeps its lease, because the handler goes on.
+// endEarly decides about the key before the handler has returned: what was sent cannot be taken
+// back. An unknown outcome keeps its lease, because the handler goes on.
 func (w *recorder) endEarly() {
 	switch w.m.fate(w.claim, w) {
 	case claim.Keep:
@@ -229,8 +230,8 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 	return claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
 }
 
-// noteRefusal tells the recorders that w writes to that a refusal is written, until the function that
-// it returns is called. A refusal is not the answer of the handler.
+// noteRefusal tells the recorders that w writes to that a refusal is written, until the function
+// that it returns is called. A refusal is not the answer of the handler.
 func noteRefusal(w http.ResponseWriter) (end func()) {
 	var around []*recorder
 	for {

@@ -12,8 +12,8 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// The codes of a [Refusal]. They are stable. Over gRPC they are the reasons of an ErrorInfo, in upper
-// case.
+// The codes of a [Refusal]. They are stable. Over gRPC they are the reasons of an ErrorInfo, in
+// upper case.
 const (
 	CodeKeyMissing         = "idempotency_key_missing"         // 400. See Require.
 	CodeKeyInvalid         = "idempotency_key_invalid"         // 400.
@@ -111,8 +111,8 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	f.writeProblem(w, r, p)
 }
 
-// refuseSilent answers for a handler that ran and wrote nothing: nobody knows what it did. The cause is
-// why its context ended.
+// refuseSilent answers for a handler that ran and wrote nothing: nobody knows what it did. The
+// cause is why its context ended.
 func (f *front) refuseSilent(w *recorder, r *http.Request, cause error) {
 	w.restoreHeader() // it may describe another body
 	for k, _ := claim.FromContext(r.Context()); k != nil; k = k.Outer() {
@@ -125,8 +125,8 @@ func (f *front) refuseSilent(w *recorder, r *http.Request, cause error) {
 	f.refuse(w, r, refusals[code])
 }
 
-// answerSilent answers if the context of a handler ended and it wrote nothing. Such a handler gave up,
-// so an empty 200 would be a lie.
+// answerSilent answers if the context of a handler ended and it wrote nothing. Such a handler gave
+// up, so an empty 200 would be a lie.
 func (f *front) answerSilent(w *recorder, r *http.Request, k *claim.Claim) {
 	if w.wrote || k.Context().Err() == nil || k.LeftToOthers() {
 		return

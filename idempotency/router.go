@@ -62,7 +62,8 @@ func (f *front) who(r *http.Request) (string, error) {
 	return "", nil
 }
 
-// credentials returns a digest of the caller's credentials: headers, and a verified client certificate.
+// credentials returns a digest of the caller's credentials: headers, and a verified client
+// certificate.
 func credentials(r *http.Request) [sha256.Size]byte {
 	sum := claim.Credentials(r.Header["Authorization"], r.Header["Cookie"], r.Header["X-Api-Key"])
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {

@@ -29,11 +29,13 @@ var (
 // If fn fails, or the process dies in the middle of fn, the outcome of the step is unknown. A later
 // run then gets [ErrStepUnknown]: ask the other system, with the same [DeriveKey], what happened.
 // If the error of fn matches [ErrNothingDone], a later run calls fn again. Step costs two round
-// trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim]. A claim of
-// [RefuseRepeats] does not count: the same form has the same key when it is sent again later.
+// trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim]. A
+// claim of [RefuseRepeats] does not count: the same form has the same key when it is sent again
+// later.
 //
-// A result is kept for the time of [Retain], or of [RetainFor] if that is longer, and that of [MaxRun] and ten
-// minutes more. The time begins when it is recorded. A retry that comes later calls fn again.
+// A result is kept for the time of [Retain], or of [RetainFor] if that is longer, and that of
+// [MaxRun] and ten minutes more. The time begins when it is recorded. A retry that comes later
+// calls fn again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.Keyed(ctx)
@@ -63,9 +65,9 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 }
 
 // DeriveKey returns a key for a call that the handler makes to another system, for example the
-// idempotency key of a charge. It is the same in every run of the request, and differs for each name. It
-// is made of the key of the claim that [Step] uses, and has 32 characters. Without such a claim the error is
-// [ErrNoClaim].
+// idempotency key of a charge. It is the same in every run of the request, and differs for each
+// name. It is made of the key of the claim that [Step] uses, and has 32 characters. Without such a
+// claim the error is [ErrNoClaim].
 func DeriveKey(ctx context.Context, name string) (string, error) {
 	k, ok := claim.Keyed(ctx)
 	if !ok {

@@ -24,8 +24,9 @@ func (f *front) paramKey(r *http.Request, name string) (string, error) {
 	return keytext.Value(key)
 }
 
-// queryKey reads the key from a parameter of the query. A parameter that comes twice is refused, because
-// handlers take the first, the last or all of them. So is a query that cannot be parsed as a whole.
+// queryKey reads the key from a parameter of the query. A parameter that comes twice is refused,
+// because handlers take the first, the last or all of them. So is a query that cannot be parsed as
+// a whole.
 func queryKey(query, name string) (string, error) {
 	all, err := url.ParseQuery(query)
 	switch values := all[name]; {
@@ -57,8 +58,8 @@ func cookieKey(r *http.Request, name string) (string, error) {
 	return keytext.Value(value)
 }
 
-// keptHeader refuses names that a server never finds among a request's headers: no request would have
-// a key.
+// keptHeader refuses names that a server never finds among a request's headers: no request would
+// have a key.
 func keptHeader(name string) error {
 	switch http.CanonicalHeaderKey(name) {
 	case "Host":

@@ -47,8 +47,8 @@ func (s *suite) plainKeys(n int) []string {
 	return keys
 }
 
-// anyCallers lets more callers than keys want any key. A key has one holder at a time and its tokens
-// increase; every caller gets its locks.
+// anyCallers lets more callers than keys want any key. A key has one holder at a time and its
+// tokens increase; every caller gets its locks.
 func (s *suite) anyCallers() {
 	const callers, each = 6, 5
 	lockers, keys := s.lockers(2), s.plainKeys(3)
@@ -85,8 +85,8 @@ func (s *suite) anyCallers() {
 	all.Wait()
 }
 
-// anySealed passes over sealed and orphaned keys, waits for one that is held elsewhere, and says so if
-// there is no other.
+// anySealed passes over sealed and orphaned keys, waits for one that is held elsewhere, and says so
+// if there is no other.
 func (s *suite) anySealed() {
 	lockers, keys := s.lockers(2), s.plainKeys(3)
 	k, err := lockers[0].Acquire(s.ctx, keys[0])

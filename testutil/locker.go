@@ -8,8 +8,8 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 )
 
-// Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends. It waits up to 10 s
-// for an answer, so that a busy machine does not make locks unavailable.
+// Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends. It waits up
+// to 10 s for an answer, so that a busy machine does not make locks unavailable.
 //
 //	locker := testutil.Locker(t, core.WithTTL(time.Second))
 //	lock, err := locker.Acquire(t.Context(), "stock:42")

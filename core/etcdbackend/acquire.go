@@ -74,8 +74,8 @@ func (e entry) grant(q core.Request, sent time.Time) core.Grant {
 		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan, Backend: e.note()}
 }
 
-// known returns the key as g's last write left it. It reads the key if g does not say, or if the lease
-// ended since: an Extend of unknown outcome may have made it longer.
+// known returns the key as g's last write left it. It reads the key if g does not say, or if the
+// lease ended since: an Extend of unknown outcome may have made it longer.
 func (b *backend) known(ctx context.Context, g core.Grant) (entry, error) {
 	n, ok := g.Backend.(note)
 	if !ok || n.owner != g.Owner {

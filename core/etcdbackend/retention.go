@@ -46,8 +46,8 @@ func lifetime(d time.Duration) (seconds, window int64) {
 	return seconds, (seconds + 7) / 8
 }
 
-// sendGrace is how many seconds may pass before a write is sent with its etcd lease. That is more than
-// a request for the lease may take.
+// sendGrace is how many seconds may pass before a write is sent with its etcd lease. That is more
+// than a request for the lease may take.
 func (b *backend) sendGrace() int64 { return 1 + int64(b.timeout/tries/time.Second) }
 
 // attach returns an etcd lease for a write that says something for d.

@@ -37,7 +37,8 @@ func (w *call) finish(err error) {
 }
 
 // do sends commands and returns the first one's error. If a connection is idle, the caller uses it;
-// else the call waits for one. If ctx ends while the call is under way, late is closed when it ended.
+// else the call waits for one. If ctx ends while the call is under way, late is closed when it
+// ended.
 func (c *connections) do(ctx context.Context, commands ...*command) (late <-chan struct{}, err error) {
 	now := time.Now()
 	if err := contextError(ctx); err != nil {
@@ -148,8 +149,8 @@ func (c *connections) expire() {
 	}
 }
 
-// nextBatch takes the calls that go together next, or nil. A large call goes alone: it would hold up
-// the others. c.mu is held.
+// nextBatch takes the calls that go together next, or nil. A large call goes alone: it would hold
+// up the others. c.mu is held.
 func (c *connections) nextBatch() []*call {
 	var batch []*call
 	i := 0

@@ -31,8 +31,8 @@ const (
 	sentinelAddr = "FailoverClient"
 )
 
-// clientConn reaches one Redis over connections of its own, with the options of a go-redis client. It
-// does not use the client's connection pool: the application may exhaust that.
+// clientConn reaches one Redis over connections of its own, with the options of a go-redis client.
+// It does not use the client's connection pool: the application may exhaust that.
 type clientConn struct {
 	options  redis.Options
 	calls    *connections

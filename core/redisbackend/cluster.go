@@ -14,8 +14,8 @@ import (
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
 
-// cluster routes calls to the masters of a Redis Cluster. Each shard is a node of its own, so that a
-// hung one cannot touch another.
+// cluster routes calls to the masters of a Redis Cluster. Each shard is a node of its own, so that
+// a hung one cannot touch another.
 type cluster struct {
 	// find returns the address of the master that has key, and open makes its node.
 	find   func(ctx context.Context, key string) (address string, err error)
@@ -145,8 +145,8 @@ func (c *cluster) add(n *node) *node {
 	return n
 }
 
-// redirected follows a redirect: after MOVED the cluster's state is loaded anew, and ASK goes to the
-// master that the slot is moving to.
+// redirected follows a redirect: after MOVED the cluster's state is loaded anew, and ASK goes to
+// the master that the slot is moving to.
 func (c *cluster) redirected(ctx context.Context, err error) driver.Conn {
 	switch {
 	case hasCode(err, "ASK"):

@@ -59,8 +59,8 @@ func New(clients ...redis.UniversalClient) Config { return Config{Clients: clien
 // quorum. Waiters poll. Switch off the retries of the pool's own client (go-redis: MaxRetries -1).
 func Pools(pools ...redsyncredis.Pool) Config { return Config{Pools: pools} }
 
-// Drive returns the backend on another client library. It is for the drivers of this project, such as
-// rueidisdriver.
+// Drive returns the backend on another client library. It is for the drivers of this project, such
+// as rueidisdriver.
 func Drive(d driver.Driver) Config { return Config{driver: d} }
 
 // Open implements [core.Opener]. [core.New] calls it. It does not talk to Redis.

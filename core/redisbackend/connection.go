@@ -35,8 +35,8 @@ type connection struct {
 	received   int       // by this call
 }
 
-// newConnection makes a connection with the options of a client: it dials, authenticates and asks for
-// a first answer.
+// newConnection makes a connection with the options of a client: it dials, authenticates and asks
+// for a first answer.
 func newConnection(ctx context.Context, options redis.Options) (*connection, error) {
 	client, wire, err := dial(ctx, options)
 	if err != nil {

@@ -34,9 +34,9 @@ var (
 // notSent says that a call had no effect, because it was not sent.
 func notSent(cause error) error { return driver.NotSent(cause) }
 
-// connections are up to max connections to one Redis, or more over a slow link. They are made in the
-// background: a call that is given up does not end a dial. Calls that find all of them busy wait, and
-// share a pipeline.
+// connections are up to max connections to one Redis, or more over a slow link. They are made in
+// the background: a call that is given up does not end a dial. Calls that find all of them busy
+// wait, and share a pipeline.
 type connections struct {
 	dial    func(ctx context.Context) (*connection, error)
 	latency *latency
@@ -126,8 +126,8 @@ func (c *connections) keep(cn *connection) bool {
 	return true
 }
 
-// discard forgets a broken connection. If the server closed it, the idle ones are likely closed, too.
-// c.mu is held.
+// discard forgets a broken connection. If the server closed it, the idle ones are likely closed,
+// too. c.mu is held.
 func (c *connections) discard(cn *connection, err error) {
 	gone := 1
 	if isBroken(err) {
@@ -181,7 +181,8 @@ func (c *connections) sweep() {
 	c.janitor.Reset(idleTime)
 }
 
-// test finds out whether an idle connection still works, and keeps it from being forgotten on the way.
+// test finds out whether an idle connection still works, and keeps it from being forgotten on the
+// way.
 func (c *connections) test(cn *connection) {
 	c.put(cn, c.exec(cn, []*command{driver.Plain("ping")}, 0, time.Time{}, time.Now()))
 }

@@ -12,7 +12,8 @@
 //   - 3, 5 or 7 *redis.Client are a quorum, on which a majority decides.
 //
 // [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. Package
-// rueidisdriver, a module of its own, takes rueidis clients. The next paragraph does not apply to them.
+// rueidisdriver, a module of its own, takes rueidis clients. The next paragraph does not apply to
+// them.
 //
 // The backend makes a few connections of its own with the client's options. Up to four are for
 // calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.

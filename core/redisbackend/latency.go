@@ -18,8 +18,8 @@ const (
 	slowSmoothing = 1024
 )
 
-// latency decides how long a call to one Redis may take. Without a fixed limit, the limit follows the
-// answers, as TCP's retransmission timer does (RFC 6298).
+// latency decides how long a call to one Redis may take. Without a fixed limit, the limit follows
+// the answers, as TCP's retransmission timer does (RFC 6298).
 type latency struct {
 	fixed time.Duration
 
@@ -70,8 +70,8 @@ func (l *latency) answered(d time.Duration) {
 	l.deviation += (max(off, -off) - l.deviation) / smoothing
 }
 
-// exceeded notes that a call had no answer within d. The next one may take twice as long: the answers
-// may have become slow.
+// exceeded notes that a call had no answer within d. The next one may take twice as long: the
+// answers may have become slow.
 func (l *latency) exceeded(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

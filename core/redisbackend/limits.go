@@ -13,8 +13,8 @@ const limitParts = 16
 // a sixth of its CPU time.
 type limits struct{ last atomic.Pointer[limit] }
 
-// bound returns a context that ends after timeout, or a sixteenth of it later, or with ctx's deadline.
-// It does not end if ctx is canceled later.
+// bound returns a context that ends after timeout, or a sixteenth of it later, or with ctx's
+// deadline. It does not end if ctx is canceled later.
 func (l *limits) bound(ctx context.Context, now time.Time, timeout time.Duration) context.Context {
 	end := now.Add(timeout)
 	latest := end.Add(timeout / limitParts)

@@ -240,7 +240,8 @@ func isBroken(err error) bool {
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// contextError returns ctx's error. It also notices a deadline that passed before ctx's timer fired.
+// contextError returns ctx's error. It also notices a deadline that passed before ctx's timer
+// fired.
 func contextError(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		return context.DeadlineExceeded

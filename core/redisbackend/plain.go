@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// A plain command costs Redis less than a script. features are which ones a server has; that is found
-// out by trying, since proxies and other servers differ.
+// A plain command costs Redis less than a script. features are which ones a server has; that is
+// found out by trying, since proxies and other servers differ.
 type features struct {
 	none     bool // the connection takes scripts only
 	noSetGet atomic.Bool
@@ -85,8 +85,8 @@ func (s *server) readInstead(ctx context.Context, q core.Request, refused error)
 	return refusal(q, &r, n)
 }
 
-// releasePlain is Release as one command, together with the message to the waiters. If it is not done
-// and there is no error, the script has to find out more.
+// releasePlain is Release as one command, together with the message to the waiters. If it is not
+// done and there is no error, the script has to find out more.
 func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string) (others int, done bool, r reply, n *node, err error) {
 	n, err = s.router.route(ctx, g.Key)
 	if err != nil {

@@ -46,7 +46,8 @@ func (c *poolConn) Do(ctx context.Context, commands ...*command) (<-chan struct{
 func (c *poolConn) Address() string { return c.name }
 func (c *poolConn) Close() error    { return nil }
 
-// askConn asks the master that a slot of a Redis Cluster is moving to, through the cluster's client.
+// askConn asks the master that a slot of a Redis Cluster is moving to, through the cluster's
+// client.
 type askConn struct {
 	cluster *redis.ClusterClient
 	stuck   atomic.Int64

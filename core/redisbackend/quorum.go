@@ -129,7 +129,8 @@ type round struct {
 	args   []any
 	nodes  []int
 
-	// noted is called with each answer as it comes, also with those that nobody waits for. It may be nil.
+	// noted is called with each answer as it comes, also with those that nobody waits for. It may be
+	// nil.
 	noted func(vote)
 	// traces, if not nil, are those of a lease that the round ends. A node is asked after it has
 	// answered Acquire, or the lease would come after its end.

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// A node that failed excludeAfter times in a row is not asked for coolDown. Then one call probes it.
+	// A node that failed excludeAfter times in a row is not asked for coolDown. Then one call probes
+	// it.
 	excludeAfter = 3
 	coolDown     = time.Second
 )
@@ -120,7 +121,8 @@ func (h *health) excluded() string {
 	return h.reason
 }
 
-// identity finds two nodes that are one Redis: what that Redis forgets, a majority may have forgotten.
+// identity finds two nodes that are one Redis: what that Redis forgets, a majority may have
+// forgotten.
 type identity struct {
 	mu      sync.Mutex
 	runs    []string

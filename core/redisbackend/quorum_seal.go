@@ -90,9 +90,10 @@ func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) er
 // conclude ends a lease with a value: a seal, or VOID for an orphan that its owner withdraws. It
 // returns the value that stays.
 //
-// It needs a larger ballot if nodes promised one since the lease began. It also needs one for another
-// value than an earlier Seal sent: nobody could tell two values under one stamp apart. Without an
-// orphan that is done before the deadline only: later another holder may have a smaller ballot.
+// It needs a larger ballot if nodes promised one since the lease began. It also needs one for
+// another value than an earlier Seal sent: nobody could tell two values under one stamp apart.
+// Without an orphan that is done before the deadline only: later another holder may have a smaller
+// ballot.
 func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life int64) (string, error) {
 	at := stamp{g.Token / tokenBlock, 1}
 	first := at

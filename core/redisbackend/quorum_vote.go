@@ -234,8 +234,8 @@ func (t *tally) newest(such func(vote) bool) (a accepted) {
 	return a
 }
 
-// voidLife returns for how many ms VOID must last over the values that were seen, or 0 if there were
-// none.
+// voidLife returns for how many ms VOID must last over the values that were seen, or 0 if there
+// were none.
 func (t *tally) voidLife() (ms int64) {
 	for _, v := range t.votes {
 		switch {

@@ -29,8 +29,8 @@ func (q *quorum) listened(key string) []int {
 	return append(nodes, excluded...)[:n-q.majority()+1]
 }
 
-// Watch implements core.Backend. It returns when the first node has confirmed the subscription; each
-// later confirmation is a signal.
+// Watch implements core.Backend. It returns when the first node has confirmed the subscription;
+// each later confirmation is a signal.
 func (q *quorum) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
 	if q.nodes[0].wakes == nil {
 		return nil, func() {}, nil

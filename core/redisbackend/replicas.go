@@ -11,8 +11,8 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// replicaPart is the part of the TTL that ReplicaTimeout may have at most. A renewal takes a sixth of
-// the TTL, and must hear that replicas are missing before that.
+// replicaPart is the part of the TTL that ReplicaTimeout may have at most. A renewal takes a sixth
+// of the TTL, and must hear that replicas are missing before that.
 const replicaPart = 8
 
 var errSlotMoves = errors.New("redisbackend: the key's slot is moving to another master; try again")
@@ -66,8 +66,8 @@ func (c Config) validReplicas(ttl time.Duration) error {
 	return nil
 }
 
-// newConfirming returns a conn with connections of its own, whose pipelines end with WAIT. Calls that
-// need no replicas never wait behind them.
+// newConfirming returns a conn with connections of its own, whose pipelines end with WAIT. Calls
+// that need no replicas never wait behind them.
 func newConfirming(c *clientConn, l *latency, r replicas) *clientConn {
 	confirming := &clientConn{options: c.options}
 	confirming.calls = newConnections(c.open, l, callConnections)

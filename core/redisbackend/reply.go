@@ -36,8 +36,8 @@ type reply struct {
 	unconfirmed error
 }
 
-// decode reads a script's array: numbers as int64, texts as string or []byte. A number alone is that of
-// statusDone.
+// decode reads a script's array: numbers as int64, texts as string or []byte. A number alone is
+// that of statusDone.
 func (r *reply) decode(v any) error {
 	if n, ok := v.(int64); ok {
 		r.status, r.fields = statusDone, []any{int64(statusDone), n}
@@ -83,7 +83,8 @@ func (r *reply) uint(i int) (uint64, error) {
 	return n, nil
 }
 
-// millis returns field i, a PTTL: 0 for a key without expiry, at least 1 ms for one about to expire.
+// millis returns field i, a PTTL: 0 for a key without expiry, at least 1 ms for one about to
+// expire.
 func (r *reply) millis(i int) time.Duration {
 	if i < len(r.fields) {
 		if n, ok := r.fields[i].(int64); ok && n >= 0 {
@@ -156,7 +157,8 @@ func (r *reply) lost() error {
 	}
 }
 
-// isServerReply reports whether err is a reply of the server or of a proxy, not a failure to reach it.
+// isServerReply reports whether err is a reply of the server or of a proxy, not a failure to reach
+// it.
 func isServerReply(err error) bool {
 	return isReply(err) || hasCode(err, serverCodes...)
 }
@@ -178,8 +180,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// hasCode reports whether err is, or wraps, an answer that begins with one of the codes. Some clients
-// have no type for them.
+// hasCode reports whether err is, or wraps, an answer that begins with one of the codes. Some
+// clients have no type for them.
 func hasCode(err error, codes ...string) bool {
 	switch e := err.(type) {
 	case nil:
@@ -198,8 +200,8 @@ func hasCode(err error, codes ...string) bool {
 	})
 }
 
-// neverRan reports whether err proves that the call had no effect: it was not sent, or Redis refused
-// it before it ran. Another error may be a proxy's, which may have passed the call on.
+// neverRan reports whether err proves that the call had no effect: it was not sent, or Redis
+// refused it before it ran. Another error may be a proxy's, which may have passed the call on.
 func neverRan(err error) bool {
 	return errors.Is(err, errNotSent) || hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM", "LOADING", "MASTERDOWN", "MOVED", "ASK",
 		"TRYAGAIN", "CLUSTERDOWN", "CROSSSLOT", "NOSCRIPT", "READONLY", "OOM", "MISCONF", "NOREPLICAS", "WRONGTYPE") ||

@@ -76,8 +76,8 @@ func appendInt(b []byte, n int64) []byte {
 	return appendText(b, strconv.AppendInt(digits[:0], n, 10))
 }
 
-// readReply reads one reply. An error that Redis answered is a driver.ReplyError; any other error leaves the
-// connection useless.
+// readReply reads one reply. An error that Redis answered is a driver.ReplyError; any other error
+// leaves the connection useless.
 func readReply(r *bufio.Reader, depth int) (any, error) {
 	line, err := readLine(r)
 	if err != nil {

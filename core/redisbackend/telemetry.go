@@ -10,8 +10,9 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// observe makes the instruments of a backend. They are read when metrics are collected, so that they
-// cost a call nothing. nodes returns the nodes that the backend has by then. end must be called once.
+// observe makes the instruments of a backend. They are read when metrics are collected, so that
+// they cost a call nothing. nodes returns the nodes that the backend has by then. end must be
+// called once.
 func observe(m metric.Meter, nodes func() []*node) (end func() error, err error) {
 	var errs [6]error
 	gauge := func(i int, name, unit, description string) (g metric.Int64ObservableGauge) {

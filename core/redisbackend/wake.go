@@ -12,8 +12,8 @@ import (
 const (
 	// confirmWait is how long Watch waits for the server's confirmation. A later one is a signal.
 	confirmWait = 250 * time.Millisecond
-	// channelLinger is how long a channel without waiters stays subscribed. It is longer than a turn of
-	// core: a confirmation at its end would be taken for a release.
+	// channelLinger is how long a channel without waiters stays subscribed. It is longer than a turn
+	// of core: a confirmation at its end would be taken for a release.
 	channelLinger = 300 * time.Millisecond
 	// failedFor is longer than the pause after which a waiter subscribes again.
 	failedFor = time.Minute
@@ -121,7 +121,8 @@ func (c *channel) leave(me *watcher) {
 	c.idle = time.Now()
 }
 
-// down reports whether waiters get no signals now. If nobody tries any more, that is soon forgotten.
+// down reports whether waiters get no signals now. If nobody tries any more, that is soon
+// forgotten.
 func (w *wakes) down() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -255,8 +256,8 @@ func (n *node) watch(ctx context.Context, key string, changed chan struct{}) (st
 	return n.wakes.watch(ctx, n.channel(key), changed)
 }
 
-// freed signals those who watch now, after a release of this backend itself. Its message is ignored:
-// it could come when the next waiter of this process leaves the key to others.
+// freed signals those who watch now, after a release of this backend itself. Its message is
+// ignored: it could come when the next waiter of this process leaves the key to others.
 func (n *node) freed(channel string) {
 	if n.wakes == nil {
 		return

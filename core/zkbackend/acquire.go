@@ -50,8 +50,8 @@ type attempt struct {
 	adopting bool // what the latest write takes is an orphan, which is to be one again
 }
 
-// run makes the key's node, or looks who has it. While ZooKeeper's watch says that the node is as it
-// was, run looks first: it answers a waiter without a write.
+// run makes the key's node, or looks who has it. While ZooKeeper's watch says that the node is as
+// it was, run looks first: it answers a waiter without a write.
 func (a *attempt) run(ctx context.Context) (g core.Grant, err error) {
 	var n *node
 	if a.watches.isSet(a.path) {
@@ -145,8 +145,8 @@ func (a *attempt) again(ctx context.Context, n *node, left time.Duration) (g cor
 	return a.grant(n, token, sent)
 }
 
-// undo frees, in the background, what the attempt may have set. An adoption stays: when its lease ends,
-// the key is an orphan again. To free it would end an orphan that nobody dealt with.
+// undo frees, in the background, what the attempt may have set. An adoption stays: when its lease
+// ends, the key is an orphan again. To free it would end an orphan that nobody dealt with.
 func (a *attempt) undo() {
 	if a.adopting {
 		return

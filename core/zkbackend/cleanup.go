@@ -14,8 +14,8 @@ func newCleaning(logger *slog.Logger) *cleanup.Queue {
 		"zkbackend: clean-up of a failed attempt failed; the key is free when its lease and its orphan end")
 }
 
-// cleanUp frees in the background what a call of unknown outcome may have left under a key in the name
-// of owner.
+// cleanUp frees in the background what a call of unknown outcome may have left under a key in the
+// name of owner.
 func (b *backend) cleanUp(key, path, owner string, lasts time.Duration) {
 	b.cleaning.Add(key, lasts, func(ctx context.Context) error {
 		ctx, cancel := b.begin(ctx)

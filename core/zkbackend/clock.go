@@ -8,8 +8,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// clockAllowance is by how much the clocks of two servers may differ. It delays the end of a seal or
-// an orphan that this process has not seen for long.
+// clockAllowance is by how much the clocks of two servers may differ. It delays the end of a seal
+// or an orphan that this process has not seen for long.
 const clockAllowance = time.Minute
 
 // clock is what ZooKeeper's leader says about the time with each write. The clock of this process

@@ -39,8 +39,8 @@ func (s *servers) Init(addrs []string) error {
 
 func (s *servers) Len() int { return len(s.addrs) }
 
-// Next returns the next server. round reports whether all failed: then the library pauses for 1 s and
-// fails the requests that wait.
+// Next returns the next server. round reports whether all failed: then the library pauses for 1 s
+// and fails the requests that wait.
 func (s *servers) Next() (addr string, round bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,8 +56,8 @@ func (s *servers) Connected() {
 	s.failed = 0
 }
 
-// line is the connection to a server. It bounds the handshake, in which the library sets and unsets a
-// read deadline once.
+// line is the connection to a server. It bounds the handshake, in which the library sets and unsets
+// a read deadline once.
 type line struct {
 	net.Conn
 	begun int // deadlines of the handshake

@@ -84,8 +84,8 @@ func parse(text []byte) (h header, ok bool) {
 
 func millis(n uint64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// node is the node of a key as it was written or read. Its guard and its version together never come
-// back, so they are the condition of every change.
+// node is the node of a key as it was written or read. Its guard and its version together never
+// come back, so they are the condition of every change.
 type node struct {
 	header
 	path    string
@@ -111,7 +111,8 @@ func guardOf(path, owner string) string {
 // status returns the status of a key and how much is left of it.
 //
 // A lease ends when this process has seen it unchanged for as long as it lasts. No clocks are
-// compared. The end of a seal or an orphan, which may last for days, also comes by the leader's clock.
+// compared. The end of a seal or an orphan, which may last for days, also comes by the leader's
+// clock.
 func (b *backend) status(n *node) (s core.Status, left time.Duration) {
 	seen := time.Since(n.seen)
 	aged := max(seen, b.clock.age(n.changed)-clockAllowance)

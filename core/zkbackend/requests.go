@@ -37,8 +37,8 @@ func (b *backend) get(ctx context.Context, path string, watched bool) (*node, er
 	return b.note(ctx, n, watched)
 }
 
-// note remembers since when a node that was read is as it is. If this process knows already that the
-// node has changed since, note reads it once more.
+// note remembers since when a node that was read is as it is. If this process knows already that
+// the node has changed since, note reads it once more.
 func (b *backend) note(ctx context.Context, n *node, watched bool) (*node, error) {
 	seen, _, late := b.sightings.See(n.path, n.zxid, n.seen)
 	if late {

@@ -7,8 +7,8 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// watches are the paths that waiters of this process wait for, and those on which ZooKeeper's watch is
-// still set: it cannot be taken back. It ends with the next change of the node, a renewal at the
+// watches are the paths that waiters of this process wait for, and those on which ZooKeeper's watch
+// is still set: it cannot be taken back. It ends with the next change of the node, a renewal at the
 // latest, and is not set again if nobody waits any more.
 type watches struct {
 	mu    sync.Mutex
@@ -58,8 +58,8 @@ func (b *backend) event(e zk.Event) {
 	}
 }
 
-// lookAgain sets the watch of a changed node again. It signals the waiters unless the holder has only
-// renewed its lease.
+// lookAgain sets the watch of a changed node again. It signals the waiters unless the holder has
+// only renewed its lease.
 func (b *backend) lookAgain(path, holder string) {
 	ctx, cancel := b.begin(b.open)
 	defer cancel()
@@ -132,8 +132,8 @@ func (w *watches) answered(path string, n *node) {
 	}
 }
 
-// fired notes that ZooKeeper's watch of a path is over. It returns who held the key when it was set,
-// and whether somebody waits.
+// fired notes that ZooKeeper's watch of a path is over. It returns who held the key when it was
+// set, and whether somebody waits.
 func (w *watches) fired(path string, signal bool) (holder string, waited bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,5 +1,6 @@
-// Command grab lets many drivers grab the same orders at the same time, over real sockets: each order goes to one of
-// them. The handler is the naive one, read, check, write; one line of the kit makes it right.
+// Command grab lets many drivers grab the same orders at the same time, over real sockets: each
+// order goes to one of them. The handler is the naive one, read, check, write; one line of the kit
+// makes it right.
 //
 //	go run ./examples/grab              # embedded Redis and SQLite: nothing to install
 //	go run ./examples/grab -unguarded   # the same service without that line

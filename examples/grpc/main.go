@@ -4,7 +4,8 @@
 //	go run ./examples/grpc              # embedded Redis: nothing to install
 //	go run ./examples/grpc -unguarded   # the same service without the kit's lines
 //
-// It exits with 1 when somebody got two orders, or an order two drivers, and with 2 when it could not run.
+// It exits with 1 when somebody got two orders, or an order two drivers, and with 2 when it could
+// not run.
 package main
 
 import (

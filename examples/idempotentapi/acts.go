@@ -103,8 +103,8 @@ func otherAmount(ctx context.Context, w *world, out io.Writer) (bool, error) {
 	return status == http.StatusUnprocessableEntity && p.Code == "idempotency_key_reused", nil
 }
 
-// crash lets the service die after it has charged and before it has answered. A second one is up, and
-// the client's transport sends the call again until the answer has the status that is wanted.
+// crash lets the service die after it has charged and before it has answered. A second one is up,
+// and the client's transport sends the call again until the answer has the status that is wanted.
 func crash(ctx context.Context, w *world, out io.Writer, path string, want int, title string) (bool, error) {
 	dying, err := startChild(ctx, w, true)
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// A child is this command with childEnv set to "REDIS FILE PROVIDER CRASH": it serves on a free port and prints its address.
+// A child is this command with childEnv set to "REDIS FILE PROVIDER CRASH": it serves on a free
+// port and prints its address.
 const (
 	childEnv    = "IDEMPOTENTAPI_SERVICE"
 	exitCrashed = 86

@@ -57,7 +57,8 @@ func newService(redisAddr, dbFile, provider string, opts ...core.Option) (*servi
 	}, nil
 }
 
-// routes is the service as a team would write it: authentication, then idempotency, then the handlers.
+// routes is the service as a team would write it: authentication, then idempotency, then the
+// handlers.
 func (s *service) routes() http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
@@ -86,7 +87,8 @@ type payment struct {
 	Cents int `json:"cents" binding:"required,min=1"`
 }
 
-// pay charges the customer at the provider, under a key that is the same in every run of the request.
+// pay charges the customer at the provider, under a key that is the same in every run of the
+// request.
 func (s *service) pay(c *gin.Context) {
 	var p payment
 	if err := c.ShouldBindJSON(&p); err != nil {
@@ -128,8 +130,9 @@ func (s *service) recoverPayment(w http.ResponseWriter, r *http.Request, _ idemp
 	return idempotency.Answered
 }
 
-// payOnce charges the customer's account in our database, in a transaction that also keeps the result
-// under the key of the request. All effects are in that transaction, so the handler may run again.
+// payOnce charges the customer's account in our database, in a transaction that also keeps the
+// result under the key of the request. All effects are in that transaction, so the handler may run
+// again.
 func (s *service) payOnce(c *gin.Context) {
 	var p payment
 	if err := c.ShouldBindJSON(&p); err != nil {

@@ -82,8 +82,9 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 	return nil
 }
 
-// confirm makes a reservation a sale: call it when the payment arrived, and pay the buyer back if it
-// returns errExpired. The WHERE decides between it and a sweep: only one of them finds "reserved".
+// confirm makes a reservation a sale: call it when the payment arrived, and pay the buyer back if
+// it returns errExpired. The WHERE decides between it and a sweep: only one of them finds
+// "reserved".
 func (s *shop) confirm(ctx context.Context, id string) error {
 	db := s.db.WithContext(ctx)
 	moved := db.Model(&Reservation{}).

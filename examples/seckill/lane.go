@@ -9,7 +9,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// lane is one of the two shops on the page: the same service, with the kit's lines or without, on books of its own.
+// lane is one of the two shops on the page: the same service, with the kit's lines or without, on
+// books of its own.
 type lane struct {
 	service *service
 	handler http.Handler

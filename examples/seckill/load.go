@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// load is the crowd: every buyer clicks, clicks again before the answer is there, and once it is, retries.
+// load is the crowd: every buyer clicks, clicks again before the answer is there, and once it is,
+// retries.
 type load struct {
 	options
 	addrs  []string

@@ -16,8 +16,8 @@ import (
 	"github.com/onelane/onelane/core/zkbackend"
 )
 
-// openLocks makes the Locker on the servers that were named. Only the backend differs between Redis,
-// etcd and ZooKeeper.
+// openLocks makes the Locker on the servers that were named. Only the backend differs between
+// Redis, etcd and ZooKeeper.
 func openLocks(ctx context.Context, o options, opts ...core.Option) (l *core.Locker, stop func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

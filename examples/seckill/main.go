@@ -1,11 +1,13 @@
-// Command seckill is a flash sale on real sockets: many buyers, few units, impatient clients that click twice and
-// retry. The service is the naive one that every tutorial writes; two lines of the kit make it right.
+// Command seckill is a flash sale on real sockets: many buyers, few units, impatient clients that
+// click twice and retry. The service is the naive one that every tutorial writes; two lines of the
+// kit make it right.
 //
 //	go run ./examples/seckill              # embedded Redis and SQLite: nothing to install
 //	go run ./examples/seckill -unguarded   # the same service without those lines
 //	go run ./examples/seckill -serve :8080 # both side by side, on a page to watch
 //
-// It exits with 1 when units were oversold or a buyer got two orders, and with 2 when it could not run.
+// It exits with 1 when units were oversold or a buyer got two orders, and with 2 when it could not
+// run.
 package main
 
 import (

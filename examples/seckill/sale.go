@@ -11,7 +11,8 @@ import (
 	"gorm.io/gorm"
 )
 
-// result is what -json prints. The first part is what the clients saw, the second what the database says.
+// result is what -json prints. The first part is what the clients saw, the second what the database
+// says.
 type result struct {
 	Unguarded bool    `json:"unguarded"`
 	Buyers    int     `json:"buyers"`

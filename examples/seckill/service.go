@@ -23,7 +23,8 @@ type service struct {
 	unguarded bool
 }
 
-// routes are the service as a team would write it: authentication, then idempotency, then the handler.
+// routes are the service as a team would write it: authentication, then idempotency, then the
+// handler.
 func (s *service) routes() http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
@@ -84,7 +85,8 @@ func (s *service) sale(ctx context.Context, fn func(tx *gorm.DB) error) error {
 	return s.db.WithContext(ctx).Scopes(gormlock.Guard("stock:42")).Transaction(fn)
 }
 
-// start opens Redis and the database and serves on a free loopback port. stop waits for what is under way.
+// start opens Redis and the database and serves on a free loopback port. stop waits for what is
+// under way.
 func start(ctx context.Context, o options) (addr string, stop func(), err error) {
 	s, closeAll, err := open(ctx, o)
 	if err != nil {

@@ -42,7 +42,8 @@ func (Order) TableName() string { return "seckill_orders" }
 
 const patience = 3 * time.Second // for servers to answer at the start
 
-// embedServers starts what was not named: a Redis inside this process, and a SQLite file in a temporary folder.
+// embedServers starts what was not named: a Redis inside this process, and a SQLite file in a
+// temporary folder.
 func embedServers(o *options) (stop func(), err error) {
 	stops := []func(){}
 	stop = func() {

@@ -10,8 +10,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Patience bounds each wait for a condition. Tests give a lease a minute, and the wait is shorter: a
-// lease that ends by itself is not taken for one that was released.
+// Patience bounds each wait for a condition. Tests give a lease a minute, and the wait is shorter:
+// a lease that ends by itself is not taken for one that was released.
 const Patience = 40 * time.Second
 
 // OK fails the test if what was done returned an error.

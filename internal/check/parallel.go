@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// Parallel lets so many parallel tests run at a time on each processor. A flag -parallel wins. Call it
-// in TestMain of a package whose tests mostly wait: for leases, locks and servers.
+// Parallel lets so many parallel tests run at a time on each processor. A flag -parallel wins. Call
+// it in TestMain of a package whose tests mostly wait: for leases, locks and servers.
 func Parallel(perProcessor int) {
 	flag.Parse()
 	given := false

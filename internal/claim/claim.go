@@ -214,8 +214,8 @@ func (k *Claim) log(level slog.Level, text string, err error) {
 	k.claims.locker.Logger().Log(&k.endless, level, text, "route", k.route, "error", err)
 }
 
-// Complete seals the key with r for the retention: from now on every retry gets r, which must not be
-// modified any more.
+// Complete seals the key with r for the retention: from now on every retry gets r, which must not
+// be modified any more.
 //
 // Complete does not end with the request's context. It returns after 2 s at most. If the outcome is
 // not known by then, the error matches [core.ErrUnavailable], and sealing goes on in the

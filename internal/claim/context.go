@@ -27,8 +27,8 @@ func (e *endless) Value(key any) any {
 	return e.request.Value(key)
 }
 
-// detach makes the claim's context. It does not end with ctx, because a client that hangs up must not
-// leave the request half done. It ends with the claim, at the deadline, and after MaxRun.
+// detach makes the claim's context. It does not end with ctx, because a client that hangs up must
+// not leave the request half done. It ends with the claim, at the deadline, and after MaxRun.
 func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	end, cause := time.Now().Add(k.claims.MaxRun), error(ErrMaxRun)
 	if !deadline.IsZero() && deadline.Before(end) {
@@ -43,8 +43,8 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	}
 	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
-	// When the client hangs up, the contexts of the plain locks around the claim end, and no longer show a
-	// loss. The outer claim listens to the locks around it, and when it ends, so does this one.
+	// When the client hangs up, the contexts of the plain locks around the claim end, and no longer
+	// show a loss. The outer claim listens to the locks around it, and when it ends, so does this one.
 	for h, _ := ctx.Value(heldKey{}).(*held); h != nil && h.outer == k.outer; h = h.around {
 		h.lock.OnLoss(k.cancel)
 	}

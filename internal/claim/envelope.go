@@ -18,7 +18,8 @@ type EncryptionKey struct {
 	AEAD cipher.AEAD
 }
 
-// encode returns the value to store under the lock of this name: the record, or an envelope around it.
+// encode returns the value to store under the lock of this name: the record, or an envelope around
+// it.
 func (c *Claims) encode(name string, r *Record, m *mark, run Run) ([]byte, error) {
 	b, err := r.encode(m, run)
 	if err != nil {

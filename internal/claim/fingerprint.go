@@ -51,12 +51,12 @@ func digestOf(values []string) [sha256.Size]byte {
 	return Digest(parts...)
 }
 
-// markPart is the length of each part of a mark. 128 bits are enough: the salt is not known to whoever
-// chooses a payload.
+// markPart is the length of each part of a mark. 128 bits are enough: the salt is not known to
+// whoever chooses a payload.
 const markPart = 16
 
-// mark is a fingerprint as it is stored: keyed with a random salt beside it. A plain hash of an amount
-// could be guessed.
+// mark is a fingerprint as it is stored: keyed with a random salt beside it. A plain hash of an
+// amount could be guessed.
 type mark struct {
 	salt, payload, credentials [markPart]byte
 
@@ -83,7 +83,8 @@ func saltedMark(salt [markPart]byte, fp Fingerprint) mark {
 	return mark{salt: salt, payload: keyed(salt, 'p', fp.Payload), credentials: keyed(salt, 'c', fp.Credentials)}
 }
 
-// keyed is a hash of the salt and a digest, of fixed lengths, truncated. An HMAC would prove no more.
+// keyed is a hash of the salt and a digest, of fixed lengths, truncated. An HMAC would prove no
+// more.
 func keyed(salt [markPart]byte, what byte, digest [sha256.Size]byte) [markPart]byte {
 	var b [markPart + 1 + sha256.Size]byte
 	copy(b[:], salt[:])

@@ -30,8 +30,8 @@ func (k *Claim) Free() error {
 	return nil
 }
 
-// free releases a lock, for at most 1 s. After an error it goes on in the background, because the lease
-// may have left an orphan.
+// free releases a lock, for at most 1 s. After an error it goes on in the background, because the
+// lease may have left an orphan.
 func (c *Claims) free(ctx context.Context, lock *core.Lock) error {
 	releasing, cancel := context.WithTimeout(ctx, freeTimeout)
 	defer cancel()

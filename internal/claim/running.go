@@ -146,8 +146,8 @@ func (r *registry) cancel(cause error) (handlers, answers int) {
 	return len(r.claims), len(r.late)
 }
 
-// Shutdown waits until no handler runs under a claim and every answer is recorded. If ctx ends before
-// that, it ends their contexts and returns an error that says how many there were.
+// Shutdown waits until no handler runs under a claim and every answer is recorded. If ctx ends
+// before that, it ends their contexts and returns an error that says how many there were.
 func Shutdown(ctx context.Context) error {
 	select {
 	case <-running.wait():

@@ -13,10 +13,10 @@
 //     it. So a clean-up that succeeded is repeated, for the last time 12 s later. There is no
 //     repetition if the server refuses requests that come so late. Repeating is safe because each
 //     attempt has an owner of its own.
-//   - At most 16,384 keys are kept. A further one takes the place of a repetition. If there is none,
-//     it is dropped and logged.
-//   - Close gives clean-ups the time that its caller says. It tries at once all keys that wait for a
-//     try or for their repetition. After that time it drops the rest.
+//   - At most 16,384 keys are kept. A further one takes the place of a repetition. If there is
+//     none, it is dropped and logged.
+//   - Close gives clean-ups the time that its caller says. It tries at once all keys that wait for
+//     a try or for their repetition. After that time it drops the rest.
 package cleanup
 
 import (
@@ -110,8 +110,8 @@ func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) 
 	q.push(&entry{key: key, free: free, until: time.Now().Add(max(lasts, leastTime))})
 }
 
-// Expect notes that a call is under way that may need a clean-up. Close waits for it, too, until done
-// is called.
+// Expect notes that a call is under way that may need a clean-up. Close waits for it, too, until
+// done is called.
 func (q *Queue) Expect() (done func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -164,8 +164,8 @@ func (q *Queue) Waiting() int {
 	return q.entries - len(q.later)
 }
 
-// Close ends the queue. From then on, Add takes only keys of calls that Close waits for. Close returns
-// when all keys are free, or when grace has passed and the tries under way have ended.
+// Close ends the queue. From then on, Add takes only keys of calls that Close waits for. Close
+// returns when all keys are free, or when grace has passed and the tries under way have ended.
 func (q *Queue) Close(grace time.Duration) {
 	q.mu.Lock()
 	if q.closed {

@@ -35,8 +35,8 @@ const (
 	ValueForm = "one value of 1 to 255 bytes, without control characters."
 )
 
-// Missing returns what a client that sent no key should do. The place is where it sends the key, and
-// the form is what it sends there. The place is empty if a function makes the key.
+// Missing returns what a client that sent no key should do. The place is where it sends the key,
+// and the form is what it sends there. The place is empty if a function makes the key.
 func Missing(place, form string) (correction string) {
 	if place == "" {
 		return "Send the values that the key is made of."
@@ -44,8 +44,8 @@ func Missing(place, form string) (correction string) {
 	return "Send " + place + ": " + form
 }
 
-// Refused returns why a client's key is refused, and what the client should do. Place and form are as
-// in [Missing].
+// Refused returns why a client's key is refused, and what the client should do. Place and form are
+// as in [Missing].
 func Refused(place, form string, err error) (detail, correction string) {
 	if place == "" {
 		return "The key that the server makes of the request is refused: " + err.Error() + ".",

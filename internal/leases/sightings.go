@@ -34,9 +34,9 @@ type sighting struct {
 // See notes that a key has a revision now. It returns the time since which the key is known to have
 // that revision. first reports whether the age of the revision is not known yet.
 //
-// An older revision than the last one is an answer that came late, and is not noted. See reports late
-// then, and the caller should ask once more. But if the last one was seen a minute ago or earlier, the
-// servers were set back to a backup.
+// An older revision than the last one is an answer that came late, and is not noted. See reports
+// late then, and the caller should ask once more. But if the last one was seen a minute ago or
+// earlier, the servers were set back to a backup.
 func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package loglimit keeps a trouble that concerns very many keys from flooding the log. The first line
-// of a message is written at once. Further ones follow at most once per Interval: the last of them,
-// with how many others were left out.
+// Package loglimit keeps a trouble that concerns very many keys from flooding the log. The first
+// line of a message is written at once. Further ones follow at most once per Interval: the last of
+// them, with how many others were left out.
 package loglimit
 
 import (
@@ -31,9 +31,9 @@ const (
 // hide that of another. None of them is a key.
 var labels = []string{"redis", "reason", "route", "method"}
 
-// New returns a logger that writes to l and does not flood it. If l is such a logger, New returns l.
-// Lines at DEBUG are not limited. If the log takes DEBUG, it gets each line that is left out at that
-// level.
+// New returns a logger that writes to l and does not flood it. If l is such a logger, New returns
+// l. Lines at DEBUG are not limited. If the log takes DEBUG, it gets each line that is left out at
+// that level.
 func New(l *slog.Logger) *slog.Logger {
 	if _, ok := l.Handler().(*handler); ok {
 		return l
@@ -117,7 +117,8 @@ type limiter struct {
 	writing bool // a goroutine writes the queue
 }
 
-// admits reports whether a line is to be written now. A line that is left out may be written at DEBUG.
+// admits reports whether a line is to be written now. A line that is left out may be written at
+// DEBUG.
 func (l *limiter) admits(n *line) bool {
 	if n.record.Level <= slog.LevelDebug || l.counts(n) {
 		return true

@@ -86,8 +86,8 @@ func child(backend core.Opener) error {
 
 // Run stops a process with SIGSTOP for longer than its lease, while it holds the key k at the
 // address. Another one, with the backend, gets the key. The first one learns that its lock is lost
-// before it goes on, and does no harm. If it writes nevertheless, a set that is fenced refuses that.
-// In a set that is not, the other's update is lost, whatever the lock.
+// before it goes on, and does no harm. If it writes nevertheless, a set that is fenced refuses
+// that. In a set that is not, the other's update is lost, whatever the lock.
 func Run(t *testing.T, address string, backend core.Opener) {
 	t.Helper()
 	other, err := core.New(backend, core.WithTTL(time.Minute), core.WithOutageWait(patience),

@@ -141,8 +141,8 @@ func oursOnZooKeeper(b *bench) (locker, func(), error) {
 	return oursOn(zkbackend.New(addrs), func() {})
 }
 
-// etcdSessions is how many sessions there are for the mutexes: two of one session do not exclude each
-// other.
+// etcdSessions is how many sessions there are for the mutexes: two of one session do not exclude
+// each other.
 const etcdSessions = 256
 
 func openEtcdMutex(b *bench) (locker, func(), error) {

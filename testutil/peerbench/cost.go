@@ -70,7 +70,8 @@ func cost() scenario {
 // ownCode are the packages that count as a lock library's own.
 var ownCode = []string{"github.com/onelane/onelane/core.", "github.com/onelane/onelane/core/redisbackend.", "github.com/go-redsync/redsync/v4.", "github.com/bsm/redislock.", "github.com/redis/rueidis/rueidislock."}
 
-// allocationsOf counts the allocations that fn makes in the code of some packages, and in the standard library on its behalf.
+// allocationsOf counts the allocations that fn makes in the code of some packages, and in the
+// standard library on its behalf.
 func allocationsOf(packages []string, fn func() error) (int64, error) {
 	rate := runtime.MemProfileRate
 	runtime.MemProfileRate = 1

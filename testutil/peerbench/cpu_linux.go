@@ -27,7 +27,8 @@ func treeCPU(pid int) (time.Duration, error) {
 		if errors.Is(err, os.ErrNotExist) {
 			continue // ended just now
 		}
-		// The name is in brackets, and may have any character; the parent is the 4th field, the times begin at the 14th.
+		// The name is in brackets, and may have any character; the parent is the 4th field, the times
+		// begin at the 14th.
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		if len(fields) < 15 {
 			continue

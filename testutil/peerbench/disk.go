@@ -29,7 +29,8 @@ int fsync(int file) { wait_for_disk(); return syscall(SYS_fsync, file); }
 int fdatasync(int file) { wait_for_disk(); return syscall(SYS_fdatasync, file); }
 `
 
-// slowDisk is the environment of a server whose syncs each take so much longer. The library is in dir, which it opens to all users.
+// slowDisk is the environment of a server whose syncs each take so much longer. The library is in
+// dir, which it opens to all users.
 func slowDisk(dir string, delay time.Duration) ([]string, error) {
 	if runtime.GOOS != "linux" {
 		return nil, fmt.Errorf("a slower disk is emulated by %s, which is not known on %s: run this on Linux", preload, runtime.GOOS)

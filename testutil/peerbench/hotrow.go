@@ -125,7 +125,8 @@ func sellers(client redis.UniversalClient) []buyer {
 	}
 }
 
-// spent is what was used so far: CPU time of all that take part, in s, and round trips to the database.
+// spent is what was used so far: CPU time of all that take part, in s, and round trips to the
+// database.
 type spent struct {
 	cpu   float64
 	trips int64

@@ -30,11 +30,12 @@ func (t tally) wait(q float64) float64 {
 	return float64(t.waits.ValueAtQuantile(q)) / 1e6
 }
 
-// overtime is how long a wait may last when the time of a load is over. A waiter that nobody woke is given up then.
+// overtime is how long a wait may last when the time of a load is over. A waiter that nobody woke
+// is given up then.
 const overtime = 12 * time.Second
 
-// load runs op in so many goroutines, again and again until the time is over. op returns how long it waited. What is under
-// way at the end is waited for, and counts as a wait only.
+// load runs op in so many goroutines, again and again until the time is over. op returns how long
+// it waited. What is under way at the end is waited for, and counts as a wait only.
 func load(ctx context.Context, d time.Duration, goroutines int, op func(ctx context.Context, worker int) (time.Duration, error)) (tally, error) {
 	t := tally{time: d, waits: newWaits()}
 	ctx, cancel := context.WithTimeout(ctx, d+overtime)
@@ -85,7 +86,8 @@ func load(ctx context.Context, d time.Duration, goroutines int, op func(ctx cont
 	return t, failed
 }
 
-// counter is shared by the holders of one lock, and has no lock of its own: increments that overlap are lost.
+// counter is shared by the holders of one lock, and has no lock of its own: increments that overlap
+// are lost.
 type counter struct{ n atomic.Int64 }
 
 // increment is a read and a write, as work under a lock has them.

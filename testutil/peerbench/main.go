@@ -1,4 +1,5 @@
-// Command peerbench measures the kit beside other lock libraries, on the same servers in one run. See README.md.
+// Command peerbench measures the kit beside other lock libraries, on the same servers in one run.
+// See README.md.
 package main
 
 import (

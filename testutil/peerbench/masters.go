@@ -100,8 +100,8 @@ func masters(goroutines int) scenario {
 	}
 }
 
-// onMasters loads the masters, after a warm-up in which a breaker may open and connections are made.
-// It calls cpu before and after the load.
+// onMasters loads the masters, after a warm-up in which a breaker may open and connections are
+// made. It calls cpu before and after the load.
 func onMasters(ctx context.Context, nodes []*server.Server, stopped bool, d time.Duration, goroutines int,
 	op func(context.Context, int) (time.Duration, error), cpu func() error) (t tally, err error) {
 	for _, n := range nodes {
@@ -149,7 +149,8 @@ func mastersCPU(ctx context.Context, clients []redis.UniversalClient, before flo
 	return total, nil
 }
 
-// bySlowest is for a locker so slow that its warm-up says everything: the time is that of its slowest lock.
+// bySlowest is for a locker so slow that its warm-up says everything: the time is that of its
+// slowest lock.
 func bySlowest(t tally) tally {
 	if t.held > 0 {
 		t.ops, t.time = int(t.held), time.Duration(t.waits.Max())

@@ -46,7 +46,8 @@ func monitored(addr string, fn func() error) (int, error) {
 
 const endOfCount = "end-of-count"
 
-// sent is the command in a line such as `+1.5 [0 127.0.0.1:5] "SET" "k" "v"`, "" for one of a script or of a new connection.
+// sent is the command in a line such as `+1.5 [0 127.0.0.1:5] "SET" "k" "v"`, "" for one of a
+// script or of a new connection.
 func sent(line string) string {
 	_, rest, ok := strings.Cut(line, " [")
 	from, rest, ok2 := strings.Cut(rest, `] "`)

@@ -68,8 +68,8 @@ func overhead(on database) scenario {
 	return s
 }
 
-// pairs runs a and b in small batches in turn, each pair in the other order than the one before. It keeps the processor busy
-// for the pause before each run, which is not counted.
+// pairs runs a and b in small batches in turn, each pair in the other order than the one before. It
+// keeps the processor busy for the pause before each run, which is not counted.
 func pairs(d, pause time.Duration, a, b func() error) (sample, error) {
 	const batch = 4
 	timed := func(fn func() error) (float64, error) {

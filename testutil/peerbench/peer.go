@@ -125,7 +125,8 @@ func openRedsync(addr string) (locker, func(), error) {
 	return redsyncOn(redsync.New(goredis.NewPool(client))), func() { _ = client.Close() }, nil
 }
 
-// redsyncOn begins anew when redsync gives up after its 32 tries, as a caller who has to have the lock would.
+// redsyncOn begins anew when redsync gives up after its 32 tries, as a caller who has to have the
+// lock would.
 func redsyncOn(rs *redsync.Redsync, opts ...redsync.Option) locker {
 	opts = append([]redsync.Option{redsync.WithExpiry(ttl)}, opts...)
 	return lockFunc(func(ctx context.Context, key string) (func(context.Context) error, error) {
@@ -168,7 +169,8 @@ func openRedislock(addr string) (locker, func(), error) {
 	}), func() { _ = client.Close() }, nil
 }
 
-// One key instead of a majority of three. Not its NoLoopTracking: with that, waiters of several processes are forgotten now and then.
+// One key instead of a majority of three. Not its NoLoopTracking: with that, waiters of several
+// processes are forgotten now and then.
 func openRueidislock(addr string) (locker, func(), error) {
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: []string{addr}},

@@ -15,7 +15,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// childCommand is the first argument of this binary when it is one of several processes of a scenario.
+// childCommand is the first argument of this binary when it is one of several processes of a
+// scenario.
 const childCommand = "child-of-peerbench"
 
 // childReport is what a child writes when it is done.
@@ -40,7 +41,8 @@ func (o order) args() []string {
 		"-hold", o.hold.String(), "-time", o.d.String(), "-each", strconv.Itoa(o.each)}
 }
 
-// child is one process: it says that it is ready, waits until its standard input is closed, and begins.
+// child is one process: it says that it is ready, waits until its standard input is closed, and
+// begins.
 func child(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) error {
 	var o order
 	flags := flag.NewFlagSet(childCommand, flag.ContinueOnError)
@@ -163,7 +165,8 @@ func merged(reports []childReport) *hdrhistogram.Histogram {
 	return waits
 }
 
-// jain is the fairness index (Jain, Chiu, Hawe 1984): 1 when all have the same, 1/n when one has everything.
+// jain is the fairness index (Jain, Chiu, Hawe 1984): 1 when all have the same, 1/n when one has
+// everything.
 func jain(reports []childReport) float64 {
 	sum, squares := 0.0, 0.0
 	for _, r := range reports {

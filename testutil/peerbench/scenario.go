@@ -26,7 +26,8 @@ type scenario struct {
 	open        func(b *bench) ([]contender, error)
 	note        func(ctx context.Context, b *bench) (string, error) // of the servers, after about; may be nil
 	targets     []target
-	// limits has the contender whose figures nothing of a contender's design can beat, by that one's name.
+	// limits has the contender whose figures nothing of a contender's design can beat, by that one's
+	// name.
 	limits map[string]string
 }
 
@@ -97,7 +98,8 @@ type row struct {
 	Median figures `json:"median"`
 	Min    figures `json:"min"`
 	Max    figures `json:"max"`
-	// Ratio says how many times better than the best peer the first column is; 0 where there is no peer.
+	// Ratio says how many times better than the best peer the first column is; 0 where there is no
+	// peer.
 	Ratio  float64 `json:"ratio,omitempty"`
 	Rounds int     `json:"rounds"`
 }
@@ -106,12 +108,14 @@ type verdict struct {
 	Text   string `json:"text"`
 	Figure number `json:"figure"` // NaN where it is not known
 	Met    bool   `json:"met"`
-	// Limit is there where a target that was missed cannot be met here: the figure with LimitOf, the scenario's limit, in place of ours.
+	// Limit is there where a target that was missed cannot be met here: the figure with LimitOf, the
+	// scenario's limit, in place of ours.
 	Limit   float64 `json:"limit,omitempty"`
 	LimitOf string  `json:"limit_of,omitempty"`
 }
 
-// run asks all contenders once per round, each round in another order, so that what else the machine does falls on all.
+// run asks all contenders once per round, each round in another order, so that what else the
+// machine does falls on all.
 func (s scenario) run(ctx context.Context, b *bench, rounds int, d time.Duration, progress io.Writer) (result, error) {
 	fmt.Fprintf(progress, "%s …\n", s.name)
 	contenders, err := s.open(b)

@@ -16,8 +16,8 @@ import (
 
 const mastersCount = 5
 
-// bench has the servers, each started when a scenario first needs it. Redis is always its own, since its commands are
-// counted; the databases are those of testutil/servers where there are.
+// bench has the servers, each started when a scenario first needs it. Redis is always its own,
+// since its commands are counted; the databases are those of testutil/servers where there are.
 type bench struct {
 	// short asks for small numbers: go test -bench.
 	short bool
@@ -71,7 +71,8 @@ func (b *bench) redis() (string, error) {
 	return b.single.Addr, nil
 }
 
-// quorum are five independent Redis masters, that have run for longer than a TTL: before that each is asked whether it forgot.
+// quorum are five independent Redis masters, that have run for longer than a TTL: before that each
+// is asked whether it forgot.
 func (b *bench) quorum() ([]*server.Server, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

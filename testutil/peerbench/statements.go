@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// statements counts what is sent to a database and waited for: statements, their preparation, and the begins and ends of
-// transactions.
+// statements counts what is sent to a database and waited for: statements, their preparation, and
+// the begins and ends of transactions.
 type statements struct{ n atomic.Int64 }
 
 // counted is a driver that counts.

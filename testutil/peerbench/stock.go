@@ -35,7 +35,8 @@ type sale struct {
 
 var errSoldOut = errors.New("sold out")
 
-// sell is what every service writes: read, decide, write, and the order in the same transaction. Without a lock it oversells.
+// sell is what every service writes: read, decide, write, and the order in the same transaction.
+// Without a lock it oversells.
 func sell(tx *gorm.DB) error {
 	var s stock
 	if err := tx.First(&s, stockSKU).Error; err != nil {

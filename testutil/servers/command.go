@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// command runs args with env added to the environment, hands it the signals, and returns its status when it has ended.
+// command runs args with env added to the environment, hands it the signals, and returns its status
+// when it has ended.
 func command(args []string, env map[string]string, stdin *os.File, stdout, stderr io.Writer, signals <-chan os.Signal) (int, error) {
 	args = expand(args, env)
 	cmd := exec.Command(args[0], args[1:]...)
@@ -54,8 +55,8 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 	}
 }
 
-// morePackages returns goFlags with more packages at a time than there are processors: most of our tests wait for a lease
-// or a server. A -p of the user's wins, in goFlags as on the command line.
+// morePackages returns goFlags with more packages at a time than there are processors: most of our
+// tests wait for a lease or a server. A -p of the user's wins, in goFlags as on the command line.
 func morePackages(goFlags string, processors int) string {
 	return fmt.Sprintf("-p=%d %s", processors+(processors+1)/2, goFlags)
 }
@@ -83,7 +84,8 @@ func status(sig os.Signal) int {
 
 var reference = regexp.MustCompile(`\$(ONELANE_\w+|\{ONELANE_\w+\})`)
 
-// expand replaces $ONELANE_… and ${ONELANE_…} by what env has, since no shell does it; every other dollar stays as it is.
+// expand replaces $ONELANE_… and ${ONELANE_…} by what env has, since no shell does it; every
+// other dollar stays as it is.
 func expand(args []string, env map[string]string) []string {
 	expanded := make([]string, len(args))
 	for i, arg := range args {

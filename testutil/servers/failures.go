@@ -11,8 +11,8 @@ import (
 // mostFailures is how many lines of failures are repeated.
 const mostFailures = 60
 
-// failures passes the output of go test on, and keeps the lines that say what failed: those of other
-// packages follow, and hide it.
+// failures passes the output of go test on, and keeps the lines that say what failed: those of
+// other packages follow, and hide it.
 type failures struct {
 	io.Writer
 	partial []byte

@@ -3,7 +3,8 @@
 //
 //	go run ./testutil/servers go test ./...
 //
-// The servers listen on free loopback ports, keep their data in a temporary folder, and end with the command.
+// The servers listen on free loopback ports, keep their data in a temporary folder, and end with
+// the command.
 package main
 
 import (
@@ -116,7 +117,8 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	return code
 }
 
-// prepare installs and starts the servers. A signal ends it, and is returned; later ones are for COMMAND.
+// prepare installs and starts the servers. A signal ends it, and is returned; later ones are for
+// COMMAND.
 func prepare(kinds []server.Kind, may, verbose bool, stderr io.Writer, signals <-chan os.Signal) (servers []*server.Server, sig os.Signal, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

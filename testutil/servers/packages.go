@@ -76,7 +76,8 @@ func (m manager) install(ctx context.Context, kinds []server.Kind, verbose bool,
 	return nil
 }
 
-// forbidServices keeps the packages from starting system services, by Debian's policy file, unless there is one already.
+// forbidServices keeps the packages from starting system services, by Debian's policy file, unless
+// there is one already.
 func (m manager) forbidServices() (allow func(), _ error) {
 	if m.policy == "" {
 		return func() {}, nil

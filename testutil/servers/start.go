@@ -8,7 +8,8 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// start starts one server of each kind, all at once. It returns all of them, in the order of the kinds, or an error and none.
+// start starts one server of each kind, all at once. It returns all of them, in the order of the
+// kinds, or an error and none.
 func start(ctx context.Context, kinds []server.Kind) ([]*server.Server, error) {
 	servers := make([]*server.Server, len(kinds))
 	errs := make([]error, len(kinds))

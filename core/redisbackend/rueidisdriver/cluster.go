@@ -29,8 +29,8 @@ const (
 	askWait = 10 * time.Second
 )
 
-// cluster is a Redis Cluster. Calls go to the master of their key over connections of its own, so that
-// a shard that hangs does not touch another. Rueidis has no map of the slots to look at.
+// cluster is a Redis Cluster. Calls go to the master of their key over connections of its own, so
+// that a shard that hangs does not touch another. Rueidis has no map of the slots to look at.
 type cluster struct {
 	client rueidis.Client
 	known  atomic.Pointer[slotMap]
@@ -216,8 +216,8 @@ var errSlots = errors.New("rueidisdriver: the answer to CLUSTER SLOTS is not a m
 // asking sends commands through the client of a cluster.
 type asking struct{ client rueidis.Client }
 
-// Do implements driver.Conn. The client may connect first, and ignores ctx then: a call that is given
-// up goes on with copies.
+// Do implements driver.Conn. The client may connect first, and ignores ctx then: a call that is
+// given up goes on with copies.
 func (a asking) Do(ctx context.Context, commands ...*driver.Command) (<-chan struct{}, error) {
 	if hasEnded(ctx) {
 		return nil, driver.NotSent(cmp.Or(ctx.Err(), context.DeadlineExceeded))

@@ -28,8 +28,8 @@ type conn struct {
 	follow   bool // the address may change
 
 	// Rueidis writes to a connection and reads from it in the caller's goroutine, until two calls meet
-	// there. From then on two goroutines do that, which doubles the CPU time of a caller that is alone.
-	// Such a caller uses lone.
+	// there. From then on two goroutines do that, which doubles the CPU time of a caller that is
+	// alone. Such a caller uses lone.
 	lone     line
 	busy     atomic.Bool // lone is in use
 	calls    line
@@ -169,5 +169,6 @@ func replyError(err error) driver.ReplyError {
 	return driver.ReplyError(text)
 }
 
-// broken says that a connection ended under a call. The cause may be the end of another call's context.
+// broken says that a connection ended under a call. The cause may be the end of another call's
+// context.
 func broken(cause error) error { return fmt.Errorf("%w: %v", net.ErrClosed, cause) }

@@ -15,9 +15,10 @@
 // application's other commands do not hold them up, DisableAutoPipelining does not matter, and
 // rueidis sends nothing twice. Concurrent calls share a pipeline.
 //
-// Locks do not need client-side caching. DisableCache spares its memory, and its command in the ACL. A
-// Redis Cluster needs "+cluster|slots" there. With RingScaleEachConn below 8, a call to a Redis that
-// hangs can take longer than NodeTimeout. A seal of megabytes needs a longer NodeTimeout over a slow link.
+// Locks do not need client-side caching. DisableCache spares its memory, and its command in the
+// ACL. A Redis Cluster needs "+cluster|slots" there. With RingScaleEachConn below 8, a call to a
+// Redis that hangs can take longer than NodeTimeout. A seal of megabytes needs a longer NodeTimeout
+// over a slow link.
 package rueidisdriver
 
 import (
@@ -30,8 +31,8 @@ import (
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
 
-// New returns the backend on rueidis clients: one of a Redis, Sentinel or Redis Cluster, or a quorum
-// of 3, 5 or 7 independent masters. The caller closes the clients, after the Locker.
+// New returns the backend on rueidis clients: one of a Redis, Sentinel or Redis Cluster, or a
+// quorum of 3, 5 or 7 independent masters. The caller closes the clients, after the Locker.
 func New(clients ...rueidis.Client) redisbackend.Config {
 	return redisbackend.Drive(newDriver(clients))
 }

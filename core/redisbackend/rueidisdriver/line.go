@@ -91,8 +91,8 @@ func (l *line) isIdle() bool {
 	return w == nil || len(w.places) == 0
 }
 
-// hasEnded also notices a deadline that passed before ctx's timer fired. An error says less: rueidis
-// gives the one that ended a connection to later calls, too.
+// hasEnded also notices a deadline that passed before ctx's timer fired. An error says less:
+// rueidis gives the one that ended a connection to later calls, too.
 func hasEnded(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(end)

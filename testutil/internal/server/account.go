@@ -7,7 +7,8 @@ import (
 	"strconv"
 )
 
-// account is the system user a server runs as when the caller is root: the databases refuse to run as root.
+// account is the system user a server runs as when the caller is root: the databases refuse to run
+// as root.
 type account struct {
 	name     string
 	uid, gid int

@@ -114,7 +114,8 @@ func startMember(
 	})
 }
 
-// etcdReady also asks for the member's name: another etcd may have the port while ours fails to bind.
+// etcdReady also asks for the member's name: another etcd may have the port while ours fails to
+// bind.
 func etcdReady(ctx context.Context, s *Server, name string, args []string) error {
 	client, err := etcdClient(args)
 	if err != nil {
@@ -153,8 +154,8 @@ func etcdURL(args []string, addr string) string {
 	return "http://" + addr
 }
 
-// etcdClient returns what asks a member. To one with a certificate it shows that same certificate, as
-// the member's own gateway does.
+// etcdClient returns what asks a member. To one with a certificate it shows that same certificate,
+// as the member's own gateway does.
 func etcdClient(args []string) (*http.Client, error) {
 	certificate, key := slices.Index(args, etcdCertificate), slices.Index(args, etcdKey)
 	if certificate < 0 || key < 0 {

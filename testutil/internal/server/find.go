@@ -96,7 +96,8 @@ func find(binary string, dirs []string, kind Kind) (string, error) {
 	return best, nil
 }
 
-// beside is the folder the binary really is in, where its companions are: PATH may name a link to it.
+// beside is the folder the binary really is in, where its companions are: PATH may name a link to
+// it.
 func beside(binary string) string {
 	if real, err := filepath.EvalSymlinks(binary); err == nil {
 		binary = real

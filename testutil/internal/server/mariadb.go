@@ -13,8 +13,9 @@ import (
 	"github.com/go-sql-driver/mysql"
 )
 
-// StartMariaDB starts a MariaDB, or a MySQL, with a user root without a password. Nothing is synced to disk; what matters for
-// isolation is as the server's defaults have it. The args, such as --sync-binlog=1, win over ours.
+// StartMariaDB starts a MariaDB, or a MySQL, with a user root without a password. Nothing is synced
+// to disk; what matters for isolation is as the server's defaults have it. The args, such as
+// --sync-binlog=1, win over ours.
 func StartMariaDB(ctx context.Context, args ...string) (*Server, error) {
 	return startMariaDB(ctx, nil, args)
 }
@@ -77,7 +78,8 @@ const database = "onelane"
 
 func mariaSocket(dir string) string { return filepath.Join(dir, "s") }
 
-// mariaReady goes through the socket in our own folder, which opens after the port is bound: so it is our own server.
+// mariaReady goes through the socket in our own folder, which opens after the port is bound: so it
+// is our own server.
 func mariaReady(ctx context.Context, s *Server, _ int) error {
 	cfg := mysql.NewConfig()
 	cfg.User, cfg.Net, cfg.Addr = "root", "unix", mariaSocket(s.dir)

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// StartPostgres starts a PostgreSQL that trusts every user on loopback and syncs nothing to disk. The args, such as -c fsync=on,
-// win over ours.
+// StartPostgres starts a PostgreSQL that trusts every user on loopback and syncs nothing to disk.
+// The args, such as -c fsync=on, win over ours.
 func StartPostgres(ctx context.Context, args ...string) (*Server, error) {
 	return startPostgres(ctx, nil, args)
 }
@@ -52,7 +52,8 @@ func startPostgres(ctx context.Context, env, args []string) (*Server, error) {
 	})
 }
 
-// postgresReady goes through the socket in our own folder, which opens after the port is bound: so it is our own server.
+// postgresReady goes through the socket in our own folder, which opens after the port is bound: so
+// it is our own server.
 func postgresReady(ctx context.Context, s *Server, _ int) error {
 	conn, err := pgx.Connect(ctx, fmt.Sprintf("host=%s port=%d user=postgres dbname=postgres", s.dir, s.port))
 	if err != nil {

@@ -34,7 +34,8 @@ func startProcess(sp spec, dir string, port int) (*process, error) {
 	p := &process{cmd: cmd, logFile: out.Name(), done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The kernel ends the child when the thread that started it ends, so that thread is kept for as long as the child lives.
+		// The kernel ends the child when the thread that started it ends, so that thread is kept for as
+		// long as the child lives.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(p.done)

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// StartRedis starts a Redis without persistence. The args are added to its command line and win over our own, for example
-// "--appendonly", "yes".
+// StartRedis starts a Redis without persistence. The args are added to its command line and win
+// over our own, for example "--appendonly", "yes".
 func StartRedis(ctx context.Context, args ...string) (*Server, error) {
 	return startRedis(ctx, nil, args)
 }
@@ -39,7 +39,8 @@ func startRedis(ctx context.Context, env, args []string) (*Server, error) {
 	})
 }
 
-// StartSentinel starts a Redis Sentinel that watches the master at addr under a name, and alone may decide that it is down: soon.
+// StartSentinel starts a Redis Sentinel that watches the master at addr under a name, and alone may
+// decide that it is down: soon.
 func StartSentinel(ctx context.Context, name, addr string) (*Server, error) {
 	binary, err := Find(Redis)
 	if err != nil {
@@ -64,7 +65,8 @@ func StartSentinel(ctx context.Context, name, addr string) (*Server, error) {
 	})
 }
 
-// redisReady asks for the process id too: the port might belong to somebody else's Redis while ours fails to bind it.
+// redisReady asks for the process id too: the port might belong to somebody else's Redis while ours
+// fails to bind it.
 func redisReady(ctx context.Context, s *Server, pid int) error {
 	d := net.Dialer{Timeout: time.Second}
 	conn, err := d.DialContext(ctx, "tcp", s.Addr)

@@ -56,12 +56,12 @@ type spec struct {
 	end syscall.Signal
 }
 
-// Start starts a server of the given kind and returns when it answers. It returns a *MissingError if the server is
-// not installed.
+// Start starts a server of the given kind and returns when it answers. It returns a *MissingError
+// if the server is not installed.
 func Start(ctx context.Context, kind Kind) (*Server, error) { return StartWith(ctx, kind, nil) }
 
-// StartWith is Start for a server whose process has more in its environment than the caller's, each NAME=value. The args are those
-// of StartRedis, StartMariaDB, StartPostgres and StartZooKeeper.
+// StartWith is Start for a server whose process has more in its environment than the caller's, each
+// NAME=value. The args are those of StartRedis, StartMariaDB, StartPostgres and StartZooKeeper.
 func StartWith(ctx context.Context, kind Kind, env []string, args ...string) (*Server, error) {
 	switch kind {
 	case Redis:
@@ -160,15 +160,17 @@ func (s *Server) Stop() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// Kill ends the process as a crash would, by SIGKILL, or for PostgreSQL, whose children would outlive that for a moment, by its immediate
-// shutdown. It returns when the process is gone; the port and the data folder are kept for Restart.
+// Kill ends the process as a crash would, by SIGKILL, or for PostgreSQL, whose children would
+// outlive that for a moment, by its immediate shutdown. It returns when the process is gone; the
+// port and the data folder are kept for Restart.
 func (s *Server) Kill() {
 	if p := s.current(); p != nil {
 		p.stop(s.spec.end)
 	}
 }
 
-// Pause stops the process in its tracks (SIGSTOP): connections stay open and nothing answers. It returns when the process stands still.
+// Pause stops the process in its tracks (SIGSTOP): connections stay open and nothing answers. It
+// returns when the process stands still.
 func (s *Server) Pause() error { return s.act(pause) }
 
 // Resume lets a paused process go on (SIGCONT).
@@ -185,8 +187,8 @@ func (s *Server) act(do func(*os.Process) error) error {
 	return nil
 }
 
-// Restart kills the process, if it still runs, and starts it again on the same port and data folder. A Redis without persistence comes
-// back empty.
+// Restart kills the process, if it still runs, and starts it again on the same port and data
+// folder. A Redis without persistence comes back empty.
 func (s *Server) Restart(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -210,8 +212,9 @@ func (s *Server) current() *process {
 	return s.process
 }
 
-// freePort chooses below the ephemeral range, so that no outgoing connection takes the port of a server while it is being restarted.
-// Nor does another server: until this process ends, no other freePort chooses the port, in any process.
+// freePort chooses below the ephemeral range, so that no outgoing connection takes the port of a
+// server while it is being restarted. Nor does another server: until this process ends, no other
+// freePort chooses the port, in any process.
 func freePort() (int, error) {
 	var err error
 	for range 100 {
@@ -234,8 +237,8 @@ func freePort() (int, error) {
 	return 0, fmt.Errorf("server: no free port on 127.0.0.1: %w", err)
 }
 
-// portMarks is the address on which a listener marks a port as chosen. On macOS it is not an address of loopback, and ports are not
-// marked.
+// portMarks is the address on which a listener marks a port as chosen. On macOS it is not an
+// address of loopback, and ports are not marked.
 const portMarks = "127.127.127.127"
 
 var marks struct {

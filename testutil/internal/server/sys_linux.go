@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// attributes puts the child into a process group of its own, out of reach of Ctrl-C, and lets the kernel end it with its parent.
+// attributes puts the child into a process group of its own, out of reach of Ctrl-C, and lets the
+// kernel end it with its parent.
 func attributes(a *account, end syscall.Signal) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: end}
 	if a != nil {
@@ -19,7 +20,8 @@ func attributes(a *account, end syscall.Signal) *syscall.SysProcAttr {
 
 func resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
-// pause returns once the process stands still: a signal alone lets it run a little longer on another core.
+// pause returns once the process stands still: a signal alone lets it run a little longer on
+// another core.
 func pause(p *os.Process) error {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err

@@ -40,8 +40,8 @@ func findZooKeeper() (string, error) {
 	return "", &MissingError{Kind: ZooKeeper}
 }
 
-// classPath returns what a jar needs. Debian's names the others in its manifest, except for a logger,
-// whose messages are read.
+// classPath returns what a jar needs. Debian's names the others in its manifest, except for a
+// logger, whose messages are read.
 func classPath(jar string) string {
 	dir := filepath.Dir(jar)
 	if filepath.Base(jar) == zookeeperJar {
@@ -112,7 +112,8 @@ type Route func(from, to int, ports ...int) (ip string, err error)
 // Direct is the Route of members that reach each other without anything in between.
 func Direct(_, _ int, _ ...int) (ip string, err error) { return "127.0.0.1", nil }
 
-// StartEnsemble starts n ZooKeeper servers that form an ensemble, and returns when each of them serves.
+// StartEnsemble starts n ZooKeeper servers that form an ensemble, and returns when each of them
+// serves.
 func StartEnsemble(ctx context.Context, n int, route Route, args ...string) ([]*Server, error) {
 	var servers []*Server
 	var err error
@@ -152,9 +153,9 @@ func startEnsemble(ctx context.Context, n int, route Route, args []string) ([]*S
 	return servers, nil
 }
 
-// ensemble returns the members and the lines of their configuration. The lines are the same for all,
-// as ZooKeeper needs it: members tell each other where they are. Each one has its own address for a
-// name in them.
+// ensemble returns the members and the lines of their configuration. The lines are the same for
+// all, as ZooKeeper needs it: members tell each other where they are. Each one has its own address
+// for a name in them.
 func ensemble(n int, route Route) (members []member, lines []string, err error) {
 	members = make([]member, n)
 	for to := range n {
