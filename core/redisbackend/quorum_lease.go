@@ -106,7 +106,13 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 		return t.yes() >= q.majority() || t.noes() > len(q.nodes)-q.majority()
 	})
 	q.forgetAll(g, t.votes, rest)
-	return others, t.outcome(g.Key)
+	err = t.outcome(g.Key)
+	if err == nil {
+		for _, n := range q.nodes {
+			n.freed(n.channel(g.Key))
+		}
+	}
+	return others, err
 }
 
 // releaseOrphan writes VOID over the record of an orphan before the key is free. It does so now if

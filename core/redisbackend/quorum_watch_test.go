@@ -50,3 +50,42 @@ func TestQuorum_WaiterHearsTheRelease(t *testing.T) {
 		}
 	}
 }
+
+// A release wakes the waiters of the same backend, such as those of AcquireAny, although it ignores its own messages.
+func TestQuorum_OwnWaiterHearsTheRelease(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	q := redisbackend.New(nodes.Clients()...)
+	q.NewInstallation = true
+	b := open(t, q)
+	g, err := b.Acquire(t.Context(), core.Request{Key: "onelane:{k}", Owner: "a", TTL: time.Minute})
+	ok(t, "Acquire", err)
+	changed, stop, err := b.Watch(t.Context(), "onelane:{k}")
+	ok(t, "Watch", err)
+	defer stop()
+	// Each confirmation of a subscription is a signal, too.
+	eventually(t, "both subscriptions are confirmed", func() bool {
+		confirmed := 0
+		for _, n := range nodes {
+			m, err := n.Client().PubSubNumSub(t.Context(), "onelane:{k}:free").Result()
+			ok(t, "PUBSUB NUMSUB", err)
+			confirmed += int(m["onelane:{k}:free"])
+		}
+		return confirmed == 2
+	})
+	quiet := time.NewTimer(200 * time.Millisecond)
+	for done := false; !done; {
+		select {
+		case <-changed:
+		case <-quiet.C:
+			done = true
+		}
+	}
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	select {
+	case <-changed:
+	case <-time.After(30 * time.Second):
+		t.Error("the waiter heard nothing")
+	}
+}
