@@ -18,7 +18,7 @@ import (
 func TestClaims_ShownAndForgotten(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	locker := must[*core.Locker](t)(core.New(redisbackend.New(node.Client()), core.WithInstance("shop-1"), core.WithTTL(100*time.Millisecond)))
+	locker := must[*core.Locker](t)(core.New(redisbackend.New(node.Client()), core.WithInstance("shop-1"), core.WithTTL(time.Second)))
 	defer locker.Close()
 	do := func(wantCode int, args ...string) (string, string) {
 		return ctl(t, wantCode, append(args, "-redis", node.Addr())...)
@@ -43,20 +43,23 @@ func TestClaims_ShownAndForgotten(t *testing.T) {
 	if err := begin("ann:stream", plain).Complete(claim.Tombstone()); err != nil {
 		t.Fatal(err)
 	}
-	for key, s := range map[string]claim.Settings{"ann:2": plain, "ann:hidden": encrypted} {
+	long := "ann:" + strings.Repeat("x", 600)
+	for key, s := range map[string]claim.Settings{"ann:2": plain, "ann:hidden": encrypted, "ann:/pay/{id}": plain, long: plain} {
 		begin(key, s).LeaveUnknown()
-		for must[core.State](t)(locker.Inspect(t.Context(), "claim:"+key)).Status == core.Held {
+		for must[core.State](t)(locker.Inspect(t.Context(), claim.LockKey(locker, "claim:", key))).Status == core.Held {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
 
 	today := time.Now().Format(time.DateOnly)
 	for key, parts := range map[string][]string{
-		"ann:1":      {"sealed", "status 201", "shop-1", "request-7", "begun", today},
-		"ann:2":      {"orphaned", "unknown", "shop-1", "request-7", "begun", today, "unseal"},
-		"ann:stream": {"sealed", "not kept", "request-7"},
-		"ann:secret": {"sealed", "encrypted with", "2026"},
-		"ann:hidden": {"orphaned", "encrypted with", "2026", "shop-1", "begun"},
+		"ann:1":         {"sealed", "status 201", "shop-1", "request-7", "begun", today},
+		"ann:2":         {"orphaned", "unknown", "shop-1", "request-7", "begun", today, "unseal"},
+		"ann:/pay/{id}": {"orphaned", "unknown"},
+		long:            {"orphaned", "unknown"},
+		"ann:stream":    {"sealed", "not kept", "request-7"},
+		"ann:secret":    {"sealed", "encrypted with", "2026"},
+		"ann:hidden":    {"orphaned", "encrypted with", "2026", "shop-1", "begun"},
 	} {
 		out, _ := do(0, "inspect", "claim:"+key)
 		contains(t, out, parts...)
@@ -76,7 +79,7 @@ func TestClaims_ShownAndForgotten(t *testing.T) {
 	contains(t, out, "would forget claim:ann:1", "claimstep:ann:1:charge")
 	contains(t, errs, "-yes")
 	out, _ = do(0, "forget", "claim:ann:", "-yes")
-	contains(t, out, "forgot claim:ann:1", "forgot claim:ann:2", "forgot claimstep:ann:1:charge")
+	contains(t, out, "forgot claim:ann:1", "forgot claim:ann:2", "forgot claim:ann:/pay/{id}", "forgot claim:ann:xxx", "forgot claimstep:ann:1:charge")
 	if out, _ = do(0, "ls"); strings.Contains(out, "ann") || !strings.Contains(out, "claim:ben:1") {
 		t.Errorf("after forget there is %q", out)
 	}

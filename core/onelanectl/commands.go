@@ -36,7 +36,7 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 	case "forget":
 		return o.forget(ctx, locker, at, &out)
 	}
-	key := o.args[1]
+	key := lockKey(locker, o.args[1])
 	before, err := locker.Inspect(ctx, key)
 	if err != nil {
 		return err
@@ -59,6 +59,17 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 		}
 	}
 	return out.done(key, done)
+}
+
+// lockKey returns the key of a lock. The log has the whole key of a claim, which may be longer than a
+// key of core.
+func lockKey(l *core.Locker, key string) string {
+	for _, prefix := range []string{claim.KeyPrefix, claim.StepPrefix} {
+		if rest, ok := strings.CutPrefix(key, prefix); ok && !strings.Contains(rest, claim.HashMark) {
+			return claim.LockKey(l, prefix, rest)
+		}
+	}
+	return key
 }
 
 func by(st core.State) string {

@@ -80,7 +80,7 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	}
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
 	a := &attempt{
-		Claims: c, Request: r, name: lockKey(KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID),
+		Claims: c, Request: r, name: LockKey(c.locker, KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID),
 		caller: caller{c.locker, c.Service, r.Principal},
 	}
 	if carriesCaller(ctx, a.caller) {
@@ -263,21 +263,38 @@ const (
 	// KeyPrefix begins the key of every claim, and keeps claims apart from plain locks.
 	KeyPrefix = "claim:"
 	// StepPrefix begins the key of every step.
-	StepPrefix  = "claimstep:"
-	hashPrefix  = "sha256:"
-	maxPlainKey = 500 // core takes 512 bytes with the prefix
+	StepPrefix = "claimstep:"
+
+	// HashMark stands before the hash of a key that is not shown whole.
+	HashMark = "sha256:"
+
+	maxPlainKey  = 500 // core takes 512 bytes with the prefix
+	maxBeginning = 400
 )
 
-// lockKey returns the key of the lock. It shows the key as it is if core takes it, and its hash
-// otherwise. Different keys never make the same one.
-func lockKey(prefix, key string) string {
-	plain := len(key) <= maxPlainKey && !strings.HasPrefix(key, hashPrefix) && !strings.ContainsAny(key, "{}") &&
-		utf8.ValidString(key) && strings.IndexFunc(key, unicode.IsControl) < 0
-	if plain {
+// LockKey returns the key of the lock on l for the key of a claim or step. It is the key as it is,
+// if core takes it. Otherwise it is the beginning of the key, by which onelanectl finds it, and the
+// hash of the whole. Different keys never make the same one.
+func LockKey(l *core.Locker, prefix, key string) string {
+	braces := l.Prefix() != "" // without a prefix, core takes none
+	refused := func(r rune) bool {
+		return r == utf8.RuneError || unicode.IsControl(r) || !braces && (r == '{' || r == '}')
+	}
+	beginning := key
+	if i := strings.Index(beginning, HashMark); i >= 0 {
+		beginning = beginning[:i]
+	}
+	if i := strings.IndexFunc(beginning, refused); i >= 0 {
+		beginning = beginning[:i]
+	}
+	if len(beginning) == len(key) && len(key) <= maxPlainKey {
 		return prefix + key
 	}
+	if len(beginning) > maxBeginning {
+		beginning = strings.ToValidUTF8(beginning[:maxBeginning], "")
+	}
 	sum := sha256.Sum256([]byte(key))
-	return prefix + hashPrefix + hex.EncodeToString(sum[:])
+	return prefix + beginning + HashMark + hex.EncodeToString(sum[:])
 }
 
 // Cache holds the Claims on a Locker. It changes if core.SetDefault is called again. Its zero value is

@@ -2,9 +2,6 @@ package claim
 
 import "crypto/sha256"
 
-// For the fuzz tests.
-var LockKey = lockKey
-
 // Decode reads what is stored under the lock of this name.
 func (c *Claims) Decode(name string, b []byte) (*Record, error) {
 	r, _, err := c.decode(name, b)

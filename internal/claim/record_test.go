@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/claim/recordpb"
 )
@@ -136,20 +137,25 @@ func FuzzTag(f *testing.F) {
 }
 
 func FuzzLockKey(f *testing.F) {
+	with, without := memoryLocker(f), memoryLocker(f, core.WithPrefix(""))
 	f.Add("a", "b")
 	f.Add("sha256:00", "{a}")
 	f.Add("{a}", "b")
 	f.Add(strings.Repeat("a", 500), strings.Repeat("a", 501))
+	f.Add(strings.Repeat("é", 251), "é"+strings.Repeat("é", 251))
 	f.Fuzz(func(t *testing.T, a, b string) {
-		x, y := claim.LockKey(claim.KeyPrefix, a), claim.LockKey(claim.KeyPrefix, b)
-		if (a == b) != (x == y) || x == claim.LockKey(claim.StepPrefix, b) {
-			t.Fatalf("%q and %q: %q and %q", a, b, x, y)
-		}
-		if len(claim.LockKey(claim.StepPrefix, a)) > 512 {
-			t.Fatalf("%d bytes", len(x))
-		}
-		if again := claim.LockKey(claim.KeyPrefix, strings.TrimPrefix(x, "claim:")); again == x && x != "claim:"+a {
-			t.Fatalf("%q imitates %q", x, a)
+		for _, l := range []*core.Locker{with, without} {
+			x, y := claim.LockKey(l, claim.KeyPrefix, a), claim.LockKey(l, claim.KeyPrefix, b)
+			step := claim.LockKey(l, claim.StepPrefix, a)
+			if (a == b) != (x == y) || x == claim.LockKey(l, claim.StepPrefix, b) {
+				t.Fatalf("%q and %q: %q and %q", a, b, x, y)
+			}
+			if _, err := l.Inspect(t.Context(), step); err != nil {
+				t.Fatalf("core refuses %q: %v", step, err)
+			}
+			if again := claim.LockKey(l, claim.KeyPrefix, strings.TrimPrefix(x, "claim:")); again == x && x != "claim:"+a {
+				t.Fatalf("%q imitates %q", x, a)
+			}
 		}
 	})
 }

@@ -22,7 +22,7 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 	if name == "" {
 		return nil, errors.New("idempotency: Step: pass the name of the step")
 	}
-	c, key := k.claims, lockKey(StepPrefix, k.key+":"+core.Join(name))
+	c, key := k.claims, LockKey(k.claims.locker, StepPrefix, k.key+":"+core.Join(name))
 	// The result outlives the mark of an unknown outcome, which begins when the claim ends.
 	retention := min(max(k.keptFor(), c.Retention)+min(c.MaxRun, MaxRetention)+holdGrace, MaxRetention)
 	failed := func(err error) error {
