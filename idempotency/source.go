@@ -12,9 +12,12 @@ import (
 
 // source is where the key of a request comes from.
 type source struct {
-	name  string // part of the claim's key
-	place string // for a client: where to send the key; empty if a function makes it
-	form  string // for a client: what to send there
+	// name is part of the claim's key.
+	name string
+	// place is where a client sends the key, and form is what it sends there. Both are empty if a
+	// function makes the key.
+	place string
+	form  string
 	// read returns keytext.ErrNoKey if there is no key.
 	read     func(*front, *http.Request) (string, error)
 	constant bool // every request has the same key

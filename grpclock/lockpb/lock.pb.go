@@ -39,7 +39,7 @@ type Lock_Mode int32
 const (
 	// As IDEMPOTENT.
 	Lock_MODE_UNSPECIFIED Lock_Mode = 0
-	// The first call with a key runs, and a repeat gets its answer.
+	// The first call with a key runs, and a retry gets its answer.
 	Lock_IDEMPOTENT Lock_Mode = 1
 	// One call at a time per key; nothing is recorded.
 	Lock_LOCK_ONLY Lock_Mode = 2
@@ -94,11 +94,11 @@ type Lock struct {
 	// name itself is "{req.principal}". Empty, which LOCK_ONLY does not allow: the metadata idempotency-key.
 	Key  string    `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Mode Lock_Mode `protobuf:"varint,2,opt,name=mode,proto3,enum=onelane.v1.Lock_Mode" json:"mode,omitempty"`
-	// How long an answer is kept. Default: what the server was built with, and that is 24 h where it says nothing.
+	// How long an answer is kept. Default: the server's setting, or 24 h.
 	Retain *durationpb.Duration `protobuf:"bytes,3,opt,name=retain,proto3" json:"retain,omitempty"`
-	// How long a call waits for the one that runs with its key. Default: what the server was built with.
+	// How long a call waits for the one that runs with its key. Default: the server's setting, or not at all.
 	Wait *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
-	// Refuse calls without the metadata idempotency-key, where key is empty. By default they run unprotected.
+	// Refuse calls without the metadata idempotency-key, if key is empty. By default they run unprotected.
 	Require       bool `protobuf:"varint,5,opt,name=require,proto3" json:"require,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
