@@ -69,13 +69,16 @@ type quorumWatch struct {
 func (w *quorumWatch) listen(ctx context.Context, n *node, key string, answers chan<- error) {
 	defer w.nodes.Done()
 	changed := make(chan struct{}, 1)
+	known := n.subscribed(key)
 	stop, err := n.watch(ctx, key, changed)
 	answers <- err
 	if err != nil {
 		return
 	}
 	defer stop()
-	signal(w.signals) // something may have changed before the subscription
+	if !known {
+		signal(w.signals) // something may have changed before the subscription
+	}
 	for {
 		select {
 		case _, open := <-changed:

@@ -51,7 +51,8 @@ func TestQuorum_WaiterHearsTheRelease(t *testing.T) {
 	}
 }
 
-// A release wakes the waiters of the same backend, such as those of AcquireAny, although it ignores its own messages.
+// A release wakes the waiters of the same backend, such as those of AcquireAny, although it ignores
+// its own messages.
 func TestQuorum_OwnWaiterHearsTheRelease(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
@@ -63,7 +64,39 @@ func TestQuorum_OwnWaiterHearsTheRelease(t *testing.T) {
 	changed, stop, err := b.Watch(t.Context(), "onelane:{k}")
 	ok(t, "Watch", err)
 	defer stop()
-	// Each confirmation of a subscription is a signal, too.
+	subscribed(t, nodes)
+	quietly(changed)
+	_, err = b.Release(t.Context(), g)
+	ok(t, "Release", err)
+	select {
+	case <-changed:
+	case <-time.After(30 * time.Second):
+		t.Error("the waiter heard nothing")
+	}
+}
+
+// A process that stands back takes a signal for the turn of another process. So a waiter of a channel
+// that is subscribed already gets none at first.
+func TestQuorum_NoSignalAtFirst(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	b := open(t, redisbackend.New(nodes.Clients()...))
+	changed, stop, err := b.Watch(t.Context(), "onelane:{k}")
+	ok(t, "Watch", err)
+	defer stop()
+	subscribed(t, nodes)
+	quietly(changed)
+	changed, stop, err = b.Watch(t.Context(), "onelane:{k}")
+	ok(t, "Watch", err)
+	defer stop()
+	if n := quietly(changed); n > 0 {
+		t.Errorf("a second waiter got %d signals, although nothing changed", n)
+	}
+}
+
+// subscribed waits until so many nodes have confirmed the subscription as a waiter needs.
+func subscribed(t *testing.T, nodes testutil.Nodes) {
+	t.Helper()
 	eventually(t, "both subscriptions are confirmed", func() bool {
 		confirmed := 0
 		for _, n := range nodes {
@@ -73,19 +106,32 @@ func TestQuorum_OwnWaiterHearsTheRelease(t *testing.T) {
 		}
 		return confirmed == 2
 	})
-	quiet := time.NewTimer(200 * time.Millisecond)
-	for done := false; !done; {
+}
+
+// quietly takes the signals that are under way, such as those of confirmed subscriptions.
+func quietly(changed <-chan struct{}) (signals int) {
+	for quiet := time.After(200 * time.Millisecond); ; {
 		select {
 		case <-changed:
-		case <-quiet.C:
-			done = true
+			signals++
+		case <-quiet:
+			return signals
 		}
 	}
-	_, err = b.Release(t.Context(), g)
-	ok(t, "Release", err)
-	select {
-	case <-changed:
-	case <-time.After(30 * time.Second):
-		t.Error("the waiter heard nothing")
+}
+
+// A holder that was revoked cannot seal, not even where an unsealed value lies on the key.
+func TestQuorum_SealAfterRevoke(t *testing.T) {
+	t.Parallel()
+	q := redisbackend.New(testutil.Cluster(t, 3).Clients()...)
+	q.NewInstallation = true
+	l, operator := locker(t, q, core.WithTTL(time.Minute)), locker(t, q, core.WithTTL(time.Minute))
+	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("sold out"), time.Hour))
+	ok(t, "Unseal", operator.Unseal(t.Context(), "k"))
+	k := acquire(t, l, "k")
+	ok(t, "Revoke", operator.Revoke(t.Context(), "k", k.Owner()))
+	want(t, "Seal", k.Seal(t.Context(), []byte("of a revoked holder"), time.Hour), core.ErrLost)
+	if st := status(t, operator, "k"); st != core.Free {
+		t.Errorf("the key is %v", st)
 	}
 }

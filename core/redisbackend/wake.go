@@ -281,3 +281,11 @@ func (n *node) others(channel string, heard int64) int {
 	}
 	return int(max(heard, 0))
 }
+
+// subscribed reports whether a key's channel is subscribed already.
+func (n *node) subscribed(key string) bool {
+	n.wakes.mu.Lock()
+	defer n.wakes.mu.Unlock()
+	c := n.wakes.channels[n.channel(key)]
+	return c != nil && c.confirmed
+}

@@ -242,3 +242,18 @@ func TestSweep_LateAnswerOfAnOrphan(t *testing.T) {
 		t.Errorf("the key is %v, want orphaned", status)
 	}
 }
+
+// A process that stands back takes a signal for the turn of another process. So a waiter gets none
+// for what it finds at first.
+func TestWatch_NoSignalAtFirst(t *testing.T) {
+	t.Parallel()
+	b := open(t, at(t, shared(t).Addr()))
+	changed, stop, err := b.Watch(t.Context(), "onelane:{free at first}")
+	ok(t, "Watch", err)
+	defer stop()
+	select {
+	case <-changed:
+		t.Error("a waiter got a signal, although nothing changed")
+	default:
+	}
+}

@@ -40,6 +40,10 @@ func (b *backend) Watch(ctx context.Context, key string) (<-chan struct{}, func(
 			stop()
 			return nil, nil, unavailable(key, err)
 		}
+		select {
+		case <-changed: // what the read itself said; the caller asks by itself
+		default:
+		}
 	}
 	return changed, stop, nil
 }
