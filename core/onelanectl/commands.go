@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/onelane/onelane/core"
@@ -28,17 +29,22 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 		return err
 	}
 	defer locker.Close()
+	return o.on(ctx, locker, at, &printer{w: stdout, json: o.json, value: o.value})
+}
 
-	out := printer{w: stdout, json: o.json, value: o.value}
+// on runs the command on the keys of a Locker.
+func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *printer) error {
 	switch o.args[0] {
 	case "ls":
-		return o.list(ctx, locker, at, &out)
+		return o.list(ctx, locker, at, out)
 	case "forget":
-		return o.forget(ctx, locker, at, &out)
+		return o.forget(ctx, locker, at, out)
 	}
 	key := lockKey(locker, o.args[1])
 	before, err := locker.Inspect(ctx, key)
-	if err != nil {
+	// Nobody may know the state of a key whose value is on a minority of a quorum. Unseal decides it.
+	unknown := o.args[0] == "unseal" && errors.Is(err, core.ErrUnavailable)
+	if err != nil && !unknown {
 		return err
 	}
 	done := "released"
@@ -47,7 +53,7 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 		return out.one(key, before)
 	case "unseal":
 		done = "unsealed"
-		if before.Status != core.Sealed && before.Status != core.Orphaned {
+		if !unknown && before.Status != core.Sealed && before.Status != core.Orphaned {
 			return fmt.Errorf("key %q is %v, not sealed or orphaned: %w", key, before.Status, errNothing)
 		}
 		if err := locker.Unseal(ctx, key); err != nil {
@@ -61,11 +67,13 @@ func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
 	return out.done(key, done)
 }
 
-// lockKey returns the key of a lock. The log has the whole key of a claim, which may be longer than a
-// key of core.
+var hashed = regexp.MustCompile(claim.HashMark + "[0-9a-f]{64}$")
+
+// lockKey returns the key of a lock. The log has the whole key of a claim, which may be longer than
+// a key of core. ls has the key of the lock itself.
 func lockKey(l *core.Locker, key string) string {
 	for _, prefix := range []string{claim.KeyPrefix, claim.StepPrefix} {
-		if rest, ok := strings.CutPrefix(key, prefix); ok && !strings.Contains(rest, claim.HashMark) {
+		if rest, ok := strings.CutPrefix(key, prefix); ok && !hashed.MatchString(rest) {
 			return claim.LockKey(l, prefix, rest)
 		}
 	}
@@ -80,36 +88,40 @@ func by(st core.State) string {
 }
 
 // forget unseals the sealed and orphaned keys that begin with the argument, and the steps of claims.
+// A server that is down, or a key that cannot be unsealed, does not keep it from the others.
 func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out *printer) error {
 	starts, forgotten := []string{o.args[1]}, 0
 	if rest, ok := strings.CutPrefix(o.args[1], claim.KeyPrefix); ok {
 		starts = append(starts, claim.StepPrefix+rest)
 	}
+	var failed error
 	for _, start := range starts {
 		keys, more, err := at.scan(ctx, search{o.prefix, start, o.limit, false})
-		if err != nil {
-			return err
-		}
+		failed = errors.Join(failed, err)
 		for _, key := range keys {
 			st, err := locker.Inspect(ctx, key)
 			if errors.Is(err, core.ErrInvalidKey) || err == nil && st.Status != core.Sealed && st.Status != core.Orphaned {
 				continue
 			}
 			done := "would forget"
-			if err == nil && o.yes {
+			if o.yes {
 				done, err = "forgot", locker.Unseal(ctx, key)
 			}
 			if err == nil {
 				err = out.done(key, done)
 			}
 			if err != nil {
-				return err
+				failed = errors.Join(failed, err)
+				continue
 			}
 			forgotten++
 		}
 		if more {
-			return fmt.Errorf("there are more than %d keys: run it again, or raise -limit", o.limit)
+			return errors.Join(failed, fmt.Errorf("there are more than %d keys: run it again, or raise -limit", o.limit))
 		}
+	}
+	if failed != nil {
+		return failed
 	}
 	switch {
 	case forgotten == 0:

@@ -55,6 +55,7 @@ func (s servers) openRedis() (place, error) {
 		if o.Password == "" {
 			o.Password = os.Getenv(passwordEnv)
 		}
+		o.ContextTimeoutEnabled = true
 		nodes = append(nodes, o)
 	}
 	first := nodes[0]
@@ -68,6 +69,7 @@ func (s servers) openRedis() (place, error) {
 	case s.cluster:
 		return clients{redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: addrs, Username: first.Username, Password: first.Password, TLSConfig: first.TLSConfig,
+			ContextTimeoutEnabled: true,
 		})}, nil
 	case s.sentinel != "":
 		return clients{redis.NewFailoverClient(&redis.FailoverOptions{
@@ -75,6 +77,7 @@ func (s servers) openRedis() (place, error) {
 			Username: first.Username, Password: first.Password, TLSConfig: first.TLSConfig,
 			SentinelPassword: os.Getenv(sentinelPasswordEnv),
 			MaxRetries:       1, DialerRetries: 1, // each asks all Sentinels again
+			ContextTimeoutEnabled: true,
 		})}, nil
 	}
 	all := make(clients, len(nodes))
@@ -143,7 +146,7 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 	first := make([]*redis.StringCmd, len(names))
 	_, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, name := range names {
-			first[i] = p.GetRange(ctx, name, 0, 31)
+			first[i] = p.GetRange(ctx, name, 0, 63)
 		}
 		return nil
 	})
@@ -155,8 +158,11 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 	for i, name := range names {
 		value, err := first[i].Result()
 		isSealed := strings.HasPrefix(value, "\x00")
-		if strings.HasSuffix(name, accepted) { // "ballot step value", and only an orphan's value is of interest
+		if strings.HasSuffix(name, "}"+accepted) { // "ballot step value", and only an orphan's value is of interest
 			fields := strings.SplitN(value, " ", 3)
+			if len(fields) == 3 && strings.HasPrefix(fields[2], "@") { // "@end value"
+				_, fields[2], _ = strings.Cut(fields[2], " ")
+			}
 			isSealed = len(fields) < 3 || !strings.HasPrefix(fields[2], "B")
 		}
 		if err == nil && !isSealed {
@@ -194,7 +200,10 @@ func patterns(prefix, start string, quorum bool) (all []string) {
 
 // userKey returns the key that a name in Redis stands for.
 func userKey(prefix, name string) (string, bool) {
-	name, seal := strings.CutSuffix(name, accepted)
+	seal := strings.HasSuffix(name, "}"+accepted)
+	if seal {
+		name = strings.TrimSuffix(name, accepted)
+	}
 	if prefix == "" {
 		if seal {
 			name = strings.TrimSuffix(strings.TrimPrefix(name, "{"), "}")
