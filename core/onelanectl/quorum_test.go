@@ -108,3 +108,17 @@ func TestList_TimeoutOnAHungRedis(t *testing.T) {
 		t.Errorf("ls -timeout 200ms took %v", took)
 	}
 }
+
+// Without its time-out, ls takes more than a minute on a ZooKeeper that hangs.
+func TestList_TimeoutOnAHungZooKeeper(t *testing.T) {
+	t.Parallel()
+	node := testutil.ZooKeeper(t)
+	ctl(t, 0, "-zookeeper", node.Addr(), "ls")
+	node.Stop()
+	t.Cleanup(node.Cont)
+	began := time.Now()
+	ctl(t, 2, "-zookeeper", node.Addr(), "-timeout", "200ms", "ls", "a")
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("ls -timeout 200ms took %v", took)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"slices"
@@ -50,7 +51,14 @@ func (z zookeeperPlace) Close() error { return nil }
 // scan implements place. The library has no contexts: a connection that ends ends its requests.
 func (z zookeeperPlace) scan(ctx context.Context, s search) (keys []string, more bool, err error) {
 	const session = 10 * time.Second
-	conn, events, err := zk.Connect(z.servers, session, zk.WithLogInfo(false), zk.WithLogger(noLog{}))
+	dial := func(network, address string, timeout time.Duration) (net.Conn, error) {
+		c, err := net.DialTimeout(network, address, timeout)
+		if err == nil { // Close of the library waits for a handshake
+			context.AfterFunc(ctx, func() { _ = c.Close() })
+		}
+		return c, err
+	}
+	conn, events, err := zk.Connect(z.servers, session, zk.WithDialer(dial), zk.WithLogInfo(false), zk.WithLogger(noLog{}))
 	if err != nil {
 		return nil, false, fmt.Errorf("-zookeeper: %w", err)
 	}
