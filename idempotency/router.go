@@ -22,14 +22,17 @@ func (ro Router) pattern(r *http.Request) string {
 // routes below a prefix do not know it, and may have the names of those below another one.
 func mount(r *http.Request) string {
 	path := r.URL.EscapedPath()
+	// Most requests, and those that were made in this process.
 	if target, _, _ := strings.Cut(r.RequestURI, "?"); target == path || target == "" {
-		return "" // most requests, and those that were made in this process
+		return ""
 	}
-	sent, err := url.ParseRequestURI(r.RequestURI) // a client of a proxy sends the whole URL
+	// A client of a proxy sends the whole URL.
+	sent, err := url.ParseRequestURI(r.RequestURI)
 	if err != nil {
 		return ""
 	}
-	prefix, _ := strings.CutSuffix(sent.EscapedPath(), path) // all of it, if the path was rewritten
+	// If the path was rewritten, the prefix is all of it.
+	prefix, _ := strings.CutSuffix(sent.EscapedPath(), path)
 	return prefix
 }
 

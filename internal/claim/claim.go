@@ -85,6 +85,9 @@ func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 // Key returns the key as it was passed to Begin.
 func (k *Claim) Key() string { return k.key }
 
+// Fingerprint returns the fingerprint of the request.
+func (k *Claim) Fingerprint() Fingerprint { return k.fingerprint }
+
 // Adopted returns the unknown outcome of an earlier run that this claim took over, or nil.
 func (k *Claim) Adopted() *UnknownError { return k.adopted }
 
