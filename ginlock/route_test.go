@@ -2,6 +2,7 @@ package ginlock_test
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 
@@ -53,4 +54,26 @@ func TestTwoOnOneRoute(t *testing.T) {
 			take("1", "bob").want(t, 201, "run 3", true)
 		})
 	}
+}
+
+// Two engines under two prefixes have routes of one name.
+func TestMount_TwoEngines(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	engine := func(name string) http.Handler {
+		r := gin.New()
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
+			c.String(201, "%s run %d", name, runs.Add(1))
+		})
+		return r
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/a/", http.StripPrefix("/a", engine("a")))
+	mux.Handle("/b/", http.StripPrefix("/b", engine("b")))
+	ts := httptest.NewServer(mux)
+	t.Cleanup(ts.Close)
+	s := &server{t: t, url: ts.URL, host: "shop.example", client: ts.Client()}
+	s.do("POST", "/a/orders", "{}", idempotencyKey, "k").want(t, 201, "a run 1", false)
+	s.do("POST", "/b/orders", "{}", idempotencyKey, "k").want(t, 201, "b run 2", false)
 }

@@ -11,7 +11,7 @@ import (
 
 // Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts. Parts
 // are, for example, the amount and the currency of a payment. Only a salted hash of them is stored.
-// A run without a fingerprint is not compared.
+// A run without a fingerprint is not compared, except with a key of [ClaimKey].
 func Fingerprint(parts ...[]byte) TransactionOption {
 	return transactionOption(func(g *guard) {
 		digest := claim.Digest(parts...)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"gorm.io/gorm"
 
@@ -20,7 +21,8 @@ const (
 )
 
 var (
-	// ErrMismatch means that the key of [Once] is done already, with another [Fingerprint].
+	// ErrMismatch means that the key of [Once] is done already, with another [Fingerprint]
+	// or, if [ClaimKey] made the key, for another request.
 	ErrMismatch = errors.New("the key was used for something else")
 	// ErrUnfinished means that a run of [Once] was committed in its middle, for example by DDL on
 	// MySQL, and left no result. Nobody knows what it did, so it does not run again.
@@ -63,6 +65,7 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 	if err != nil {
 		return result, err
 	}
+	o.bind(ctx)
 	stored, err := o.run(ctx, db, func(tx *gorm.DB) ([]byte, error) {
 		value, err := fn(tx)
 		if err != nil {
@@ -92,8 +95,10 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 	return result, nil
 }
 
-// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of the key
-// of the request's claim and a name, which separates several effects of one request. Without a
+// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of a name,
+// which separates several effects of one request, the prefix of the Locker, and the key of the
+// request's claim. With this key, Once returns [ErrMismatch] if the payload or, without a principal,
+// the credentials are not those of the first request. A [Fingerprint] is compared instead. Without a
 // claim in ctx, or with one of RefuseRepeats alone, it returns "", which Once refuses. In Gin pass
 // c.Request.Context(), because a *gin.Context does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
@@ -101,11 +106,34 @@ func ClaimKey(ctx context.Context, name string) string {
 	if !ok {
 		return ""
 	}
-	key := core.Join(name, k.Key())
+	whole, hashed := claimPart(k)
+	key := core.Join(name) + whole
 	if len(key) > maxOnceKey {
-		key = core.Join(name, "sha256", fmt.Sprintf("%x", sha256.Sum256([]byte(k.Key()))))
+		key = core.Join(name) + hashed
 	}
 	return key
+}
+
+// claimPart returns the end of the keys that ClaimKey makes of a claim, and the one for a key that
+// would be too long.
+func claimPart(k *claim.Claim) (whole, hashed string) {
+	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(k.Key())))
+	return ":" + core.Join(k.Namespace(), k.Key()), ":" + core.Join(k.Namespace(), "sha256", sum)
+}
+
+// bind takes the fingerprint of the request whose claim the key was made of. The key alone may come
+// with another payload or, without a principal, from another caller.
+func (o *once) bind(ctx context.Context) {
+	k, ok := claim.Keyed(ctx)
+	if !ok || o.fingerprint != nil {
+		return
+	}
+	whole, hashed := claimPart(k)
+	if strings.HasSuffix(o.name, whole) || strings.HasSuffix(o.name, hashed) {
+		f := k.Fingerprint()
+		digest := claim.Digest(f.Payload[:], f.Credentials[:])
+		o.fingerprint = digest[:]
+	}
 }
 
 func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {

@@ -3,6 +3,8 @@ package grpclock
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/hex"
 	"log/slog"
 
@@ -77,7 +79,7 @@ func certified(ctx context.Context) string {
 	for _, u := range leaf.URIs {
 		names = append(names, u.String())
 	}
-	if subject := leaf.Subject.String(); len(names) == 0 && subject != "" {
+	if subject := nameOf(leaf.RawSubject); len(names) == 0 && subject != "" {
 		names = []string{subject}
 	}
 	if len(names) == 0 {
@@ -87,5 +89,15 @@ func certified(ctx context.Context) string {
 		key := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
 		names = []string{hex.EncodeToString(key[:])}
 	}
-	return core.Join(append([]string{"tls", leaf.Issuer.String()}, names...)...)
+	return core.Join(append([]string{"tls", nameOf(leaf.RawIssuer)}, names...)...)
+}
+
+// nameOf returns a distinguished name with all its parts. A pkix.Name has only the last of several
+// common names.
+func nameOf(raw []byte) string {
+	var name pkix.RDNSequence
+	if _, err := asn1.Unmarshal(raw, &name); err != nil {
+		return hex.EncodeToString(raw)
+	}
+	return name.String()
 }

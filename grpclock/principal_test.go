@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"math/big"
 	"net/url"
 	"sync/atomic"
@@ -185,6 +186,38 @@ func TestPrincipal_TwoAuthorities(t *testing.T) {
 			client := testpb.NewOrdersClient(s.dial(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "shop", Certificates: certs}))))
 			for _, replayed := range []bool{false, true} {
 				ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").want(t, int64(2*i+j+1), replayed)
+			}
+		}
+	}
+}
+
+// Names of a directory have several common names, such as CN=ann,CN=Users.
+func TestPrincipal_TwoCommonNames(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	users := func(name string) pkix.Name {
+		cn := asn1.ObjectIdentifier{2, 5, 4, 3}
+		return pkix.Name{ExtraNames: []pkix.AttributeTypeAndValue{{Type: cn, Value: name}, {Type: cn, Value: "Users"}}}
+	}
+	pool := x509.NewCertPool()
+	var issuers []*authority
+	for _, name := range []string{"first root", "second root"} {
+		a := &authority{t: t}
+		a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, Subject: users(name), KeyUsage: x509.KeyUsageCertSign})
+		pool.AddCert(a.cert)
+		issuers = append(issuers, a)
+	}
+	s := serve(t, &orders{handle: counter(&runs)},
+		grpc.Creds(credentials.NewTLS(&tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, Certificates: []tls.Certificate{issuers[0].pair(&x509.Certificate{DNSNames: []string{"shop"}})}})),
+		grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))))
+	run := int64(0)
+	for _, issuer := range issuers {
+		for _, name := range []string{"ann", "bob"} {
+			run++
+			for _, replayed := range []bool{false, true} { // a new certificate each time
+				certs := []tls.Certificate{issuer.pair(&x509.Certificate{Subject: users(name)})}
+				client := testpb.NewOrdersClient(s.dial(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "shop", Certificates: certs}))))
+				ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").want(t, run, replayed)
 			}
 		}
 	}

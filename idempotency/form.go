@@ -21,7 +21,8 @@ const maxPayload = 6
 
 // payload returns the digest of everything that a retry must repeat.
 func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
-	parts := append(make([][]byte, 0, maxPayload), []byte(r.Method), []byte(r.Host), []byte(r.URL.EscapedPath()))
+	path := mount(r) + r.URL.EscapedPath()
+	parts := append(make([][]byte, 0, maxPayload), []byte(r.Method), []byte(r.Host), []byte(path))
 	switch {
 	case f.fingerprint != nil:
 		parts = append(parts, f.fingerprint(r, body))

@@ -157,7 +157,7 @@ func (m *middleware) claimKey(r *http.Request, who, key string) string {
 	if pattern == "" {
 		pattern = r.URL.EscapedPath()
 	}
-	return core.Join(m.Service, who, r.Method, r.Host, pattern, m.name, key)
+	return core.Join(m.Service, who, r.Method, r.Host, mount(r)+pattern, m.name, key)
 }
 
 // requestID returns the request's id, or "".

@@ -66,13 +66,18 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 
 // DeriveKey returns a key for a call that the handler makes to another system, for example the
 // idempotency key of a charge. It is the same in every run of the request, and differs for each
-// name. It is made of the key of the claim that [Step] uses, and has 32 characters. Without such a
-// claim the error is [ErrNoClaim].
+// name. It is made of the key of the claim that [Step] uses and, without a principal, of the
+// caller's credentials. It has 32 characters. Without such a claim the error is [ErrNoClaim].
 func DeriveKey(ctx context.Context, name string) (string, error) {
 	k, ok := claim.Keyed(ctx)
 	if !ok {
 		return "", ErrNoClaim
 	}
-	sum := sha256.Sum256([]byte(core.Join("onelane derived key", k.Namespace(), k.Key(), name)))
+	parts := []string{"onelane derived key", k.Namespace(), k.Key(), name}
+	// Without a principal the key does not name the caller.
+	if c := k.Fingerprint().Credentials; c != [sha256.Size]byte{} {
+		parts = append(parts, string(c[:]))
+	}
+	sum := sha256.Sum256([]byte(core.Join(parts...)))
 	return base64.RawURLEncoding.EncodeToString(sum[:24]), nil
 }

@@ -287,3 +287,21 @@ func TestDeriveKey(t *testing.T) {
 		t.Errorf("%q, %q, %q", one, refund, other)
 	}
 }
+
+// Two callers without a principal may have one key.
+func TestDeriveKey_AnotherCaller(t *testing.T) {
+	t.Parallel()
+	keys := make(map[string]bool)
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {
+		key, err := idempotency.DeriveKey(r.Context(), "charge")
+		must(t, err)
+		keys[key] = true
+		w.WriteHeader(500)
+	}, idempotency.RunAgain())
+	for _, caller := range []string{"ann", "bob", "ann"} {
+		s.order("{}", "Authorization", caller)
+	}
+	if len(keys) != 2 {
+		t.Errorf("two callers have the keys %v", keys)
+	}
+}

@@ -62,6 +62,7 @@ type Claim struct {
 	cancel      context.CancelCauseFunc
 	cancelTimer context.CancelFunc
 	unwatch     func() bool // nil if the request's context never ends
+	stone       []byte      // see tombstone
 
 	mu        sync.Mutex
 	over      bool
@@ -84,6 +85,9 @@ func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 
 // Key returns the key as it was passed to Begin.
 func (k *Claim) Key() string { return k.key }
+
+// Fingerprint returns the fingerprint of the request.
+func (k *Claim) Fingerprint() Fingerprint { return k.fingerprint }
 
 // Adopted returns the unknown outcome of an earlier run that this claim took over, or nil.
 func (k *Claim) Adopted() *UnknownError { return k.adopted }
@@ -221,9 +225,10 @@ func (k *Claim) log(level slog.Level, text string, err error) {
 // not known by then, the error matches [core.ErrUnavailable], and sealing goes on in the
 // background; nobody else gets the claim meanwhile. If the claim was lost and somebody else took it
 // over, the error matches [core.ErrLost] and nothing was recorded. A record that is too large is
-// refused and leaves the claim as it was. After the claim ended, the error matches [ErrOver].
+// refused and leaves the claim as it was. If only the backend refuses it, a tombstone is recorded.
+// After the claim ended, the error matches [ErrOver].
 func (k *Claim) Complete(r *Record) error {
-	value, err := k.claims.encode(k.name, r, &k.mark, Run{Begun: k.began, Instance: instanceOf(k.lock.Owner())})
+	value, err := k.encode(r)
 	if err != nil {
 		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
 	}
@@ -239,10 +244,12 @@ func (k *Claim) Complete(r *Record) error {
 		k.claims.instruments.over(ctx, o, k.route, k.began)
 		o.end(span)
 	}()
-	if err := k.claims.seal(ctx, k.lock, value, k.keptFor()); err != nil {
-		o = unrecorded
-		if errors.Is(err, core.ErrLost) {
+	if err := k.claims.seal(ctx, k.lock, seal{value, k}, k.keptFor()); err != nil {
+		switch o = unrecorded; {
+		case errors.Is(err, core.ErrLost):
 			o = lost
+		case errors.Is(err, errTombstone):
+			o = tombstone
 		}
 		return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
 	}
@@ -250,37 +257,82 @@ func (k *Claim) Complete(r *Record) error {
 	return nil
 }
 
+// tombstone returns what is stored instead of a record that the backend refused. It is the same
+// each time, because a lock that may have been sealed takes no other value.
+func (k *Claim) tombstone() (value []byte, err error) {
+	if k.stone == nil {
+		k.stone, err = k.encode(Tombstone())
+	}
+	return k.stone, err
+}
+
+// encode returns what is stored for a record of this run.
+func (k *Claim) encode(r *Record) ([]byte, error) {
+	return k.claims.encode(k.name, r, &k.mark, Run{Begun: k.began, Instance: instanceOf(k.lock.Owner())})
+}
+
+// seal is what is left under a key.
+type seal struct {
+	value []byte
+	claim *Claim // gets a tombstone if the backend refuses the value; nil for a step
+}
+
+// errTombstone means that the backend refused a value and took a tombstone.
+var errTombstone = errors.New("a tombstone is recorded instead")
+
 // seal seals a lock for at most 2 s. If the outcome is not known then, the error matches
 // [core.ErrUnavailable], and sealing goes on in the background.
-func (c *Claims) seal(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
+func (c *Claims) seal(ctx context.Context, lock *core.Lock, s seal, retention time.Duration) error {
 	sealing, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	err := sealUntilAnswered(sealing, lock, value, retention)
+	err := s.untilAnswered(sealing, lock, retention)
 	err = unanswered(lock.Key(), err, completeTimeout)
 	switch {
 	case errors.Is(err, core.ErrUnavailable):
-		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, value, retention) })
-	case err != nil:
+		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, s, retention) })
+	case err != nil && !errors.Is(err, errTombstone):
 		lock.Lapse()
 	}
 	return err
 }
 
-func sealUntilAnswered(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) error {
-	return untilAnswered(ctx, func(ctx context.Context) error { return lock.Seal(ctx, value, retention) })
+// untilAnswered seals a lock. It calls the backend until that has answered or ctx ends.
+func (s seal) untilAnswered(ctx context.Context, lock *core.Lock, retention time.Duration) error {
+	put := func(value []byte) error {
+		return untilAnswered(ctx, func(ctx context.Context) error { return lock.Seal(ctx, value, retention) })
+	}
+	err := put(s.value)
+	if err == nil || s.claim == nil || ctx.Err() != nil || errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrUnavailable) {
+		return err
+	}
+	// It is too large for the backend. Without a tombstone the request would be unknown, or run again.
+	stone, failed := s.claim.tombstone()
+	if failed == nil {
+		failed = put(stone)
+	}
+	switch {
+	case failed == nil:
+		return fmt.Errorf("%w; %w", err, errTombstone)
+	case errors.Is(failed, core.ErrUnavailable), errors.Is(failed, core.ErrLost):
+		return failed
+	}
+	return err
 }
 
 // sealLater seals as soon as the backend is back. A lock without an orphan ends with its lease.
-func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, value []byte, retention time.Duration) {
-	err := sealUntilAnswered(ctx, lock, value, retention)
-	if err == nil {
+func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, s seal, retention time.Duration) {
+	err := s.untilAnswered(ctx, lock, retention)
+	consequence := "the outcome is unknown to a retry"
+	switch {
+	case err == nil:
 		c.locker.Logger().Info("idempotency: a late result was recorded", "key", lock.Key())
 		return
-	}
-	lock.Lapse()
-	consequence := "the outcome is unknown to a retry"
-	if c.RunAgain {
-		consequence = "a retry runs again"
+	case errors.Is(err, errTombstone):
+		consequence = "a retry is refused"
+	default:
+		if lock.Lapse(); c.RunAgain {
+			consequence = "a retry runs again"
+		}
 	}
 	c.locker.Logger().Error("idempotency: a result was not recorded", "consequence", consequence, "key", lock.Key(), "error", err)
 }

@@ -60,7 +60,7 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		return nil, failed(err)
 	}
 	sealing = true
-	err = c.seal(context.WithoutCancel(ctx), lock, value, retention)
+	err = c.seal(context.WithoutCancel(ctx), lock, seal{value: value}, retention)
 	if err != nil && !errors.Is(err, core.ErrUnavailable) { // else it is recorded later, or unknown
 		return nil, failed(err)
 	}
