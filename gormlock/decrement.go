@@ -2,13 +2,19 @@ package gormlock
 
 import (
 	"cmp"
+	"context"
+	"crypto/rand"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
+	"gorm.io/gorm/schema"
 )
 
 // Decrement takes n from a column of the row that db selects, if the row has at least n, in one
@@ -26,11 +32,12 @@ import (
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. The UPDATE therefore runs in a
 // transaction even with SkipDefaultTransaction, but hooks after it run outside of that. If nothing
-// is taken, GORM's AfterUpdate hooks do not run and new associations of the model are not written.
-// BeforeUpdate hooks have run then. If there is no condition, the error is
-// gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
-// MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
-// [ErrDialect]. What is left of a column with decimals is rounded down.
+// is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate hooks have run then. New associations
+// of the model are not written. Joins, Group, Having and a FROM that an UPDATE cannot write are
+// errors. If there is no condition, the error is gorm.ErrMissingWhereClause. With DryRun it is
+// gorm.ErrDryRunModeUnsupported. Decrement needs MySQL, MariaDB, PostgreSQL or SQLite (3.35 or
+// newer). On another database the error is [ErrDialect]. What is left of a column with decimals is
+// rounded down.
 //
 // [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the
 // database.
@@ -64,8 +71,13 @@ func decrementRow(
 	case d.matched == 0:
 		table := tx.Statement.Table
 		missing := &InsufficientError{Table: table, Row: d.row(tx), Column: column, N: n, Left: -1}
-		if key != nil {
-			missing.Left = d.readLeft(db)
+		if key == nil {
+			return 0, missing
+		}
+		missing.Left, err = d.readLeft(db)
+		// After a deadlock the transaction is gone.
+		if err != nil {
+			return 0, errors.Join(missing, err)
 		}
 		return 0, missing
 	}
@@ -76,12 +88,15 @@ func decrementRow(
 //
 //	left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 2})
 //
-// The map has the quantity for each value of the key column. Each value must name one row. The
-// conditions of db apply to every row. DecrementAll runs one [Decrement] for each, in a
-// transaction, or behind a savepoint if one is open. The rows are locked in the order of their
-// keys, so two carts cannot deadlock. They can deadlock if they write one key in two ways, such as
-// "a" and "A" if the database ignores case. If one row has too little, nothing is taken, and the
-// error is its [*InsufficientError] with what is left of it. An empty map takes nothing.
+// The map has the quantity for each value of the key column. Each value must name one row. If the
+// key is a field of the model, a number needs numbers, and a text needs texts. The conditions of db
+// apply to every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
+// savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
+// deadlock. They can deadlock if they write one key in two ways, such as "a" and "A" if the database
+// ignores case. If one row has too little, nothing is taken, and the error is its
+// [*InsufficientError] with what is left of it. If reading that fails, the error has both reasons.
+// If the rollback to the savepoint fails, the open transaction is rolled back. An empty map takes
+// nothing.
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,
 ) (left map[K]int64, err error) {
@@ -89,16 +104,17 @@ func DecrementAll[K cmp.Ordered](
 	if len(quantities) == 0 {
 		return left, nil
 	}
-	name, err := columnOf(db, key)
+	name, field, err := columnOf(db, key)
+	if err == nil {
+		err = sameKind(field, *new(K))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("gormlock: decrement column %q by key %q: %w", column, key, err)
 	}
 	if db.Error != nil { // GORM would begin, and never end it
 		return nil, db.Error
 	}
-	session := db.Session(&gorm.Session{})
-	session.DisableNestedTransaction = false // a savepoint is what takes the first rows back
-	err = session.Transaction(func(tx *gorm.DB) error {
+	err = allOrNone(db, func(tx *gorm.DB) error {
 		for _, k := range slices.Sorted(maps.Keys(quantities)) {
 			by := clause.Column{Table: clause.CurrentTable, Name: name}
 			rest, err := decrementRow(tx, &clause.Eq{Column: by, Value: k}, column, quantities[k], nil)
@@ -118,25 +134,83 @@ func DecrementAll[K cmp.Ordered](
 	return left, nil
 }
 
+// allOrNone runs fn in a transaction, or behind a savepoint if one is open. GORM would not send a
+// ROLLBACK TO after the end of the context, and would ignore its errors. The caller could then commit
+// what fn wrote. If ROLLBACK TO fails here, the open transaction ends.
+func allOrNone(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+	if _, open := transactionOf(db.Statement.ConnPool); !open {
+		return db.Session(&gorm.Session{}).Transaction(fn)
+	}
+	if _, err := dialectOf(db); err != nil {
+		return err
+	}
+	ctx := db.Statement.Context
+	direct := db.Session(&gorm.Session{Context: ctx})
+	// MySQL cannot prepare a SAVEPOINT.
+	if prepared, ok := direct.Statement.ConnPool.(*gorm.PreparedStmtTX); ok {
+		direct.Statement.ConnPool = prepared.Tx
+	}
+	name := "onelane_" + strings.ToLower(rand.Text()[:16])
+	if err := direct.Exec("SAVEPOINT " + name).Error; err != nil {
+		return err
+	}
+	done := false
+	// fn may panic.
+	defer func() {
+		if done {
+			return
+		}
+		all := direct.Session(&gorm.Session{NewDB: true, Context: context.WithoutCancel(ctx)})
+		if err := all.Exec("ROLLBACK TO SAVEPOINT " + name).Error; err != nil {
+			rollback(db, fmt.Errorf("gormlock: ROLLBACK TO SAVEPOINT failed, "+
+				"so the transaction is rolled back: %w", err))
+		}
+	}()
+	err := fn(db.Session(&gorm.Session{}))
+	done = err == nil
+	return err
+}
+
 // only selects one column. Pluck by itself would not quote a name like "left-over", and would keep
 // the caller's Select.
 func only(column string) clause.Select {
 	return clause.Select{Columns: []clause.Column{{Name: column}}}
 }
 
-// columnOf returns the column of a field of the model, or the name itself.
-func columnOf(db *gorm.DB, name string) (string, error) {
+// columnOf returns the column of a field of the model, or the name itself and no field.
+func columnOf(db *gorm.DB, name string) (string, *schema.Field, error) {
 	if db.Statement.Model == nil {
-		return name, nil
+		return name, nil, nil
 	}
 	parsed := &gorm.Statement{DB: db}
 	if err := parsed.Parse(db.Statement.Model); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if f := parsed.Schema.LookUpField(name); f != nil && f.DBName != "" {
-		return f.DBName, nil
+		return f.DBName, f, nil
 	}
-	return name, nil
+	return name, nil, nil
+}
+
+// sameKind refuses a number as the key of a text column, and a text as that of a number. MySQL would
+// compare them as two numbers, and "2nd shelf" is 2 then.
+func sameKind(f *schema.Field, key any) error {
+	if f == nil || f.Serializer != nil {
+		return nil
+	}
+	for _, v := range []any{key, reflect.New(f.IndirectFieldType).Interface()} {
+		// A Valuer decides what is sent.
+		if _, ok := v.(driver.Valuer); ok {
+			return nil
+		}
+	}
+	number := func(v reflect.Value) bool { return v.CanInt() || v.CanUint() || v.CanFloat() }
+	field, byNumber := reflect.Zero(f.IndirectFieldType), number(reflect.ValueOf(key))
+	if number(field) && !byNumber || field.Kind() == reflect.String && byNumber {
+		return fmt.Errorf("%w: field %s has the type %s, and the keys have the type %T: "+
+			"use keys of the type of the field", gorm.ErrInvalidData, f.Name, f.FieldType, key)
+	}
+	return nil
 }
 
 // rollback ends the transaction that the caller had open, because of err.

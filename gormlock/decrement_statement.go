@@ -51,7 +51,7 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 	if err != nil {
 		return nil, err
 	}
-	name, err := columnOf(db, column)
+	name, _, err := columnOf(db, column)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 // taken is the new value of the column.
 func (d *decrement) taken() clause.Expr {
 	if d.dialect == "mysql" { // which has no RETURNING, but sends what this function was called with
-		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?))", d.column, d.n, d.column, d.n)
+		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?) + 1)", d.column, d.n, d.column, d.n)
 	}
 	return gorm.Expr("? - ?", d.column, d.quantity())
 }
@@ -74,9 +74,20 @@ func (d *decrement) quantity() clause.Expr {
 	return gorm.Expr("?", d.n)
 }
 
-// attach is a scope that lets d write the statement.
+// enough is the condition that there are n. SQLite would compare two texts if the column is one, and
+// "5" is greater than "10" then.
+func (d *decrement) enough() clause.Expr {
+	if d.dialect == "sqlite" {
+		return gorm.Expr("CAST(? AS NUMERIC) >= ?", d.column, d.n)
+	}
+	return gorm.Expr("? >= ?", d.column, d.quantity())
+}
+
+// attach is a scope that lets d write the statement. GORM would write some associations before the
+// statement, when it is not known that there is enough.
 func (d *decrement) attach(db *gorm.DB) *gorm.DB {
 	d.statement = db.Statement
+	d.statement.Omits = append(slices.Clip(d.statement.Omits), clause.Associations)
 	d.statement.Clauses["SET"] = clause.Clause{Builder: d.buildSet}
 	if d.seal != nil {
 		d.statement.Settings.Store(sellOutKey{d.statement}, d.seal)
@@ -102,6 +113,14 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		refuse(s.DB, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
 		return
 	}
+	// HAVING is a part of GROUP BY.
+	for _, name := range []string{"FROM", "GROUP BY"} {
+		if s.Clauses[name].Expression != nil && !slices.Contains(s.BuildClauses, name) {
+			refuse(s.DB, gorm.ErrInvalidData,
+				"an UPDATE has no %s: write the condition as a subquery", name)
+			return
+		}
+	}
 	switch {
 	case len(s.Joins) > 0:
 		refuse(s.DB, gorm.ErrInvalidData, "an UPDATE cannot join: write the condition as a subquery")
@@ -114,7 +133,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	if d.key != nil {
 		s.AddClause(clause.Where{Exprs: []clause.Expression{*d.key}})
 	}
-	addZeroParts(s)
+	d.addZeroParts()
 	set := clause.Set{{Column: d.column, Value: d.taken()}}
 	version, _ := given.Expression.(clause.Set)
 	for _, a := range append(callbacks.ConvertToAssignments(s), version...) {
@@ -135,28 +154,33 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	if d.seal != nil {
 		d.seal.selecting(s, d.where, d.column.Name)
 	}
-	enough := []clause.Expression{gorm.Expr("? >= ?", d.column, d.quantity())}
-	where.Exprs = append(enough, d.where...)
+	where.Exprs = append([]clause.Expression{d.enough()}, d.where...)
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
 }
 
 // addZeroParts adds the parts of a model's primary key that are zero, which GORM would leave out:
-// the statement would take from another row.
-func addZeroParts(s *gorm.Statement) {
+// the statement would take from another row. A part that d.key names is not the model's.
+func (d *decrement) addZeroParts() {
+	s := d.statement
 	for _, m := range structsOf(s.ReflectValue) {
 		if s.Schema == nil || m.Type() != s.Schema.ModelType {
 			return
 		}
 		_, values, keyed := primaryKey(s, m)
 		for i, pk := range s.Schema.PrimaryFields {
-			if _, zero := pk.ValueOf(s.Context, m); keyed && zero {
+			if _, zero := pk.ValueOf(s.Context, m); keyed && zero && !d.names(pk.DBName) {
 				part := clause.Eq{Column: column(pk.DBName), Value: values[i]}
 				s.AddClause(clause.Where{Exprs: []clause.Expression{part}})
 			}
 		}
 	}
+}
+
+// names reports whether d.key names the column.
+func (d *decrement) names(column string) bool {
+	return d.key != nil && strings.EqualFold(d.key.Column.(clause.Column).Name, column)
 }
 
 // buildWhere writes WHERE. It is the last that is written, and GORM sends the statement next.
@@ -219,8 +243,8 @@ func (d *decrement) row(db *gorm.DB) string {
 	return db.Explain(s.SQL.String(), s.Vars...)
 }
 
-// readLeft reads the newest value of the column, for an error; -1 if that fails.
-func (d *decrement) readLeft(db *gorm.DB) int64 {
+// readLeft reads the newest value of the column, for an error; -1 if there is no such number.
+func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
 	s := d.statement
 	row := db.Session(&gorm.Session{NewDB: true}).Unscoped()
 	if s.Schema != nil {
@@ -231,14 +255,15 @@ func (d *decrement) readLeft(db *gorm.DB) int64 {
 	var left []any
 	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
 	name := d.column.Name
-	if row.Clauses(clause.Where{Exprs: d.where}, newest, only(name)).Pluck(name, &left).Error != nil || len(left) != 1 {
-		return -1
+	read := row.Clauses(clause.Where{Exprs: d.where}, newest, only(name)).Pluck(name, &left)
+	if read.Error != nil || len(left) != 1 {
+		return -1, read.Error
 	}
 	rest, err := whole(left[0])
 	if err != nil {
-		return -1
+		return -1, nil
 	}
-	return rest
+	return rest, nil
 }
 
 func binary(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
@@ -295,7 +320,8 @@ func (d *decrement) exec(ctx context.Context, c gorm.ConnPool, query string, arg
 	return nil
 }
 
-// readInsertID is for MySQL and MariaDB.
+// readInsertID is for MySQL and MariaDB. LAST_INSERT_ID is one more than what is left, because the
+// answer to an UPDATE has 0 if a trigger of the table inserts. The connection knows it then.
 func (d *decrement) readInsertID(
 	ctx context.Context, c gorm.ConnPool, query string, args []any,
 ) error {
@@ -306,7 +332,11 @@ func (d *decrement) readInsertID(
 	if d.matched, err = result.RowsAffected(); err != nil {
 		return err
 	}
-	d.left, err = result.LastInsertId()
+	id, err := result.LastInsertId()
+	if err == nil && id == 0 && d.matched == 1 {
+		err = c.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
+	}
+	d.left = id - 1
 	return err
 }
 
