@@ -39,7 +39,8 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 //
 // Writes by conditions, DoUpdates and [Decrement] raise the version without checking it. Raw SQL,
 // db.Table without a model, and models without the column do not raise it: use db.Model. Writes
-// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil.
+// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil. In a transaction
+// that did not begin through the plugin, writes of models are [ErrUnmanagedTransaction].
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.
@@ -104,11 +105,11 @@ func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
 	case "gorm:delete":
 		return writing(fn, deleteVersioned)
 	case "gorm:save_before_associations":
-		return func(db *gorm.DB) { allOrNothing(db); savingAssociations(db, fn) }
+		return func(db *gorm.DB) { adopt(db); allOrNothing(db); savingAssociations(db, fn) }
 	case "gorm:save_after_associations":
 		return func(db *gorm.DB) { savingAssociations(db, fn) }
 	case "gorm:delete_before_associations":
-		return func(db *gorm.DB) { allOrNothing(db); fn(db) }
+		return func(db *gorm.DB) { adopt(db); allOrNothing(db); fn(db) }
 	case "gorm:after_create", "gorm:after_update", "gorm:after_delete":
 		return func(db *gorm.DB) { endAllOrNothing(db); fn(db) }
 	}

@@ -44,6 +44,9 @@ func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, n
 	s := db.Statement
 	var first []reflect.Value
 	models := structsOf(s.ReflectValue)
+	if len(models) > 0 && !upserts {
+		managed(db)
+	}
 	for _, m := range models {
 		switch version := versionIn(s, f, m); {
 		case !m.CanAddr():

@@ -56,7 +56,9 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 			refuse(db, gorm.ErrPrimaryKeyRequired, "a model with a version needs its primary key")
 		}
 	}
-	v.want = int64(len(seen))
+	if v.want = int64(len(seen)); v.want > 0 {
+		managed(db)
+	}
 	return v
 }
 

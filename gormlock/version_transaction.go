@@ -28,6 +28,30 @@ func setVersion(db *gorm.DB, f *schema.Field, model reflect.Value, was, now int6
 	}})
 }
 
+// managed refuses to give models their versions in a transaction that is not ours, as nothing would
+// take them back if it is rolled back.
+func managed(db *gorm.DB) {
+	if t, open := transactionOf(db.Statement.ConnPool); open && t == nil && !db.DryRun {
+		refuse(db, ErrUnmanagedTransaction, "its rollback would leave new versions in the models")
+	}
+}
+
+// adopt makes a transaction ours that GORM began around a single statement. In gorm's Connection,
+// and in a session that was made before db.Use, GORM does not begin it through the plugin.
+func adopt(db *gorm.DB) {
+	s := db.Statement
+	t, open := transactionOf(s.ConnPool)
+	_, started := db.InstanceGet("gorm:started_transaction")
+	if t != nil || !open || !started || db.Error != nil || !reachesVersion(db) {
+		return
+	}
+	p, _ := registered(db)
+	wrapped, err := p.wrap(db, db.ConnPool)
+	if real, ok := s.ConnPool.(gorm.Tx); db.AddError(err) == nil && ok {
+		s.ConnPool = &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
+	}
+}
+
 // savepointKey is in the settings of a statement that began a savepoint.
 type savepointKey struct{ *gorm.Statement }
 
