@@ -29,9 +29,13 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // your own transaction. A rollback also takes the new versions back out of the models, but not the
 // new values. Read again what you read or wrote inside the transaction.
 //
-// A create writes 1. Version 0 means "not read": the model is stale unless its row has 0 or NULL,
-// as rows older than the column have. Write models by their pointers, and never assign a version:
-// copies, as in gorm.G[T].Updates, and other versions in a map or struct are errors.
+// A create of a new model writes 1, and one of a model that has a version, such as a deleted one,
+// writes 1 more. A row that is deleted for good, and that others create anew under its key, may
+// reach the version that you read: then your write is not stale. Delete softly, or use a new key.
+//
+// Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
+// the column have. Write models by their pointers, and never assign a version: copies, as in
+// gorm.G[T].Updates, and other versions in a map or struct are errors.
 //
 // Save of a slice, and saved associations, insert missing rows and update rows that change. A
 // foreign key that is right already is no change. Save of one model with a primary key never
