@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -55,6 +56,16 @@ func (Version) UpdateClauses(f *schema.Field) []clause.Interface { return versio
 
 // DeleteClauses implements schema.DeleteClausesInterface.
 func (Version) DeleteClauses(f *schema.Field) []clause.Interface { return versioned(f) }
+
+// GormValue implements gorm.Valuer. An INSERT of an unscoped statement has no CreateClauses. So its
+// versions themselves make sure that there is a plugin, which prepares it.
+func (v Version) GormValue(_ context.Context, db *gorm.DB) clause.Expr {
+	_, err := registered(db)
+	if _, insert := db.Statement.Clauses["INSERT"]; insert && err != nil {
+		versionClause{}.ModifyStatement(db.Statement)
+	}
+	return clause.Expr{SQL: "?", Vars: []any{int64(v)}}
+}
 
 func versioned(f *schema.Field) []clause.Interface { return []clause.Interface{versionClause{f}} }
 
