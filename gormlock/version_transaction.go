@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -75,18 +74,23 @@ func allOrNothing(db *gorm.DB) {
 	}
 }
 
-// endAllOrNothing ends the savepoint. After errors of the database there may be none.
+// endAllOrNothing ends the savepoint, after an error without what the statement wrote. There is none
+// if the database has rolled everything back.
 func endAllOrNothing(db *gorm.DB) {
 	name, ok := db.Statement.Settings.LoadAndDelete(savepointKey{db.Statement})
 	if !ok {
 		return
 	}
-	stale := errors.Is(db.Error, ErrStale)
-	if stale {
-		_ = db.AddError(execUnprepared(db, fmt.Sprintf("ROLLBACK TO SAVEPOINT %s", name)))
+	if gone(db.Error) {
+		return
 	}
-	if stale || db.Error == nil {
-		_ = db.AddError(execUnprepared(db, fmt.Sprintf("RELEASE SAVEPOINT %s", name)))
+	if db.Error != nil {
+		if err := execUnprepared(db, fmt.Sprintf("ROLLBACK TO SAVEPOINT %s", name)); err != nil {
+			return // and the transaction is given up
+		}
+	}
+	if err := execUnprepared(db, fmt.Sprintf("RELEASE SAVEPOINT %s", name)); db.Error == nil {
+		_ = db.AddError(err)
 	}
 }
 
