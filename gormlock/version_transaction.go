@@ -146,6 +146,8 @@ func reachesVersion(db *gorm.DB) bool {
 		for _, rel := range relations(next[0]) {
 			if !seen[rel.FieldSchema] {
 				seen[rel.FieldSchema] = true
+				// Another goroutine may still parse it, for which Parse waits.
+				_ = (&gorm.Statement{DB: db}).Parse(reflect.New(rel.FieldSchema.ModelType).Interface())
 				next = append(next, rel.FieldSchema)
 			}
 		}
