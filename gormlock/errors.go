@@ -20,7 +20,8 @@ var (
 	// [SQLTx].
 	ErrNoTransaction = errors.New("not in a transaction")
 	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
-	// so that nothing would hold the lock until its COMMIT.
+	// so that nothing would hold the lock until its COMMIT. It also reports a write of models with a
+	// [Version] there, as a rollback would leave their new versions in them.
 	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
 		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
 	// ErrGuardTooLate reports a guard after BEGIN, when the snapshot and other locks were taken.

@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -29,9 +30,13 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // your own transaction. A rollback also takes the new versions back out of the models, but not the
 // new values. Read again what you read or wrote inside the transaction.
 //
-// A create writes 1. Version 0 means "not read": the model is stale unless its row has 0 or NULL,
-// as rows older than the column have. Write models by their pointers, and never assign a version:
-// copies, as in gorm.G[T].Updates, and other versions in a map or struct are errors.
+// A create of a new model writes 1, and one of a model that has a version, such as a deleted one,
+// writes 1 more. A row that is deleted for good, and that others create anew under its key, may
+// reach the version that you read: then your write is not stale. Delete softly, or use a new key.
+//
+// Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
+// the column have. Write models by their pointers, and never assign a version: copies, as in
+// gorm.G[T].Updates, and other versions in a map or struct are errors.
 //
 // Save of a slice, and saved associations, insert missing rows and update rows that change. A
 // foreign key that is right already is no change. Save of one model with a primary key never
@@ -39,7 +44,8 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 //
 // Writes by conditions, DoUpdates and [Decrement] raise the version without checking it. Raw SQL,
 // db.Table without a model, and models without the column do not raise it: use db.Model. Writes
-// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil.
+// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil. In a transaction
+// that did not begin through the plugin, writes of models are [ErrUnmanagedTransaction].
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.
@@ -50,6 +56,16 @@ func (Version) UpdateClauses(f *schema.Field) []clause.Interface { return versio
 
 // DeleteClauses implements schema.DeleteClausesInterface.
 func (Version) DeleteClauses(f *schema.Field) []clause.Interface { return versioned(f) }
+
+// GormValue implements gorm.Valuer. An INSERT of an unscoped statement has no CreateClauses. So its
+// versions themselves make sure that there is a plugin, which prepares it.
+func (v Version) GormValue(_ context.Context, db *gorm.DB) clause.Expr {
+	_, err := registered(db)
+	if _, insert := db.Statement.Clauses["INSERT"]; insert && err != nil {
+		versionClause{}.ModifyStatement(db.Statement)
+	}
+	return clause.Expr{SQL: "?", Vars: []any{int64(v)}}
+}
 
 func versioned(f *schema.Field) []clause.Interface { return []clause.Interface{versionClause{f}} }
 
@@ -104,11 +120,11 @@ func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
 	case "gorm:delete":
 		return writing(fn, deleteVersioned)
 	case "gorm:save_before_associations":
-		return func(db *gorm.DB) { allOrNothing(db); savingAssociations(db, fn) }
+		return func(db *gorm.DB) { adopt(db); allOrNothing(db); savingAssociations(db, fn) }
 	case "gorm:save_after_associations":
 		return func(db *gorm.DB) { savingAssociations(db, fn) }
 	case "gorm:delete_before_associations":
-		return func(db *gorm.DB) { allOrNothing(db); fn(db) }
+		return func(db *gorm.DB) { adopt(db); allOrNothing(db); fn(db) }
 	case "gorm:after_create", "gorm:after_update", "gorm:after_delete":
 		return func(db *gorm.DB) { endAllOrNothing(db); fn(db) }
 	}

@@ -51,8 +51,10 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 			switch {
 			case !m.CanAddr() || !exists && versionIn(s, f, m) == 0:
 				continue
-			case !exists:
+			case !exists && !upsert.UpdateAll && len(upsert.DoUpdates) == 0:
 				refuse(db, ErrStale, "a row that was read is gone")
+			case !exists: // or the database returns its key as another text
+				updated += updateExisting(db, upsert, m)
 			case differs(s, upsert, m, row[0]):
 				updated += updateExisting(db, upsert, m)
 			}

@@ -209,3 +209,25 @@ func TestVersion_OwnerNotRead(t *testing.T) {
 		ok(t, "Delete with Select", db.Select("Tags", "Racks").Delete(now).Error)
 	})
 }
+
+// Coupon has a key that PostgreSQL fills with spaces.
+type Coupon struct {
+	Code    string `gorm:"type:char(10);primaryKey"`
+	Used    bool
+	Version gormlock.Version
+}
+
+// TestVersion_KeyOfOtherText: the database may return a key as another text.
+func TestVersion_KeyOfOtherText(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Coupon{}))
+		c := Coupon{Code: "abc"}
+		ok(t, "Create", db.Create(&c).Error)
+		stale := c
+		c.Used = true
+		ok(t, "Save", db.Save([]*Coupon{&c}).Error)
+		wantVersion(t, "Save", c.Version, 2)
+		want(t, "a stale one", db.Save([]*Coupon{&stale}).Error, gormlock.ErrStale)
+	})
+}

@@ -38,32 +38,39 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	insertVersioned(db, f, fn, conflicts, upsert.DoNothing)
 }
 
-// insertVersioned writes version 1. The models get it if it is known that they were inserted, which
-// an upsert does not tell.
+// insertVersioned writes the next version of each model, which is 1 for a new one. The models get it
+// if it is known that they were inserted, which an upsert does not tell.
 func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, nothing bool) {
 	s := db.Statement
-	var first []reflect.Value
+	was := make(map[any]int64) // by the pointers of the models
 	models := structsOf(s.ReflectValue)
+	if len(models) > 0 && !upserts {
+		managed(db)
+	}
 	for _, m := range models {
-		switch version := versionIn(s, f, m); {
-		case !m.CanAddr():
+		if !m.CanAddr() {
 			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its version: "+
 				"create the model by its pointer")
-		case version == 0:
-			first = append(first, m)
-			_ = db.AddError(f.Set(s.Context, m, 1))
-		case upserts && !nothing:
+			continue
+		}
+		_, twice := was[m.Addr().Interface()]
+		switch version := versionIn(s, f, m); {
+		case twice:
+		case version != 0 && upserts && !nothing:
 			refuse(db, gorm.ErrInvalidData, "an upsert does not compare the version that "+
 				"a model was read in: write the model by Updates or Save")
+		default:
+			was[m.Addr().Interface()] = version
+			_ = db.AddError(f.Set(s.Context, m, version+1))
 		}
 	}
 	inserted := false
 	defer func() { // also of a panic
-		for _, m := range first {
-			if inserted {
-				setVersion(db, f, m, 0, 1)
+		for p, version := range was {
+			if m := reflect.ValueOf(p).Elem(); inserted {
+				setVersion(db, f, m, version, version+1)
 			} else {
-				_ = f.Set(s.Context, m, 0)
+				_ = f.Set(s.Context, m, version)
 			}
 		}
 	}()

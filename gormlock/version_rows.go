@@ -35,7 +35,7 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 	if on, _ := s.Settings.Load(unversionedBy); on != nil {
 		return v
 	}
-	seen := make(map[string]bool)
+	seen, joined := make(map[string]bool), make(map[string]string)
 	for _, m := range structsOf(models) {
 		if m.Type() != s.Schema.ModelType {
 			continue
@@ -50,13 +50,21 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 			refuse(db, gorm.ErrInvalidValue, "a copy of a model cannot get its new version: "+
 				"write the model by its pointer, db.Updates(&m) or db.Model(&m)")
 		case keyed:
+			text := utils.ToStringKey(values...) // by which GORM knows a row
+			if other, ok := joined[text]; ok && other != id {
+				refuse(db, gorm.ErrInvalidData, "GORM takes two keys for one, as both are %q if their "+
+					"parts are joined: write these rows one by one", text)
+			}
+			joined[text] = id
 			v.rows = append(v.rows, row)
 			seen[fmt.Sprint(row.version, id)] = true
 		case row.version != 0:
 			refuse(db, gorm.ErrPrimaryKeyRequired, "a model with a version needs its primary key")
 		}
 	}
-	v.want = int64(len(seen))
+	if v.want = int64(len(seen)); v.want > 0 {
+		managed(db)
+	}
 	return v
 }
 

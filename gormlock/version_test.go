@@ -484,6 +484,21 @@ func TestVersion_WithoutThePlugin(t *testing.T) {
 		want(t, "Update", db.Model(&a).Update("balance", 5).Error, gormlock.ErrNotRegistered)
 		want(t, "Delete", db.Delete(&a).Error, gormlock.ErrNotRegistered)
 		want(t, "Delete for good", db.Unscoped().Delete(&a).Error, gormlock.ErrNotRegistered)
+		row := "INSERT INTO accounts (id, balance, version) VALUES (99, 10, 7)"
+		ok(t, "INSERT", unprepared(db).Exec(row).Error)
+		unscoped, old := db.Unscoped().Session(&gorm.Session{}), Account{Model: gorm.Model{ID: 99}, Version: 3}
+		for name, err := range map[string]error{
+			"Save":   unscoped.Save(&old).Error,
+			"slice":  unscoped.Save(&[]Account{old}).Error,
+			"Create": unscoped.Create(&[]Account{{}}).Error,
+			"Note":   unscoped.Create(&Note{AccountID: 99, Version: &old.Version}).Error,
+		} {
+			want(t, "Unscoped, "+name, err, gormlock.ErrNotRegistered)
+		}
+		v := gormlock.Version(7)
+		ok(t, "a condition", db.Where("version = ?", v).Where(map[string]any{"version": &v}).Take(&old, 99).Error)
+		wantRow(t, "Unscoped", db, 99, 10, 7)
+		ok(t, "DELETE", unprepared(db).Exec("DELETE FROM accounts").Error)
 		ok(t, "Use", db.Use(gormlock.New(nil))) // no Locker is needed
 		a = Account{}
 		ok(t, "Create", db.Create(&a).Error)

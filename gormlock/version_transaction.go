@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -28,6 +27,30 @@ func setVersion(db *gorm.DB, f *schema.Field, model reflect.Value, was, now int6
 	}})
 }
 
+// managed refuses to give models their versions in a transaction that is not ours, as nothing would
+// take them back if it is rolled back.
+func managed(db *gorm.DB) {
+	if t, open := transactionOf(db.Statement.ConnPool); open && t == nil && !db.DryRun {
+		refuse(db, ErrUnmanagedTransaction, "its rollback would leave new versions in the models")
+	}
+}
+
+// adopt makes a transaction ours that GORM began around a single statement. In gorm's Connection,
+// and in a session that was made before db.Use, GORM does not begin it through the plugin.
+func adopt(db *gorm.DB) {
+	s := db.Statement
+	t, open := transactionOf(s.ConnPool)
+	_, started := db.InstanceGet("gorm:started_transaction")
+	if t != nil || !open || !started || db.Error != nil || !reachesVersion(db) {
+		return
+	}
+	p, _ := registered(db)
+	wrapped, err := p.wrap(db, db.ConnPool)
+	if real, ok := s.ConnPool.(gorm.Tx); db.AddError(err) == nil && ok {
+		s.ConnPool = &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
+	}
+}
+
 // savepointKey is in the settings of a statement that began a savepoint.
 type savepointKey struct{ *gorm.Statement }
 
@@ -51,18 +74,23 @@ func allOrNothing(db *gorm.DB) {
 	}
 }
 
-// endAllOrNothing ends the savepoint. After errors of the database there may be none.
+// endAllOrNothing ends the savepoint, after an error without what the statement wrote. There is none
+// if the database has rolled everything back.
 func endAllOrNothing(db *gorm.DB) {
 	name, ok := db.Statement.Settings.LoadAndDelete(savepointKey{db.Statement})
 	if !ok {
 		return
 	}
-	stale := errors.Is(db.Error, ErrStale)
-	if stale {
-		_ = db.AddError(execUnprepared(db, fmt.Sprintf("ROLLBACK TO SAVEPOINT %s", name)))
+	if gone(db.Error) {
+		return
 	}
-	if stale || db.Error == nil {
-		_ = db.AddError(execUnprepared(db, fmt.Sprintf("RELEASE SAVEPOINT %s", name)))
+	if db.Error != nil {
+		if err := execUnprepared(db, fmt.Sprintf("ROLLBACK TO SAVEPOINT %s", name)); err != nil {
+			return // and the transaction is given up
+		}
+	}
+	if err := execUnprepared(db, fmt.Sprintf("RELEASE SAVEPOINT %s", name)); db.Error == nil {
+		_ = db.AddError(err)
 	}
 }
 
@@ -118,6 +146,8 @@ func reachesVersion(db *gorm.DB) bool {
 		for _, rel := range relations(next[0]) {
 			if !seen[rel.FieldSchema] {
 				seen[rel.FieldSchema] = true
+				// Another goroutine may still parse it, for which Parse waits.
+				_ = (&gorm.Statement{DB: db}).Parse(reflect.New(rel.FieldSchema.ModelType).Interface())
 				next = append(next, rel.FieldSchema)
 			}
 		}

@@ -1,0 +1,72 @@
+package gormlock_test
+
+import (
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// TestVersion_UnmanagedTransaction: the rollback of a transaction that is not ours would leave new
+// versions in the models. So a write of models in it is refused, and a single statement's is not.
+func TestVersion_UnmanagedTransaction(t *testing.T) {
+	t.Parallel()
+	ways := map[string]func(t *testing.T, db, _ *gorm.DB, fn func(tx *gorm.DB) error) error{
+		"Connection": func(_ *testing.T, db, _ *gorm.DB, fn func(tx *gorm.DB) error) error {
+			return db.Connection(func(c *gorm.DB) error {
+				return c.Session(&gorm.Session{}).Transaction(fn)
+			})
+		},
+		"a *sql.Tx": func(t *testing.T, db, _ *gorm.DB, fn func(tx *gorm.DB) error) error {
+			own, err := pool(t, db).BeginTx(t.Context(), nil)
+			ok(t, "BeginTx", err)
+			tx := db.Session(&gorm.Session{NewDB: true, Context: t.Context()})
+			tx.Statement.ConnPool = own
+			err = fn(tx)
+			ok(t, "Rollback", own.Rollback())
+			return err
+		},
+		"a session of before Use": func(_ *testing.T, _, early *gorm.DB, fn func(tx *gorm.DB) error) error {
+			return early.Transaction(fn)
+		},
+	}
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}, &Hooked{}))
+		early := db.WithContext(t.Context())
+		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		for name, way := range ways {
+			if name == "a session of before Use" && db.Name() == "mysql" {
+				continue // its statements are prepared in a pool that the sessions share
+			}
+			mine, _ := twice(t, db)
+			want(t, name, way(t, db, early, func(tx *gorm.DB) error {
+				want(t, name+", Create", tx.Create(&Account{}).Error, gormlock.ErrUnmanagedTransaction)
+				want(t, name+", Delete", tx.Delete(&mine).Error, gormlock.ErrUnmanagedTransaction)
+				want(t, name+", Save", tx.Save([]*Account{&mine}).Error, gormlock.ErrUnmanagedTransaction)
+				ok(t, name+", by conditions", tx.Model(&Account{}).Where("id = ?", mine.ID).Update("balance", 6).Error)
+				ok(t, name+", Decrement", decrement(tx.Model(&mine), "balance", 1))
+				err := tx.Model(&mine).Update("name", "b").Error
+				wantVersion(t, name, mine.Version, 1)
+				return err
+			}), gormlock.ErrUnmanagedTransaction)
+			wantRow(t, name, db, mine.ID, 10, 1)
+		}
+		single := func(name string, db *gorm.DB) {
+			h := Hooked{Name: name}
+			ok(t, name+", Create", db.Create(&h).Error)
+			h.Fail = true
+			want(t, name+", a hook", db.Model(&h).Update("name", "i").Error, errNo)
+			wantVersion(t, name+", a hook", h.Version, 1)
+			h.Fail = false
+			ok(t, name+", Update", db.Model(&h).Update("name", name+" again").Error)
+			wantVersion(t, name+", Update", h.Version, 2)
+		}
+		single("early", early)
+		ok(t, "Connection", db.Connection(func(c *gorm.DB) error {
+			single("Connection", c.Session(&gorm.Session{}))
+			return nil
+		}))
+	})
+}
