@@ -3,8 +3,10 @@ package gormlock
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorm.io/gorm"
 )
@@ -87,7 +89,7 @@ func (t *transaction) ended(err error) bool {
 		_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
 		return begin == nil
 	}
-	return gone(err) || t.timedOut(err)
+	return gone(err) || t.timedOut(err) || t.vanished(err)
 }
 
 // timedOut reports whether err is a lock wait that timed out. It counts if the MySQL or MariaDB
@@ -99,6 +101,19 @@ func (t *transaction) timedOut(err error) bool {
 	var all bool
 	row := t.real.QueryRowContext(context.WithoutCancel(t.ctx), "SELECT @@innodb_rollback_on_timeout")
 	return row.Scan(&all) != nil || all
+}
+
+// vanished reports whether MySQL or MariaDB has no transaction open any more. It asks the server if
+// err does not tell, because other drivers and proxies have errors of their own for a deadlock. In
+// an open transaction, SET TRANSACTION is an error. Elsewhere it changes nothing. t.mu is held.
+func (t *transaction) vanished(err error) bool {
+	open := func(r *sql.Rows) bool { _, err := r.Columns(); return err == nil }
+	if t.pool.dialect.name != "mysql" || harmless(err) || local(err) || slices.ContainsFunc(t.rows, open) {
+		return false // while rows are open, no error is the server's, and nothing can be sent
+	}
+	_, answer := t.real.ExecContext(context.WithoutCancel(t.ctx), "SET TRANSACTION READ WRITE")
+	number, _ := mysqlNumber(answer)
+	return number != mysqlInTransaction && !errors.Is(answer, driver.ErrBadConn)
 }
 
 // rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard. A
