@@ -1,6 +1,8 @@
 package gormlock
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"reflect"
 	"slices"
@@ -54,6 +56,7 @@ const (
 	mysqlLockTableFull   = 1206
 	mysqlDeadlock        = 1213
 	mysqlNoSavepoint     = 1305
+	mysqlInTransaction   = 1568
 	mysqlStatementTime   = 1969
 	mysqlPluginRollback  = 3101 // by Group Replication
 	tidbWriteConflict    = 9007
@@ -176,6 +179,21 @@ func gone(err error) bool {
 	return ok && (slices.Contains([]uint64{mysqlChangedRow, mysqlLockTableFull, mysqlDeadlock}, number) ||
 		strings.HasPrefix(mysqlState(err), "40"))
 }
+
+// localErrors are frequent errors that no server returned, or only for a violated constraint.
+var localErrors = []error{
+	gorm.ErrRecordNotFound, gorm.ErrDuplicatedKey, gorm.ErrForeignKeyViolated, sql.ErrNoRows,
+	context.Canceled, context.DeadlineExceeded, ErrStale, ErrInsufficient, ErrGuardTooLate,
+}
+
+// local reports whether err certainly does not mean that a server ended the transaction.
+func local(err error) bool {
+	return err.Error() == rowsClosed ||
+		slices.ContainsFunc(localErrors, func(target error) bool { return errors.Is(err, target) })
+}
+
+// rowsClosed is the error of database/sql for rows that were closed without an error.
+const rowsClosed = "sql: Rows are closed"
 
 // repeatable reports whether a transaction that returned err is certainly rolled back because of
 // others, so that it may succeed if it runs again.

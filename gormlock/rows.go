@@ -3,8 +3,10 @@ package gormlock
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorm.io/gorm"
 )
@@ -14,12 +16,28 @@ import (
 // sees that error, so the transaction keeps the rows and looks at them before its next statement
 // and COMMIT.
 
-// handedOut keeps the rows of a statement under a guard.
+// handedOut keeps the rows of a statement under a guard, and all those of MySQL: its COMMIT says
+// nothing of a deadlock, and must not call the functions of AfterCommit.
 func (t *transaction) handedOut(rows *sql.Rows) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if rows != nil && len(t.locks) > 0 && t.turn == nil { // a turn keeps its own
+	if rows != nil && t.turn == nil && (len(t.locks) > 0 || t.silent()) { // a turn keeps its own
 		t.rows = append(t.rows, rows)
+	}
+}
+
+// silent reports whether COMMIT succeeds although the database rolled the transaction back. MySQL
+// and MariaDB do so. A guard looks for itself. t.mu is held.
+func (t *transaction) silent() bool {
+	return len(t.keys) == 0 && t.real != nil && t.pool.dialect.name == "mysql"
+}
+
+// noteGone notes that the database rolled an unguarded transaction back with the statement that
+// returned err. t.mu is held.
+func (t *transaction) noteGone(err error) {
+	if gone(err) || t.timedOut(err) {
+		t.gone = err
+		t.undone.rolledBack("")
 	}
 }
 
@@ -32,9 +50,12 @@ func (t *transaction) stands() error {
 	open := t.rows[:0]
 	for _, r := range t.rows {
 		_, err := r.Columns() // not Err, which only the goroutine that calls Next may call
-		if err == nil {
+		switch {
+		case err == nil:
 			open = append(open, r)
-		} else if t.failed == nil && t.ended(err) {
+		case len(t.keys) == 0:
+			t.noteGone(err)
+		case t.failed == nil && t.ended(err):
 			err = fmt.Errorf("the database rolled the transaction back while rows were read: %w", err)
 			t.fail(guardError(t.keys, err))
 		}
@@ -56,9 +77,8 @@ func (t *transaction) explain(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.keys) == 0 {
-		if t.real != nil && gone(err) { // and COMMIT will say nothing of it
-			t.gone = err
-			t.undone.rolledBack("")
+		if t.real != nil {
+			t.noteGone(err)
 		}
 		return err
 	}
@@ -87,7 +107,7 @@ func (t *transaction) ended(err error) bool {
 		_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
 		return begin == nil
 	}
-	return gone(err) || t.timedOut(err)
+	return gone(err) || t.timedOut(err) || t.vanished(err)
 }
 
 // timedOut reports whether err is a lock wait that timed out. It counts if the MySQL or MariaDB
@@ -101,13 +121,40 @@ func (t *transaction) timedOut(err error) bool {
 	return row.Scan(&all) != nil || all
 }
 
-// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard. A
-// *sql.Row keeps the error with which the database ended the transaction to itself.
+// vanished reports whether MySQL or MariaDB has no transaction open any more. It asks the server if
+// err does not tell, because other drivers and proxies have errors of their own for a deadlock. In
+// an open transaction, SET TRANSACTION is an error. Elsewhere it changes nothing. t.mu is held.
+func (t *transaction) vanished(err error) bool {
+	open := func(r *sql.Rows) bool { _, err := r.Columns(); return err == nil }
+	if t.pool.dialect.name != "mysql" || harmless(err) || local(err) || slices.ContainsFunc(t.rows, open) {
+		return false // while rows are open, no error is the server's, and nothing can be sent
+	}
+	_, answer := t.real.ExecContext(context.WithoutCancel(t.ctx), "SET TRANSACTION READ WRITE")
+	number, _ := mysqlNumber(answer)
+	return number != mysqlInTransaction && !errors.Is(answer, driver.ErrBadConn)
+}
+
+// watchesRow reports whether the transaction must see the error of a Row.
+func (t *transaction) watchesRow() bool {
+	if t == nil || t.turn != nil {
+		return false
+	}
+	if t.guarded() {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.silent() && !t.undone.empty()
+}
+
+// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard, or if
+// AfterCommit waits for MySQL. A *sql.Row keeps the error with which the database ended the
+// transaction to itself.
 func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		t, _ := transactionOf(db.Statement.ConnPool)
 		wanted, _ := db.Get("rows")
-		if db.Error != nil || db.DryRun || wanted == true || !t.guarded() || t.turn != nil {
+		if db.Error != nil || db.DryRun || wanted == true || !t.watchesRow() {
 			query(db)
 			return
 		}
