@@ -12,9 +12,13 @@ import (
 )
 
 // ErrStale means that a row is not in the version that its model was read in. Others changed or
-// deleted the row, or the version was not read with it. The statement wrote nothing. Read the row
-// again and decide anew. It is also the error if the row does not match another condition of the
-// statement. Compare the values that you read instead: they hold as long as the version does.
+// deleted the row, or the version was not read with it. The statement wrote nothing. If a hook
+// returns ErrStale, that is about the hook's own statement: roll back. Read the row again and decide
+// anew, in a new transaction, as [WithRetry] does. In the same one, MySQL and MariaDB may read the
+// old row for ever, unless you read it with [ForUpdate].
+//
+// It is also the error if the row does not match another condition of the statement. Compare the
+// values that you read instead: they hold as long as the version does.
 var ErrStale = errors.New("the row was changed or deleted by others since it was read, " +
 	"or its version was not read with it")
 
@@ -30,9 +34,9 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // your own transaction. A rollback also takes the new versions back out of the models, but not the
 // new values. Read again what you read or wrote inside the transaction.
 //
-// A create of a new model writes 1, and one of a model that has a version, such as a deleted one,
-// writes 1 more. A row that is deleted for good, and that others create anew under its key, may
-// reach the version that you read: then your write is not stale. Delete softly, or use a new key.
+// A create of a new model writes 1. If the model has a version, as a deleted one has, a create
+// writes 1 more. Others may delete a row for good and create it anew under its key. If it reaches
+// the version that you read, your write is not stale. Delete softly, or use a new key.
 //
 // Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
 // the column have. Write models by their pointers, and never assign a version: copies, as in
@@ -120,13 +124,13 @@ func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
 	case "gorm:delete":
 		return writing(fn, deleteVersioned)
 	case "gorm:save_before_associations":
-		return func(db *gorm.DB) { adopt(db); allOrNothing(db); savingAssociations(db, fn) }
+		return func(db *gorm.DB) { adopt(db); allOrNothing(db); noteSaved(db); savingAssociations(db, fn) }
 	case "gorm:save_after_associations":
 		return func(db *gorm.DB) { savingAssociations(db, fn) }
 	case "gorm:delete_before_associations":
 		return func(db *gorm.DB) { adopt(db); allOrNothing(db); fn(db) }
 	case "gorm:after_create", "gorm:after_update", "gorm:after_delete":
-		return func(db *gorm.DB) { endAllOrNothing(db); fn(db) }
+		return func(db *gorm.DB) { endAllOrNothing(db); endSaved(db); fn(db) }
 	}
 	return fn
 }

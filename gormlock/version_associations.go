@@ -15,6 +15,31 @@ import (
 // savingKey is in the settings of the statements by which GORM saves associations.
 const savingKey = "gormlock:saving associations"
 
+// savedKey is in the settings of a statement that writes associations or a slice, and of those that
+// it consists of: savedRows.
+const savedKey = "gormlock:saved"
+
+type savedRow struct{ table, id string }
+
+// savedRows are the versions that the rows had before such a statement wrote them.
+type savedRows map[savedRow]int64
+
+func savedIn(s *gorm.Statement) savedRows {
+	v, _ := s.Settings.Load(savedKey)
+	saved, _ := v.(savedRows)
+	return saved
+}
+
+// noteSaved begins to note what a statement and those of its associations write.
+func noteSaved(db *gorm.DB) {
+	s := db.Statement
+	if savedIn(s) == nil && s.Schema != nil && related(s.Schema) && reachesVersion(db) {
+		s.Settings.Store(savedKey, make(savedRows))
+	}
+}
+
+func endSaved(db *gorm.DB) { db.Statement.Settings.Delete(savedKey) }
+
 // savingAssociations lets fn save a statement's associations; GORM copies the statement's settings
 // to theirs.
 func savingAssociations(db *gorm.DB, fn func(*gorm.DB)) {
@@ -43,7 +68,10 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 	if db.AddError(err) != nil || db.AddError(find) != nil {
 		return 0
 	}
-	settled := make(map[any]bool)
+	settled, saved := make(map[any]bool), savedIn(s)
+	if saved == nil {
+		saved = make(savedRows)
+	}
 	for _, key := range slices.Sorted(maps.Keys(models)) {
 		for _, m := range models[key] {
 			m = pointedAt(m)
@@ -54,9 +82,9 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 			case !exists && !upsert.UpdateAll && len(upsert.DoUpdates) == 0:
 				refuse(db, ErrStale, "a row that was read is gone")
 			case !exists: // or the database returns its key as another text
-				updated += updateExisting(db, upsert, m)
+				updated += updateExisting(db, upsert, m, saved)
 			case differs(s, upsert, m, row[0]):
-				updated += updateExisting(db, upsert, m)
+				updated += updateExisting(db, upsert, m, saved)
 			}
 			settled[m.Addr().Interface()] = true
 		}
@@ -131,7 +159,7 @@ func differs(s *gorm.Statement, upsert clause.OnConflict, model, row reflect.Val
 
 // updateExisting writes what an upsert of a model would. The hooks are those of the create, which
 // have run.
-func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int64 {
+func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value, saved savedRows) int64 {
 	s := db.Statement
 	columns, omits := assigned(upsert), []string{clause.Associations}
 	if upsert.UpdateAll {
@@ -150,7 +178,7 @@ func updateExisting(db *gorm.DB, upsert clause.OnConflict, m reflect.Value) int6
 	}
 	tx := db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(s.Table)
 	tx.Statement.TableExpr = s.TableExpr
-	tx = tx.Select(columns).Omit(omits...).Updates(m.Addr().Interface())
+	tx = tx.Set(savedKey, saved).Select(columns).Omit(omits...).Updates(m.Addr().Interface())
 	_ = db.AddError(tx.Error)
 	return tx.RowsAffected
 }

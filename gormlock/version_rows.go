@@ -56,6 +56,10 @@ func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions 
 					"parts are joined: write these rows one by one", text)
 			}
 			joined[text] = id
+			if was, ok := savedIn(s)[savedRow{s.Table, id}]; ok && was == row.version {
+				refuse(db, gorm.ErrInvalidData, "two models of one row are saved, and the first one makes "+
+					"the second one stale: keep one, or let all fields point to it")
+			}
 			v.rows = append(v.rows, row)
 			seen[fmt.Sprint(row.version, id)] = true
 		case row.version != 0:
@@ -204,6 +208,9 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 		version := r.version // GORM may have written another one into the model
 		if raised {
 			version++
+		}
+		if saved := savedIn(s); saved != nil && raised {
+			saved[savedRow{s.Table, r.id}] = r.version
 		}
 		setVersion(db, v.field, r.model, r.version, version)
 	}

@@ -510,3 +510,23 @@ func TestVersion_WithoutThePlugin(t *testing.T) {
 		ok(t, "Update after DryRun", db.Model(&a).Update("balance", 7).Error)
 	})
 }
+
+// TestVersion_ReadAgain: after ErrStale, a read with ForUpdate gets the new row in the same
+// transaction. Another read gets the old one of the snapshot on MySQL and MariaDB.
+func TestVersion_ReadAgain(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" {
+			return // others cannot write meanwhile
+		}
+		mine, theirs := twice(t, db)
+		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
+			ok(t, "Take", tx.Take(&mine, mine.ID).Error)
+			ok(t, "others", db.Model(&theirs).Update("balance", 1000).Error)
+			want(t, "Update", tx.Model(&mine).Update("balance", 11).Error, gormlock.ErrStale)
+			ok(t, "ForUpdate", tx.Scopes(gormlock.ForUpdate()).Take(&mine, mine.ID).Error)
+			return tx.Model(&mine).Update("balance", mine.Balance+1).Error
+		}))
+		wantRow(t, "read again", db, mine.ID, 1001, 3)
+	})
+}

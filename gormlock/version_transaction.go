@@ -39,9 +39,10 @@ func managed(db *gorm.DB) {
 // and in a session that was made before db.Use, GORM does not begin it through the plugin.
 func adopt(db *gorm.DB) {
 	s := db.Statement
-	t, open := transactionOf(s.ConnPool)
-	_, started := db.InstanceGet("gorm:started_transaction")
-	if t != nil || !open || !started || db.Error != nil || !reachesVersion(db) {
+	if t, open := transactionOf(s.ConnPool); t != nil || !open || db.Error != nil || !reachesVersion(db) {
+		return
+	}
+	if _, started := db.InstanceGet("gorm:started_transaction"); !started {
 		return
 	}
 	p, _ := registered(db)
