@@ -2,10 +2,13 @@ package gormlock
 
 import (
 	"cmp"
+	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -96,9 +99,7 @@ func DecrementAll[K cmp.Ordered](
 	if db.Error != nil { // GORM would begin, and never end it
 		return nil, db.Error
 	}
-	session := db.Session(&gorm.Session{})
-	session.DisableNestedTransaction = false // a savepoint is what takes the first rows back
-	err = session.Transaction(func(tx *gorm.DB) error {
+	err = allOrNone(db, func(tx *gorm.DB) error {
 		for _, k := range slices.Sorted(maps.Keys(quantities)) {
 			by := clause.Column{Table: clause.CurrentTable, Name: name}
 			rest, err := decrementRow(tx, &clause.Eq{Column: by, Value: k}, column, quantities[k], nil)
@@ -116,6 +117,43 @@ func DecrementAll[K cmp.Ordered](
 		return nil, err
 	}
 	return left, nil
+}
+
+// allOrNone runs fn in a transaction, or behind a savepoint if one is open. GORM would not send a
+// ROLLBACK TO after the end of the context, and would ignore its errors. The caller could then commit
+// what fn wrote. If ROLLBACK TO fails here, the open transaction ends.
+func allOrNone(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+	if _, open := transactionOf(db.Statement.ConnPool); !open {
+		return db.Session(&gorm.Session{}).Transaction(fn)
+	}
+	if _, err := dialectOf(db); err != nil {
+		return err
+	}
+	ctx := db.Statement.Context
+	direct := db.Session(&gorm.Session{Context: ctx})
+	// MySQL cannot prepare a SAVEPOINT.
+	if prepared, ok := direct.Statement.ConnPool.(*gorm.PreparedStmtTX); ok {
+		direct.Statement.ConnPool = prepared.Tx
+	}
+	name := "onelane_" + strings.ToLower(rand.Text()[:16])
+	if err := direct.Exec("SAVEPOINT " + name).Error; err != nil {
+		return err
+	}
+	done := false
+	// fn may panic.
+	defer func() {
+		if done {
+			return
+		}
+		all := direct.Session(&gorm.Session{NewDB: true, Context: context.WithoutCancel(ctx)})
+		if err := all.Exec("ROLLBACK TO SAVEPOINT " + name).Error; err != nil {
+			rollback(db, fmt.Errorf("gormlock: ROLLBACK TO SAVEPOINT failed, "+
+				"so the transaction is rolled back: %w", err))
+		}
+	}()
+	err := fn(db.Session(&gorm.Session{}))
+	done = err == nil
+	return err
 }
 
 // only selects one column. Pluck by itself would not quote a name like "left-over", and would keep

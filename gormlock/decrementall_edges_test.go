@@ -1,0 +1,66 @@
+package gormlock_test
+
+import (
+	"context"
+	"testing"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+type cancelKey struct{} // in a context: what a Coaster's hook cancels
+
+// Coaster has a hook that ends the context between two rows of a cart.
+type Coaster struct {
+	ID   uint
+	SKU  int
+	Left int64
+}
+
+func (*Coaster) AfterUpdate(tx *gorm.DB) error {
+	if cancel, found := tx.Statement.Context.Value(cancelKey{}).(context.CancelFunc); found {
+		cancel()
+	}
+	return nil
+}
+
+// TestDecrementAll_Canceled: a context that ends in the middle leaves no part of a cart.
+func TestDecrementAll_Canceled(t *testing.T) {
+	t.Parallel()
+	block := func(db *gorm.DB, fn func(tx *gorm.DB) error) error { return db.Transaction(fn) }
+	connection := func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
+		return db.Connection(func(c *gorm.DB) error { return c.Session(&gorm.Session{}).Transaction(fn) })
+	}
+	for name, way := range map[string]struct {
+		plugin bool
+		run    func(db *gorm.DB, fn func(tx *gorm.DB) error) error
+	}{"plain": {false, block}, "plugin": {true, block}, "Connection": {true, connection}} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, db *gorm.DB) {
+				if way.plugin {
+					ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+				}
+				ok(t, "AutoMigrate", db.AutoMigrate(&Coaster{}))
+				ok(t, "Create", db.Create(&[]Coaster{{SKU: 1, Left: 5}, {SKU: 2, Left: 5}}).Error)
+				put(t, db, 42, 5)
+				ok(t, "the transaction", way.run(db, func(tx *gorm.DB) error {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					ctx = context.WithValue(ctx, cancelKey{}, cancel)
+					row := tx.WithContext(ctx).Model(&Coaster{})
+					_, err := gormlock.DecrementAll(row, "sku", "left", map[int]int64{1: 1, 2: 1})
+					want(t, "DecrementAll", err, context.Canceled)
+					return tx.Create(&Item{StockID: 1, Name: "order"}).Error // this cart is skipped
+				}))
+				var orders, taken int64
+				ok(t, "orders", db.Model(&Item{}).Count(&orders).Error)
+				ok(t, "taken", db.Model(&Coaster{}).Select("10 - SUM(?)", column("left")).Scan(&taken).Error)
+				if orders != 1 || taken != 0 {
+					t.Errorf("%d orders are committed, want 1; %d units are taken, want 0", orders, taken)
+				}
+			})
+		})
+	}
+}
