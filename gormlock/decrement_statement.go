@@ -74,7 +74,17 @@ func (d *decrement) quantity() clause.Expr {
 	return gorm.Expr("?", d.n)
 }
 
-// attach is a scope that lets d write the statement.
+// enough is the condition that there are n. SQLite would compare two texts if the column is one, and
+// "5" is greater than "10" then.
+func (d *decrement) enough() clause.Expr {
+	if d.dialect == "sqlite" {
+		return gorm.Expr("CAST(? AS NUMERIC) >= ?", d.column, d.n)
+	}
+	return gorm.Expr("? >= ?", d.column, d.quantity())
+}
+
+// attach is a scope that lets d write the statement. GORM would write some associations before the
+// statement, when it is not known that there is enough.
 func (d *decrement) attach(db *gorm.DB) *gorm.DB {
 	d.statement = db.Statement
 	d.statement.Clauses["SET"] = clause.Clause{Builder: d.buildSet}
@@ -135,8 +145,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	if d.seal != nil {
 		d.seal.selecting(s, d.where, d.column.Name)
 	}
-	enough := []clause.Expression{gorm.Expr("? >= ?", d.column, d.quantity())}
-	where.Exprs = append(enough, d.where...)
+	where.Exprs = append([]clause.Expression{d.enough()}, d.where...)
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
