@@ -67,8 +67,13 @@ func decrementRow(
 	case d.matched == 0:
 		table := tx.Statement.Table
 		missing := &InsufficientError{Table: table, Row: d.row(tx), Column: column, N: n, Left: -1}
-		if key != nil {
-			missing.Left = d.readLeft(db)
+		if key == nil {
+			return 0, missing
+		}
+		missing.Left, err = d.readLeft(db)
+		// After a deadlock the transaction is gone.
+		if err != nil {
+			return 0, errors.Join(missing, err)
 		}
 		return 0, missing
 	}

@@ -228,8 +228,8 @@ func (d *decrement) row(db *gorm.DB) string {
 	return db.Explain(s.SQL.String(), s.Vars...)
 }
 
-// readLeft reads the newest value of the column, for an error; -1 if that fails.
-func (d *decrement) readLeft(db *gorm.DB) int64 {
+// readLeft reads the newest value of the column, for an error; -1 if there is no such number.
+func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
 	s := d.statement
 	row := db.Session(&gorm.Session{NewDB: true}).Unscoped()
 	if s.Schema != nil {
@@ -240,14 +240,15 @@ func (d *decrement) readLeft(db *gorm.DB) int64 {
 	var left []any
 	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
 	name := d.column.Name
-	if row.Clauses(clause.Where{Exprs: d.where}, newest, only(name)).Pluck(name, &left).Error != nil || len(left) != 1 {
-		return -1
+	read := row.Clauses(clause.Where{Exprs: d.where}, newest, only(name)).Pluck(name, &left)
+	if read.Error != nil || len(left) != 1 {
+		return -1, read.Error
 	}
 	rest, err := whole(left[0])
 	if err != nil {
-		return -1
+		return -1, nil
 	}
-	return rest
+	return rest, nil
 }
 
 func binary(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }

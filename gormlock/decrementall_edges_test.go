@@ -2,8 +2,11 @@ package gormlock_test
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"testing"
 
+	gomysql "github.com/go-sql-driver/mysql"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
@@ -59,6 +62,60 @@ func TestDecrementAll_Canceled(t *testing.T) {
 				ok(t, "taken", db.Model(&Coaster{}).Select("10 - SUM(?)", column("left")).Scan(&taken).Error)
 				if orders != 1 || taken != 0 {
 					t.Errorf("%d orders are committed, want 1; %d units are taken, want 0", orders, taken)
+				}
+			})
+		})
+	}
+}
+
+// Peg has a key without an index of its own.
+type Peg struct {
+	ID   uint
+	Code int
+	Left int64
+}
+
+// TestDecrementAll_ReadDeadlock: MySQL rolls back if the read of what is left is in a deadlock, and
+// no part of the transaction is committed then.
+func TestDecrementAll_ReadDeadlock(t *testing.T) {
+	t.Parallel()
+	for name, plugin := range map[string]bool{"plain": false, "plugin": true} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, db *gorm.DB) {
+				if db.Name() != "mysql" {
+					return
+				}
+				if plugin {
+					ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+				}
+				ok(t, "AutoMigrate", db.AutoMigrate(&Peg{}))
+				ok(t, "Create", db.Create(&[]Peg{{Code: 1, Left: 5}, {Code: 2, Left: 0}}).Error)
+				put(t, db, 42, 10)
+				put(t, db, 43, 10)
+				other := db.Begin()
+				ok(t, "other", other.Exec("SELECT * FROM pegs WHERE id = 2 FOR UPDATE").Error)
+				for range 50 { // heavier, so that it is not the victim
+					ok(t, "other", other.Create(&Item{StockID: 2, Name: "heavy"}).Error)
+				}
+				done := make(chan error, 1)
+				err := db.Transaction(func(tx *gorm.DB) error {
+					ok(t, "order", tx.Create(&Item{StockID: 1, Name: "order"}).Error)
+					ok(t, "take", take(tx, 42))
+					go func() { done <- errors.Join(take(other, 42), other.Rollback().Error) }()
+					awaitLockWait(t, db)
+					_, err := gormlock.DecrementAll(tx.Model(&Peg{}), "code", "left", map[int]int64{2: 1})
+					var deadlock *gomysql.MySQLError
+					if !errors.As(err, &deadlock) || deadlock.Number != 1213 {
+						t.Errorf("DecrementAll: %v, want the deadlock", err)
+					}
+					_ = decrement(tx.Model(&Stock{}).Where("sku = 43"), "left", 1) // instead
+					return nil
+				}, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+				ok(t, "other", <-done)
+				var orders int64
+				ok(t, "Count", db.Model(&Item{}).Where("name = ?", "order").Count(&orders).Error)
+				if taken := 10 - left(t, db, 43); err == nil || orders != 0 || taken != 0 {
+					t.Errorf("the transaction returned %v: %d orders are committed, %d units are taken", err, orders, taken)
 				}
 			})
 		})
