@@ -4,14 +4,17 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
+	"gorm.io/gorm/schema"
 )
 
 // Decrement takes n from a column of the row that db selects, if the row has at least n, in one
@@ -84,12 +87,15 @@ func decrementRow(
 //
 //	left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 2})
 //
-// The map has the quantity for each value of the key column. Each value must name one row. The
-// conditions of db apply to every row. DecrementAll runs one [Decrement] for each, in a
-// transaction, or behind a savepoint if one is open. The rows are locked in the order of their
-// keys, so two carts cannot deadlock. They can deadlock if they write one key in two ways, such as
-// "a" and "A" if the database ignores case. If one row has too little, nothing is taken, and the
-// error is its [*InsufficientError] with what is left of it. An empty map takes nothing.
+// The map has the quantity for each value of the key column. Each value must name one row. If the
+// key is a field of the model, a number needs numbers, and a text needs texts. The conditions of db
+// apply to every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
+// savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
+// deadlock. They can deadlock if they write one key in two ways, such as "a" and "A" if the database
+// ignores case. If one row has too little, nothing is taken, and the error is its
+// [*InsufficientError] with what is left of it. If reading that fails, the error has both reasons.
+// If the rollback to the savepoint fails, the open transaction is rolled back. An empty map takes
+// nothing.
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,
 ) (left map[K]int64, err error) {
@@ -97,7 +103,10 @@ func DecrementAll[K cmp.Ordered](
 	if len(quantities) == 0 {
 		return left, nil
 	}
-	name, err := columnOf(db, key)
+	name, field, err := columnOf(db, key)
+	if err == nil {
+		err = sameKind(field, *new(K))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("gormlock: decrement column %q by key %q: %w", column, key, err)
 	}
@@ -167,19 +176,40 @@ func only(column string) clause.Select {
 	return clause.Select{Columns: []clause.Column{{Name: column}}}
 }
 
-// columnOf returns the column of a field of the model, or the name itself.
-func columnOf(db *gorm.DB, name string) (string, error) {
+// columnOf returns the column of a field of the model, or the name itself and no field.
+func columnOf(db *gorm.DB, name string) (string, *schema.Field, error) {
 	if db.Statement.Model == nil {
-		return name, nil
+		return name, nil, nil
 	}
 	parsed := &gorm.Statement{DB: db}
 	if err := parsed.Parse(db.Statement.Model); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if f := parsed.Schema.LookUpField(name); f != nil && f.DBName != "" {
-		return f.DBName, nil
+		return f.DBName, f, nil
 	}
-	return name, nil
+	return name, nil, nil
+}
+
+// sameKind refuses a number as the key of a text column, and a text as that of a number. MySQL would
+// compare them as two numbers, and "2nd shelf" is 2 then.
+func sameKind(f *schema.Field, key any) error {
+	if f == nil || f.Serializer != nil {
+		return nil
+	}
+	for _, v := range []any{key, reflect.New(f.IndirectFieldType).Interface()} {
+		// A Valuer decides what is sent.
+		if _, ok := v.(driver.Valuer); ok {
+			return nil
+		}
+	}
+	number := func(v reflect.Value) bool { return v.CanInt() || v.CanUint() || v.CanFloat() }
+	field, byNumber := reflect.Zero(f.IndirectFieldType), number(reflect.ValueOf(key))
+	if number(field) && !byNumber || field.Kind() == reflect.String && byNumber {
+		return fmt.Errorf("%w: field %s has the type %s, and the keys have the type %T: "+
+			"use keys of the type of the field", gorm.ErrInvalidData, f.Name, f.FieldType, key)
+	}
+	return nil
 }
 
 // rollback ends the transaction that the caller had open, because of err.

@@ -51,7 +51,7 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 	if err != nil {
 		return nil, err
 	}
-	name, err := columnOf(db, column)
+	name, _, err := columnOf(db, column)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	gomysql "github.com/go-sql-driver/mysql"
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -120,4 +121,33 @@ func TestDecrementAll_ReadDeadlock(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Ware has a key that is a text and one that is a number.
+type Ware struct {
+	Code string `gorm:"size:16;primaryKey"`
+	Num  int    `gorm:"uniqueIndex"`
+	Left int64
+}
+
+// TestDecrementAll_KeyOfOtherKind: MySQL would compare "2nd shelf" with a number as 2.
+func TestDecrementAll_KeyOfOtherKind(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Ware{}))
+		ok(t, "Create", db.Create(&[]Ware{{"42", 1, 3}, {"42-red", 2, 5}}).Error)
+		_, err := gormlock.DecrementAll(db.Model(&Ware{}), "code", "left", map[int]int64{42: 1})
+		want(t, "a number for a text", err, gorm.ErrInvalidData)
+		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "num", "left", map[string]int64{"2nd shelf": 1})
+		want(t, "a text for a number", err, gorm.ErrInvalidData)
+		var rest []int64
+		ok(t, "Pluck", db.Model(&Ware{}).Order("num").Pluck("left", &rest).Error)
+		if rest[0] != 3 || rest[1] != 5 {
+			t.Errorf("left are %v, want 3 and 5", rest)
+		}
+		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "code", "left", map[string]int64{"42": 1})
+		ok(t, "a text", err)
+		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "num", "left", map[uint16]int64{2: 1})
+		ok(t, "another number", err)
+	})
 }
