@@ -112,6 +112,14 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		refuse(s.DB, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
 		return
 	}
+	// HAVING is a part of GROUP BY.
+	for _, name := range []string{"FROM", "GROUP BY"} {
+		if s.Clauses[name].Expression != nil && !slices.Contains(s.BuildClauses, name) {
+			refuse(s.DB, gorm.ErrInvalidData,
+				"an UPDATE has no %s: write the condition as a subquery", name)
+			return
+		}
+	}
 	switch {
 	case len(s.Joins) > 0:
 		refuse(s.DB, gorm.ErrInvalidData, "an UPDATE cannot join: write the condition as a subquery")

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -31,6 +32,30 @@ func TestDecrement_TextColumn(t *testing.T) {
 			left, err := gormlock.Decrement(db.Model(&d), "left", 2)
 			if ok(t, "2 of "+text, err); left != rest {
 				t.Errorf("%s: %d left, want %d", text, left, rest)
+			}
+		}
+	})
+}
+
+// TestDecrement_DroppedClauses: GORM's UPDATE drops a HAVING, and on MySQL a FROM.
+func TestDecrement_DroppedClauses(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Depot{}, &Lot{}))
+		l := Lot{Depot: Depot{Name: "closed"}, Left: 5}
+		ok(t, "Create", db.Create(&l).Error)
+		open := clause.Expr{SQL: "depots.id = lots.depot_id AND depots.name = 'open'"}
+		join := clause.Join{
+			Type: clause.InnerJoin, Table: clause.Table{Name: "depots"},
+			ON: clause.Where{Exprs: []clause.Expression{open}},
+		}
+		row := db.Model(&Lot{}).Where("lots.id = ?", l.ID).Session(&gorm.Session{})
+		for name, none := range map[string]*gorm.DB{
+			"HAVING": row.Group("id").Having("MAX(depot_id) < ?", 0),
+			"FROM":   row.Clauses(clause.From{Joins: []clause.Join{join}}),
+		} {
+			if left, err := gormlock.Decrement(none, "left", 1); err == nil {
+				t.Errorf("%s: the condition names no row, and Decrement took: %d left", name, left)
 			}
 		}
 	})
