@@ -61,7 +61,7 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 // taken is the new value of the column.
 func (d *decrement) taken() clause.Expr {
 	if d.dialect == "mysql" { // which has no RETURNING, but sends what this function was called with
-		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?))", d.column, d.n, d.column, d.n)
+		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?) + 1)", d.column, d.n, d.column, d.n)
 	}
 	return gorm.Expr("? - ?", d.column, d.quantity())
 }
@@ -313,7 +313,8 @@ func (d *decrement) exec(ctx context.Context, c gorm.ConnPool, query string, arg
 	return nil
 }
 
-// readInsertID is for MySQL and MariaDB.
+// readInsertID is for MySQL and MariaDB. LAST_INSERT_ID is one more than what is left, because the
+// answer to an UPDATE has 0 if a trigger of the table inserts. The connection knows it then.
 func (d *decrement) readInsertID(
 	ctx context.Context, c gorm.ConnPool, query string, args []any,
 ) error {
@@ -324,7 +325,11 @@ func (d *decrement) readInsertID(
 	if d.matched, err = result.RowsAffected(); err != nil {
 		return err
 	}
-	d.left, err = result.LastInsertId()
+	id, err := result.LastInsertId()
+	if err == nil && id == 0 && d.matched == 1 {
+		err = c.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
+	}
+	d.left = id - 1
 	return err
 }
 

@@ -60,3 +60,31 @@ func TestDecrement_DroppedClauses(t *testing.T) {
 		}
 	})
 }
+
+// TestDecrement_Trigger: the answer of MariaDB has no LAST_INSERT_ID if a trigger of the table inserts.
+func TestDecrement_Trigger(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		if db.Name() != "mysql" {
+			return
+		}
+		for _, when := range []string{"AFTER", "BEFORE"} {
+			put(t, db, 42, 3)
+			ok(t, "CREATE", unprepared(db).Exec("CREATE TRIGGER audit "+when+" UPDATE ON stocks FOR EACH ROW "+
+				"INSERT INTO items (stock_id, name) VALUES (NEW.id, 'audit')").Error)
+			take := func(tx *gorm.DB, expected int64) error {
+				left, err := gormlock.Decrement(tx.Model(&Stock{}).Where("sku = 42"), "left", 1)
+				if err == nil && left != expected {
+					t.Errorf("%s: %d left, want %d", when, left, expected)
+				}
+				return err
+			}
+			ok(t, "single", take(db, 2))
+			inGroup := func(tx *gorm.DB) error { return take(tx, 1) }
+			ok(t, "Grouped", gormlock.Transaction(db, "k", inGroup, gormlock.Grouped(4)))
+			ok(t, "the last", take(db, 0))
+			ok(t, "DROP", unprepared(db).Exec("DROP TRIGGER audit").Error)
+			ok(t, "Delete", db.Delete(&Stock{}, "sku = 42").Error)
+		}
+	})
+}
