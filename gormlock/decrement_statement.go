@@ -132,7 +132,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	if d.key != nil {
 		s.AddClause(clause.Where{Exprs: []clause.Expression{*d.key}})
 	}
-	addZeroParts(s)
+	d.addZeroParts()
 	set := clause.Set{{Column: d.column, Value: d.taken()}}
 	version, _ := given.Expression.(clause.Set)
 	for _, a := range append(callbacks.ConvertToAssignments(s), version...) {
@@ -160,20 +160,26 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 }
 
 // addZeroParts adds the parts of a model's primary key that are zero, which GORM would leave out:
-// the statement would take from another row.
-func addZeroParts(s *gorm.Statement) {
+// the statement would take from another row. A part that d.key names is not the model's.
+func (d *decrement) addZeroParts() {
+	s := d.statement
 	for _, m := range structsOf(s.ReflectValue) {
 		if s.Schema == nil || m.Type() != s.Schema.ModelType {
 			return
 		}
 		_, values, keyed := primaryKey(s, m)
 		for i, pk := range s.Schema.PrimaryFields {
-			if _, zero := pk.ValueOf(s.Context, m); keyed && zero {
+			if _, zero := pk.ValueOf(s.Context, m); keyed && zero && !d.names(pk.DBName) {
 				part := clause.Eq{Column: column(pk.DBName), Value: values[i]}
 				s.AddClause(clause.Where{Exprs: []clause.Expression{part}})
 			}
 		}
 	}
+}
+
+// names reports whether d.key names the column.
+func (d *decrement) names(column string) bool {
+	return d.key != nil && strings.EqualFold(d.key.Column.(clause.Column).Name, column)
 }
 
 // buildWhere writes WHERE. It is the last that is written, and GORM sends the statement next.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"testing"
 
 	gomysql "github.com/go-sql-driver/mysql"
@@ -149,5 +150,21 @@ func TestDecrementAll_KeyOfOtherKind(t *testing.T) {
 		ok(t, "a text", err)
 		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "num", "left", map[uint16]int64{2: 1})
 		ok(t, "another number", err)
+	})
+}
+
+// TestDecrementAll_PartOfTheKey: the model has one part of the primary key, and the cart the other.
+func TestDecrementAll_PartOfTheKey(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Bin{}))
+		ok(t, "Create", db.Create(&[]Bin{{7, 0, 5}, {7, 1, 5}, {8, 1, 9}}).Error)
+		_, err := gormlock.DecrementAll(db.Model(&Bin{Row: 7}), "number", "units", map[int]int64{0: 2, 1: 1})
+		ok(t, "DecrementAll", err)
+		var rest []int64
+		ok(t, "Pluck", db.Model(&Bin{}).Order("units").Pluck("units", &rest).Error)
+		if !slices.Equal(rest, []int64{3, 4, 9}) {
+			t.Errorf("left are %v, want 3, 4 and 9", rest)
+		}
 	})
 }
