@@ -32,11 +32,12 @@ import (
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. The UPDATE therefore runs in a
 // transaction even with SkipDefaultTransaction, but hooks after it run outside of that. If nothing
-// is taken, GORM's AfterUpdate hooks do not run and new associations of the model are not written.
-// BeforeUpdate hooks have run then. If there is no condition, the error is
-// gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
-// MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
-// [ErrDialect]. What is left of a column with decimals is rounded down.
+// is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate hooks have run then. New associations
+// of the model are not written. Joins, Group, Having and a FROM that an UPDATE cannot write are
+// errors. If there is no condition, the error is gorm.ErrMissingWhereClause. With DryRun it is
+// gorm.ErrDryRunModeUnsupported. Decrement needs MySQL, MariaDB, PostgreSQL or SQLite (3.35 or
+// newer). On another database the error is [ErrDialect]. What is left of a column with decimals is
+// rounded down.
 //
 // [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the
 // database.

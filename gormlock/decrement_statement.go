@@ -87,6 +87,7 @@ func (d *decrement) enough() clause.Expr {
 // statement, when it is not known that there is enough.
 func (d *decrement) attach(db *gorm.DB) *gorm.DB {
 	d.statement = db.Statement
+	d.statement.Omits = append(slices.Clip(d.statement.Omits), clause.Associations)
 	d.statement.Clauses["SET"] = clause.Clause{Builder: d.buildSet}
 	if d.seal != nil {
 		d.statement.Settings.Store(sellOutKey{d.statement}, d.seal)

@@ -88,3 +88,21 @@ func TestDecrement_Trigger(t *testing.T) {
 		}
 	})
 }
+
+// TestDecrement_Associations: GORM would write a new one before it is known that there is too little.
+func TestDecrement_Associations(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Depot{}, &Lot{}))
+		l := Lot{Depot: Depot{Name: "first"}, Left: 1}
+		ok(t, "Create", db.Create(&l).Error)
+		for _, expected := range []error{nil, gormlock.ErrInsufficient} {
+			m := Lot{ID: l.ID, Depot: Depot{Name: "second"}}
+			want(t, "Decrement", decrement(db.Model(&m), "left", 1), expected)
+			var n int64
+			if ok(t, "Count", db.Model(&Depot{}).Count(&n).Error); n != 1 {
+				t.Errorf("after %v there are %d depots, want 1", expected, n)
+			}
+		}
+	})
+}
