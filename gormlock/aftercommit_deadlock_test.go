@@ -2,6 +2,7 @@ package gormlock_test
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"gorm.io/gorm"
@@ -34,6 +35,35 @@ func TestAfterCommit_DeadlockIgnored(t *testing.T) {
 		}))
 		if called != 0 {
 			t.Errorf("called %d times", called)
+		}
+	})
+}
+
+// TestAfterCommit_DeadlockAmongRows: no callback sees the error of rows, and COMMIT succeeds.
+func TestAfterCommit_DeadlockAmongRows(t *testing.T) {
+	t.Parallel()
+	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		reads := maps.Clone(lateReads)
+		reads["Rows that stay open"] = func(tx *gorm.DB, query string) { _, _ = tx.Raw(query).Rows() }
+		for name, read := range reads {
+			called := 0
+			err := db.Transaction(func(tx *gorm.DB) error {
+				ok(t, "take", take(tx, 42))
+				ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { called++ }))
+				read(tx, lateQuery(1213))
+				return nil
+			})
+			if ok(t, name, err); called != 0 {
+				t.Errorf("%s: called %d times", name, called)
+			}
+			err = db.Transaction(func(tx *gorm.DB) error {
+				ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { called++ }))
+				read(tx, "SELECT n FROM (SELECT 1 AS n UNION ALL SELECT 2) numbers")
+				return nil
+			})
+			if ok(t, name, err); called != 1 {
+				t.Errorf("%s of fine rows: called %d times", name, called)
+			}
 		}
 	})
 }

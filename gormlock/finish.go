@@ -55,6 +55,8 @@ func (t *transaction) commit() error {
 func (t *transaction) commitUnguarded() error {
 	switch {
 	case t.real != nil:
+		t.closeRows() // as COMMIT does
+		_ = t.stands()
 		t.over = true
 		return t.real.Commit()
 	case t.over:

@@ -16,12 +16,28 @@ import (
 // sees that error, so the transaction keeps the rows and looks at them before its next statement
 // and COMMIT.
 
-// handedOut keeps the rows of a statement under a guard.
+// handedOut keeps the rows of a statement under a guard, and those of MySQL also without one.
+// MySQL's COMMIT says nothing of a deadlock, and must not call the functions of AfterCommit.
 func (t *transaction) handedOut(rows *sql.Rows) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if rows != nil && len(t.locks) > 0 && t.turn == nil { // a turn keeps its own
+	if rows != nil && t.turn == nil && (len(t.locks) > 0 || t.silent()) { // a turn keeps its own
 		t.rows = append(t.rows, rows)
+	}
+}
+
+// silent reports whether COMMIT succeeds although the database rolled the transaction back. MySQL
+// and MariaDB do so. A guard looks for itself. t.mu is held.
+func (t *transaction) silent() bool {
+	return len(t.keys) == 0 && t.real != nil && t.pool.dialect.name == "mysql"
+}
+
+// noteGone notes that the database rolled an unguarded transaction back with the statement that
+// returned err. t.mu is held.
+func (t *transaction) noteGone(err error) {
+	if gone(err) {
+		t.gone = err
+		t.undone.rolledBack("")
 	}
 }
 
@@ -34,9 +50,12 @@ func (t *transaction) stands() error {
 	open := t.rows[:0]
 	for _, r := range t.rows {
 		_, err := r.Columns() // not Err, which only the goroutine that calls Next may call
-		if err == nil {
+		switch {
+		case err == nil:
 			open = append(open, r)
-		} else if t.failed == nil && t.ended(err) {
+		case len(t.keys) == 0:
+			t.noteGone(err)
+		case t.failed == nil && t.ended(err):
 			err = fmt.Errorf("the database rolled the transaction back while rows were read: %w", err)
 			t.fail(guardError(t.keys, err))
 		}
@@ -58,9 +77,8 @@ func (t *transaction) explain(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.keys) == 0 {
-		if t.real != nil && gone(err) { // and COMMIT will say nothing of it
-			t.gone = err
-			t.undone.rolledBack("")
+		if t.real != nil {
+			t.noteGone(err)
 		}
 		return err
 	}
@@ -116,13 +134,27 @@ func (t *transaction) vanished(err error) bool {
 	return number != mysqlInTransaction && !errors.Is(answer, driver.ErrBadConn)
 }
 
-// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard. A
-// *sql.Row keeps the error with which the database ended the transaction to itself.
+// watchesRow reports whether the transaction must see the error of a Row.
+func (t *transaction) watchesRow() bool {
+	if t == nil || t.turn != nil {
+		return false
+	}
+	if t.guarded() {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.silent() && !t.undone.empty()
+}
+
+// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard, or if
+// AfterCommit waits for MySQL. A *sql.Row keeps the error with which the database ended the
+// transaction to itself.
 func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		t, _ := transactionOf(db.Statement.ConnPool)
 		wanted, _ := db.Get("rows")
-		if db.Error != nil || db.DryRun || wanted == true || !t.guarded() || t.turn != nil {
+		if db.Error != nil || db.DryRun || wanted == true || !t.watchesRow() {
 			query(db)
 			return
 		}

@@ -32,6 +32,12 @@ func (l *undoLog) add(e undoEntry) {
 	}
 }
 
+func (l *undoLog) empty() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries) == 0
+}
+
 // rolledBack undoes what came after a savepoint, or all.
 func (l *undoLog) rolledBack(savepoint string) {
 	l.mu.Lock()
