@@ -9,6 +9,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // TestAfterCommit_DeadlockIgnored: MySQL rolls the whole transaction back, and its COMMIT succeeds.
@@ -63,6 +64,30 @@ func TestAfterCommit_DeadlockAmongRows(t *testing.T) {
 			})
 			if ok(t, name, err); called != 1 {
 				t.Errorf("%s of fine rows: called %d times", name, called)
+			}
+		}
+	})
+}
+
+// TestAfterCommit_LockWaitTimeout: it ends the statement or the transaction, as the server is set.
+func TestAfterCommit_LockWaitTimeout(t *testing.T) {
+	t.Parallel()
+	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		proxied, p := behindProxy(t, db)
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
+		for name, wait := range lockWaits {
+			for _, rollsBack := range []bool{false, true} {
+				p.rollBackOnTimeout(rollsBack)
+				called := 0
+				ok(t, name, proxied.Transaction(func(tx *gorm.DB) error {
+					ok(t, "take", take(tx, 42))
+					ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { called++ }))
+					wait(tx)
+					return nil
+				}))
+				if (called == 0) != rollsBack {
+					t.Errorf("%s: rolls back %v: called %d times", name, rollsBack, called)
+				}
 			}
 		}
 	})

@@ -127,6 +127,24 @@ func TestEnded_RowsThatAreFine(t *testing.T) {
 	})
 }
 
+// lockWaits fail as a lock wait that timed out does.
+var lockWaits = map[string]func(tx *gorm.DB){
+	"Exec":     func(tx *gorm.DB) { _ = unprepared(tx).Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error },
+	"Raw.Scan": func(tx *gorm.DB) { _ = tx.Raw(lateQuery(1205)).Scan(&[]int{}).Error },
+}
+
+// rollBackOnTimeout lets a server say that it has the setting innodb_rollback_on_timeout, or what
+// it says by itself.
+func (p *proxy) rollBackOnTimeout(on bool) {
+	const setting = "@@innodb_rollback_on_timeout"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.edit = [2]string{}
+	if on {
+		p.edit = [2]string{setting, fmt.Sprintf("%-*s", len(setting), "1")}
+	}
+}
+
 // TestEnded_LockWaitTimeout: it ends the statement or the transaction, as the server is set.
 func TestEnded_LockWaitTimeout(t *testing.T) {
 	t.Parallel()
@@ -134,20 +152,10 @@ func TestEnded_LockWaitTimeout(t *testing.T) {
 		proxied, p := behindProxy(t, db)
 		l := locker(t, testutil.Memory())
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
-		const setting = "@@innodb_rollback_on_timeout"
-		waits := map[string]func(tx *gorm.DB){
-			"Exec":     func(tx *gorm.DB) { _ = unprepared(tx).Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error },
-			"Raw.Scan": func(tx *gorm.DB) { _ = tx.Raw(lateQuery(1205)).Scan(&[]int{}).Error },
-		}
 		left := int64(10)
-		for name, wait := range waits {
+		for name, wait := range lockWaits {
 			for _, rollsBack := range []bool{false, true} {
-				p.mu.Lock()
-				p.edit = [2]string{}
-				if rollsBack {
-					p.edit = [2]string{setting, fmt.Sprintf("%-*s", len(setting), "1")}
-				}
-				p.mu.Unlock()
+				p.rollBackOnTimeout(rollsBack)
 				err := gormlock.Transaction(proxied, "k", func(tx *gorm.DB) error {
 					ok(t, "before it", take(tx, 42))
 					wait(tx)

@@ -35,7 +35,7 @@ func (t *transaction) silent() bool {
 // noteGone notes that the database rolled an unguarded transaction back with the statement that
 // returned err. t.mu is held.
 func (t *transaction) noteGone(err error) {
-	if gone(err) {
+	if gone(err) || t.timedOut(err) {
 		t.gone = err
 		t.undone.rolledBack("")
 	}
