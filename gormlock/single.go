@@ -136,8 +136,10 @@ func afterRead(db *gorm.DB) {
 	case *sql.Row:
 		if rows != nil && rows.Err() != nil { // GORM does not look at it
 			_ = t.explain(rows.Err())
+			return
 		}
 	}
+	noteSavepoint(db, nil)
 }
 
 // rollbackOnPanic rolls a guarded single statement back when fn does not return. It does not

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 
 	"gorm.io/gorm"
 )
@@ -137,12 +138,48 @@ func noteSavepoint(db *gorm.DB, err error) {
 // without quotes. A ROLLBACK of the whole transaction has none.
 func savepointIn(query string) (verb, name string) {
 	verb, rest := firstWord(query)
-	if verb != "SAVEPOINT" && verb != "RELEASE" && verb != "ROLLBACK" {
+	switch verb {
+	case "SAVEPOINT":
+	case "RELEASE":
+		rest = afterWords(rest, "SAVEPOINT")
+	case "ROLLBACK":
+		rest = afterWords(rest, "WORK", "TRANSACTION")
+		if next, _ := firstWord(rest); next != "TO" {
+			return verb, ""
+		}
+		rest = afterWords(afterWords(rest, "TO"), "SAVEPOINT")
+	default:
 		return "", ""
 	}
-	words := strings.Fields(strings.ToLower(strings.TrimRight(rest, "; \t\r\n")))
-	if len(words) > 0 && (verb != "ROLLBACK" || slices.Contains(words, "to")) {
-		name = strings.Trim(words[len(words)-1], "\"`")
+	return verb, strings.ToLower(nameIn(rest))
+}
+
+// afterWords returns text without its first word, if that is one of these.
+func afterWords(text string, words ...string) string {
+	word, rest := firstWord(text)
+	if slices.Contains(words, word) && strings.IndexAny(rest, nameChars) != 0 {
+		return rest
 	}
-	return verb, name
+	return text
+}
+
+// nameChars are those that may follow letters in a name.
+const nameChars = "_$0123456789"
+
+// nameIn returns the name that text begins with, after comments, and without quotes.
+func nameIn(text string) string {
+	_, rest := firstWord(text)
+	before := strings.TrimRightFunc(text[:len(text)-len(rest)], unicode.IsLetter)
+	text = text[len(before):]
+	if text == "" {
+		return ""
+	}
+	if i := strings.IndexByte("\"`'[", text[0]); i >= 0 {
+		name, _, _ := strings.Cut(text[1:], "\"`']"[i:i+1])
+		return name
+	}
+	if end := strings.IndexAny(text, " \t\r\n\f\v;-/#"); end >= 0 {
+		return text[:end]
+	}
+	return text
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorm.io/gorm"
@@ -91,6 +92,77 @@ func TestAfterCommit_ReleasedSavepoint(t *testing.T) {
 				if !slices.Equal(called, expected) {
 					t.Errorf("%s is released: called %q, want %q", release, called, expected)
 				}
+			}
+		}
+	})
+}
+
+// TestAfterCommit_SavepointComments: a comment behind a savepoint is not its name.
+func TestAfterCommit_SavepointComments(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		quote := `"`
+		if db.Name() == "mysql" {
+			quote = "`"
+		}
+		odd := quote + "savepoint -- 1; to" + quote
+		for name, statements := range map[string][]string{
+			"line comment":    {"SAVEPOINT a -- the gift", "", "ROLLBACK TO SAVEPOINT a -- there is none"},
+			"comment":         {"SAVEPOINT a /* the order */", "SAVEPOINT b /* the gift */", "ROLLBACK TO SAVEPOINT a /* all of it */"},
+			"comment between": {"SAVEPOINT/**/a", "SAVEPOINT b", "ROLLBACK /* back */ TO /* a */ a/* to b */"},
+			"keyword":         {"SAVEPOINT savepoint_1", "SAVEPOINT b", "ROLLBACK TO savepoint_1"},
+			"quoted":          {"SAVEPOINT " + odd, "SAVEPOINT b", "ROLLBACK TO " + odd + " ; "},
+			"release":         {"SAVEPOINT a", "SAVEPOINT b", "RELEASE SAVEPOINT b -- a", "ROLLBACK TO a"},
+		} {
+			var called []string
+			ok(t, name, db.Transaction(func(tx *gorm.DB) error {
+				after := func(name string) error {
+					return gormlock.AfterCommit(tx, func(context.Context) { called = append(called, name) })
+				}
+				err := after("before")
+				for _, statement := range statements {
+					if statement != "" {
+						err = errors.Join(err, unprepared(tx).Exec(statement).Error)
+					}
+					if !strings.HasPrefix(statement, "ROLLBACK") {
+						err = errors.Join(err, after("undone"))
+					}
+				}
+				return errors.Join(err, after("after"))
+			}))
+			if !slices.Equal(called, []string{"before", "after"}) {
+				t.Errorf("%s: called %q", name, called)
+			}
+		}
+	})
+}
+
+// TestAfterCommit_SavepointByRaw: a statement that GORM sends as a query counts, too.
+func TestAfterCommit_SavepointByRaw(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		for name, send := range map[string]func(tx *gorm.DB, query string) error{
+			"Rows": func(tx *gorm.DB, query string) error {
+				rows, err := tx.Raw(query).Rows()
+				if err != nil {
+					return err
+				}
+				return rows.Close()
+			},
+			"Scan": func(tx *gorm.DB, query string) error { return tx.Raw(query).Scan(&[]int{}).Error },
+		} {
+			var called []string
+			ok(t, name, db.Transaction(func(tx *gorm.DB) error {
+				after := func(name string) error {
+					return gormlock.AfterCommit(tx, func(context.Context) { called = append(called, name) })
+				}
+				return errors.Join(
+					after("before"), send(unprepared(tx), "SAVEPOINT a"), after("undone"),
+					send(unprepared(tx), "ROLLBACK TO SAVEPOINT a"), after("after"),
+				)
+			}))
+			if !slices.Equal(called, []string{"before", "after"}) {
+				t.Errorf("%s: called %q", name, called)
 			}
 		}
 	})
