@@ -31,9 +31,19 @@ func tablesOf(db *gorm.DB, models []any) (map[string]bool, error) {
 	return tables, nil
 }
 
-// tableName is a table's name without the database that it is in.
+// quotes are around names in one database or another.
+const quotes = "`\"'[]"
+
+// tableName is a table's name without the database that it is in, and without quotes.
 func tableName(table string) string {
-	return strings.ToLower(table[strings.LastIndex(table, ".")+1:])
+	return strings.ToLower(strings.Trim(table[strings.LastIndex(table, ".")+1:], quotes+" "))
+}
+
+// namesIn returns the words in SQL that may be names.
+func namesIn(sql string) []string {
+	return strings.FieldsFunc(strings.ToLower(sql), func(r rune) bool {
+		return unicode.IsSpace(r) || strings.ContainsRune(quotes+".,()=", r)
+	})
 }
 
 // tablesIn returns the names that a write may mean by its table. These may be too many: of several
@@ -43,15 +53,23 @@ func tablesIn(s *gorm.Statement) []string {
 	if s.Schema != nil {
 		names = append(names, tableName(s.Schema.Table))
 	}
+	clauseTable := func(table clause.Table) {
+		names = append(names, tableName(table.Name))
+		if table.Raw {
+			names = append(names, namesIn(table.Name)...)
+		}
+	}
 	for _, c := range s.Clauses { // may name another table
 		switch e := c.Expression.(type) {
 		case clause.Insert:
-			names = append(names, tableName(e.Table.Name))
+			clauseTable(e.Table)
 		case clause.Update:
-			names = append(names, tableName(e.Table.Name))
+			clauseTable(e.Table)
+		case clause.Delete: // DELETE stocks FROM items JOIN stocks …
+			names = append(names, namesIn(e.Modifier)...)
 		case clause.From:
 			for _, table := range e.Tables {
-				names = append(names, tableName(table.Name))
+				clauseTable(table)
 			}
 		}
 	}
@@ -60,7 +78,5 @@ func tablesIn(s *gorm.Statement) []string {
 	}
 	written := &gorm.Statement{DB: s.DB}
 	s.TableExpr.Build(written)
-	return append(names, strings.FieldsFunc(strings.ToLower(written.SQL.String()), func(r rune) bool {
-		return unicode.IsSpace(r) || strings.ContainsRune("`\"'[].,()=", r)
-	})...)
+	return append(names, namesIn(written.SQL.String())...)
 }
