@@ -51,10 +51,15 @@ func unwrapped(query string) string {
 	return query
 }
 
-// endsByName reports whether a statement is a COMMIT or a ROLLBACK of the whole transaction.
+// endsByName reports whether a statement is a COMMIT or a ROLLBACK of the whole transaction, or
+// PostgreSQL's PREPARE TRANSACTION. A prepared statement may have the name TRANSACTION.
 func endsByName(query string) bool {
 	word, rest := firstWord(query)
 	next, rest := firstWord(rest)
+	if word == "PREPARE" {
+		after, _ := firstWord(rest)
+		return next == "TRANSACTION" && after != "AS" && after != "FROM"
+	}
 	if next == "WORK" || next == "TRANSACTION" {
 		next, _ = firstWord(rest)
 	}
