@@ -13,6 +13,8 @@ const (
 	associationMethod = "(*Association)."
 	// associationsOfSet is what Set of gorm.G calls for each clause.Association.
 	associationsOfSet = "setCreateOrUpdateG[...].executeAssociationOperation"
+	// batchesMethod ends the names of gorm.DB's method and of gorm.G's.
+	batchesMethod = ".CreateInBatches"
 )
 
 // oneStatement refuses a guarded statement outside a transaction if GORM runs it as one of several.
@@ -20,7 +22,7 @@ const (
 func oneStatement(s *gorm.Statement, op operation) error {
 	method := calledMethod()
 	associates := strings.HasPrefix(method, associationMethod) || method == associationsOfSet
-	if method != "(*DB).FirstOrCreate" && (op.reads || !associates) {
+	if method != "(*DB).FirstOrCreate" && (op.reads || !associates) && !batched(s, method) {
 		return nil
 	}
 	keys := demandOf(s.Context).keys
@@ -29,6 +31,22 @@ func oneStatement(s *gorm.Statement, op operation) error {
 	}
 	return guardError(keys, fmt.Errorf("%w: %s is several statements, which need one lock and one transaction: "+
 		"call it in gormlock.Transaction", ErrNoTransaction, methodName(method)))
+}
+
+// batched reports whether a create is the first of several batches without a transaction. GORM does
+// not tell the plugin, but a batch is a part of the caller's slice. So it is a whole slice if it has
+// no room for more, or if nothing is in that room.
+func batched(s *gorm.Statement, method string) bool {
+	create := method == "(*DB).Create" && s.DB.CreateBatchSize > 0
+	if !create && !strings.HasSuffix(method, batchesMethod) {
+		return false
+	}
+	rows := pointedAt(reflect.ValueOf(s.Dest))
+	if rows.Kind() != reflect.Slice || rows.Len() == rows.Cap() ||
+		create && rows.Len() < s.DB.CreateBatchSize {
+		return false
+	}
+	return !rows.Slice(0, rows.Len()+1).Index(rows.Len()).IsZero()
 }
 
 // hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs
@@ -71,5 +89,8 @@ func calledMethod() string {
 
 // methodName returns a method of calledMethod as users write it.
 func methodName(method string) string {
+	if strings.HasSuffix(method, batchesMethod) {
+		return batchesMethod[1:]
+	}
 	return strings.NewReplacer(associationsOfSet, "Set with a clause.Association", "(*", "", ")", "").Replace(method)
 }

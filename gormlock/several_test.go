@@ -312,6 +312,53 @@ func TestFirstOrCreate_Guard(t *testing.T) {
 	})
 }
 
+// TestCreateInBatches_Guard: without a transaction each batch would have a lock of its own.
+func TestCreateInBatches_Guard(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		j := &journal{}
+		ok(t, "Use", db.Use(gormlock.New(locker(t, j.backend(), core.WithPrefix("")))))
+		writes := map[string]func(db *gorm.DB, rows []Stock) error{
+			"CreateInBatches": func(db *gorm.DB, rows []Stock) error {
+				return db.Scopes(gormlock.Guard("k")).CreateInBatches(&rows, 2).Error
+			},
+			"WithGuard": func(db *gorm.DB, rows []Stock) error {
+				return db.WithContext(gormlock.WithGuard(t.Context(), "k")).CreateInBatches(rows, 2).Error
+			},
+			"Create": func(db *gorm.DB, rows []Stock) error {
+				return db.Session(&gorm.Session{CreateBatchSize: 2}).Scopes(gormlock.Guard("k")).Create(&rows).Error
+			},
+			"generics API": func(db *gorm.DB, rows []Stock) error {
+				return gorm.G[Stock](db).CreateInBatches(gormlock.WithGuard(t.Context(), "k"), &rows, 2)
+			},
+		}
+		skip := db.Session(&gorm.Session{SkipDefaultTransaction: true})
+		for name, write := range writes {
+			err := write(skip, []Stock{{SKU: 1}, {SKU: 2}, {SKU: 3}})
+			if want(t, name, err, gormlock.ErrNoTransaction); err != nil && !strings.Contains(err.Error(), "is several statements") {
+				t.Errorf("%s: %v", name, err)
+			}
+			wantStocks(t, db, 0)
+			j.want(t, name)
+			for form, run := range map[string]func() error{
+				"one batch":           func() error { return write(skip, []Stock{{SKU: 1}, {SKU: 2}}) },
+				"one batch with room": func() error { return write(skip, append(make([]Stock, 0, 4), Stock{SKU: 1})) },
+				"default transaction": func() error { return write(db, []Stock{{SKU: 1}, {SKU: 2}, {SKU: 3}}) },
+				"transaction": func() error {
+					return gormlock.Transaction(skip, "k", func(tx *gorm.DB) error {
+						rows := []Stock{{SKU: 1}, {SKU: 2}, {SKU: 3}}
+						return tx.CreateInBatches(&rows, 2).Error
+					})
+				},
+			} {
+				ok(t, name+", "+form, run())
+				j.want(t, name+", "+form, "lock k", "unlock k")
+				ok(t, "Delete", db.Exec("DELETE FROM stocks").Error)
+			}
+		}
+	})
+}
+
 func (j *journal) clear() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
