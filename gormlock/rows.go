@@ -16,8 +16,8 @@ import (
 // sees that error, so the transaction keeps the rows and looks at them before its next statement
 // and COMMIT.
 
-// handedOut keeps the rows of a statement under a guard, and all those of MySQL: its COMMIT says
-// nothing of a deadlock, and must not call the functions of AfterCommit.
+// handedOut keeps the rows of a statement under a guard, and those of MySQL also without one.
+// MySQL's COMMIT says nothing of a deadlock, and must not call the functions of AfterCommit.
 func (t *transaction) handedOut(rows *sql.Rows) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -33,19 +33,18 @@ func oneStatement(s *gorm.Statement, op operation) error {
 		"call it in gormlock.Transaction", ErrNoTransaction, methodName(method)))
 }
 
-// batched reports whether a create is the first of several batches without a transaction. GORM does
-// not tell the plugin, but a batch is a part of the caller's slice. So it is a whole slice if it has
-// no room for more, or if nothing is in that room.
+// batched reports whether a create may be one of several batches without a transaction. GORM does
+// not tell the plugin how many there are.
 func batched(s *gorm.Statement, method string) bool {
-	create := method == "(*DB).Create" && s.DB.CreateBatchSize > 0
-	if !create && !strings.HasSuffix(method, batchesMethod) {
-		return false
+	if !s.DB.SkipDefaultTransaction {
+		return false // GORM begins a transaction for several batches
+	}
+	if strings.HasSuffix(method, batchesMethod) {
+		return true
 	}
 	rows := pointedAt(reflect.ValueOf(s.Dest))
-	if rows.Kind() != reflect.Slice || rows.Len() == rows.Cap() || create && rows.Len() < s.DB.CreateBatchSize {
-		return false
-	}
-	return !rows.Slice(0, rows.Len()+1).Index(rows.Len()).IsZero()
+	return method == "(*DB).Create" && s.DB.CreateBatchSize > 0 &&
+		rows.Kind() == reflect.Slice && rows.Len() >= s.DB.CreateBatchSize
 }
 
 // hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs
