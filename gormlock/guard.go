@@ -70,7 +70,7 @@ type demandKey struct{} // in a context: demand
 // itself, and fails with core.ErrTaken in the end.
 //
 // Association methods and FirstOrCreate are several statements: outside a transaction they return
-// [ErrNoTransaction] and write nothing. So do several batches of CreateInBatches with
+// [ErrNoTransaction] and write nothing. So does CreateInBatches with
 // SkipDefaultTransaction. Save of a row that is not there is two statements, each with a lock of
 // its own. Call them in [Transaction].
 //

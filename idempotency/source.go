@@ -14,10 +14,10 @@ import (
 type source struct {
 	// name is part of the claim's key.
 	name string
-	// place is where a client sends the key, and form is what it sends there. Both are empty if a
-	// function makes the key.
+	// place is where a client sends the key. It is empty if a function makes the key.
 	place string
-	form  string
+	// form is what the client sends there.
+	form string
 	// read returns keytext.ErrNoKey if there is no key.
 	read     func(*front, *http.Request) (string, error)
 	constant bool // every request has the same key
