@@ -42,7 +42,7 @@ func RefuseRepeats(window time.Duration, opts ...idempotency.HTTPOption) gin.Han
 }
 
 // LockByKey returns a middleware that runs one request at a time for each key, made of a template
-// such as "order:{param.id}". See [idempotency.LockByKey].
+// such as "order:{param.id}". The key is the text: 07 is not 7. See [idempotency.LockByKey].
 func LockByKey(template string, opts ...idempotency.LockOption) gin.HandlerFunc {
 	return adapt(idempotency.LockByKey(template, withGin(opts)...))
 }

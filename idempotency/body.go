@@ -49,12 +49,14 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// missing reports whether body is less than what was sent. An unpacked body may be shorter.
+// missing reports whether body is less than what was sent. An unpacked body may be shorter. A
+// middleware outside that unpacks it removes the headers.
 func missing(r *http.Request, body []byte) bool {
 	if len(body) == 0 {
 		return r.ContentLength != 0 && !parsed(r)
 	}
-	return int64(len(body)) < r.ContentLength && r.Header.Get("Content-Encoding") == ""
+	packed := r.Header.Get("Content-Encoding") != "" || r.Header.Get("Content-Length") == ""
+	return int64(len(body)) < r.ContentLength && !packed
 }
 
 const (

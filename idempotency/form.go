@@ -17,7 +17,7 @@ import (
 )
 
 // maxPayload is how many parts a payload has at most.
-const maxPayload = 6
+const maxPayload = 7
 
 // payload returns the digest of everything that a retry must repeat.
 func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
@@ -34,6 +34,9 @@ func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
 			parts = append(parts, []byte("multipart"), form)
 		} else {
 			parts = append(parts, []byte(r.Header.Get("Content-Type")), body)
+		}
+		if packed := r.Header.Get("Content-Encoding"); packed != "" {
+			parts = append(parts, []byte(packed))
 		}
 	}
 	return claim.Digest(parts...)
@@ -82,8 +85,9 @@ func fileDigest(file *multipart.FileHeader) []byte {
 const maxParts = 1000
 
 // multipartDigest returns a digest of a form by its parts, because clients choose a new boundary
-// for each try. It returns nil if the body is no form that can be read to its end. It also returns
-// nil if the form has more parts than handlers read: small parts cost a hundred times their bytes.
+// for each try. It returns nil if the body is no form that can be read to its end, or if more text
+// follows the form. It also returns nil if the form has more parts than handlers read: small parts
+// cost a hundred times their bytes.
 func multipartDigest(contentType string, body []byte) []byte {
 	if !strings.Contains(strings.ToLower(contentType), "multipart/") {
 		return nil // most requests
@@ -92,8 +96,13 @@ func multipartDigest(contentType string, body []byte) []byte {
 	if err != nil || !strings.HasPrefix(media, "multipart/") || params["boundary"] == "" {
 		return nil
 	}
-	parts, buffer := [][]byte{[]byte(media)}, make([]byte, 4<<10)
-	for r := multipart.NewReader(bytes.NewReader(body), params["boundary"]); ; {
+	boundary := params["boundary"]
+	if _, more, _ := bytes.Cut(body, []byte("\n--"+boundary+"--")); len(bytes.TrimSpace(more)) > 0 {
+		return nil
+	}
+	delete(params, "boundary")
+	parts, buffer := [][]byte{[]byte(mime.FormatMediaType(media, params))}, make([]byte, 4<<10)
+	for r := multipart.NewReader(bytes.NewReader(body), boundary); ; {
 		p, err := r.NextRawPart()
 		if err == io.EOF {
 			sum := claim.Digest(parts...)

@@ -11,6 +11,7 @@ import (
 var recordedHeaders = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition",
 	"Content-Range", "Location", "Etag", "Last-Modified", "Link", "Cache-Control", "Vary", "Retry-After",
+	"X-Content-Type-Options",
 }
 
 var neverRecorded = map[string]bool{

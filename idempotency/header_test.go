@@ -55,3 +55,14 @@ func TestHeaders_AnyCase(t *testing.T) {
 		}
 	}
 }
+
+// A browser must not guess the type of a replay either.
+func TestHeaders_NoSniff(t *testing.T) {
+	t.Parallel()
+	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) { http.Error(w, "<script>", 404) })
+	const name = "X-Content-Type-Options"
+	first, retry := s.order(""), s.order("")
+	if first.header.Get(name) != "nosniff" || retry.header.Get(name) != "nosniff" {
+		t.Errorf("%s: first %q, retry %q", name, first.header.Get(name), retry.header.Get(name))
+	}
+}

@@ -185,9 +185,13 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 		next.ServeHTTP(rec, inner)
 	}
 	m.answerSilent(rec, inner, k)
-	m.end(r, k, rec, m.fate(k, rec))
+	f := m.fate(k, rec)
+	m.end(r, k, rec, f)
 	returned = true
 	if !rec.passing {
+		if f == claim.Keep && !rec.wrote {
+			rec.WriteHeader(rec.final()) // the record says so
+		}
 		_ = rec.send(false) // an error means that the client is gone
 	}
 }

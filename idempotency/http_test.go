@@ -459,6 +459,46 @@ func TestBody_MultipartByParts(t *testing.T) {
 	submit("two", "2").refused(t, idempotency.CodeKeyReused)
 }
 
+// What names the root part of a multipart body is part of the request, and so is what follows it.
+func TestBody_MultipartParameters(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), counter(&runs))
+	submit := func(boundary, start, epilogue string) answer {
+		body := strings.ReplaceAll("--B\r\nContent-Id: <1>\r\n\r\n1 EUR\r\n--B\r\nContent-Id: <2>\r\n\r\n1000 EUR\r\n--B--\r\n", "B", boundary)
+		return s.order(body+epilogue, "Content-Type", "multipart/related; boundary="+boundary+"; start="+start)
+	}
+	submit("one", `"<1>"`, "").want(t, 201, "run 1", false)
+	submit("two", `"<1>"`, "").want(t, 201, "run 1", true)
+	submit("two", `"<2>"`, "").refused(t, idempotency.CodeKeyReused)
+	submit("two", `"<1>"`, "more").refused(t, idempotency.CodeKeyReused)
+}
+
+// The same bytes are another payload if they are packed in another way.
+func TestBody_ContentEncoding(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, testutil.Locker(t), counter(&runs))
+	s.order("x", "Content-Encoding", "rot13").want(t, 201, "run 1", false)
+	s.order("x", "Content-Encoding", "rot13").want(t, 201, "run 1", true)
+	s.order("x", "Content-Encoding", "other").refused(t, idempotency.CodeKeyReused)
+	s.order("x").refused(t, idempotency.CodeKeyReused)
+}
+
+// A handler that writes nothing has answered 200. An error writer outside must not send anything else,
+// because the record says 200.
+func TestAnswer_WritesNothing(t *testing.T) {
+	t.Parallel()
+	once := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))
+	h := once(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r)
+		w.WriteHeader(http.StatusConflict)
+	}))
+	s.order("").want(t, 200, "", false)
+	s.order("").want(t, 200, "", true)
+}
+
 // Shutdown is about the whole process: no other test may run beside this one.
 func TestShutdown_WaitsAndCancels(t *testing.T) {
 	entered, open := make(chan struct{}, 1), make(chan struct{})

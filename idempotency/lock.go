@@ -15,8 +15,9 @@ import (
 //
 // The template is as in [ByKey]. The lock's key is exactly the text that it makes. So LockByKey
 // also excludes others who lock that key through ginlock, grpclock, gormlock, or Acquire of package
-// core. A template without a field is one lock for all requests. All methods are covered, unless
-// [Methods] names some.
+// core. Spellings of one thing have different keys: 07 is not 7. If your handler takes both, make
+// the key of the parsed value with [LockBy]. A template without a field is one lock for all
+// requests. All methods are covered, unless [Methods] names some.
 //
 // The request's context carries the lock, and ends when the lock is lost. If the handler has
 // written nothing by its end, the answer is 409 lock_lost.

@@ -250,9 +250,9 @@ func Decide(fn func(status int, header http.Header) Fate) HTTPOption {
 
 // Headers adds names to the headers that are recorded if the handler changed them. By default these
 // are Content-Type, Content-Language, Content-Encoding, Content-Disposition, Content-Range,
-// Location, ETag, Last-Modified, Link, Cache-Control, Vary and Retry-After. Set-Cookie,
-// Authorization, WWW-Authenticate, Proxy-*, Date, Content-Length and the headers of the connection
-// are never recorded.
+// Location, ETag, Last-Modified, Link, Cache-Control, Vary, Retry-After and X-Content-Type-Options.
+// Set-Cookie, Authorization, WWW-Authenticate, Proxy-*, Date, Content-Length and the headers of the
+// connection are never recorded.
 func Headers(names ...string) HTTPOption {
 	return httpOption(func(c *httpConfig) {
 		for _, name := range names {

@@ -18,7 +18,8 @@ import (
 // The answers that free a key of [ByHeader] free it here, too, so that the form may be sent again
 // at once. The caller is the [Principal]. Without one, the credentials and the address of the
 // client stand for the caller. So anonymous users behind one address who send the same form count
-// as one caller. [Fingerprint] changes which bodies count as the same. The backend gets an unsalted
+// as one caller. A cookie that changes with each request makes each one another caller: pass a
+// Principal. [Fingerprint] changes which bodies count as the same. The backend gets an unsalted
 // hash of the body, from which short bodies can be guessed.
 //
 // RefuseRepeats panics if the window is shorter than 10 ms, or if an option is wrong.

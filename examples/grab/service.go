@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -46,9 +47,15 @@ func (s *service) routes() http.Handler {
 	if s.unguarded {
 		r.POST("/orders/:id/grab", s.grab)
 	} else {
-		r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}", idempotency.WithLocker(s.locker)), s.grab)
+		r.POST("/orders/:id/grab", ginlock.LockBy(orderKey, idempotency.WithLocker(s.locker)), s.grab)
 	}
 	return r
+}
+
+// orderKey returns the key of an order. The database takes 07 for 7, so the lock must do so, too.
+func orderKey(c *gin.Context) (string, error) {
+	id, err := strconv.Atoi(c.Param("id"))
+	return fmt.Sprint("order:", id), err
 }
 
 // grab is the naive read, check, write.

@@ -139,7 +139,7 @@ func unquote(text string) (string, error) {
 			if rest := strings.TrimLeft(text[i+1:], " "); rest != "" && rest[0] != ';' {
 				return "", errQuote
 			}
-			return b.String(), nil
+			return b.String(), checkParameters(text[i+1:])
 		case '\\':
 			i++
 			if i == len(text) || text[i] != '"' && text[i] != '\\' {
@@ -149,4 +149,24 @@ func unquote(text string) (string, error) {
 		b.WriteByte(text[i])
 	}
 	return "", errQuote
+}
+
+// checkParameters returns an error if more than parameters follows a key: another item of a list,
+// or a string that is not closed.
+func checkParameters(text string) error {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch {
+		case text[i] == '"':
+			quoted = !quoted
+		case quoted && text[i] == '\\':
+			i++
+		case !quoted && text[i] == ',':
+			return errRepeated
+		}
+	}
+	if quoted {
+		return errQuote
+	}
+	return nil
 }

@@ -12,14 +12,14 @@ func TestParse(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 255)
 	for line, want := range map[string]string{
-		`k`: "k", `"k"`: "k", ` "k" `: "k", `"a\"b\\"`: `a"b\`, `"a, b"`: "a, b", `"k";v=1`: "k", `"k" ; v`: "k", `a;b`: "a;b", `a\b`: `a\b`,
+		`k`: "k", `"k"`: "k", ` "k" `: "k", `"a\"b\\"`: `a"b\`, `"a, b"`: "a, b", `"k";v=1`: "k", `"k" ; v`: "k", `"k";v=","`: "k", `"k";v="a\",";w`: "k", `a;b`: "a;b", `a\b`: `a\b`,
 		long: long, `"` + long + `"`: long,
 	} {
 		if key, err := keytext.Parse([]string{line}); err != nil || key != want {
 			t.Errorf("%.20s is %q, %v; want %q", line, key, err, want)
 		}
 	}
-	for _, line := range []string{"", `""`, " ", "a, b", `"a", "b"`, `"a" b`, `"a`, `a"`, `"a\b"`, `"a\`, "a\nb", "é", "\x7f", `"é"`, long + "x"} {
+	for _, line := range []string{"", `""`, " ", "a, b", `"a", "b"`, `"a";v=1, "b"`, `"a";v="\"", "b"`, `"a"; , `, `"a";"b`, `"a" b`, `"a`, `a"`, `"a\b"`, `"a\`, "a\nb", "é", "\x7f", `"é"`, long + "x"} {
 		if key, err := keytext.Parse([]string{line}); err == nil || key != "" || errors.Is(err, keytext.ErrNoKey) {
 			t.Errorf("%q is %q, %v", line, key, err)
 		}

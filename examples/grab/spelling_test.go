@@ -1,0 +1,43 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	"github.com/onelane/onelane/testutil"
+)
+
+// A driver who writes the number of an order in another way wants the same order, and must not get another lock.
+func TestGrab_SpellingsOfAnOrder(t *testing.T) {
+	const n = 30
+	db, closeDB, err := openDB(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeDB()
+	s := httptest.NewServer((&service{db: db, locker: testutil.Locker(t)}).routes())
+	defer s.Close()
+	var all sync.WaitGroup
+	for id := 1; id <= n; id++ {
+		for i, spelled := range []string{"%d", "0%d", "00%d", "%%2B%d"} {
+			all.Go(func() {
+				r, _ := http.NewRequest("POST", fmt.Sprintf("%s/orders/"+spelled+"/grab", s.URL, id), nil)
+				r.Header.Set("X-Driver", fmt.Sprint("driver ", i))
+				resp, err := s.Client().Do(r)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = resp.Body.Close()
+			})
+		}
+		all.Wait()
+	}
+	b, err := audit(db)
+	if err != nil || b.several > 0 || b.none > 0 {
+		t.Errorf("%d orders went to several drivers, %d to none, %v", b.several, b.none, err)
+	}
+}
