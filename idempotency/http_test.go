@@ -459,7 +459,7 @@ func TestBody_MultipartByParts(t *testing.T) {
 	submit("two", "2").refused(t, idempotency.CodeKeyReused)
 }
 
-// What names the root part of a multipart body is part of the request, and so is what follows it.
+// Parameters that name the root part of a multipart body belong to the request, and so does its end.
 func TestBody_MultipartParameters(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
