@@ -17,14 +17,34 @@ func runIt(t *testing.T, want int, args ...string) string {
 	return out.String() + errs.String()
 }
 
+// served runs it until each call got an answer in time, which a busy machine may not give at once.
+// The book must be right in any case.
+func served(t *testing.T, more func() []string) string {
+	t.Helper()
+	var out bytes.Buffer
+	for range 5 {
+		out.Reset()
+		args := append([]string{"-customers", "40", "-orders", "20"}, more()...)
+		if run(t.Context(), args, &out, &out) == 0 {
+			return out.String()
+		}
+		if !strings.Contains(out.String(), `"lock_unavailable"`) ||
+			!strings.Contains(out.String(), "0 of them with two or more, 0 orders given away twice") {
+			break
+		}
+	}
+	t.Fatal(out.String())
+	return ""
+}
+
 func TestBothTransports_Embedded(t *testing.T) {
-	if out := runIt(t, 0, "-customers", "40", "-orders", "20"); !strings.Contains(out, "OK: ") {
+	if out := served(t, func() []string { return nil }); !strings.Contains(out, "OK: ") {
 		t.Error(out)
 	}
 }
 
 func TestBothTransports_RealRedis(t *testing.T) {
-	runIt(t, 0, "-customers", "40", "-orders", "20", "-redis", testutil.Redis(t).Addr())
+	served(t, func() []string { return []string{"-redis", testutil.Redis(t).Addr()} })
 }
 
 // Without the kit's lines it is seen to break, or the checks would prove nothing. By chance, no two
