@@ -203,7 +203,7 @@ func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 	}
 	if err == nil {
 		_, err = l.backend.Release(ctx, Grant{
-			Key: name, Owner: owner, Token: st.Token, Orphan: ownertext.Orphan(owner), Deadline: time.Now().Add(l.ttl),
+			Key: name, Owner: owner, Orphan: ownertext.Orphan(owner), Deadline: time.Now().Add(l.ttl),
 		})
 	}
 	return callerError(ctx, key, withKey(err, key))

@@ -85,6 +85,10 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 	if l != nil {
 		l.released.Store(true)
 		l.over.Store(true)
+	} else {
+		// Somebody else revokes the lease and may not know its ballot. The largest one is enough.
+		t := q.read(ctx, g.Key, func(*tally, int) bool { return false })
+		g.Token = t.ballot() * tokenBlock
 	}
 	if g.Orphan > 0 {
 		return -1, q.releaseOrphan(ctx, g)
@@ -103,7 +107,8 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 			others = max(others, q.nodes[v.node].others(q.nodes[v.node].channel(g.Key), v.waiting))
 		}
 		t.votes = append(t.votes, v)
-		return t.yes() >= q.majority() || t.noes() > len(q.nodes)-q.majority()
+		// A revoked holder may still run. It could seal on a node that the release has not reached.
+		return l != nil && (t.yes() >= q.majority() || t.noes() > len(q.nodes)-q.majority())
 	})
 	q.forgetAll(g, t.votes, rest)
 	err = t.outcome(g.Key)

@@ -91,7 +91,8 @@ func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) er
 // returns the value that stays.
 //
 // It needs a larger ballot if nodes promised one since the lease began. It also needs one for
-// another value than an earlier Seal sent: nobody could tell two values under one stamp apart.
+// another value than an earlier Seal sent: nobody could tell two values under one stamp apart. If
+// somebody else revokes the lease, its holder may send another value.
 // Without an orphan that is done before the deadline only: later another holder may have a smaller
 // ballot.
 func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life int64) (string, error) {
@@ -99,7 +100,7 @@ func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life 
 	first := at
 	t := tally{quorum: q}
 	l, _ := g.Backend.(*traces)
-	larger := l.sentOther(value)
+	larger := l == nil || l.sentOther(value)
 	for try := 1; ; try++ {
 		if !larger {
 			var rest <-chan vote
@@ -140,9 +141,6 @@ func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life 
 
 // sentOther reports whether a Seal of another value was sent before.
 func (l *traces) sentOther(value string) bool {
-	if l == nil {
-		return false
-	}
 	sent := l.seal.Load()
 	return sent != nil && *sent != value
 }

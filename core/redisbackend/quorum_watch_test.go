@@ -2,6 +2,9 @@ package redisbackend_test
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -120,18 +123,42 @@ func quietly(changed <-chan struct{}) (signals int) {
 	}
 }
 
-// A holder that was revoked cannot seal, not even where an unsealed value lies on the key.
+// A holder that was revoked cannot seal, not even where an unsealed value lies on the key. Nor does
+// its value stay on a node that its Acquire reaches only after Revoke.
 func TestQuorum_SealAfterRevoke(t *testing.T) {
 	t.Parallel()
-	q := redisbackend.New(testutil.Cluster(t, 3).Clients()...)
+	nodes := testutil.Cluster(t, 3)
+	q := redisbackend.New(nodes.Clients()...)
 	q.NewInstallation = true
 	l, operator := locker(t, q, core.WithTTL(time.Minute)), locker(t, q, core.WithTTL(time.Minute))
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("sold out"), time.Hour))
-	ok(t, "Unseal", operator.Unseal(t.Context(), "k"))
-	k := acquire(t, l, "k")
-	ok(t, "Revoke", operator.Revoke(t.Context(), "k", k.Owner()))
-	want(t, "Seal", k.Seal(t.Context(), []byte("of a revoked holder"), time.Hour), core.ErrLost)
-	if st := status(t, operator, "k"); st != core.Free {
-		t.Errorf("the key is %v", st)
+	last := nodes[2].Client()
+	for _, late := range []bool{false, true} {
+		for _, n := range nodes { // as if there had been a seal and an Unseal
+			ok(t, "SET", n.Client().Set(t.Context(), "onelane:{k}:accepted", "1 1 V", time.Hour).Err())
+		}
+		k := acquire(t, l, "k")
+		eventually(t, "all nodes have the lease", func() bool {
+			return !slices.ContainsFunc(nodes, func(n *testutil.Node) bool {
+				return n.Client().Get(t.Context(), "onelane:{k}").Val() != k.Owner()
+			})
+		})
+		if late {
+			ok(t, "DEL", last.Del(t.Context(), "onelane:{k}").Err())
+		}
+		ok(t, "Revoke", operator.Revoke(t.Context(), "k", k.Owner()))
+		if late {
+			ok(t, "SET", last.Set(t.Context(), "onelane:{k}", k.Owner(), time.Minute).Err())
+		}
+		err := k.Seal(t.Context(), []byte("of a revoked holder"), time.Hour)
+		if !errors.Is(err, core.ErrLost) && !(late && errors.Is(err, core.ErrUnavailable)) {
+			t.Errorf("late %v: Seal: %v", late, err)
+		}
+		if a := last.Get(t.Context(), "onelane:{k}:accepted").Val(); strings.Contains(a, "revoked") {
+			t.Errorf("late %v: a node has %q", late, a)
+		}
+		ok(t, "DEL", last.Del(t.Context(), "onelane:{k}").Err())
+		if st := status(t, operator, "k"); st != core.Free {
+			t.Errorf("late %v: the key is %v", late, st)
+		}
 	}
 }

@@ -341,6 +341,11 @@ func (c *simCall) extendLease() []any {
 }
 
 func (c *simCall) release() []any {
+	outdate := func() {
+		if b := uint64(simNumber(c.argv[1])); b > 0 && !c.off.noRaise {
+			c.promise(max(c.ballot, b)+1, "", c.argv[2])
+		}
+	}
 	switch {
 	case c.owner == c.me:
 	case c.owner != "":
@@ -348,12 +353,11 @@ func (c *simCall) release() []any {
 	case c.closed():
 		return c.answer(voteSealed, false, "")
 	default:
+		outdate()
 		return c.answer(voteFree, false, "")
 	}
 	delete(c.data, c.keys[0])
-	if b := uint64(simNumber(c.argv[1])); b > 0 && !c.off.noRaise {
-		c.promise(max(c.ballot, b)+1, "", c.argv[2])
-	}
+	outdate()
 	return []any{int64(voteYes), "0", int64(-1)}
 }
 

@@ -1,12 +1,19 @@
 -- ARGV: owner, ballot or "0" for an attempt that was not granted, life of the promise in ms,
 -- channel, message.
+local b = tonumber(ARGV[2])
+-- No late request of this lease may act any more.
+local function outdate()
+  if b > 0 then
+    promise_to(math.max(ballot, b) + 1, '', ARGV[3])
+  end
+end
 if owner ~= me then
+  if not owner and not closed() then
+    -- Its Acquire may arrive later, and then its Seal must not.
+    outdate()
+  end
   return answer(owner and HELD or closed() and SEALED or FREE)
 end
 call('DEL', KEYS[1])
-local b = tonumber(ARGV[2])
-if b > 0 then
-  -- No late request of this lease may act any more.
-  promise_to(math.max(ballot, b) + 1, '', ARGV[3])
-end
+outdate()
 return {YES, '0', tell(ARGV[4], ARGV[5])}
