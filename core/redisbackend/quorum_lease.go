@@ -82,12 +82,17 @@ func (q *quorum) takeAgain(g core.Grant, votes []vote, rest <-chan vote, r round
 // Release implements core.Backend.
 func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err error) {
 	l, _ := g.Backend.(*traces)
+	revokes := ""
 	if l != nil {
 		l.released.Store(true)
 		l.over.Store(true)
 	} else {
 		// Somebody else revokes the lease and may not know its ballot. The largest one is enough.
+		revokes = "1"
 		t := q.read(ctx, g.Key, func(*tally, int) bool { return false })
+		if t.answered() < q.majority() {
+			return -1, t.unavailable(g.Key)
+		}
 		g.Token = t.ballot() * tokenBlock
 	}
 	if g.Orphan > 0 {
@@ -96,12 +101,13 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 	others = -1
 	t := tally{quorum: q}
 	r := q.round(g.Key, quorumReleaseScript, g.Owner, g.Token/tokenBlock, ownertext.Millis(promiseLife),
-		companion(g.Key, "free"), q.nodes[0].id)
+		companion(g.Key, "free"), q.nodes[0].id, revokes)
 	r.traces = l
 	rest := q.ask(ctx, r, func(v vote, _ int) bool {
-		// An earlier copy of this request may have released the key. A key that g sealed stays
-		// sealed. Both count as released.
-		if v.err == nil && (v.status == voteFree && v.retried || v.status == voteSealed && sealedBy(g, v.value)) {
+		// An earlier copy of this request may have released the key. A key that its holder sealed
+		// stays sealed. Both count as released.
+		sealed := l != nil && v.status == voteSealed && sealedBy(g, v.value)
+		if v.err == nil && (v.status == voteFree && v.retried || sealed) {
 			v.status = voteYes
 		} else if v.yes() {
 			others = max(others, q.nodes[v.node].others(q.nodes[v.node].channel(g.Key), v.waiting))

@@ -101,6 +101,9 @@ func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life 
 	t := tally{quorum: q}
 	l, _ := g.Backend.(*traces)
 	larger := l == nil || l.sentOther(value)
+	if l == nil {
+		first = stamp{} // nobody knows when a lease began that somebody else revokes
+	}
 	for try := 1; ; try++ {
 		if !larger {
 			var rest <-chan vote

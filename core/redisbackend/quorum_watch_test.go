@@ -3,6 +3,7 @@ package redisbackend_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -159,6 +160,38 @@ func TestQuorum_SealAfterRevoke(t *testing.T) {
 		ok(t, "DEL", last.Del(t.Context(), "onelane:{k}").Err())
 		if st := status(t, operator, "k"); st != core.Free {
 			t.Errorf("late %v: the key is %v", late, st)
+		}
+	}
+}
+
+// Revoke leaves a value that the holder sealed after Revoke looked, also if another caller's try left
+// a larger ballot on a node.
+func TestQuorum_SealDuringRevoke(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	q := redisbackend.New(nodes.Clients()...)
+	q.NewInstallation = true
+	l, b := locker(t, q, core.WithTTL(time.Minute)), open(t, q)
+	for _, orphan := range []time.Duration{0, time.Hour} {
+		key := fmt.Sprint("k", orphan)
+		full := "onelane:{" + key + "}"
+		k := acquire(t, l, key, core.WithOrphan(orphan))
+		third := nodes[2].Client()
+		eventually(t, "the third node has the lease", func() bool {
+			return third.Get(t.Context(), full).Val() == k.Owner() &&
+				(orphan == 0 || third.Exists(t.Context(), full+":accepted").Val() == 1)
+		})
+		ok(t, "DEL", third.Del(t.Context(), full, full+":accepted").Err())
+		larger := fmt.Sprint(time.Now().Add(time.Second).UnixMicro(), " somebody")
+		ok(t, "SET", third.Set(t.Context(), full+":ballot", larger, time.Hour).Err())
+		ok(t, "Seal", k.Seal(t.Context(), []byte("sold out"), time.Hour))
+		// Revoke does this after it saw the holder.
+		_, err := b.Release(t.Context(), core.Grant{
+			Key: full, Owner: k.Owner(), Orphan: orphan, Deadline: time.Now().Add(time.Minute),
+		})
+		want(t, "Release by somebody else", err, core.ErrLost)
+		if st := status(t, l, key); st != core.Sealed {
+			t.Errorf("orphan %v: the key is %v", orphan, st)
 		}
 	}
 }

@@ -341,11 +341,6 @@ func (c *simCall) extendLease() []any {
 }
 
 func (c *simCall) release() []any {
-	outdate := func() {
-		if b := uint64(simNumber(c.argv[1])); b > 0 && !c.off.noRaise {
-			c.promise(max(c.ballot, b)+1, "", c.argv[2])
-		}
-	}
 	switch {
 	case c.owner == c.me:
 	case c.owner != "":
@@ -353,11 +348,12 @@ func (c *simCall) release() []any {
 	case c.closed():
 		return c.answer(voteSealed, false, "")
 	default:
-		outdate()
 		return c.answer(voteFree, false, "")
 	}
 	delete(c.data, c.keys[0])
-	outdate()
+	if b := uint64(simNumber(c.argv[1])); b > 0 && !c.off.noRaise {
+		c.promise(max(c.ballot, b)+1, "", c.argv[2])
+	}
 	return []any{int64(voteYes), "0", int64(-1)}
 }
 

@@ -1,5 +1,5 @@
 -- ARGV: owner, ballot or "0" for an attempt that was not granted, life of the promise in ms,
--- channel, message.
+-- channel, message, "1" if somebody else revokes the lease.
 local b = tonumber(ARGV[2])
 -- No late request of this lease may act any more.
 local function outdate()
@@ -8,8 +8,8 @@ local function outdate()
   end
 end
 if owner ~= me then
-  if not owner and not closed() then
-    -- Its Acquire may arrive later, and then its Seal must not.
+  if ARGV[6] == '1' and not owner and not closed() then
+    -- The Acquire may arrive later, and then the holder's Seal must not.
     outdate()
   end
   return answer(owner and HELD or closed() and SEALED or FREE)
