@@ -269,3 +269,18 @@ func TestDecrement_BinaryKey(t *testing.T) {
 		}
 	})
 }
+
+// A gorm.DB that has run a query already is as good as a new one.
+func TestDecrement_AfterQuery(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		put(t, db, 42, 3)
+		row := db.Model(&Stock{}).Where("sku = ?", 42)
+		var n int64
+		ok(t, "Count", row.Count(&n).Error)
+		left, err := gormlock.Decrement(row, "left", 1)
+		if ok(t, "Decrement", err); left != 2 {
+			t.Errorf("%d are left, not 2", left)
+		}
+	})
+}

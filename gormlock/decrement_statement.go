@@ -113,6 +113,9 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		refuse(s.DB, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
 		return
 	}
+	if f, ok := s.Clauses["FROM"].Expression.(clause.From); ok && len(f.Tables)+len(f.Joins) == 0 {
+		delete(s.Clauses, "FROM") // an earlier query of the same gorm.DB left it
+	}
 	// HAVING is a part of GROUP BY.
 	for _, name := range []string{"FROM", "GROUP BY"} {
 		if s.Clauses[name].Expression != nil && !slices.Contains(s.BuildClauses, name) {
