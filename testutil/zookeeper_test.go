@@ -36,8 +36,9 @@ func TestZooKeeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer locker.Close()
-	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
-		t.Error(err)
+	lock, err := locker.Acquire(t.Context(), "stock:42")
+	if err != nil {
+		t.Fatal(err)
 	}
 
 	node.Stop()
@@ -52,7 +53,8 @@ func TestZooKeeper(t *testing.T) {
 	if status := node.Ask("srvr"); !strings.Contains(status, "Mode: standalone") {
 		t.Errorf("after a restart it says %q", status)
 	}
-	if st, err := locker.Inspect(t.Context(), "stock:42"); err == nil && st.Status != core.Held {
+	st, err := locker.Inspect(t.Context(), "stock:42")
+	if lasts := lock.Context().Err() == nil; lasts && err == nil && st.Status != core.Held {
 		t.Errorf("after a restart the key is %v", st.Status)
 	}
 }
