@@ -56,6 +56,7 @@ const (
 	mysqlLockTableFull   = 1206
 	mysqlDeadlock        = 1213
 	mysqlNoSavepoint     = 1305
+	mysqlInTransaction   = 1568
 	mysqlStatementTime   = 1969
 	mysqlPluginRollback  = 3101 // by Group Replication
 	tidbWriteConflict    = 9007

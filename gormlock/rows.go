@@ -3,9 +3,12 @@ package gormlock
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"gorm.io/gorm"
 )
@@ -122,15 +125,16 @@ func (t *transaction) timedOut(err error) bool {
 
 // vanished reports whether MySQL or MariaDB has no transaction open any more. It asks the server if
 // err does not tell, because other drivers and proxies have errors of their own for a deadlock. In
-// an open transaction, SET TRANSACTION is an error. Elsewhere it changes nothing. A connection that
-// answers with any other error takes no later statement either. t.mu is held.
+// an open transaction, SET TRANSACTION is an error, whose text has its number with every driver.
+// Elsewhere it changes nothing. t.mu is held.
 func (t *transaction) vanished(err error) bool {
 	open := func(r *sql.Rows) bool { _, err := r.Columns(); return err == nil }
 	if t.pool.dialect.name != "mysql" || harmless(err) || local(err) || slices.ContainsFunc(t.rows, open) {
 		return false // while rows are open, no error is the server's, and nothing can be sent
 	}
 	_, answer := t.real.ExecContext(context.WithoutCancel(t.ctx), "SET TRANSACTION READ WRITE")
-	return answer == nil
+	inTransaction := answer != nil && strings.Contains(answer.Error(), strconv.Itoa(mysqlInTransaction))
+	return !inTransaction && !errors.Is(answer, driver.ErrBadConn)
 }
 
 // watchesRow reports whether the transaction must see the error of a Row.

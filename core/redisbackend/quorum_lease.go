@@ -130,7 +130,10 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 // it can, and otherwise in the background.
 func (q *quorum) releaseOrphan(ctx context.Context, g core.Grant) error {
 	life := outlive(g.Orphan + max(time.Until(g.Deadline), 0))
-	_, err := q.conclude(ctx, g, void, life)
+	stays, err := q.conclude(ctx, g, void, life)
+	if _, own := g.Backend.(*traces); err == nil && stays != void && !own {
+		return fmt.Errorf("%w: the key is sealed", core.ErrLost)
+	}
 	if err != nil {
 		go func() {
 			q.insist(g, void, life, err)

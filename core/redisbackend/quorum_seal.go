@@ -91,10 +91,9 @@ func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) er
 // returns the value that stays.
 //
 // It needs a larger ballot if nodes promised one since the lease began. It also needs one for
-// another value than an earlier Seal sent: nobody could tell two values under one stamp apart. If
-// somebody else revokes the lease, its holder may send another value.
-// Without an orphan that is done before the deadline only: later another holder may have a smaller
-// ballot.
+// another value than an earlier Seal sent, because nobody could tell two values under one stamp
+// apart. If somebody else revokes the lease, its holder may have sent one. Without an orphan, conclude
+// takes a larger ballot before the deadline only: later another holder may have a smaller one.
 func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life int64) (string, error) {
 	at := stamp{g.Token / tokenBlock, 1}
 	first := at
