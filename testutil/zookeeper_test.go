@@ -36,7 +36,10 @@ func TestZooKeeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer locker.Close()
-	lock, err := locker.Acquire(t.Context(), "stock:42")
+	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+		t.Error(err)
+	}
+	lock, err := locker.Acquire(t.Context(), "stock:43")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +56,7 @@ func TestZooKeeper(t *testing.T) {
 	if status := node.Ask("srvr"); !strings.Contains(status, "Mode: standalone") {
 		t.Errorf("after a restart it says %q", status)
 	}
-	st, err := locker.Inspect(t.Context(), "stock:42")
+	st, err := locker.Inspect(t.Context(), "stock:43")
 	if lasts := lock.Context().Err() == nil; lasts && err == nil && st.Status != core.Held {
 		t.Errorf("after a restart the key is %v", st.Status)
 	}

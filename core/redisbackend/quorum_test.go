@@ -167,8 +167,9 @@ func TestQuorum_WrongClockGetsNoNewKey(t *testing.T) {
 
 func TestQuorum_LargeSeal(t *testing.T) {
 	t.Parallel()
-	nodes := testutil.Cluster(t, 3)
-	l := locker(t, quorumOf(nodes))
+	c := quorumOf(testutil.Cluster(t, 3))
+	c.NodeTimeout = time.Minute
+	l := locker(t, c, core.WithTTL(5*time.Minute))
 	value := make([]byte, 16<<20)
 	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), value, time.Minute))
 	for range 3 {
