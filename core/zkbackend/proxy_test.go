@@ -192,7 +192,13 @@ func TestLostReply_AcquireIsUndone(t *testing.T) {
 	_, err := b.Acquire(t.Context(), r)
 	want(t, "Acquire", err, core.ErrUnavailable)
 	eventually(t, "an attempt that fails when the nodes above the key are there", func() bool {
-		p.lose.Store(1)
+		above, err := direct.Acquire(t.Context(), request("k", time.Hour))
+		if err != nil {
+			return false // an attempt is not undone yet
+		}
+		_, err = direct.Release(t.Context(), above)
+		ok(t, "Release", err)
+		p.lose.Store(2) // after one, it might find what it created
 		g, err := b.Acquire(t.Context(), request("k", time.Hour))
 		if err != nil {
 			return isUnavailable(err) && len(keyNodes(t, node.Addr(), rootOf(t))) > 0
