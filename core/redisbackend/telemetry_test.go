@@ -136,9 +136,16 @@ func TestMetrics_SubscriptionRefused(t *testing.T) {
 	node := testutil.Redis(t)
 	g, telemetry := newGauges()
 	l := locker(t, redisbackend.New(restricted(t, node, neededCommands)), telemetry)
-	acquire(t, locker(t, one(node.Client())), "k")
-	_, err := l.Acquire(t.Context(), "k", core.WithWait(500*time.Millisecond))
-	want(t, "Acquire", err, core.ErrTaken)
+	acquire(t, locker(t, one(node.Client())), "k", core.WithTTL(time.Minute))
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(ctx, "k", core.WithWait(time.Hour))
+		waited <- err
+	}()
+	g.await(t, "onelane.subscriptions.down", node.Addr(), positive)
+	cancel()
+	wantEnded(t, "Acquire", <-waited, context.Canceled)
 	g.await(t, "onelane.subscriptions.down", node.Addr(), positive)
 }
 
