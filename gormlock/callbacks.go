@@ -196,9 +196,28 @@ func begun(db *gorm.DB) error {
 // transaction is open already, and GORM begins none.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
-		if fn(db); db.Error == nil {
-			_ = db.AddError(begun(db))
+		if fn(db); db.Error != nil {
+			return
 		}
+		adopt(db)
+		_ = db.AddError(begun(db))
+	}
+}
+
+// adopt makes a transaction ours that GORM began around a single statement. In gorm's Connection,
+// and in a session that was made before db.Use, GORM does not begin it through the plugin.
+func adopt(db *gorm.DB) {
+	s := db.Statement
+	if t, open := transactionOf(s.ConnPool); t != nil || !open {
+		return
+	}
+	if _, started := db.InstanceGet("gorm:started_transaction"); !started {
+		return
+	}
+	p, _ := registered(db)
+	wrapped, err := p.wrap(db, db.ConnPool)
+	if real, ok := s.ConnPool.(gorm.Tx); db.AddError(err) == nil && ok {
+		s.ConnPool = &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
 	}
 }
 

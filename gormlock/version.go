@@ -124,11 +124,11 @@ func withVersion(name string, fn func(*gorm.DB)) func(*gorm.DB) {
 	case "gorm:delete":
 		return writing(fn, deleteVersioned)
 	case "gorm:save_before_associations":
-		return func(db *gorm.DB) { adopt(db); allOrNothing(db); noteSaved(db); savingAssociations(db, fn) }
+		return func(db *gorm.DB) { allOrNothing(db); noteSaved(db); savingAssociations(db, fn) }
 	case "gorm:save_after_associations":
 		return func(db *gorm.DB) { savingAssociations(db, fn) }
 	case "gorm:delete_before_associations":
-		return func(db *gorm.DB) { adopt(db); allOrNothing(db); fn(db) }
+		return func(db *gorm.DB) { allOrNothing(db); fn(db) }
 	case "gorm:after_create", "gorm:after_update", "gorm:after_delete":
 		return func(db *gorm.DB) { endAllOrNothing(db); endSaved(db); fn(db) }
 	}

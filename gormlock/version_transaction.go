@@ -35,23 +35,6 @@ func managed(db *gorm.DB) {
 	}
 }
 
-// adopt makes a transaction ours that GORM began around a single statement. In gorm's Connection,
-// and in a session that was made before db.Use, GORM does not begin it through the plugin.
-func adopt(db *gorm.DB) {
-	s := db.Statement
-	if t, open := transactionOf(s.ConnPool); t != nil || !open || db.Error != nil || !reachesVersion(db) {
-		return
-	}
-	if _, started := db.InstanceGet("gorm:started_transaction"); !started {
-		return
-	}
-	p, _ := registered(db)
-	wrapped, err := p.wrap(db, db.ConnPool)
-	if real, ok := s.ConnPool.(gorm.Tx); db.AddError(err) == nil && ok {
-		s.ConnPool = &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
-	}
-}
-
 // savepointKey is in the settings of a statement that began a savepoint.
 type savepointKey struct{ *gorm.Statement }
 

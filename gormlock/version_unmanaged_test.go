@@ -9,6 +9,28 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
+// bookkeeper has no version. Its hooks create models that have one.
+type bookkeeper struct {
+	ID            uint
+	Fail          bool `gorm:"-"`
+	before, after Account
+}
+
+func (b *bookkeeper) BeforeCreate(tx *gorm.DB) error {
+	b.before = Account{Balance: 1}
+	return tx.Create(&b.before).Error
+}
+
+func (b *bookkeeper) AfterCreate(tx *gorm.DB) error {
+	b.after = Account{Balance: 2}
+	err := tx.Create(&b.after).Error
+	if b.Fail {
+		b.ID = 0
+		return errNo
+	}
+	return err
+}
+
 // TestVersion_UnmanagedTransaction: the rollback of a transaction that is not ours would leave new
 // versions in the models. So a write of models in it is refused, and a single statement's is not.
 func TestVersion_UnmanagedTransaction(t *testing.T) {
@@ -33,7 +55,7 @@ func TestVersion_UnmanagedTransaction(t *testing.T) {
 		},
 	}
 	each(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}, &Hooked{}))
+		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}, &Hooked{}, &bookkeeper{}))
 		early := db.WithContext(t.Context())
 		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
 		for name, way := range ways {
@@ -55,6 +77,15 @@ func TestVersion_UnmanagedTransaction(t *testing.T) {
 			wantRow(t, name, db, mine.ID, 10, 1)
 		}
 		single := func(name string, db *gorm.DB) {
+			b := bookkeeper{Fail: true}
+			want(t, name+", hooks", db.Create(&b).Error, errNo)
+			for _, a := range []Account{b.before, b.after} {
+				wantVersion(t, name+", what a failed hook created", a.Version, 0)
+			}
+			b.Fail = false
+			ok(t, name+", hooks", db.Create(&b).Error)
+			wantRow(t, name+", hooks", db, b.before.ID, 1, 1)
+			wantRow(t, name+", hooks", db, b.after.ID, 2, 1)
 			h := Hooked{Name: name}
 			ok(t, name+", Create", db.Create(&h).Error)
 			h.Fail = true
