@@ -70,9 +70,9 @@ type demandKey struct{} // in a context: demand
 // itself, and fails with core.ErrTaken in the end.
 //
 // Association methods and FirstOrCreate are several statements: outside a transaction they return
-// [ErrNoTransaction] and write nothing. So does CreateInBatches with
-// SkipDefaultTransaction. Save of a row that is not there is two statements, each with a lock of
-// its own. Call them in [Transaction].
+// [ErrNoTransaction] and write nothing. So do CreateInBatches, and Create of
+// CreateBatchSize rows or more, with SkipDefaultTransaction. Save of a row that is not there is two
+// statements, each with a lock of its own. Call them in [Transaction].
 //
 // For a block, [Transaction] promises more. GORM calls the function of a block without asking the
 // plugin. So under Guard the lock does not cover what the function does before its first statement.

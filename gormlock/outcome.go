@@ -183,7 +183,8 @@ func gone(err error) bool {
 // localErrors are frequent errors that no server returned, or only for a violated constraint.
 var localErrors = []error{
 	gorm.ErrRecordNotFound, gorm.ErrDuplicatedKey, gorm.ErrForeignKeyViolated, sql.ErrNoRows,
-	context.Canceled, context.DeadlineExceeded, ErrStale, ErrInsufficient, ErrGuardTooLate,
+	gorm.ErrMissingWhereClause, gorm.ErrPrimaryKeyRequired, gorm.ErrInvalidData,
+	context.Canceled, context.DeadlineExceeded, ErrStale, ErrInsufficient, ErrGuardTooLate, ErrUnguarded,
 }
 
 // local reports whether err certainly does not mean that a server ended the transaction.

@@ -39,12 +39,12 @@ func batched(s *gorm.Statement, method string) bool {
 	if !s.DB.SkipDefaultTransaction {
 		return false // GORM begins a transaction for several batches
 	}
-	if strings.HasSuffix(method, batchesMethod) {
-		return true
-	}
 	rows := pointedAt(reflect.ValueOf(s.Dest))
-	return method == "(*DB).Create" && s.DB.CreateBatchSize > 0 &&
-		rows.Kind() == reflect.Slice && rows.Len() >= s.DB.CreateBatchSize
+	if kind := rows.Kind(); kind != reflect.Slice && kind != reflect.Array {
+		return false
+	}
+	return strings.HasSuffix(method, batchesMethod) ||
+		method == "(*DB).Create" && s.DB.CreateBatchSize > 0 && rows.Len() >= s.DB.CreateBatchSize
 }
 
 // hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs

@@ -356,6 +356,7 @@ func TestCreateInBatches_Guard(t *testing.T) {
 			}
 		}
 		ok(t, "Create of less than a batch", writes["Create"](skip, []Stock{{SKU: 1}}))
+		ok(t, "CreateInBatches of one row", skip.Scopes(gormlock.Guard("k")).CreateInBatches(&Stock{SKU: 2}, 2).Error)
 	})
 }
 
