@@ -1,6 +1,7 @@
 package redisbackend_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -86,4 +87,27 @@ func TestQuorum_SealDuringRevoke(t *testing.T) {
 			t.Errorf("orphan %v, larger ballot %v: the key is %v", orphan, larger, st)
 		}
 	}
+}
+
+// A Revoke that learns the ballots of too few nodes says so: its ballot may be too small to keep the
+// holder from sealing.
+func TestQuorum_RevokeNeedsBallots(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	q := redisbackend.New(nodes.Clients()...)
+	q.NewInstallation = true
+	k := acquire(t, locker(t, q, core.WithTTL(time.Minute)), "k")
+	clients := nodes.Clients()
+	for i := range 2 {
+		f := newFilter(t, nodes[i].Addr())
+		f.set(func(b []byte) (lose, cut bool, _ time.Duration) {
+			// Only the release has the owner.
+			reads := bytes.Contains(b, []byte("{k}")) && !bytes.Contains(b, []byte(k.Owner()))
+			return reads, reads, 0
+		})
+		clients[i] = proxied(t, f.Addr().String())
+	}
+	b := open(t, redisbackend.New(clients...))
+	_, err := b.Release(t.Context(), core.Grant{Key: "onelane:{k}", Owner: k.Owner(), Deadline: time.Now().Add(time.Minute)})
+	want(t, "Release by somebody else", err, core.ErrUnavailable)
 }
