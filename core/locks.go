@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -105,5 +106,6 @@ func (ks Locks) release(caller, ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
+	runtime.Gosched() // the next holders run at once, and not when this goroutine blocks
 	return errors.Join(errs...)
 }

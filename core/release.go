@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/onelane/onelane/internal/loglimit"
@@ -23,6 +24,7 @@ const releaseGrace = 100 * time.Millisecond
 func (k *Lock) Release(ctx context.Context) error {
 	last, lost, err := k.giveUp()
 	if !last {
+		runtime.Gosched() // the next holder runs at once, and not when this goroutine blocks
 		return err
 	}
 	releasing, cancel := detach(ctx)
