@@ -59,7 +59,7 @@ func TestRelease_TwoAtOnce(t *testing.T) {
 // A thousand keys, each named twice, and contended by another call.
 func TestAcquireAll_AThousand(t *testing.T) {
 	t.Parallel()
-	l := locker(t, one(testutil.Redis(t).Client()))
+	l := locker(t, one(testutil.Redis(t).Client()), core.WithTTL(time.Minute))
 	var keys []string
 	for i := range 2000 {
 		keys = append(keys, fmt.Sprint("k", i%1000))

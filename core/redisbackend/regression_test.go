@@ -540,16 +540,21 @@ func TestRegression_DelayedUnsealDeletesLaterSeal(t *testing.T) {
 	node := testutil.Redis(t)
 	p := newProxy(t, node.Addr())
 	l, other := locker(t, one(proxied(t, p.Addr().String())), core.WithOutageWait(0)), locker(t, one(node.Client()))
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("first"), time.Hour))
-	ok(t, "Unseal", l.Unseal(t.Context(), "warm"))
-	p.delay.Store(int64(2 * time.Second))
-	if err := l.Unseal(within(t, 300*time.Millisecond), "k"); err == nil {
+	key, unsealed := "", true
+	for i := 0; i < 3 && unsealed; i++ { // on a busy machine both the answer and the deadline may be there
+		key = fmt.Sprint("k", i)
+		ok(t, "Seal", acquire(t, l, key).Seal(t.Context(), []byte("first"), time.Hour))
+		ok(t, "Unseal", l.Unseal(t.Context(), "warm"))
+		p.delay.Store(int64(2 * time.Second))
+		unsealed = l.Unseal(within(t, 300*time.Millisecond), key) == nil
+	}
+	if unsealed {
 		t.Fatal("unsealed")
 	}
-	ok(t, "Unseal again", other.Unseal(t.Context(), "k"))
-	ok(t, "Seal", acquire(t, other, "k").Seal(t.Context(), []byte("second"), time.Hour))
+	ok(t, "Unseal again", other.Unseal(t.Context(), key))
+	ok(t, "Seal", acquire(t, other, key).Seal(t.Context(), []byte("second"), time.Hour))
 	time.Sleep(3 * time.Second)
-	if got := status(t, other, "k"); got != core.Sealed {
+	if got := status(t, other, key); got != core.Sealed {
 		t.Errorf("the record of the second holder is gone: the key is %v", got)
 	}
 }
