@@ -181,18 +181,19 @@ func TestLoss_SlowLogger(t *testing.T) {
 
 // A renewal that fails is tried again after a tenth of the TTL; one lost packet never loses a lock.
 func TestRenewal_SlowLogger(t *testing.T) {
-	t.Parallel()
-	s := memorySpy()
-	over := make(chan struct{})
-	l := locker(t, s, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, func() { <-over }})), core.WithTTL(4*time.Second))
-	defer close(over)
-	k := acquire(t, l, "k")
-	s.on("extend", func(context.Context) error { s.on("extend", nil); return unavailable("k") })
-	check.Eventually(t, "two more renewals, or the loss", func() bool { return s.count("extend") >= 3 || k.Err() != nil })
-	if err := k.Err(); err != nil {
-		t.Errorf("%d renewals: %v", s.count("extend"), err)
-	}
-	_ = k.Release(t.Context())
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		over := make(chan struct{})
+		l := locker(t, s, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, func() { <-over }})), core.WithTTL(4*time.Second))
+		defer close(over)
+		k := acquire(t, l, "k")
+		s.on("extend", func(context.Context) error { s.on("extend", nil); return unavailable("k") })
+		check.Eventually(t, "two more renewals, or the loss", func() bool { return s.count("extend") >= 3 || k.Err() != nil })
+		if err := k.Err(); err != nil {
+			t.Errorf("%d renewals: %v", s.count("extend"), err)
+		}
+		_ = k.Release(t.Context())
+	})
 }
 
 // slowGrant grants at once, and the answer takes a while.

@@ -41,7 +41,7 @@ func restricted(t *testing.T, n *testutil.Node, commands []string) *redis.Client
 
 // everyVerb does everything that a Locker does.
 func everyVerb(t *testing.T, l *core.Locker, key string) error {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := l.Ping(ctx); err != nil {
 		return err
@@ -81,7 +81,7 @@ func TestACL_SmallestUser(t *testing.T) {
 				clients = append(clients, restricted(t, testutil.Redis(t), commands))
 			}
 			quorum := redisbackend.New(clients...)
-			quorum.NewInstallation = true
+			quorum.NewInstallation, quorum.NodeTimeout = true, 5*time.Second
 			ok(t, "every verb on a quorum", everyVerb(t, locker(t, quorum), "k"))
 		})
 	}
@@ -162,9 +162,16 @@ func TestNode_Forbidden(t *testing.T) {
 			n := testutil.Redis(t)
 			admin := n.Client()
 			ok(t, "PING", admin.Ping(t.Context()).Err()) // before its password is changed
-			l := locker(t, one(prepare(t, n)))
-			before := rejected(t, admin)
-			_, err := l.Acquire(t.Context(), "k")
+			client := prepare(t, n)
+			var err error
+			calls := 0
+			for range 3 { // on a busy machine, checks of the backend's own may come in between
+				before := rejected(t, admin)
+				_, err = locker(t, one(client)).Acquire(t.Context(), "k")
+				if calls = rejected(t, admin) - before; calls <= 3 {
+					break
+				}
+			}
 			want(t, "Acquire", err, core.ErrUnavailable)
 			var unavailable *core.UnavailableError
 			if !errors.As(err, &unavailable) || !unavailable.Permanent {
@@ -175,8 +182,8 @@ func TestNode_Forbidden(t *testing.T) {
 				t.Errorf("the error hides the server's %s or its address: %v", code, err)
 			}
 			// One call. On a connection that is not let in, HELLO and AUTH, too.
-			if n := rejected(t, admin) - before; n > 3 {
-				t.Errorf("%d calls were rejected for one Acquire", n)
+			if calls > 3 {
+				t.Errorf("%d calls were rejected for one Acquire", calls)
 			}
 		})
 	}
@@ -212,7 +219,7 @@ func TestNode_EvictionWarning(t *testing.T) {
 			t.Parallel()
 			var log logbook
 			n := testutil.Redis(t, c.args...)
-			l := locker(t, redisbackend.New(restricted(t, n, c.commands)), core.WithLogger(log.logger(slog.LevelWarn)))
+			l := locker(t, one(restricted(t, n, c.commands)), core.WithLogger(log.logger(slog.LevelWarn)))
 			ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
 			admin := n.Client()
 			eventually(t, "the node was asked", func() bool {

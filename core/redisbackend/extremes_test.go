@@ -27,12 +27,12 @@ func TestExtremes_Durations(t *testing.T) {
 	}{
 		"node time-out": {math.MaxInt64, nil},
 		"short":         {time.Hour, []core.Option{core.WithTTL(10 * time.Millisecond), core.WithMaxHold(1)}},
-		"long":          {0, []core.Option{core.WithTTL(tenYears), core.WithOrphan(tenYears), core.WithToken()}},
+		"long":          {5 * time.Second, []core.Option{core.WithTTL(tenYears), core.WithOrphan(tenYears), core.WithToken()}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{client}, NodeTimeout: c.timeout}, c.opts...)
-			k := acquire(t, l, name)
+			k := acquire(t, l, name, core.WithOutageWait(30*time.Second))
 			if err := k.Release(t.Context()); err != nil && name != "short" {
 				t.Errorf("Release: %v", err)
 			}
@@ -59,7 +59,7 @@ func TestRelease_TwoAtOnce(t *testing.T) {
 // A thousand keys, each named twice, and contended by another call.
 func TestAcquireAll_AThousand(t *testing.T) {
 	t.Parallel()
-	l := locker(t, one(testutil.Redis(t).Client()))
+	l := locker(t, one(testutil.Redis(t).Client()), core.WithTTL(time.Minute))
 	var keys []string
 	for i := range 2000 {
 		keys = append(keys, fmt.Sprint("k", i%1000))

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/loglimit"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -70,7 +71,7 @@ func fails(t *testing.T, b core.Opener, says string) {
 	if says != "" && !errors.As(err, &reply) {
 		t.Errorf("the error hides the server's: %v", err)
 	}
-	if took := time.Since(start); took > 2*time.Second+hung {
+	if took := time.Since(start); took > time.Second+hung {
 		t.Errorf("it took %v", took)
 	}
 }
@@ -108,7 +109,7 @@ func misconf(t *testing.T, n *testutil.Node) {
 func loading(t *testing.T, n *testutil.Node) {
 	admin := n.Client()
 	pipe := admin.Pipeline()
-	for i := range 150 {
+	for i := range 1500 { // half a minute, unless the delay is taken away
 		pipe.Set(t.Context(), fmt.Sprint("key", i), strings.Repeat("x", 1000), 0)
 	}
 	_, err := pipe.Exec(t.Context())
@@ -119,7 +120,12 @@ func loading(t *testing.T, n *testutil.Node) {
 		defer close(restarted)
 		n.Restart()
 	}()
-	t.Cleanup(func() { <-restarted })
+	t.Cleanup(func() {
+		eventually(t, "the rest loads at once", func() bool {
+			return admin.ConfigSet(context.Background(), "key-load-delay", "0").Err() == nil
+		})
+		<-restarted
+	})
 	eventually(t, "the server loads", func() bool {
 		return strings.HasPrefix(fmt.Sprint(admin.Get(t.Context(), "k").Err()), "LOADING")
 	})
@@ -282,6 +288,19 @@ func TestRelease_GhostOfARetriedAcquire(t *testing.T) {
 // A Redis that hung for longer than the TTL runs what it was sent before. Nobody would hold the key.
 func TestCleanUp_AfterALongHang(t *testing.T) {
 	t.Parallel()
+	ttl := 2 * time.Second
+	expired := ghosts(t, ttl)
+	for expired > 0 && ttl < time.Minute { // a busy machine needs more time for the clean-up
+		ttl *= 4
+		expired = ghosts(t, ttl)
+	}
+	if expired > 0 {
+		t.Errorf("%d ghosts stayed until they expired", expired)
+	}
+}
+
+// ghosts makes Redis hang for longer than ttl, and returns how many ghosts expired when it went on.
+func ghosts(t *testing.T, ttl time.Duration) (expired int) {
 	node := testutil.Redis(t)
 	var log logbook
 	b := openWith(t, one(node.Client()), log.logger(slog.LevelWarn))
@@ -290,11 +309,13 @@ func TestCleanUp_AfterALongHang(t *testing.T) {
 	_, err := b.Inspect(t.Context(), "{k}")
 	ok(t, "Inspect", err)
 	node.Stop()
-	const ttl = 2 * time.Second
+	hangs := time.Now()
 	for i := range 50 {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		_, err := b.Acquire(ctx, core.Request{Key: fmt.Sprintf("{k%d}", i), Owner: fmt.Sprint("me/", i), TTL: ttl})
-		want(t, "Acquire", err, core.ErrUnavailable)
+		if ctx.Err() == nil || !errors.Is(err, context.DeadlineExceeded) {
+			want(t, "Acquire", err, core.ErrUnavailable)
+		}
 		cancel()
 	}
 	time.Sleep(ttl)
@@ -306,10 +327,8 @@ func TestCleanUp_AfterALongHang(t *testing.T) {
 		return n
 	}
 	eventually(t, "the ghosts are released", func() bool { return deleted() > 0 && admin.DBSize(t.Context()).Val() == 0 })
-	if n := statistic(t, admin, "expired_keys"); n > 0 {
-		t.Errorf("%d ghosts stayed until they expired", n)
+	if n := log.count("level=WARN"); n > 6*(1+int(time.Since(hangs)/loglimit.Interval)) {
+		t.Errorf("%d warnings in %v of a hang", n, time.Since(hangs))
 	}
-	if n := log.count("level=WARN"); n > 6 {
-		t.Errorf("%d warnings in four seconds of a hang", n)
-	}
+	return statistic(t, admin, "expired_keys")
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -271,9 +270,7 @@ func TestFormat_Values(t *testing.T) {
 func TestFormat_Quorum(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	quorum := redisbackend.New(nodes.Clients()...)
-	quorum.NewInstallation = true
-	l, ctx := locker(t, quorum), t.Context()
+	l, ctx := locker(t, quorumOf(nodes)), t.Context()
 	const key = "onelane:{k}"
 	k := acquire(t, l, "k", core.WithOrphan(time.Minute))
 	owner, ballot := regexp.QuoteMeta(k.Owner()), token(t, k)/256

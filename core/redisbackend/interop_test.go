@@ -28,7 +28,7 @@ func redigoPool(t testing.TB, n *testutil.Node) redsyncredis.Pool {
 
 func TestBackend_Redigo(t *testing.T) {
 	t.Parallel()
-	b := open(t, redisbackend.Pools(redigoPool(t, testutil.Redis(t))))
+	b := open(t, pooled(redigoPool(t, testutil.Redis(t))))
 	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
@@ -64,7 +64,7 @@ func TestInterop_WithRedsync(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
 	for name, b := range map[string]core.Opener{
-		"client": one(node.Client()), "go-redis": redisbackend.Pools(node.Pool()), "redigo": redisbackend.Pools(redigoPool(t, node)),
+		"client": one(node.Client()), "go-redis": pooled(node.Pool()), "redigo": pooled(redigoPool(t, node)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 	"go.opentelemetry.io/otel/metric/noop"
@@ -69,6 +70,13 @@ func openWith(t testing.TB, o core.Opener, logger *slog.Logger) core.Backend {
 // one is the backend on one Redis, or on a Redis Cluster, that a busy machine does not make unavailable.
 func one(client redis.UniversalClient) redisbackend.Config {
 	c := redisbackend.New(client)
+	c.NodeTimeout = 5 * time.Second
+	return c
+}
+
+// pooled is the same on one redsync pool.
+func pooled(pool redsyncredis.Pool) redisbackend.Config {
+	c := redisbackend.Pools(pool)
 	c.NodeTimeout = 5 * time.Second
 	return c
 }

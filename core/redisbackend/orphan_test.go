@@ -6,14 +6,13 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
 func TestOrphan_OnOneServer(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	for name, b := range map[string]core.Backend{"client": open(t, one(node.Client())), "pool": open(t, redisbackend.Pools(node.Pool()))} {
+	for name, b := range map[string]core.Backend{"client": open(t, one(node.Client())), "pool": open(t, pooled(node.Pool()))} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			key := "{" + name + "}"

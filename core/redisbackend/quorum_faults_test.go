@@ -33,6 +33,18 @@ func tellsSeal(t *testing.T, l *core.Locker, key, value string) {
 	}
 }
 
+// sealed seals a key. A busy machine may need a second lease for it.
+func sealed(t *testing.T, l *core.Locker, key, value string) {
+	t.Helper()
+	eventually(t, "the key is sealed", func() bool {
+		k, err := l.Acquire(t.Context(), key)
+		if err == nil {
+			err = k.Seal(t.Context(), []byte(value), time.Hour)
+		}
+		return err == nil || errors.Is(err, core.ErrSealed)
+	})
+}
+
 // has reports whether a node has a value for the key.
 func has(t *testing.T, n *testutil.Node, key string) bool {
 	return n.Client().Exists(t.Context(), "onelane:{"+key+"}:accepted").Val() == 1
@@ -44,7 +56,7 @@ func TestQuorum_SealSurvivesEmptyNode(t *testing.T) {
 	nodes := durable(t, 3, 1)
 	l := locker(t, quorumOf(nodes))
 	nodes[2].Kill()
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("v"), time.Hour))
+	sealed(t, l, "k", "v")
 	nodes[2].Restart()
 	eventually(t, "the third node has the seal too", func() bool {
 		tellsSeal(t, l, "k", "v")
@@ -63,7 +75,7 @@ func TestQuorum_SealReadableFromOneNode(t *testing.T) {
 	nodes := durable(t, 3, 0)
 	l := locker(t, quorumOf(nodes), core.WithTTL(3*time.Second))
 	nodes[2].Kill()
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("v"), time.Hour))
+	sealed(t, l, "k", "v")
 	nodes[2].Restart()
 	nodes[0].Kill()
 	if st, err := l.Inspect(t.Context(), "k"); err == nil && st.Status == core.Free {
@@ -112,8 +124,14 @@ func TestQuorum_SealsOnMinorities(t *testing.T) {
 	// seal seals on the nodes where the lease did not lapse.
 	seal := func(owner, value string, lapsed ...int) {
 		t.Helper()
-		g, err := b.Acquire(t.Context(), request(owner))
-		ok(t, "Acquire", err)
+		var g core.Grant
+		tries := 0
+		eventually(t, "Acquire", func() bool {
+			tries++
+			var err error
+			g, err = b.Acquire(t.Context(), request(fmt.Sprint(owner, tries)))
+			return err == nil
+		})
 		lapse(lapsed...)
 		want(t, "Seal", b.Seal(t.Context(), g, []byte(value), time.Hour), core.ErrUnavailable)
 	}
@@ -123,9 +141,9 @@ func TestQuorum_SealsOnMinorities(t *testing.T) {
 			ok(t, "DEL", n.Client().Del(t.Context(), "onelane:{k}").Err())
 		}
 	}
-	seal("a/1", "a", 1, 2, 3, 4)
+	seal("a/", "a", 1, 2, 3, 4)
 	cont := stop(0)
-	seal("b/1", "b", 3, 4)
+	seal("b/", "b", 3, 4)
 	cont()
 	cont = stop(0, 1, 2)
 	_, err := b.Acquire(t.Context(), request("c/1"))
@@ -149,7 +167,7 @@ func TestQuorum_SealSurvivesEmptyNodesInTurn(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 5)
 	l := locker(t, quorumOf(nodes), core.WithTTL(2*time.Second))
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("v"), time.Hour))
+	sealed(t, l, "k", "v")
 	for i, n := range nodes {
 		eventually(t, "all nodes have the seal", func() bool {
 			tellsSeal(t, l, "k", "v")

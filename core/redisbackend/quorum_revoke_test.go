@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -19,8 +18,7 @@ import (
 func TestQuorum_SealAfterRevoke(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	q := redisbackend.New(nodes.Clients()...)
-	q.NewInstallation = true
+	q := quorumOf(nodes)
 	l, operator := locker(t, q, core.WithTTL(time.Minute)), locker(t, q, core.WithTTL(time.Minute))
 	last := nodes[2].Client()
 	for _, late := range []bool{false, true} {
@@ -59,8 +57,7 @@ func TestQuorum_SealAfterRevoke(t *testing.T) {
 func TestQuorum_SealDuringRevoke(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	q := redisbackend.New(nodes.Clients()...)
-	q.NewInstallation = true
+	q := quorumOf(nodes)
 	l, b := locker(t, q, core.WithTTL(time.Minute)), open(t, q)
 	for i := range 4 {
 		orphan, larger := time.Duration(i%2)*time.Hour, i/2 == 1

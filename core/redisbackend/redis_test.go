@@ -77,9 +77,15 @@ func TestForeignValue_WithoutExpiryDoesNotSpin(t *testing.T) {
 	node := testutil.Redis(t)
 	l := locker(t, one(node.Client()))
 	ok(t, "SET", node.Client().Set(t.Context(), "onelane:{k}", "somebody", 0).Err())
-	counts := node.Commands(t, func() {
-		_, err := l.Acquire(t.Context(), "k", core.WithWait(time.Second))
-		want(t, "Acquire", err, core.ErrTaken)
+	var counts map[string]int64
+	eventually(t, "an answer", func() (answered bool) { // a busy machine may be too late for the first one
+		counts = node.Commands(t, func() {
+			_, err := l.Acquire(t.Context(), "k", core.WithWait(time.Second))
+			if answered = !errors.Is(err, core.ErrUnavailable); answered {
+				want(t, "Acquire", err, core.ErrTaken)
+			}
+		})
+		return answered
 	})
 	if n := counts["set"]; n > 40 {
 		t.Errorf("%d tries in a second", n)
@@ -89,7 +95,7 @@ func TestForeignValue_WithoutExpiryDoesNotSpin(t *testing.T) {
 func TestScripts_Flushed(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	for name, b := range map[string]core.Opener{"client": one(node.Client()), "pool": redisbackend.Pools(node.Pool())} {
+	for name, b := range map[string]core.Opener{"client": one(node.Client()), "pool": pooled(node.Pool())} {
 		l := locker(t, b)
 		k := acquire(t, l, name)
 		ok(t, "SCRIPT FLUSH", node.Client().ScriptFlush(t.Context()).Err())
@@ -99,8 +105,9 @@ func TestScripts_Flushed(t *testing.T) {
 	}
 }
 
-// hung is how long a call may take beyond its context's deadline on a busy machine.
-const hung = 3 * time.Second
+// hung is how long a call may take beyond its context's deadline on a busy machine. It is less than
+// the time-out of one and pooled.
+const hung = 4 * time.Second
 
 func TestNode_HungReturnsByTheDeadline(t *testing.T) {
 	t.Parallel()
@@ -119,7 +126,7 @@ func TestNode_HungReturnsByTheDeadline(t *testing.T) {
 			l := locker(t, open(node))
 			var k *core.Lock
 			if name != "fresh connection" {
-				k = acquire(t, l, "held")
+				k = acquire(t, l, "held", core.WithTTL(time.Minute))
 			}
 			node.Stop()
 			defer node.Cont()
@@ -153,7 +160,7 @@ func TestNodeTimeout_BoundsCallsWithoutDeadline(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
 	l := locker(t, redisbackend.Config{Clients: []redis.UniversalClient{node.Client()}, NodeTimeout: 2 * time.Second})
-	ok(t, "Release", acquire(t, l, "warm").Release(t.Context()))
+	_ = acquire(t, l, "warm").Release(t.Context()) // a busy machine may be too late for the answer
 	node.Stop()
 	defer node.Cont()
 	start := time.Now()
@@ -168,7 +175,7 @@ func TestAcquire_ContextEndsMidCall(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*testutil.Node) core.Opener{
 		"client": func(n *testutil.Node) core.Opener { return one(n.Client()) },
-		"pool":   func(n *testutil.Node) core.Opener { return redisbackend.Pools(n.Pool()) },
+		"pool":   func(n *testutil.Node) core.Opener { return pooled(n.Pool()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -190,7 +197,7 @@ func TestNode_KilledAndRestarted(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
 	l := locker(t, one(node.Client()), core.WithOutageWait(0))
-	k := acquire(t, l, "k", core.WithTTL(2*time.Second))
+	k := acquire(t, l, "k", core.WithTTL(2*time.Second), core.WithOutageWait(30*time.Second))
 	node.Kill()
 	_, err := l.Acquire(t.Context(), "other")
 	want(t, "Acquire", err, core.ErrUnavailable)
@@ -243,18 +250,19 @@ func TestHolderKilled_TakeoverWithinTTL(t *testing.T) {
 
 const childTTL = time.Second
 
-// hold is what the child process does: it holds a key, and renews it, until it is killed.
+// hold is what the child process does: it holds a key, and renews it, until it is killed. If a busy
+// machine loses the lock, it takes it again.
 func hold(addr string) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	l, err := core.New(one(client), core.WithTTL(childTTL))
-	if err == nil {
-		_, err = l.Acquire(context.Background(), "k")
+	for err == nil {
+		var k *core.Lock
+		if k, err = l.Acquire(context.Background(), "k"); err == nil {
+			<-k.Context().Done()
+		}
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	select {}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
 }
 
 func TestNew_Refuses(t *testing.T) {

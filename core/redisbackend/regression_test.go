@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -373,7 +374,7 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 			for _, n := range nodes {
 				proxies = append(proxies, newProxy(t, n.Addr()))
 			}
-			var holder atomic.Pointer[string]
+			var holder atomic.Pointer[core.Grant]
 			var mu sync.Mutex
 			last := uint64(0)
 			stop := make(chan struct{})
@@ -406,7 +407,11 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 							time.Sleep(5 * time.Millisecond)
 							continue
 						}
-						if !holder.CompareAndSwap(nil, &g.Owner) {
+						// A lease may end while a busy machine stands still: the holder does not know it yet.
+						mine := new(core.Grant)
+						*mine = g
+						other := holder.Swap(mine)
+						if now := time.Now(); other != nil && now.Before(other.Deadline) && now.Before(g.Deadline) {
 							t.Errorf("two holders")
 						}
 						if g.Token == 0 && i%4 == 1 {
@@ -414,20 +419,18 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 								g = m
 							}
 						}
-						if g.Token != 0 && time.Now().Before(g.Deadline) {
+						if g.Token != 0 {
 							mu.Lock()
-							if g.Token <= last {
+							if g.Token <= last && time.Now().Before(g.Deadline) {
 								t.Errorf("token %d after %d", g.Token, last)
 							}
-							last = g.Token + g.Tokens - 1
+							last = max(last, g.Token+g.Tokens-1)
 							mu.Unlock()
 						}
 						if e, err := b.Extend(context.Background(), g, 2*time.Second); err == nil {
 							g = e
 						}
-						if !holder.CompareAndSwap(&g.Owner, nil) {
-							holder.Store(nil)
-						}
+						holder.CompareAndSwap(mine, nil)
 						if i%5 == 0 {
 							_ = b.Seal(context.Background(), g, []byte("v"), time.Minute)
 						} else {
@@ -508,9 +511,9 @@ func TestRegression_CloseWhileHung(t *testing.T) {
 	if n > before+2 {
 		t.Errorf("%d goroutines, %d before", n, before)
 	}
-	if n := client.ClientList(t.Context()).Val(); bytes.Count([]byte(n), []byte("\n")) > 3 {
-		t.Errorf("connections are left:\n%s", n)
-	}
+	eventually(t, "no connection is left", func() bool {
+		return strings.Count(client.ClientList(t.Context()).Val(), "\n") <= 3
+	})
 }
 
 // The options of a client hold for the backend's own connections.
@@ -537,16 +540,21 @@ func TestRegression_DelayedUnsealDeletesLaterSeal(t *testing.T) {
 	node := testutil.Redis(t)
 	p := newProxy(t, node.Addr())
 	l, other := locker(t, one(proxied(t, p.Addr().String())), core.WithOutageWait(0)), locker(t, one(node.Client()))
-	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), []byte("first"), time.Hour))
-	ok(t, "Unseal", l.Unseal(t.Context(), "warm"))
-	p.delay.Store(int64(2 * time.Second))
-	if err := l.Unseal(within(t, 300*time.Millisecond), "k"); err == nil {
+	key, unsealed := "", true
+	for i := 0; i < 3 && unsealed; i++ { // on a busy machine both the answer and the deadline may be there
+		key = fmt.Sprint("k", i)
+		ok(t, "Seal", acquire(t, l, key).Seal(t.Context(), []byte("first"), time.Hour))
+		ok(t, "Unseal", l.Unseal(t.Context(), "warm"))
+		p.delay.Store(int64(2 * time.Second))
+		unsealed = l.Unseal(within(t, 300*time.Millisecond), key) == nil
+	}
+	if unsealed {
 		t.Fatal("unsealed")
 	}
-	ok(t, "Unseal again", other.Unseal(t.Context(), "k"))
-	ok(t, "Seal", acquire(t, other, "k").Seal(t.Context(), []byte("second"), time.Hour))
+	ok(t, "Unseal again", other.Unseal(t.Context(), key))
+	ok(t, "Seal", acquire(t, other, key).Seal(t.Context(), []byte("second"), time.Hour))
 	time.Sleep(3 * time.Second)
-	if got := status(t, other, "k"); got != core.Sealed {
+	if got := status(t, other, key); got != core.Sealed {
 		t.Errorf("the record of the second holder is gone: the key is %v", got)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -90,8 +91,8 @@ func TestReplicas_OneStopped(t *testing.T) {
 	master, replicas := replicated(t, 2)
 	both := locker(t, confirmed(master.Client(), 2, replicaTimeout), core.WithOutageWait(0))
 	either := locker(t, confirmed(master.Client(), 1, replicaTimeout), core.WithOutageWait(0))
-	patient := core.WithOutageWait(30 * time.Second) // on a busy machine
-	k, sealing := acquire(t, both, "before", patient), acquire(t, both, "seal", patient)
+	patient, long := core.WithOutageWait(30*time.Second), core.WithTTL(10*time.Minute) // on a busy machine
+	k, sealing := acquire(t, both, "before", patient, long), acquire(t, both, "seal", patient, long)
 	replicas[1].Stop()
 
 	for _, opts := range [][]core.AcquireOption{nil, {core.WithToken()}, {core.WithOrphan(time.Minute)}} {
@@ -123,7 +124,7 @@ func TestReplicas_OneStopped(t *testing.T) {
 	_, err = either.TryAcquire(t.Context(), "seal")
 	want(t, "TryAcquire of a key whose seal is on the master", err, core.ErrSealed)
 
-	other := acquire(t, either, "k", patient)
+	other := acquire(t, either, "k", patient, long)
 	eventually(t, "Extend with one replica", func() bool { return other.Extend(t.Context(), time.Minute) == nil })
 	ok(t, "Release with one replica", other.Release(t.Context()))
 
@@ -167,7 +168,8 @@ func TestReplicas_WaitNotAnswered(t *testing.T) {
 		_, err := l.Acquire(context.Background(), "k", core.WithOutageWait(0))
 		results <- err
 	}()
-	go func() { results <- k.Extend(context.Background(), time.Hour) }()
+	eventually(t, "the first call waits for the replica", func() bool { return blocked(t, master) == 1 })
+	go func() { results <- k.Extend(context.Background(), time.Hour) }() // in one pipeline they would share a WAIT
 	eventually(t, "two calls wait for the replica", func() bool { return blocked(t, master) == 2 })
 	ok(t, "CLIENT KILL", master.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	want(t, "first call", <-results, core.ErrUnavailable)
@@ -186,15 +188,20 @@ func TestReplicas_CallerLeavesSooner(t *testing.T) {
 	k := acquire(t, l, "k")
 	replicas[0].Stop()
 	defer replicas[0].Cont()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-	defer cancel()
-	err := k.Extend(ctx, time.Hour)
-	if ctx.Err() == nil { // else a busy machine read the answer too late
-		want(t, "Extend", err, core.ErrUnavailable)
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+		defer cancel()
+		err := k.Extend(ctx, time.Hour)
+		if ctx.Err() != nil { // a busy machine read the answer too late
+			wantEnded(t, "Extend", err, context.DeadlineExceeded)
+			continue
+		}
+		if want(t, "Extend", err, core.ErrUnavailable); !strings.Contains(err.Error(), "0 of the 1 replicas") {
+			t.Errorf("Extend: %v", err)
+		}
+		return
 	}
-	if err == nil || !strings.Contains(err.Error(), "0 of the 1 replicas") {
-		t.Errorf("Extend: %v", err)
-	}
+	t.Error("the answer never came before the caller left")
 }
 
 // blocked returns how many clients of a node WAIT.
@@ -214,15 +221,16 @@ func TestReplicas_HungAtRenewal(t *testing.T) {
 	l := locker(t, confirmed(master.Client(), 1, replicaTimeout), core.WithTTL(3*time.Second))
 	k := acquire(t, l, "k")
 	replicas[0].Stop()
-	last := k.Deadline()
+	stopped := time.Now()
 	select {
 	case <-k.Context().Done():
 		want(t, "cause", context.Cause(k.Context()), core.ErrLost)
 	case <-time.After(20 * time.Second):
 		t.Fatal("the holder was not told of the loss")
 	}
-	if !k.Deadline().Equal(last) {
-		t.Errorf("the lease was renewed without the replica, from %v to %v", last, k.Deadline())
+	// The answer of a renewal that was sent before may come later.
+	if beyond := k.Deadline().Sub(stopped.Add(3 * time.Second)); beyond > 0 {
+		t.Errorf("the lease was renewed without the replica: it ended %v too late", beyond)
 	}
 }
 
@@ -244,21 +252,32 @@ func (s *signal) Write(line []byte) (int, error) {
 func TestReplicas_HungReplicaComesBack(t *testing.T) {
 	t.Parallel()
 	master, replicas := replicated(t, 1)
+	ttl := 6 * time.Second
+	err := outlivesHang(t, master, replicas[0], ttl)
+	for errors.Is(err, core.ErrLost) && ttl < time.Minute { // a busy machine needs a longer lease
+		ttl *= 3
+		err = outlivesHang(t, master, replicas[0], ttl)
+	}
+	ok(t, "the lock", err)
+}
+
+// outlivesHang holds a lock while its replica hangs until a renewal fails, and returns why it ended.
+func outlivesHang(t *testing.T, master, replica *testutil.Node, ttl time.Duration) error {
 	failed := &signal{text: "renewal failed", seen: make(chan struct{})}
-	l := locker(t, confirmed(master.Client(), 1, replicaTimeout), core.WithTTL(6*time.Second),
+	l := locker(t, confirmed(master.Client(), 1, replicaTimeout), core.WithTTL(ttl),
 		core.WithLogger(slog.New(slog.NewTextHandler(failed, nil))))
 	k := acquire(t, l, "k")
 	until := k.Deadline()
-	replicas[0].Stop()
+	replica.Stop()
 	select {
 	case <-failed.seen:
-	case <-time.After(20 * time.Second):
+	case <-k.Context().Done():
+	case <-time.After(check.Patience):
 		t.Error("no renewal failed")
 	}
-	replicas[0].Cont()
-	eventually(t, "the lock is renewed", func() bool { return k.Deadline().After(until) })
-	ok(t, "Err", k.Err())
-	ok(t, "Release", k.Release(t.Context()))
+	replica.Cont()
+	eventually(t, "the lock is renewed or lost", func() bool { return k.Err() != nil || k.Deadline().After(until) })
+	return errors.Join(k.Err(), k.Release(t.Context()))
 }
 
 // After a fail-over the promoted replica has the lock. A lock that the replica has not got was not
@@ -270,7 +289,7 @@ func TestReplicas_FailOver(t *testing.T) {
 	others, third := locker(t, one(s.Client()), core.WithOutageWait(30*time.Second)), locker(t, one(s.Client()), core.WithOutageWait(30*time.Second))
 	patient := core.WithOutageWait(30 * time.Second) // on a busy machine
 	k := acquire(t, l, "k", core.WithTTL(5*time.Minute), core.WithMaxHold(0), patient)
-	sealed := acquire(t, l, "sealed", patient)
+	sealed := acquire(t, l, "sealed", core.WithTTL(5*time.Minute), patient)
 	eventually(t, "Seal", func() bool { return sealed.Seal(t.Context(), []byte("v"), time.Hour) == nil })
 
 	s.Lag()
@@ -400,7 +419,7 @@ func TestReplicas_WaitForbidden(t *testing.T) {
 func TestBackend_Replicas(t *testing.T) {
 	t.Parallel()
 	master, _ := replicated(t, 1)
-	b := open(t, confirmed(master.Client(), 1, time.Second))
+	b := openQuorum(t, confirmed(master.Client(), 1, 5*time.Second), time.Minute)
 	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 

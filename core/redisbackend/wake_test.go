@@ -49,7 +49,7 @@ func TestWatch_LostSubscription(t *testing.T) {
 		select {
 		case k := <-got:
 			ok(t, "Release", k.Release(t.Context()))
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("the waiter never woke")
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend/rueidisdriver"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -23,10 +22,10 @@ func TestACL(t *testing.T) {
 	ok(t, "ACL SETUSER", node.Client().Do(t.Context(), rules...).Err())
 	c := client(t, rueidis.ClientOption{InitAddress: []string{node.Addr()}, Username: "onelane", Password: "secret", DisableCache: true,
 		ForceSingleClient: true})
-	l := locker(t, rueidisdriver.New(c))
+	l := locker(t, patient(c))
 	k := acquire(t, l, "k", core.WithToken())
 	ok(t, "Extend", k.Extend(t.Context(), time.Minute))
-	changed, stop, err := open(t, rueidisdriver.New(c)).Watch(t.Context(), "onelane:{k}")
+	changed, stop, err := open(t, patient(c)).Watch(t.Context(), "onelane:{k}")
 	ok(t, "Watch", err)
 	defer stop()
 	ok(t, "Release", k.Release(t.Context()))

@@ -18,7 +18,7 @@ import (
 func TestBackend_Redis(t *testing.T) {
 	t.Parallel()
 	c := single(t, testutil.Redis(t).Addr())
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, rueidisdriver.New(c)) })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 // Options of rueidis that change how commands travel.
@@ -33,7 +33,7 @@ func TestBackend_Options(t *testing.T) {
 			t.Parallel()
 			o.InitAddress = []string{testutil.Redis(t).Addr()}
 			c := client(t, o)
-			testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, rueidisdriver.New(c)) })
+			testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 		})
 	}
 }
@@ -41,13 +41,13 @@ func TestBackend_Options(t *testing.T) {
 func TestBackend_RedisCluster(t *testing.T) {
 	t.Parallel()
 	c := clustered(t, testutil.RedisCluster(t, 3))
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, rueidisdriver.New(c)) })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 func TestBackend_Sentinel(t *testing.T) {
 	t.Parallel()
 	c := watched(t, testutil.Sentinel(t))
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, rueidisdriver.New(c)) })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 func TestBackend_Quorum(t *testing.T) {
@@ -87,7 +87,7 @@ func quorum(t testing.TB, nodes testutil.Nodes) redisbackend.Config {
 func TestBackend_ConfigUsedTwice(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	b := rueidisdriver.New(single(t, node.Addr()))
+	b := patient(single(t, node.Addr()))
 	first, second := locker(t, b), locker(t, b)
 	ok(t, "Release", acquire(t, first, "k").Release(t.Context()))
 	ok(t, "Release", acquire(t, second, "k").Release(t.Context()))

@@ -8,7 +8,6 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
-	"github.com/onelane/onelane/core/redisbackend/rueidisdriver"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -18,11 +17,15 @@ func TestInterop(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) (ours, other redisbackend.Config, nodes testutil.Nodes){
 		"one Redis": func(t *testing.T) (ours, other redisbackend.Config, nodes testutil.Nodes) {
 			n := testutil.Redis(t)
-			return rueidisdriver.New(single(t, n.Addr())), redisbackend.New(n.Client()), testutil.Nodes{n}
+			other = redisbackend.New(n.Client())
+			other.NodeTimeout = 5 * time.Second
+			return patient(single(t, n.Addr())), other, testutil.Nodes{n}
 		},
 		"Redis Cluster": func(t *testing.T) (ours, other redisbackend.Config, nodes testutil.Nodes) {
 			c := testutil.RedisCluster(t, 3)
-			return rueidisdriver.New(clustered(t, c)), redisbackend.New(c.Client()), c.Nodes
+			other = redisbackend.New(c.Client())
+			other.NodeTimeout = 5 * time.Second
+			return patient(clustered(t, c)), other, c.Nodes
 		},
 		"quorum": func(t *testing.T) (ours, other redisbackend.Config, nodes testutil.Nodes) {
 			nodes = testutil.Cluster(t, 3)

@@ -10,6 +10,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/redisbackend/rueidisdriver"
 	"github.com/onelane/onelane/internal/check"
 )
 
@@ -47,6 +49,13 @@ func client(t testing.TB, o rueidis.ClientOption) rueidis.Client {
 func single(t testing.TB, addr string) rueidis.Client {
 	t.Helper()
 	return client(t, rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+}
+
+// patient is the backend on one Redis, or on a Redis Cluster, that a busy machine does not make unavailable.
+func patient(c rueidis.Client) redisbackend.Config {
+	b := rueidisdriver.New(c)
+	b.NodeTimeout = 5 * time.Second
+	return b
 }
 
 // open returns a backend that is closed with the test.
