@@ -231,8 +231,13 @@ func awaitLockWait(t *testing.T, db *gorm.DB) {
 	t.Helper()
 	free := db.Session(&gorm.Session{NewDB: true, Context: context.Background()})
 	eventually(t, "another transaction waits", func() bool {
-		time.Sleep(150 * time.Millisecond)
 		var n int
+		if db.Name() == "postgres" {
+			ok(t, "pg_stat_activity", free.Raw("SELECT COUNT(*) FROM pg_stat_activity "+
+				"WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&n).Error)
+			return n > 0
+		}
+		time.Sleep(150 * time.Millisecond)
 		ok(t, "innodb_trx", free.Raw("SELECT COUNT(*) FROM information_schema.innodb_trx t "+
 			"JOIN "+processlist(t, db)+" p ON p.id = t.trx_mysql_thread_id "+
 			"WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()").Scan(&n).Error)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,13 +26,15 @@ func steal(t testing.TB, h *hooked, l *core.Locker, key string) {
 	ok(t, "Release", err)
 }
 
-// loser is a database whose guards' leases are short, so that a loss is noticed soon.
+// loser is a database whose guards notice a loss soon. Their leases are long: none is lost on a
+// machine that stands still.
 func loser(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker, lose func())) {
 	t.Helper()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
-		h := &hooked{Backend: testutil.Memory()}
-		l := locker(t, h, core.WithTTL(3*time.Second)) // not lost, either, on a machine that is busy
+		// A lease of a minute is renewed after 20 s: here after 1 s.
+		h := &hooked{Backend: testutil.Memory(), sooner: 19 * time.Second}
+		l := locker(t, h, core.WithTTL(time.Minute))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		fn(t, db, l, func() { steal(t, h, l, "k") })
 	})
@@ -111,13 +112,15 @@ func TestBegin_WaitsNoLongerThanItIsWanted(t *testing.T) {
 		pool(t, db).SetMaxOpenConns(1)
 		conn, err := pool(t, db).Conn(t.Context())
 		ok(t, "Conn", err)
-		defer time.AfterFunc(20*time.Second, func() { _ = conn.Close() }).Stop()
+		defer time.AfterFunc(time.Minute, func() { _ = conn.Close() }).Stop()
 		block := db.Scopes(gormlock.Guard("k"))
-		want(t, "the statement's context", block.Transaction(func(tx *gorm.DB) error {
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-			defer cancel()
-			return take(tx.WithContext(ctx), 42)
-		}), context.DeadlineExceeded)
+		for d := 500 * time.Millisecond; pool(t, db).Stats().WaitCount == 0 && d < time.Minute; d *= 4 { // or it ended before BEGIN waits
+			want(t, "the statement's context", block.Transaction(func(tx *gorm.DB) error {
+				ctx, cancel := context.WithTimeout(t.Context(), d)
+				defer cancel()
+				return take(tx.WithContext(ctx), 42)
+			}), context.DeadlineExceeded)
+		}
 		lost := func(tx *gorm.DB) error {
 			before, lost := pool(t, db).Stats().WaitCount, make(chan error, 1)
 			go func() {
@@ -176,16 +179,24 @@ func TestLost_CheckedAtCommit(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
-		l := locker(t, testutil.Memory(), core.WithTTL(2*time.Second), core.WithMaxHold(0))
-		ok(t, "Use", db.Use(gormlock.New(l)))
-		var lost atomic.Bool
-		err := db.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {
-			ok(t, "take", take(tx, 42))
-			time.Sleep(2 * time.Second) // the lease is over then, for certain
-			lost.Store(true)
-			return nil
-		})
-		want(t, "Transaction", err, core.ErrLost)
+		var took error
+		for ttl := 2 * time.Second; ttl < time.Minute; ttl *= 4 {
+			l := locker(t, testutil.Memory(), core.WithTTL(ttl), core.WithMaxHold(0))
+			own := reopen(t, db)
+			ok(t, "Use", own.Use(gormlock.New(l)))
+			err := own.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {
+				if took = take(tx, 42); took != nil {
+					return took
+				}
+				time.Sleep(ttl) // the lease is over then, for certain
+				return nil
+			})
+			want(t, "Transaction", err, core.ErrLost)
+			if took == nil { // otherwise a machine that stood still lost the lock before
+				break
+			}
+		}
+		ok(t, "take", took)
 		wantLeft(t, db, 42, 10)
 	})
 }

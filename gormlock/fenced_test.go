@@ -155,15 +155,15 @@ func TestFenced_FirstStatement(t *testing.T) {
 		token, n := uint64(1<<40), int64(10)
 		for _, level := range levels {
 			opts := &sql.TxOptions{Isolation: level}
-			begin := func(token uint64) *gorm.DB {
-				tx := holder(t, db, token).Scopes(gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(time.Second))).Begin(opts)
+			begin := func(token uint64, wait time.Duration) *gorm.DB {
+				tx := holder(t, db, token).Scopes(gormlock.Guard("k", gormlock.Fenced(), gormlock.WithWait(wait))).Begin(opts)
 				ok(t, "Begin", tx.Error)
 				return tx.Session(&gorm.Session{})
 			}
 			token += 10
 
 			// The older one comes while the newer is open, and after it.
-			newer, older := begin(token+1), begin(token)
+			newer, older := begin(token+1, time.Minute), begin(token, time.Second)
 			var s Stock
 			ok(t, "the newer reads", newer.Take(&s, "sku = 42").Error)
 			if db.Name() != "sqlite" { // where BEGIN IMMEDIATE waits for all other transactions
@@ -172,10 +172,10 @@ func TestFenced_FirstStatement(t *testing.T) {
 			ok(t, "the newer writes", newer.Model(&Stock{}).Where("sku = 42").Update("left", s.Left-1).Error)
 			ok(t, "Commit", newer.Commit().Error)
 			n--
-			want(t, "after it", begin(token).Take(&Stock{}, "sku = 42").Error, gormlock.ErrFenced)
+			want(t, "after it", begin(token, time.Minute).Take(&Stock{}, "sku = 42").Error, gormlock.ErrFenced)
 
 			// The older one registers first: the newer waits for its end, and reads what it wrote.
-			older, newer = begin(token+2), begin(token+3)
+			older, newer = begin(token+2, time.Minute), begin(token+3, time.Minute)
 			ok(t, "the older reads", older.Take(&s, "sku = 42").Error)
 			read := make(chan error)
 			var after Stock
@@ -208,7 +208,7 @@ func TestFenced_Refusals(t *testing.T) {
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		busySoon(t, db)
 		put(t, db, 42, 10)
-		err := take(db.Scopes(fenced), 42)
+		err := take(db.Scopes(patient), 42)
 		if err == nil || !strings.Contains(err.Error(), "gormlock.Migrate") {
 			t.Fatalf("without the table: got %v, want an error that says what makes it", err)
 		}
@@ -216,10 +216,10 @@ func TestFenced_Refusals(t *testing.T) {
 
 		tx := db.Scopes(gormlock.Guard("k")).Begin()
 		ok(t, "take", take(tx, 42))
-		want(t, "a fence after BEGIN", take(tx.Session(&gorm.Session{}).Scopes(fenced), 42), gormlock.ErrGuardTooLate)
+		want(t, "a fence after BEGIN", take(tx.Session(&gorm.Session{}).Scopes(patient), 42), gormlock.ErrGuardTooLate)
 		ok(t, "Commit", tx.Commit().Error)
 
-		err = db.Scopes(fenced).Transaction(func(tx *gorm.DB) error { return tx.Find(&[]Stock{}).Error }, &sql.TxOptions{ReadOnly: true})
+		err = db.Scopes(patient).Transaction(func(tx *gorm.DB) error { return tx.Find(&[]Stock{}).Error }, &sql.TxOptions{ReadOnly: true})
 		want(t, "read-only", err, gorm.ErrInvalidTransaction)
 
 		// An earlier holder's transaction stays open: nobody waits for it longer than WithWait.

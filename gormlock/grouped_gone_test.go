@@ -37,7 +37,7 @@ func TestGrouped_DeadlockOfOneCaller(t *testing.T) {
 		victim := &caller{fn: func(tx *gorm.DB) error {
 			ok(t, "take", take(tx, 2))
 			go func() { done <- take(other, 2) }()
-			time.Sleep(100 * time.Millisecond) // the other waits for us by now; if it does not yet, it will
+			awaitLockWait(t, db) // PostgreSQL looks for a deadlock once, soon after we begin to wait
 			err := take(tx, 5)
 			if err == nil {
 				t.Error("no deadlock")
@@ -276,7 +276,7 @@ func TestGrouped_ConnectionBreaks(t *testing.T) {
 				var id int
 				ok(t, "id", tx.Raw(how[0]).Row().Scan(&id))
 				ok(t, "kill", db.Session(&gorm.Session{NewDB: true}).Exec(fmt.Sprintf(how[1], id)).Error)
-				time.Sleep(20 * time.Millisecond)
+				awaitGone(t, db, id)
 				if err := take(tx, 42); !hide {
 					return err
 				}

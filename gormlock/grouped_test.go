@@ -23,6 +23,8 @@ type caller struct {
 	fn  func(tx *gorm.DB) error
 	ctx context.Context // nil: the test's
 	err error
+	// back is closed when the caller has its error. It may be nil.
+	back chan struct{}
 }
 
 // together runs callers in one group on key "k", in this order.
@@ -34,16 +36,26 @@ func together(t *testing.T, db *gorm.DB, l *core.Locker, callers ...*caller) {
 // togetherWithin does so in a group that may take as long as groupTime; 0 is the default.
 func togetherWithin(t *testing.T, db *gorm.DB, l *core.Locker, groupTime time.Duration, callers ...*caller) {
 	t.Helper()
+	before := inUse(t, db)
+	inGroup(t, db, l, groupTime, callers...)
+	eventually(t, "the key and the connection are free", func() bool { return !held(t, l, "k") && inUse(t, db) == before })
+}
+
+// inGroup does so and returns when the callers are back.
+func inGroup(t *testing.T, db *gorm.DB, l *core.Locker, groupTime time.Duration, callers ...*caller) {
+	t.Helper()
 	gormlock.SetGroupTimes(db, time.Minute, groupTime)
-	k, err := l.Acquire(t.Context(), "k")
+	k, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Minute))
 	ok(t, "Acquire", err)
 	var all sync.WaitGroup
-	before := inUse(t, db)
 	for i, c := range callers {
 		if c.ctx == nil {
 			c.ctx = t.Context()
 		}
 		all.Go(func() {
+			if c.back != nil {
+				defer close(c.back)
+			}
 			defer func() {
 				if p := recover(); p != nil {
 					c.err = fmt.Errorf("panic: %v", p)
@@ -56,7 +68,6 @@ func togetherWithin(t *testing.T, db *gorm.DB, l *core.Locker, groupTime time.Du
 	}
 	ok(t, "Release", k.Release(t.Context()))
 	all.Wait()
-	eventually(t, "the key and the connection are free", func() bool { return !held(t, l, "k") && inUse(t, db) == before })
 }
 
 func taker(sku int) *caller {

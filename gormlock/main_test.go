@@ -184,6 +184,7 @@ type hooked struct {
 	locked func(key string)
 	unlock func(key string)
 	owners []string
+	sooner time.Duration // leases seem to end so much sooner, and are renewed sooner
 }
 
 // Open implements core.Opener.
@@ -199,6 +200,13 @@ func (h *hooked) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 		h.owners = append(h.owners, r.Owner)
 		h.mu.Unlock()
 	}
+	g.Deadline = g.Deadline.Add(-h.sooner)
+	return g, err
+}
+
+func (h *hooked) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	g, err := h.Backend.Extend(ctx, g, ttl)
+	g.Deadline = g.Deadline.Add(-h.sooner)
 	return g, err
 }
 

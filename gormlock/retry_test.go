@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -210,10 +211,10 @@ func TestWithRetry_CommitUnknown(t *testing.T) {
 			return
 		}
 		put(t, db, 42, 10)
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(2*time.Second)))))
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(time.Minute)))))
 		for _, cut := range []int32{cutBefore, cutAfter} {
 			tries, called := 0, 0
-			err := gormlock.Transaction(proxied, "k", func(tx *gorm.DB) error {
+			err := gormlock.Transaction(proxied, fmt.Sprint("k", cut), func(tx *gorm.DB) error {
 				tries++
 				ok(t, "take", take(tx, 42))
 				ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { called++ }))
