@@ -138,10 +138,10 @@ func TestRefuseRepeats_Window(t *testing.T) {
 	var runs atomic.Int64
 	s := form(t, 300*time.Millisecond, counter(&runs))
 	submit := func() answer { return s.do("POST", "/forms/1", "a") }
-	submit().want(t, 201, "run 1", false)
 	began := time.Now()
+	submit().want(t, 201, "run 1", false)
 	until(t, submit, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
-	if took := time.Since(began); took < 200*time.Millisecond || took > 5*time.Second {
+	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("the window of 300ms took %v", took)
 	}
 }
@@ -171,13 +171,23 @@ func TestRefuseRepeats_Options(t *testing.T) {
 func TestRefuseRepeats_UnderByHeader(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
-	l := testutil.Locker(t)
-	s := serve(t, func(r *gin.Engine) {
-		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), ginlock.RefuseRepeats(200*time.Millisecond, idempotency.WithLocker(l)))
-		r.POST("/orders", ginlock.RefuseRepeats(time.Minute, idempotency.WithLocker(l)), counter(&runs)) // once more: the outer one does it
-	})
-	s.order("k1", "a").want(t, 201, "run 1", false)
-	s.order("k1", "a").want(t, 201, "run 1", true)
-	s.order("k2", "a").wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
+	var s *server
+	for window := 200 * time.Millisecond; ; window *= 4 {
+		runs.Store(0)
+		l := testutil.Locker(t)
+		s = serve(t, func(r *gin.Engine) {
+			r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), ginlock.RefuseRepeats(window, idempotency.WithLocker(l)))
+			r.POST("/orders", ginlock.RefuseRepeats(time.Minute, idempotency.WithLocker(l)), counter(&runs)) // once more: the outer one does it
+		})
+		began := time.Now()
+		s.order("k1", "a").want(t, 201, "run 1", false)
+		s.order("k1", "a").want(t, 201, "run 1", true)
+		a := s.order("k2", "a")
+		if a.status == 201 && time.Since(began) > window && window < 10*time.Second {
+			continue // this machine was too slow
+		}
+		a.wantProblem(t, 409, idempotency.CodeDuplicateSubmit)
+		break
+	}
 	until(t, func() answer { return s.order("k2", "a") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
 }

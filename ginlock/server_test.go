@@ -19,6 +19,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -167,8 +168,8 @@ func (g *gate) wait(t testing.TB) {
 	t.Helper()
 	select {
 	case <-g.entered:
-	case <-time.After(10 * time.Second):
-		t.Fatal("no request came to the gate in 10 s")
+	case <-time.After(check.Patience):
+		t.Fatal("no request came to the gate")
 	}
 }
 
@@ -191,14 +192,14 @@ func later(ask func() answer) <-chan answer {
 // machine stands still.
 const unknownAfter = 2 * time.Second
 
-// until asks again until ok, for up to 10 s.
+// until asks again until ok.
 func until(t testing.TB, ask func() answer, ok func(answer) bool) answer {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(check.Patience); ; time.Sleep(5 * time.Millisecond) {
 		if a := ask(); ok(a) {
 			return a
 		} else if time.Now().After(end) {
-			t.Fatalf("still %d %s after 10 s", a.status, a.body)
+			t.Fatalf("still %d %s after %v", a.status, a.body, check.Patience)
 		}
 	}
 }
@@ -208,10 +209,18 @@ func notRunning(t testing.TB) func(answer) bool {
 	return func(a answer) bool { return a.status != 409 || a.problem(t).Code != idempotency.CodeInFlight }
 }
 
-// lockerOn returns a Locker on a node; closed at the end of the test.
+// lockerOn returns a Locker on a node; closed at the end of the test. It waits long for a busy machine.
 func lockerOn(t testing.TB, n *testutil.Node, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(redisbackend.New(n.Client()), opts...)
+	return lockerWithin(t, n, 10*time.Second, opts...)
+}
+
+// lockerWithin is lockerOn with a time-out for each call of the node.
+func lockerWithin(t testing.TB, n *testutil.Node, timeout time.Duration, opts ...core.Option) *core.Locker {
+	t.Helper()
+	b := redisbackend.New(n.Client())
+	b.NodeTimeout = timeout
+	l, err := core.New(b, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -151,9 +151,14 @@ func TestFingerprint_DeepMessages(t *testing.T) {
 	for range 9000 { // protobuf takes 10,000
 		deep = &testpb.Customer{Parent: deep}
 	}
-	start := time.Now()
-	b := grpclock.Canonical((&request{Customer: deep}).ProtoReflect())
-	if took := time.Since(start); len(b) < 3<<20 || took > 5*time.Second {
+	var b []byte
+	took := time.Hour
+	for try := 0; try < 3 && took > 5*time.Second; try++ { // the machine may be busy
+		start := time.Now()
+		b = grpclock.Canonical((&request{Customer: deep}).ProtoReflect())
+		took = time.Since(start)
+	}
+	if len(b) < 3<<20 || took > 5*time.Second {
 		t.Errorf("%d bytes in %v", len(b), took)
 	}
 }

@@ -5,17 +5,16 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
 )
 
-// hanging is a backend that can be made to give no answer: Acquire then fails when its context ends,
-// or after a second.
+// hanging is a backend that can be made to give no answer: Acquire then fails when its context ends.
+// Or it fails at once.
 type hanging struct {
 	core.Backend
-	hangs atomic.Bool
+	hangs, fails atomic.Bool
 }
 
 func newHanging(t testing.TB, opts ...core.Option) (*hanging, *core.Locker) {
@@ -33,14 +32,13 @@ func newHanging(t testing.TB, opts ...core.Option) (*hanging, *core.Locker) {
 func (b *hanging) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 func (b *hanging) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	if !b.hangs.Load() {
-		return b.Backend.Acquire(ctx, r)
-	}
 	why := errors.New("no answer")
-	select {
-	case <-ctx.Done():
+	switch {
+	case b.hangs.Load():
+		<-ctx.Done()
 		why = ctx.Err()
-	case <-time.After(time.Second):
+	case !b.fails.Load():
+		return b.Backend.Acquire(ctx, r)
 	}
 	return core.Grant{}, &core.UnavailableError{Key: r.Key, Nodes: []error{why}}
 }

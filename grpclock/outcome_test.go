@@ -19,6 +19,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -222,7 +223,7 @@ func TestByMetadata_StoreDownAfterHandler(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(time.Minute))
+	l := lockerWithin(t, n, time.Second, core.WithTTL(time.Minute))
 	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		n.Stop()
 		return counter(&runs)(ctx, r)
@@ -369,8 +370,8 @@ func TestFailOpen_ClientGone(t *testing.T) {
 				if want := map[bool]codes.Code{true: codes.Canceled, false: codes.DeadlineExceeded}[try == 0]; code != want {
 					t.Errorf("%s: try %d ended with %v, not %v", name, try, code, want)
 				}
-			case <-time.After(10 * time.Second):
-				t.Fatal("the call is not over in 10 s")
+			case <-time.After(check.Patience):
+				t.Fatal("the call is not over")
 			}
 		}
 		if n := runs.Swap(0); n != 0 {

@@ -22,6 +22,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -215,8 +216,8 @@ func (g *gate) wait(t testing.TB) {
 	t.Helper()
 	select {
 	case <-g.entered:
-	case <-time.After(10 * time.Second):
-		t.Fatal("no call came to the gate in 10 s")
+	case <-time.After(check.Patience):
+		t.Fatal("no call came to the gate")
 	}
 }
 
@@ -235,22 +236,30 @@ func later(call func() answer) <-chan answer {
 	return answers
 }
 
-// until asks again until ok, for up to 10 s.
+// until asks again until ok.
 func until(t testing.TB, call func() answer, ok func(answer) bool) answer {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(check.Patience); ; time.Sleep(5 * time.Millisecond) {
 		if a := call(); ok(a) {
 			return a
 		} else if time.Now().After(end) {
-			t.Fatalf("still %v, %v after 10 s", a.order, a.err)
+			t.Fatalf("still %v, %v after %v", a.order, a.err, check.Patience)
 		}
 	}
 }
 
-// lockerOn returns a Locker on a node; closed at the end of the test.
+// lockerOn returns a Locker on a node; closed at the end of the test. It waits long for a busy machine.
 func lockerOn(t testing.TB, n *testutil.Node, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(redisbackend.New(n.Client()), opts...)
+	return lockerWithin(t, n, 10*time.Second, opts...)
+}
+
+// lockerWithin is lockerOn with a time-out for each call of the node.
+func lockerWithin(t testing.TB, n *testutil.Node, timeout time.Duration, opts ...core.Option) *core.Locker {
+	t.Helper()
+	b := redisbackend.New(n.Client())
+	b.NodeTimeout = timeout
+	l, err := core.New(b, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -133,7 +134,7 @@ func TestStreamLockByKey_Lost(t *testing.T) {
 			c := s.chat(t, "1")
 			select {
 			case <-lost:
-			case <-time.After(10 * time.Second):
+			case <-time.After(check.Patience):
 				t.Fatal("the loss is not told")
 			}
 			if o, err := say(c); name == "has an error of its own" {
@@ -168,7 +169,7 @@ func TestStreamLockBy_ClientGone(t *testing.T) {
 		t.Errorf("the key is not held: %v", err)
 	}
 	cancel()
-	k, err := l.Acquire(t.Context(), "1", core.WithWait(5*time.Second))
+	k, err := l.Acquire(t.Context(), "1", core.WithWait(check.Patience))
 	if err != nil {
 		t.Fatalf("the key is not free: %v", err)
 	}

@@ -246,7 +246,7 @@ func TestTransport_EndlessBody(t *testing.T) {
 		}
 		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody}, nil
 	}), idempotency.WithAttempts(3, 50*time.Millisecond), idempotency.WithPause(time.Millisecond, time.Millisecond))
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), check.Patience)
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "POST", "http://x.example", nil)
 	began := time.Now()

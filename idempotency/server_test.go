@@ -127,7 +127,9 @@ func ended(t testing.TB, ask func() answer) answer {
 // lockerOn returns a Locker on a node.
 func lockerOn(t testing.TB, n *testutil.Node) *core.Locker {
 	t.Helper()
-	l, err := core.New(redisbackend.New(n.Client()))
+	b := redisbackend.New(n.Client())
+	b.NodeTimeout = 10 * time.Second // the machine may be busy
+	l, err := core.New(b)
 	if err != nil {
 		t.Fatal(err)
 	}

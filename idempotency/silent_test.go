@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -21,7 +23,7 @@ func giveUp(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-r.Context().Done():
 		return
-	case <-time.After(10 * time.Second):
+	case <-time.After(check.Patience):
 	}
 	fmt.Fprint(w, "paid")
 }
@@ -67,13 +69,23 @@ func TestSilent_AfterTheContextEnded(t *testing.T) {
 		l := shortLocker(t)
 		s := serveOrders(l, func(h http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				time.AfterFunc(limit, func() {
-					key := "claim:" + core.Join("", "", "POST", r.Host, r.Pattern, "Idempotency-Key", "k")
-					if st, err := l.Inspect(context.Background(), key); err == nil && st.Status == core.Held {
-						_ = l.Revoke(context.Background(), key, st.Owner)
+				key, over := "claim:"+core.Join("", "", "POST", r.Host, r.Pattern, "Idempotency-Key", "k"), make(chan struct{})
+				var all sync.WaitGroup
+				all.Go(func() {
+					for revoked := false; !revoked; { // as soon as there is a claim
+						select {
+						case <-over:
+							return
+						case <-time.After(limit):
+						}
+						if st, err := l.Inspect(context.Background(), key); err == nil && st.Status == core.Held {
+							revoked = l.Revoke(context.Background(), key, st.Owner) == nil
+						}
 					}
 				})
 				h.ServeHTTP(w, r)
+				close(over)
+				all.Wait()
 			})
 		})
 		s.order("").refused(t, idempotency.CodeLockLost)

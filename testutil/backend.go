@@ -45,7 +45,7 @@ func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 // Open opens a backend as core.New does and closes it when the test ends.
 //
 //	b := testutil.Open(t, testutil.Memory())
-//	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Second})
+//	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Minute})
 //	if err != nil {
 //		t.Fatal(err)
 //	}

@@ -38,14 +38,17 @@ func (s *suite) adoptRightOwner() {
 }
 
 func (s *suite) adoptWrongOwner() {
-	g := s.orphan()
-	asked, err := s.refused("adoption of another orphan", s.adopting(g.Key, s.owner(long), long, 0), core.ErrOrphaned)
-	var orphaned *core.OrphanedError
-	if !errors.As(err, &orphaned) || orphaned.Owner != g.Owner {
-		s.Fatalf("got %+v, want the owner %q", orphaned, g.Owner)
-	}
-	s.since(orphaned.Since, g, asked)
-	s.orphaned(g.Key, g.Owner)
+	s.patient(func(ttl time.Duration) bool {
+		g := s.acquire(s.orphanRequest(s.key(), ttl, long))
+		s.expired(g)
+		asked, err := s.refused("adoption of another orphan", s.adopting(g.Key, s.owner(long), long, 0), core.ErrOrphaned)
+		var orphaned *core.OrphanedError
+		if !errors.As(err, &orphaned) || orphaned.Owner != g.Owner {
+			s.Fatalf("got %+v, want the owner %q", orphaned, g.Owner)
+		}
+		s.orphaned(g.Key, g.Owner)
+		return s.sinceInTime(orphaned.Since, g, asked)
+	})
 }
 
 func (s *suite) adoptNoOrphan() {

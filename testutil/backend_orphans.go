@@ -29,16 +29,10 @@ func (s *suite) orphan() lease {
 	return g
 }
 
-// since checks when an orphan's lease ended, as an answer says that was asked for at a time.
-func (s *suite) since(since time.Time, g lease, asked time.Time) {
-	s.Helper()
-	if !s.sinceInTime(since, g, asked) {
-		s.Fatalf("orphaned since %v, which is long after the lease", since)
-	}
-}
-
-// sinceInTime is since, but it reports false if the end is later than the lease explains. A node of
-// a quorum may grant late on a busy machine. A longer lease leaves more room for that.
+// sinceInTime checks when an orphan's lease ended, as an answer says that was asked for at a time.
+// It reports false if the end is later than the lease explains. A node of a quorum may grant late on
+// a busy machine, and a backend may hear late of its server's time. A longer lease leaves more room
+// for that.
 func (s *suite) sinceInTime(since time.Time, g lease, asked time.Time) bool {
 	s.Helper()
 	// The backend says how much time has passed, and the answer takes a while.
@@ -59,7 +53,7 @@ func (s *suite) orphanAfterTheLease() {
 		ttl = g.ttl
 		_, err := s.b.Acquire(s.ctx, s.request(g.Key, long))
 		st, inspected := s.b.Inspect(s.ctx, g.Key)
-		if !time.Now().Before(g.Deadline) {
+		if !time.Now().Before(g.Deadline) || errors.Is(err, core.ErrUnavailable) || errors.Is(inspected, core.ErrUnavailable) {
 			return false
 		}
 		s.want("Acquire before the deadline", err, core.ErrTaken)
@@ -100,7 +94,7 @@ func (s *suite) orphanExtended() {
 		s.ok("Extend", err)
 		time.Sleep(time.Until(g.answered.Add(ttl + slack)))
 		st, inspected := s.b.Inspect(s.ctx, g.Key)
-		if !time.Now().Before(longer.Deadline) {
+		if !time.Now().Before(longer.Deadline) || errors.Is(inspected, core.ErrUnavailable) {
 			return false
 		}
 		if s.ok("Inspect", inspected); st.Status != core.Held || st.Owner != g.Owner || st.ExpiresIn > 4*ttl {

@@ -21,7 +21,7 @@ const (
 
 	// patience bounds each wait for a condition. It also bounds for how long a busy machine may
 	// fail to answer.
-	patience = 10 * time.Second
+	patience = 30 * time.Second
 	look     = 10 * time.Millisecond // between two looks at a condition
 
 	// slack is how far the clocks and the roundings of a backend may differ from this process's.
@@ -124,15 +124,22 @@ func (s *suite) refused(what string, r core.Request, target error) (asked time.T
 }
 
 func (s *suite) release(g core.Grant) error {
+	_, err := s.releaseCounting(g)
+	return err
+}
+
+// releaseCounting is release, and returns how many others wait.
+func (s *suite) releaseCounting(g core.Grant) (others int, err error) {
 	unknown := false
-	return s.try(func() error {
-		_, err := s.b.Release(s.ctx, g)
+	err = s.try(func() (err error) {
+		others, err = s.b.Release(s.ctx, g)
 		if unknown && errors.Is(err, core.ErrLost) {
 			return nil // the try before did it
 		}
 		unknown = unknown || errors.Is(err, core.ErrUnavailable)
 		return err
 	})
+	return others, err
 }
 
 func (s *suite) extend(g core.Grant, ttl time.Duration) (longer core.Grant, err error) {

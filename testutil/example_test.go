@@ -39,7 +39,7 @@ func ExampleMemory() {
 
 func TestUsage_Locker(t *testing.T) {
 	t.Parallel()
-	locker := testutil.Locker(t, core.WithTTL(time.Second))
+	locker := testutil.Locker(t, core.WithTTL(time.Minute))
 	lock, err := locker.Acquire(t.Context(), "stock:42")
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestUsage_TestBackend(t *testing.T) {
 func TestUsage_Open(t *testing.T) {
 	t.Parallel()
 	b := testutil.Open(t, testutil.Memory())
-	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Second})
+	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 // Locker returns a Locker on a private Redis (see [Redis]), closed when the test ends. It waits up
 // to 10 s for an answer, so that a busy machine does not make locks unavailable.
 //
-//	locker := testutil.Locker(t, core.WithTTL(time.Second))
+//	locker := testutil.Locker(t, core.WithTTL(time.Minute))
 //	lock, err := locker.Acquire(t.Context(), "stock:42")
 //	if err != nil {
 //		t.Fatal(err)

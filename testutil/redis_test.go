@@ -10,6 +10,7 @@ import (
 	"github.com/go-redsync/redsync/v4"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/internal/server"
 )
@@ -148,9 +149,7 @@ func TestStopAndCont(t *testing.T) {
 	}
 	client := redis.NewClient(&redis.Options{Addr: n.Addr(), MaxRetries: -1, ReadTimeout: 100 * time.Millisecond})
 	defer client.Close()
-	if err := client.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	check.Eventually(t, "the node answers in 100 ms", func() bool { return client.Ping(t.Context()).Err() == nil })
 	n.Stop()
 	if err := client.Ping(t.Context()).Err(); err == nil {
 		t.Error("a stopped node answers")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/onelane/onelane/testutil/internal/server"
 )
@@ -85,9 +86,16 @@ func (n *ZooKeeperNode) Rejoin() { n.links.isolate(n.index, false) }
 // Ask returns the answer to a command of four letters, such as "wchs" or "srvr".
 func (n *ZooKeeperNode) Ask(command string) string {
 	n.t.Helper()
-	answer, err := server.AskZooKeeper(context.Background(), n.Addr(), command)
-	n.must(err)
-	return answer
+	for end := time.Now().Add(formTimeout); ; { // a busy server may miss the time-out
+		answer, err := server.AskZooKeeper(context.Background(), n.Addr(), command)
+		if err == nil {
+			return answer
+		}
+		if time.Now().After(end) {
+			n.t.Fatalf("testutil: %v", err)
+		}
+		time.Sleep(look)
+	}
 }
 
 func (n *ZooKeeperNode) must(err error) {

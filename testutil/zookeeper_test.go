@@ -2,6 +2,7 @@ package testutil_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,10 +100,10 @@ func TestZooKeeperEnsemble_Isolate(t *testing.T) {
 	old := nodes.Leader()
 	nodes[old].Isolate()
 	others := testutil.ZooKeeperNodes{nodes[(old+1)%len(nodes)], nodes[(old+2)%len(nodes)]}
-	next := others[others.Leader()]
+	others.Leader()
 	nodes[old].Ask("ruok") // its clients reach it
-	mode := func() string {
-		_, mode, _ := strings.Cut(nodes[old].Ask("srvr"), "Mode: ")
+	mode := func(n *testutil.ZooKeeperNode) string {
+		_, mode, _ := strings.Cut(n.Ask("srvr"), "Mode: ")
 		mode, _, _ = strings.Cut(mode, "\n")
 		return mode
 	}
@@ -116,10 +117,11 @@ func TestZooKeeperEnsemble_Isolate(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	until("the old leader gives up", func() bool { return mode() == "" })
+	until("the old leader gives up", func() bool { return mode(nodes[old]) == "" })
 	nodes[old].Rejoin()
-	until("the old leader follows", func() bool { return mode() == "follower" })
-	if !strings.Contains(next.Ask("srvr"), "Mode: leader") {
-		t.Error("the new leader leads no more")
-	}
+	until("one leads, and two follow", func() bool { // on a busy machine they may elect once more
+		modes := []string{mode(nodes[0]), mode(nodes[1]), mode(nodes[2])}
+		slices.Sort(modes)
+		return slices.Equal(modes, []string{"follower", "follower", "leader"})
+	})
 }

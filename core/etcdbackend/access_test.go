@@ -27,7 +27,7 @@ import (
 // connect returns a client that is closed with the test.
 func connect(t *testing.T, config clientv3.Config) *clientv3.Client {
 	t.Helper()
-	config.Logger, config.DialTimeout = zap.NewNop(), 5*time.Second
+	config.Logger, config.DialTimeout = zap.NewNop(), 30*time.Second
 	client, err := clientv3.New(config)
 	ok(t, "clientv3.New", err)
 	t.Cleanup(func() { _ = client.Close() })
@@ -48,7 +48,7 @@ func user(t *testing.T, admin *clientv3.Client, name string) {
 // worksOn goes through the verbs that write.
 func worksOn(t *testing.T, client *clientv3.Client) {
 	t.Helper()
-	l := locker(t, client)
+	l := locker(t, client, core.WithTTL(time.Minute))
 	k, err := l.Acquire(t.Context(), "k")
 	ok(t, "Acquire", err)
 	ok(t, "Extend", k.Extend(t.Context(), time.Hour))
@@ -120,7 +120,7 @@ func TestTLS(t *testing.T) {
 	worksOn(t, connect(t, config))
 
 	config.TLS = &tls.Config{RootCAs: ca.pool}
-	_, err = locker(t, connect(t, config), core.WithOutageWait(0)).Acquire(t.Context(), "k")
+	_, err = hasty(t, connect(t, config), core.WithOutageWait(0)).Acquire(t.Context(), "k")
 	want(t, "Acquire without a certificate", err, core.ErrUnavailable)
 	if !strings.Contains(err.Error(), "check its Endpoints and TLS") {
 		t.Errorf("Acquire without a certificate: %v", err)

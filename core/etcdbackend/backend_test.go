@@ -2,6 +2,7 @@ package etcdbackend_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
@@ -16,5 +17,7 @@ func TestConformance(t *testing.T) {
 		return
 	}
 	client := etcd.Client()
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Open(t, etcdbackend.New(client)) })
+	testutil.TestBackend(t, func(t *testing.T) core.Backend {
+		return testutil.Open(t, etcdbackend.New(client, etcdbackend.WithTimeout(20*time.Second)))
+	})
 }

@@ -9,7 +9,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -148,7 +147,7 @@ func TestLostReply_IsResolved(t *testing.T) {
 		lose = false
 		return lost, nil
 	}
-	b := open(t, client, etcdbackend.WithTimeout(2*time.Second))
+	b := open(t, client)
 	g := acquire(t, b, request("k", time.Minute, 0))
 	lose = true
 	longer, err := b.Extend(t.Context(), g, time.Hour)

@@ -79,13 +79,17 @@ func TestCluster_HolderBehindMinority(t *testing.T) {
 		return
 	}
 	old := etcd.Leader()
-	behind := locker(t, old.Client(), core.WithTTL(2*time.Second), core.WithOutageWait(0))
-	k, err := behind.Acquire(t.Context(), "k", core.WithToken())
-	ok(t, "Acquire", err)
+	behind := hasty(t, old.Client(), core.WithTTL(2*time.Second), core.WithOutageWait(0))
+	var k *core.Lock
+	eventually(t, "Acquire", func() bool {
+		var err error
+		k, err = behind.Acquire(t.Context(), "k", core.WithToken())
+		return err == nil
+	})
 	first, err := k.Token(t.Context())
 	ok(t, "Token", err)
 	old.Isolate()
-	next, err := locker(t, others(etcd, old).Client(), core.WithOutageWait(time.Minute)).Acquire(t.Context(), "k", core.WithToken())
+	next, err := hasty(t, others(etcd, old).Client(), core.WithOutageWait(time.Minute)).Acquire(t.Context(), "k", core.WithToken())
 	ok(t, "Acquire by the majority", err)
 	if k.Err() == nil {
 		t.Error("two holders: the one behind the minority still believes in its lock")

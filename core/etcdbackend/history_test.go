@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 )
 
 // history is what several processes saw of one key.
@@ -62,8 +63,11 @@ func (h *history) process(client int, l *core.Locker, key string, stop <-chan st
 		case <-time.After(5 * time.Millisecond):
 		case <-k.Context().Done():
 		}
-		end := time.Now()
-		h.add(client, hold{ended: true, token: token}, end, end.Add(1))
+		begun, end := time.Now(), time.Now()
+		if k.Err() != nil { // lost, and since when is not known
+			begun = call
+		}
+		h.add(client, hold{ended: true, token: token}, begun, end.Add(1))
 		_ = k.Release(ctx)
 		cancel()
 	}
@@ -89,7 +93,7 @@ func (h *history) check() {
 	if len(h.ops) == 0 {
 		h.t.Fatal("the history is empty")
 	}
-	if result := porcupine.CheckOperationsTimeout(model, h.ops, 10*time.Second); result != porcupine.Ok {
+	if result := porcupine.CheckOperationsTimeout(model, h.ops, check.Patience); result != porcupine.Ok {
 		h.t.Errorf("%d operations are no history of a lock: %v", len(h.ops), result)
 	}
 }
@@ -101,7 +105,7 @@ func during(t *testing.T, client func() *clientv3.Client, fault func()) {
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	for i := range 4 {
-		l := locker(t, client(), core.WithTTL(2*time.Second), core.WithOutageWait(time.Minute))
+		l := hasty(t, client(), core.WithTTL(2*time.Second), core.WithOutageWait(time.Minute))
 		all.Go(func() { h.process(i, l, "k", stop) })
 	}
 	more := func(when string) {

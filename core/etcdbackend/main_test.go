@@ -40,13 +40,16 @@ func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) cor
 	return b
 }
 
-// locker returns a Locker whose calls give up a member that hangs after half a second.
+// locker returns a Locker whose calls wait long for a busy machine.
 func locker(t testing.TB, client *clientv3.Client, opts ...core.Option) *core.Locker {
 	t.Helper()
-	l, err := core.New(etcdbackend.New(client, etcdbackend.WithTimeout(2*time.Second)), append([]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
-	ok(t, "New", err)
-	t.Cleanup(func() { ok(t, "Close", l.Close()) })
-	return l
+	return check.Locker(t, etcdbackend.New(client, etcdbackend.WithTimeout(20*time.Second)), opts...)
+}
+
+// hasty returns a Locker whose calls give up a member that hangs after half a second.
+func hasty(t testing.TB, client *clientv3.Client, opts ...core.Option) *core.Locker {
+	t.Helper()
+	return check.Locker(t, etcdbackend.New(client, etcdbackend.WithTimeout(2*time.Second)), opts...)
 }
 
 func request(key string, ttl, orphan time.Duration) core.Request {

@@ -2,6 +2,7 @@ package etcdbackend_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -19,13 +20,26 @@ func TestTakeover_NotBeforeTheTTL(t *testing.T) {
 		return
 	}
 	first, second := open(t, etcd.Client()), open(t, etcd.Client())
-	g := acquire(t, first, request("k", time.Second, 0))
-	_, err := second.Acquire(t.Context(), request("k", time.Minute, 0))
-	want(t, "Acquire", err, core.ErrTaken)
-	renewed, err := first.Extend(t.Context(), g, time.Second)
-	ok(t, "Extend", err)
+	var key string
+	var g, renewed core.Grant
+	for ttl := time.Second; ; ttl *= 2 {
+		if ttl > time.Minute {
+			t.Fatal("this machine is too slow")
+		}
+		key = fmt.Sprint("k", ttl)
+		g = acquire(t, first, request(key, ttl, 0))
+		_, taken := second.Acquire(t.Context(), request(key, time.Minute, 0))
+		var err error
+		renewed, err = first.Extend(t.Context(), g, ttl)
+		if errors.Is(err, core.ErrLost) && time.Now().After(g.Deadline) {
+			continue // this machine was too slow
+		}
+		want(t, "Acquire", taken, core.ErrTaken)
+		ok(t, "Extend", err)
+		break
+	}
 	for {
-		next, err := second.Acquire(t.Context(), request("k", time.Minute, 0))
+		next, err := second.Acquire(t.Context(), request(key, time.Minute, 0))
 		if err == nil {
 			if time.Now().Before(renewed.Deadline) || next.Token < g.Token+g.Tokens {
 				t.Errorf("taken over %v before the deadline, token %d after %d", time.Until(renewed.Deadline), next.Token, g.Token)
@@ -35,12 +49,12 @@ func TestTakeover_NotBeforeTheTTL(t *testing.T) {
 		want(t, "Acquire", err, core.ErrTaken)
 		time.Sleep(5 * time.Millisecond)
 	}
-	_, err = first.Extend(t.Context(), renewed, time.Minute)
+	_, err := first.Extend(t.Context(), renewed, time.Minute)
 	want(t, "Extend by who was taken over", err, core.ErrLost)
 	_, err = first.Release(t.Context(), renewed)
 	want(t, "Release by who was taken over", err, core.ErrLost)
 	want(t, "Seal by who was taken over", first.Seal(t.Context(), renewed, nil, time.Minute), core.ErrLost)
-	if status(second, "k") != core.Held {
+	if status(second, key) != core.Held {
 		t.Error("the new holder lost the key")
 	}
 }
@@ -56,16 +70,19 @@ func TestTakeover_NewProcessSeesOrphan(t *testing.T) {
 	ended := g.Deadline
 	client := etcd.Client()
 	var orphaned *core.OrphanedError
+	var asked time.Time
 	eventually(t, "a new process sees the orphan", func() bool {
 		fresh := open(t, client)
+		asked = time.Now()
 		_, err := fresh.Acquire(t.Context(), request("k", time.Minute, 0))
 		if err == nil {
 			t.Fatal("the orphan was taken over by who does not know of it")
 		}
 		return errors.As(err, &orphaned) && status(fresh, "k") == core.Orphaned
 	})
-	// etcd counts in whole seconds.
-	if late := orphaned.Since.Sub(ended); orphaned.Owner != g.Owner || late < -time.Second || late > 3*time.Second {
+	// etcd counts in whole seconds, and says how long ago it was. The answer takes a while.
+	latest := 3*time.Second + time.Since(asked)
+	if late := orphaned.Since.Sub(ended); orphaned.Owner != g.Owner || late < -time.Second || late > latest {
 		t.Errorf("orphan of %q, %v after its deadline", orphaned.Owner, late)
 	}
 	ok(t, "Unseal", open(t, client).Unseal(t.Context(), "k"))
@@ -83,6 +100,7 @@ func TestGarbage_EndsByItself(t *testing.T) {
 	}
 	client := etcd.Client()
 	b := open(t, client)
+	begun := time.Now()
 	acquire(t, b, request("held", time.Second, 0))
 	acquire(t, b, request("orphan", time.Second, time.Second))
 	g := acquire(t, b, request("sealed", time.Minute, 0))
@@ -90,10 +108,12 @@ func TestGarbage_EndsByItself(t *testing.T) {
 	g = acquire(t, b, request("released", time.Minute, 0))
 	_, err := b.Release(t.Context(), g)
 	ok(t, "Release", err)
-	if n := keys(t, client, ""); n != 3 {
+	// An attempt that was too slow leaves a mark for ten minutes.
+	all := func() int64 { return keys(t, client, "") - keys(t, client, "held\x00") - keys(t, client, "orphan\x00") }
+	if n := all(); n > 3 || n < 3 && time.Since(begun) < time.Second {
 		t.Errorf("%d keys, want 3", n)
 	}
-	eventually(t, "etcd is empty", func() bool { return keys(t, client, "") == 0 })
+	eventually(t, "etcd is empty", func() bool { return all() == 0 })
 }
 
 // Many locks share few etcd leases.
@@ -139,12 +159,10 @@ func TestGarbage_NotBeforeTheTTL(t *testing.T) {
 		for time.Since(begun) < 800*time.Millisecond { // the etcd lease gets older
 			time.Sleep(10 * time.Millisecond)
 		}
-		_, err := b.Release(t.Context(), g)
-		ok(t, "Release", err)
+		_, _ = b.Release(t.Context(), g)
 		g = acquire(t, b, request("k", 4*time.Second, 0))
-		if shared = leaseOf(t, client, "k") == lease; !shared {
-			_, err := b.Release(t.Context(), g)
-			ok(t, "Release", err)
+		if shared = lease != 0 && leaseOf(t, client, "k") == lease; !shared {
+			_, _ = b.Release(t.Context(), g)
 			continue // this machine was too slow
 		}
 		for time.Now().Before(g.Deadline.Add(-20 * time.Millisecond)) {
@@ -156,12 +174,13 @@ func TestGarbage_NotBeforeTheTTL(t *testing.T) {
 	}
 }
 
+// leaseOf returns the etcd lease of a key, or 0 if there is no key any more.
 func leaseOf(t *testing.T, client *clientv3.Client, key string) int64 {
 	t.Helper()
 	resp, err := client.Get(t.Context(), key)
 	ok(t, "Get", err)
 	if len(resp.Kvs) != 1 {
-		t.Fatalf("there is no key %q", key)
+		return 0
 	}
 	return resp.Kvs[0].Lease
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
 )
@@ -18,13 +17,15 @@ import (
 func TestClaims_ShownAndForgotten(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	locker := must[*core.Locker](t)(core.New(redisbackend.New(node.Client()), core.WithInstance("shop-1"), core.WithTTL(time.Second)))
+	locker := must[*core.Locker](t)(core.New(on(node.Client()), core.WithInstance("shop-1"), core.WithTTL(time.Minute)))
 	defer locker.Close()
+	brief := must[*core.Locker](t)(core.New(on(node.Client()), core.WithInstance("shop-1"), core.WithTTL(time.Second)))
+	defer brief.Close()
 	do := func(wantCode int, args ...string) (string, string) {
 		return ctl(t, wantCode, append(args, "-redis", node.Addr())...)
 	}
-	begin := func(key string, s claim.Settings) *claim.Claim {
-		out := must[claim.Outcome](t)(claim.New(locker, "http", s).Begin(t.Context(), claim.Request{Key: key, ID: "request-7"}))
+	begin := func(l *core.Locker, key string, s claim.Settings) *claim.Claim {
+		out := must[claim.Outcome](t)(claim.New(l, "http", s).Begin(t.Context(), claim.Request{Key: key, ID: "request-7"}))
 		t.Cleanup(out.Claim.Close)
 		return out.Claim
 	}
@@ -33,19 +34,19 @@ func TestClaims_ShownAndForgotten(t *testing.T) {
 	encrypted := plain
 	encrypted.Keys = []claim.EncryptionKey{{ID: "2026", AEAD: must[cipher.AEAD](t)(cipher.NewGCM(block))}}
 
-	sealed := begin("ann:1", plain)
+	sealed := begin(locker, "ann:1", plain)
 	must[[]byte](t)(sealed.Step(t.Context(), "charge", func(context.Context) ([]byte, error) { return []byte("visa-4711"), nil }, nil))
-	for _, k := range []*claim.Claim{sealed, begin("ben:1", plain), begin("ann:secret", encrypted)} {
+	for _, k := range []*claim.Claim{sealed, begin(locker, "ben:1", plain), begin(locker, "ann:secret", encrypted)} {
 		if err := k.Complete(&claim.Record{Status: 201, Body: []byte("card visa-4711")}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := begin("ann:stream", plain).Complete(claim.Tombstone()); err != nil {
+	if err := begin(locker, "ann:stream", plain).Complete(claim.Tombstone()); err != nil {
 		t.Fatal(err)
 	}
 	long := "ann:" + strings.Repeat("x", 600)
 	for key, s := range map[string]claim.Settings{"ann:2": plain, "ann:hidden": encrypted, "ann:/pay/{id}": plain, long: plain} {
-		begin(key, s).LeaveUnknown()
+		begin(brief, key, s).LeaveUnknown()
 		for must[core.State](t)(locker.Inspect(t.Context(), claim.LockKey(locker, "claim:", key))).Status == core.Held {
 			time.Sleep(5 * time.Millisecond)
 		}

@@ -78,9 +78,9 @@ func TestDelayed_TakeOverOfARenewedLease(t *testing.T) {
 	node := shared(t)
 	p := newProxy(t, node.Addr())
 	holder, other := open(t, at(t, node.Addr())), open(t, at(t, p.addr()))
-	g, err := holder.Acquire(t.Context(), request("k", 3*time.Second))
-	ok(t, "Acquire", err)
-	_, err = other.Acquire(t.Context(), request("k", time.Hour))
+	g := acquire(t, holder, request("k", 3*time.Second))
+	ok(t, "Close", holder.Close()) // its sweep would remove the node if the lease ended meanwhile
+	_, err := other.Acquire(t.Context(), request("k", time.Hour))
 	want(t, "Acquire", err, core.ErrTaken)
 	c := client(t, node.Addr())
 	path := keyNodes(t, node.Addr(), rootOf(t))[0]
@@ -100,7 +100,7 @@ func TestDelayed_TakeOverOfARenewedLease(t *testing.T) {
 		want(t, "Acquire", err, core.ErrTaken)
 		return p.before.Load() == nil
 	})
-	st, err := holder.Inspect(t.Context(), "k")
+	st, err := open(t, at(t, node.Addr())).Inspect(t.Context(), "k")
 	ok(t, "Inspect", err)
 	if st.Status != core.Held || st.Owner != g.Owner {
 		t.Errorf("the key is %v, of %q, want it held by %q", st.Status, st.Owner, g.Owner)

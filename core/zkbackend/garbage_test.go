@@ -31,16 +31,17 @@ func TestGarbage_NothingStays(t *testing.T) {
 		t.Fatalf("released keys leave %v", left)
 	}
 	for i := range 20 {
-		g, err := dead.Acquire(t.Context(), request(fmt.Sprint("dead", i), lease))
-		ok(t, "Acquire", err)
-		if i%2 == 0 {
-			ok(t, "Seal", dead.Seal(t.Context(), g, make([]byte, 600<<10), lease))
-		}
+		eventually(t, "a lease or a seal", func() bool { // before the lease ends
+			g, err := dead.Acquire(t.Context(), request(fmt.Sprint("dead", i), lease))
+			if err == nil && i%2 == 0 {
+				err = dead.Seal(t.Context(), g, make([]byte, 600<<10), lease)
+			}
+			return err == nil
+		})
 	}
 	orphan := request("orphan", lease)
 	orphan.Orphan = 10 * time.Second // long enough to be seen
-	_, err := dead.Acquire(t.Context(), orphan)
-	ok(t, "Acquire", err)
+	acquire(t, dead, orphan)
 	ok(t, "Close", dead.Close())
 
 	other := open(t, at(t, node.Addr()))
@@ -80,7 +81,7 @@ func watchesOf(t *testing.T, node *testutil.ZooKeeperNode) int {
 func TestWatch_AbandonedWaitsLeaveNothing(t *testing.T) {
 	const keys, waits = 20, 100_000
 	node := testutil.ZooKeeper(t)
-	holder, waiter := open(t, zkbackend.New([]string{node.Addr()})), open(t, zkbackend.New([]string{node.Addr()}))
+	holder, waiter := open(t, at(t, node.Addr())), open(t, at(t, node.Addr()))
 	grants := make([]core.Grant, keys)
 	wait := func(i int) {
 		_, stop, err := waiter.Watch(t.Context(), grants[i%keys].Key)
@@ -140,7 +141,7 @@ func heap() uint64 {
 func TestWatch_RenewalIsNoSignal(t *testing.T) {
 	t.Parallel()
 	node := testutil.ZooKeeper(t)
-	holder, waiter := open(t, zkbackend.New([]string{node.Addr()})), open(t, zkbackend.New([]string{node.Addr()}))
+	holder, waiter := open(t, at(t, node.Addr())), open(t, at(t, node.Addr()))
 	g, err := holder.Acquire(t.Context(), request("k", time.Hour))
 	ok(t, "Acquire", err)
 	changed, stop, err := waiter.Watch(t.Context(), "k")

@@ -110,7 +110,7 @@ func (h *history) client(t testing.TB, ctx context.Context, id int, l *core.Lock
 		}
 		end := time.Since(h.start)
 		if k.Err() != nil { // lost, and since when is not known
-			end = got
+			end = call
 		}
 		h.add(id, e, call, got)
 		h.add(id, event{key: key, hold: e.hold}, end, time.Since(h.start)+time.Hour)

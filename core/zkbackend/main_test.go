@@ -1,9 +1,11 @@
 package zkbackend_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -76,9 +78,43 @@ func rootOf(t testing.TB) string {
 	return root.(string)
 }
 
-// at is the backend below the test's root. Its time-out is long, for a busy machine.
+// at is the backend below the test's root. It is patient with a busy machine: its time-out is long,
+// and so is its session.
 func at(t testing.TB, addr string, opts ...zkbackend.Option) core.Opener {
-	return zkbackend.New([]string{addr}, append([]zkbackend.Option{zkbackend.WithRoot(rootOf(t)), zkbackend.WithTimeout(10 * time.Second)}, opts...)...)
+	return zkbackend.New([]string{addr}, append([]zkbackend.Option{zkbackend.WithRoot(rootOf(t)),
+		zkbackend.WithTimeout(10 * time.Second), zkbackend.WithDialer(dialPatiently)}, opts...)...)
+}
+
+// dialPatiently makes connections that outlast a pause of the server or of the test.
+func dialPatiently(network, addr string, timeout time.Duration) (net.Conn, error) {
+	c, err := net.DialTimeout(network, addr, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return &patientConn{Conn: c}, nil
+}
+
+type patientConn struct {
+	net.Conn
+	begun bool
+}
+
+func (c *patientConn) SetReadDeadline(end time.Time) error {
+	if !end.IsZero() {
+		end = end.Add(patience)
+	}
+	return c.Conn.SetReadDeadline(end)
+}
+
+// Write asks for a longer session in the first message. The server decides with it when the client
+// is gone, and the library when the server is.
+func (c *patientConn) Write(b []byte) (int, error) {
+	const length = 16 // of the session in ms: where it is
+	if !c.begun && len(b) >= length+4 {
+		binary.BigEndian.PutUint32(b[length:], uint32(patience.Milliseconds()))
+	}
+	c.begun = true
+	return c.Conn.Write(b)
 }
 
 var quiet = slog.New(slog.DiscardHandler)

@@ -80,13 +80,13 @@ func TestOptions_Dialer(t *testing.T) {
 	t.Parallel()
 	node := shared(t)
 	dialed := make(chan string, 1)
-	b := open(t, zkbackend.New([]string{"zookeeper.invalid:2281"},
+	b := open(t, at(t, "zookeeper.invalid:2281",
 		zkbackend.WithDialer(func(network, addr string, timeout time.Duration) (net.Conn, error) {
 			select {
 			case dialed <- addr:
 			default:
 			}
-			return net.DialTimeout(network, node.Addr(), timeout)
+			return dialPatiently(network, node.Addr(), timeout)
 		})))
 	ok(t, "Ping", b.Ping(t.Context()))
 	if addr := <-dialed; addr != "zookeeper.invalid:2281" {

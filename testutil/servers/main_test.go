@@ -226,7 +226,7 @@ func TestServersEndWithTheCommand(t *testing.T) {
 	}
 	gone := func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH || zombie(pid) }
 	for i := 0; !gone(); i++ {
-		if i == 200 {
+		if i == 2000 {
 			t.Fatalf("the command's child %d outlives it", pid)
 		}
 		time.Sleep(10 * time.Millisecond)
