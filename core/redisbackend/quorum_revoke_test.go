@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -91,9 +92,7 @@ func TestQuorum_SealDuringRevoke(t *testing.T) {
 func TestQuorum_RevokeNeedsBallots(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	q := redisbackend.New(nodes.Clients()...)
-	q.NewInstallation = true
-	k := acquire(t, locker(t, q, core.WithTTL(time.Minute)), "k")
+	k := acquire(t, locker(t, quorumOf(nodes), core.WithTTL(time.Minute)), "k")
 	clients := nodes.Clients()
 	for i := range 2 {
 		f := newFilter(t, nodes[i].Addr())
