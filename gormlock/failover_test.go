@@ -25,7 +25,7 @@ func TestFailover_FenceHoldsTheLine(t *testing.T) {
 		put(t, db, 42, 10)
 		r := testutil.Sentinel(t)
 		process := func() (*gorm.DB, *core.Locker) {
-			l, own := locker(t, redisbackend.New(r.Client()), core.WithTTL(time.Minute)), reopen(t, db)
+			l, own := locker(t, redisbackend.New(r.Client()), core.WithTTL(10*time.Minute)), reopen(t, db)
 			ok(t, "Use", own.Use(gormlock.New(l, gormlock.Fenced())))
 			return own, l
 		}

@@ -175,8 +175,8 @@ func TestFenced_PausedHolder(t *testing.T) {
 			}
 			sku++
 			p.sku = sku
+			running <- struct{}{} // on SQLite, a stopped holder keeps others from writing
 			put(t, db, p.sku, 10)
-			running <- struct{}{}
 			holders.Go(func() {
 				defer func() { <-running }()
 				t.Run(p.String(), func(t *testing.T) { wakesUp(t, db, node.Addr(), p) })

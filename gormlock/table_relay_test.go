@@ -273,11 +273,9 @@ func TestTable_CloseCleansUp(t *testing.T) {
 		l := locker(t, gormlock.Table(network.open(t, db)), core.WithOutageWait(0), core.WithOrphan(time.Hour))
 		_, err := l.Acquire(t.Context(), "k")
 		want(t, "Acquire", err, core.ErrUnavailable)
+		began := time.Now()
 		ok(t, "Close", l.Close())
-		l = locker(t, gormlock.Table(db))
-		k, err := l.TryAcquire(t.Context(), "k")
-		ok(t, "Acquire after Close", err)
-		ok(t, "Release", k.Release(t.Context()))
+		wantFreed(t, db, time.Since(began))
 	})
 }
 
@@ -300,13 +298,24 @@ func TestTable_CloseAwaitsLateCalls(t *testing.T) {
 		l := locker(t, gormlock.Table(network.open(t, db)), core.WithTTL(time.Hour))
 		_, err := l.Acquire(ctx, "k")
 		want(t, "Acquire", err, context.Canceled)
+		began := time.Now()
 		ok(t, "Close", l.Close())
+		took := time.Since(began)
 		<-inserted
-		l = locker(t, gormlock.Table(db))
-		k, err := l.TryAcquire(t.Context(), "k")
-		ok(t, "Acquire after Close", err)
-		ok(t, "Release", k.Release(t.Context()))
+		wantFreed(t, db, took)
 	})
+}
+
+// wantFreed fails if somebody has "k" after a Close that took so long. Close waits for a second, also
+// on a busy machine.
+func wantFreed(t *testing.T, db *gorm.DB, took time.Duration) {
+	t.Helper()
+	k, err := locker(t, gormlock.Table(db)).TryAcquire(t.Context(), "k")
+	if took >= time.Second && errors.Is(err, core.ErrTaken) {
+		return
+	}
+	ok(t, "Acquire after Close", err)
+	ok(t, "Release", k.Release(t.Context()))
 }
 
 // A driver that ignores contexts does not hold up Close.

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -15,14 +16,30 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// The play has short leases, whose ends a busy machine may see too early or too late. Nobody is
+// charged twice for that.
 func TestPlay(t *testing.T) {
-	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"-customers", "20"}, &out, &errs); code != 0 {
-		t.Fatalf("exit status %d: %s%s", code, &out, &errs)
+	missing := ""
+	for range 3 {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), []string{"-customers", "20"}, &out, &errs)
+		if said := out.String(); !strings.Contains(said, "charged: 20 customers, 0 of them more than once") || strings.Contains(said, "charged 2 time") {
+			t.Fatalf("exit status %d: %s%s", code, &out, &errs)
+		}
+		if missing = notSaid(code, out.String()); missing == "" {
+			return
+		}
+		missing += "\n" + out.String() + errs.String()
 	}
-	said := out.String()
+	t.Error(missing)
+}
+
+// notSaid returns what is wrong with a play that ended with code.
+func notSaid(code int, said string) string {
+	if code != 0 {
+		return fmt.Sprintf("exit status %d", code)
+	}
 	for _, want := range []string{
-		"charged: 20 customers, 0 of them more than once",
 		"422 idempotency_key_reused",
 		"no answer",
 		"the client sees 409",
@@ -32,9 +49,10 @@ func TestPlay(t *testing.T) {
 		"OK: nobody",
 	} {
 		if !strings.Contains(said, want) {
-			t.Errorf("it does not say %q:\n%s", want, said)
+			return fmt.Sprintf("it does not say %q", want)
 		}
 	}
+	return ""
 }
 
 func TestBadInput(t *testing.T) {

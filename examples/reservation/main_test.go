@@ -51,7 +51,7 @@ func onSale(t *testing.T, units int64, fn func(t *testing.T, s *sale)) {
 		l, err := core.New(testutil.Memory())
 		ok(t, "core.New", err)
 		t.Cleanup(func() { _ = l.Close() })
-		ok(t, "Use", db.Use(gormlock.New(l)))
+		ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Reservation{}))
 		ok(t, "Create", db.Create(&Stock{SKU: 42, Remaining: units}).Error)
 		s := &sale{}

@@ -165,7 +165,7 @@ func emitted(t *testing.T) string {
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	locks(t, locker(testutil.Memory(), core.WithTTL(60*time.Millisecond)))
+	locks(t, locker(testutil.Memory(), core.WithTTL(900*time.Millisecond)))
 	requests(t, locker(testutil.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
 	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
 	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) })
@@ -192,9 +192,9 @@ func locks(t *testing.T, l *core.Locker) {
 	first, second := acquire("a"), make(chan *core.Lock)
 	go func() { second <- acquire("a") }()
 	if _, err := l.TryAcquire(ctx, "a"); err == nil {
-		t.Error("the key was free")
+		t.Fatal("the key was free")
 	}
-	time.Sleep(50 * time.Millisecond) // renewals, and the second waits
+	time.Sleep(400 * time.Millisecond) // a renewal, and the second waits
 	_ = first.Release(ctx)
 	k := <-second
 	if err := k.Seal(ctx, []byte("sold out"), time.Minute); err != nil {
