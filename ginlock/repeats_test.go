@@ -135,13 +135,17 @@ func TestRefuseRepeats_AfterAFailure(t *testing.T) {
 // The window ends, and it is the one that was asked for.
 func TestRefuseRepeats_Window(t *testing.T) {
 	t.Parallel()
-	var runs atomic.Int64
-	s := form(t, 300*time.Millisecond, counter(&runs))
-	submit := func() answer { return s.do("POST", "/forms/1", "a") }
-	began := time.Now()
-	submit().want(t, 201, "run 1", false)
-	until(t, submit, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
-	if took := time.Since(began); took < 200*time.Millisecond {
+	took := time.Hour
+	for try := 0; try < 3 && took > 5*time.Second; try++ { // the machine may be busy
+		var runs atomic.Int64
+		s := form(t, 300*time.Millisecond, counter(&runs))
+		submit := func() answer { return s.do("POST", "/forms/1", "a") }
+		began := time.Now()
+		submit().want(t, 201, "run 1", false)
+		until(t, submit, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
+		took = time.Since(began)
+	}
+	if took < 200*time.Millisecond || took > 5*time.Second {
 		t.Errorf("the window of 300ms took %v", took)
 	}
 }

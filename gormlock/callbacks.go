@@ -216,8 +216,19 @@ func adopt(db *gorm.DB) {
 	}
 	p, _ := registered(db)
 	wrapped, err := p.wrap(db, db.ConnPool)
-	if real, ok := s.ConnPool.(gorm.Tx); db.AddError(err) == nil && ok {
-		s.ConnPool = &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
+	inner := s.ConnPool
+	prepared, _ := inner.(*gorm.PreparedStmtTX) // stays outside, as GORM takes it off for savepoints
+	if prepared != nil {
+		inner = prepared.Tx
+	}
+	real, ok := inner.(gorm.Tx)
+	if db.AddError(err) != nil || !ok {
+		return
+	}
+	t := &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
+	s.ConnPool = t
+	if prepared != nil {
+		s.ConnPool = &gorm.PreparedStmtTX{Tx: t, PreparedStmtDB: prepared.PreparedStmtDB}
 	}
 }
 

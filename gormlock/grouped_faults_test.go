@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -25,7 +26,7 @@ func TestGrouped_CommitUnknown(t *testing.T) {
 		if p == nil {
 			return
 		}
-		h := &hooked{Backend: testutil.Memory()}
+		h := &hooked{Backend: testutil.Memory(), sooner: 19 * time.Second} // it is renewed after a second
 		l := locker(t, h, core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
@@ -47,6 +48,11 @@ func TestGrouped_CommitUnknown(t *testing.T) {
 			eventually(t, "the group has ended", func() bool { return inUse(t, proxied) == 0 })
 			if !held(t, l, "k") {
 				t.Error("the key is free although the outcome is unknown")
+			}
+			renewals := h.extends.Load()
+			time.Sleep(3 * time.Second)
+			if h.extends.Load() != renewals {
+				t.Error("the key is renewed although nobody works under it")
 			}
 			steal(t, h, l, "k") // as the end of its lease does
 			if cut == cutAfter {
@@ -188,24 +194,48 @@ func TestGrouped_ContextEnds(t *testing.T) {
 			end()
 			want(t, "a statement with a context of its own", take(tx.WithContext(ended), 42), context.Canceled)
 			ok(t, "take", take(tx, 42))
-			if s := map[string]string{"mysql": "SELECT SLEEP(0.2)", "postgres": "SELECT pg_sleep(0.2)"}[db.Name()]; s != "" {
+			s, server := map[string]string{"mysql": "SELECT SLEEP(%v)", "postgres": "SELECT pg_sleep(%v)"}[db.Name()]
+			for _, seconds := range []float64{0.2, 3} {
+				if !server || stopped.Err() != nil {
+					break
+				}
+				over := make(chan struct{})
 				var watch sync.WaitGroup
 				watch.Go(func() {
-					for stopped.Err() == nil && !sleeps(t, db) {
-						time.Sleep(time.Millisecond)
+					for {
+						select {
+						case <-over:
+							return
+						case <-time.After(time.Millisecond):
+						}
+						if sleeps(t, db) {
+							stop()
+							return
+						}
 					}
-					stop()
 				})
-				ok(t, "a statement while it ends, which would end the connection", tx.Exec(s).Error)
-				stop() // nobody saw the statement
+				err := tx.Exec(fmt.Sprintf(s, seconds)).Error
+				ok(t, "a statement while it ends, which would end the connection", err)
+				close(over)
 				watch.Wait()
+			}
+			if server && stopped.Err() == nil {
+				t.Error("nobody saw the statement")
 			}
 			stop()
 			return nil
 		}}
 		leaving, leave := context.WithCancel(t.Context())
 		early := &caller{ctx: leaving, fn: fn, back: make(chan struct{})}
-		last := &caller{fn: func(tx *gorm.DB) error { leave(); <-early.back; return take(tx, 42) }}
+		last := &caller{fn: func(tx *gorm.DB) error {
+			leave()
+			select {
+			case <-early.back:
+			case <-time.After(check.Patience):
+				t.Error("who left early is not back")
+			}
+			return take(tx, 42)
+		}}
 		conns := pool(t, db).Stats().OpenConnections
 		before, after := taker(42), taker(42)
 		together(t, db, l, before, inFunction, inStatement, after, early, last)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,11 +181,12 @@ func take(db *gorm.DB, sku int) error {
 // hooked is a Backend that runs functions when a key was locked and before it is unlocked.
 type hooked struct {
 	core.Backend
-	mu     sync.Mutex
-	locked func(key string)
-	unlock func(key string)
-	owners []string
-	sooner time.Duration // leases seem to end so much sooner, and are renewed sooner
+	mu      sync.Mutex
+	locked  func(key string)
+	unlock  func(key string)
+	owners  []string
+	extends atomic.Int64
+	sooner  time.Duration // leases seem to end so much sooner, and are renewed sooner
 }
 
 // Open implements core.Opener.
@@ -205,6 +207,7 @@ func (h *hooked) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 }
 
 func (h *hooked) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+	h.extends.Add(1)
 	g, err := h.Backend.Extend(ctx, g, ttl)
 	g.Deadline = g.Deadline.Add(-h.sooner)
 	return g, err

@@ -45,9 +45,14 @@ var sellers = map[string]func(db *gorm.DB, sku int, n int64) error{
 func sellsOut(t *testing.T, what string, l *core.Locker, sell func() error) {
 	t.Helper()
 	eventually(t, what+": the key is sealed", func() bool {
+		began := time.Now()
 		want(t, what, sell(), gormlock.ErrInsufficient)
 		eventually(t, what+": the lock has ended", func() bool { return !held(t, l, "k") })
-		return sealed(t, l, "k")
+		took, done := time.Since(began), sealed(t, l, "k")
+		if !done && took < time.Second {
+			t.Fatalf("%s: it is not sealed after %v, and there was time", what, took)
+		}
+		return done
 	})
 }
 
@@ -427,6 +432,9 @@ func TestSealWhenOut_SealOfUnknownOutcome(t *testing.T) {
 			return b.seals.Load() > 0
 		})
 		eventually(t, "it was taken back", func() bool { return !held(t, l, "k") && !sealed(t, l, "k") })
+		if n := b.seals.Load(); n != 1 {
+			t.Errorf("%d seals", n)
+		}
 	})
 }
 

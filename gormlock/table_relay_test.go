@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -262,20 +263,22 @@ func TestTable_CloseCleansUp(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		network := &relay{primary: pool(t, db)}
-		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
-			result, err := run()
-			if strings.HasPrefix(query, "INSERT") {
-				return nil, errors.Join(err, errors.New("the answer was lost"))
+		freesOnClose(t, db, func(key string) (began time.Time) {
+			network := &relay{primary: pool(t, db)}
+			network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+				result, err := run()
+				if strings.HasPrefix(query, "INSERT") {
+					return nil, errors.Join(err, errors.New("the answer was lost"))
+				}
+				return result, err
 			}
-			return result, err
-		}
-		l := locker(t, gormlock.Table(network.open(t, db)), core.WithOutageWait(0), core.WithOrphan(time.Hour))
-		_, err := l.Acquire(t.Context(), "k")
-		want(t, "Acquire", err, core.ErrUnavailable)
-		began := time.Now()
-		ok(t, "Close", l.Close())
-		wantFreed(t, db, time.Since(began))
+			l := locker(t, gormlock.Table(network.open(t, db)), core.WithOutageWait(0), core.WithOrphan(time.Hour))
+			_, err := l.Acquire(t.Context(), key)
+			want(t, "Acquire", err, core.ErrUnavailable)
+			began = time.Now()
+			ok(t, "Close", l.Close())
+			return began
+		})
 	})
 }
 
@@ -284,38 +287,46 @@ func TestTable_CloseAwaitsLateCalls(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		ctx, cancel := context.WithCancel(t.Context())
-		inserted := make(chan struct{})
-		network := &relay{primary: pool(t, db)}
-		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
-			if strings.HasPrefix(query, "INSERT") {
-				defer close(inserted)
-				cancel()
-				time.Sleep(200 * time.Millisecond)
+		freesOnClose(t, db, func(key string) (began time.Time) {
+			ctx, cancel := context.WithCancel(t.Context())
+			inserted := make(chan struct{})
+			network := &relay{primary: pool(t, db)}
+			network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+				if strings.HasPrefix(query, "INSERT") {
+					defer close(inserted)
+					cancel()
+					time.Sleep(200 * time.Millisecond)
+				}
+				return run()
 			}
-			return run()
-		}
-		l := locker(t, gormlock.Table(network.open(t, db)), core.WithTTL(time.Hour))
-		_, err := l.Acquire(ctx, "k")
-		want(t, "Acquire", err, context.Canceled)
-		began := time.Now()
-		ok(t, "Close", l.Close())
-		took := time.Since(began)
-		<-inserted
-		wantFreed(t, db, took)
+			l := locker(t, gormlock.Table(network.open(t, db)), core.WithTTL(time.Hour))
+			_, err := l.Acquire(ctx, key)
+			want(t, "Acquire", err, context.Canceled)
+			began = time.Now()
+			ok(t, "Close", l.Close())
+			<-inserted
+			return began
+		})
 	})
 }
 
-// wantFreed fails if somebody has "k" after a Close that took so long. Close waits for a second, also
-// on a busy machine.
-func wantFreed(t *testing.T, db *gorm.DB, took time.Duration) {
+// freesOnClose checks that nobody has a key after a Close, which began then. Close waits for a
+// second. On a busy machine that may be too short, so there are three tries.
+func freesOnClose(t *testing.T, db *gorm.DB, closes func(key string) (began time.Time)) {
 	t.Helper()
-	k, err := locker(t, gormlock.Table(db)).TryAcquire(t.Context(), "k")
-	if took >= time.Second && errors.Is(err, core.ErrTaken) {
+	for try := range 3 {
+		key := fmt.Sprint("k", try)
+		began := closes(key)
+		took := time.Since(began)
+		k, err := locker(t, gormlock.Table(db)).TryAcquire(t.Context(), key)
+		if took >= time.Second && errors.Is(err, core.ErrTaken) {
+			continue
+		}
+		ok(t, "Acquire after Close", err)
+		ok(t, "Release", k.Release(t.Context()))
 		return
 	}
-	ok(t, "Acquire after Close", err)
-	ok(t, "Release", k.Release(t.Context()))
+	t.Error("Close did not clean up, three times")
 }
 
 // A driver that ignores contexts does not hold up Close.

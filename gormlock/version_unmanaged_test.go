@@ -23,7 +23,7 @@ func (b *bookkeeper) BeforeCreate(tx *gorm.DB) error {
 
 func (b *bookkeeper) AfterCreate(tx *gorm.DB) error {
 	b.after = Account{Balance: 2}
-	err := tx.Create(&b.after).Error
+	err := tx.Transaction(func(tx *gorm.DB) error { return tx.Create(&b.after).Error })
 	if b.Fail {
 		b.ID = 0
 		return errNo
@@ -96,6 +96,7 @@ func TestVersion_UnmanagedTransaction(t *testing.T) {
 			wantVersion(t, name+", Update", h.Version, 2)
 		}
 		single("early", early)
+		single("early, prepared", early.Session(&gorm.Session{PrepareStmt: true}))
 		ok(t, "Connection", db.Connection(func(c *gorm.DB) error {
 			single("Connection", c.Session(&gorm.Session{}))
 			return nil

@@ -64,8 +64,13 @@ func (h *history) process(client int, l *core.Locker, key string, stop <-chan st
 		case <-k.Context().Done():
 		}
 		begun, end := time.Now(), time.Now()
-		if k.Err() != nil { // lost, and since when is not known
-			begun = call
+		if k.Err() != nil { // lost, and since when is not known, but not before its deadline
+			if d := k.Deadline(); d.Before(begun) {
+				begun = d
+			}
+			if begun.Before(call) {
+				begun = call
+			}
 		}
 		h.add(client, hold{ended: true, token: token}, begun, end.Add(1))
 		_ = k.Release(ctx)

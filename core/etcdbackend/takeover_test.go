@@ -152,7 +152,10 @@ func TestGarbage_NotBeforeTheTTL(t *testing.T) {
 	}
 	client := etcd.Client()
 	b := open(t, client)
-	for shared := false; !shared; {
+	for shared, tries := false, 0; !shared; tries++ {
+		if tries == 20 {
+			t.Fatal("two keys never share an etcd lease")
+		}
 		g := acquire(t, b, request("warm", 4*time.Second, 0))
 		begun := time.Now()
 		lease := leaseOf(t, client, "warm")
@@ -161,7 +164,11 @@ func TestGarbage_NotBeforeTheTTL(t *testing.T) {
 		}
 		_, _ = b.Release(t.Context(), g)
 		g = acquire(t, b, request("k", 4*time.Second, 0))
-		if shared = lease != 0 && leaseOf(t, client, "k") == lease; !shared {
+		now := leaseOf(t, client, "k")
+		if now == 0 && time.Now().Before(g.Deadline) {
+			t.Fatalf("etcd removed the key %v before its deadline", time.Until(g.Deadline))
+		}
+		if shared = lease != 0 && now == lease; !shared {
 			_, _ = b.Release(t.Context(), g)
 			continue // this machine was too slow
 		}

@@ -101,13 +101,14 @@ func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	f := newFilter(t, nodes[2].Addr())
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
-	c.NewInstallation, c.NodeTimeout = true, time.Second
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
 	b := openQuorum(t, c, time.Minute)
 	g := grantedByAll(t, b, nodes, "k", 0)
 	third := nodes[2].Client()
 	time.Sleep(100 * time.Millisecond)
 	f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
-	release(t, b, g)
+	_, err := b.Release(t.Context(), g)
+	ok(t, "Release", err)
 	time.Sleep(c.NodeTimeout + 200*time.Millisecond)
 	f.set(nil)
 	eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
@@ -234,7 +235,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			}
 			f := newFilter(t, nodes[2].Addr())
 			c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
-			c.NewInstallation, c.NodeTimeout = true, time.Second
+			c.NewInstallation, c.NodeTimeout = true, 5*time.Second
 			b := openQuorum(t, c, time.Minute)
 			orphan := time.Duration(0)
 			if end != "Seal" {
@@ -248,7 +249,8 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			if end == "Seal" {
 				eventually(t, end, func() bool { return b.Seal(t.Context(), g, []byte("v"), time.Hour) == nil })
 			} else {
-				release(t, b, g)
+				_, err := b.Release(t.Context(), g)
+				ok(t, end, err)
 			}
 			time.Sleep(c.NodeTimeout + 200*time.Millisecond)
 			f.set(nil)
@@ -342,7 +344,7 @@ func TestRegression_QuorumLateAnswer(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	p := newProxy(t, nodes[2].Addr())
 	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
-	c.NewInstallation, c.NodeTimeout = true, 2*time.Second
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
 	b := openQuorum(t, c, time.Minute)
 	connected(t, b, nodes, 0)
 	admin := nodes[2].Client()
@@ -369,7 +371,8 @@ func TestRegression_QuorumLateAnswer(t *testing.T) {
 	})
 	time.Sleep(time.Until(answered.Add(late + 100*time.Millisecond))) // until the answer has come
 	p.lose.Store(true)
-	release(t, b, g)
+	_, err := b.Release(t.Context(), g)
+	ok(t, "Release", err)
 	time.Sleep(100 * time.Millisecond) // the request to the last node is lost
 	p.lose.Store(false)
 	eventually(t, "no node has the lease", func() bool { return leases(t, nodes, "k") == 0 })

@@ -109,8 +109,8 @@ func (h *history) client(t testing.TB, ctx context.Context, id int, l *core.Lock
 		case <-time.After(rand.N(3 * time.Millisecond)):
 		}
 		end := time.Since(h.start)
-		if k.Err() != nil { // lost, and since when is not known
-			end = call
+		if k.Err() != nil { // lost, and since when is not known, but not before its deadline
+			end = min(end, max(call, k.Deadline().Sub(h.start)))
 		}
 		h.add(id, e, call, got)
 		h.add(id, event{key: key, hold: e.hold}, end, time.Since(h.start)+time.Hour)

@@ -51,6 +51,9 @@ func renews(t *testing.T, ttl time.Duration) bool {
 	path := paths[slices.IndexFunc(paths, func(path string) bool { return strings.Contains(path, key) })]
 	eventually(t, "six renewals", func() bool {
 		_, err := other.TryAcquire(t.Context(), key)
+		if err == nil && time.Now().Before(k.Deadline()) {
+			t.Fatal("two holders")
+		}
 		if k.Err() != nil {
 			return true
 		}
