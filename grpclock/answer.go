@@ -55,7 +55,9 @@ func (c *call) record(resp any, err error, sent *stream) *claim.Record {
 // body returns the bytes of a message or of an error.
 func (c *call) body(resp any, err error) ([]byte, error) {
 	if err != nil {
-		return proto.Marshal(statusOf(err).Proto())
+		p := statusOf(err).Proto()
+		p.Message = string([]rune(p.Message)) // as gRPC sends it: protobuf takes no other text than UTF-8
+		return proto.Marshal(p)
 	}
 	msg := messageOf(resp)
 	if msg == nil {

@@ -230,3 +230,45 @@ func TestRefusal_InnerAfterAnEffect(t *testing.T) {
 		})
 	}
 }
+
+// A lock is lost under a key, and an interceptor between the two makes another error of the refusal.
+func TestLockByKey_LostUnderAKey(t *testing.T) {
+	t.Parallel()
+	for name, say := range map[string]func(error) error{
+		"rebuilt": func(err error) error { return status.Convert(err).Err() },
+		"wrapped": func(err error) error { return fmt.Errorf("grab: %w", err) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := testutil.Redis(t)
+			l := lockerOn(t, n, core.WithTTL(2*time.Second))
+			statuses := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+				resp, err := h(ctx, req)
+				if err != nil {
+					return nil, say(err)
+				}
+				return resp, nil
+			}
+			var charges atomic.Int64
+			s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+				run := charges.Add(1)
+				if run == 1 {
+					n.Client().Del(context.Background(), "onelane:{order:7}")
+					<-ctx.Done()
+				}
+				return &order{Run: run}, nil
+			}}, grpc.ChainUnaryInterceptor(
+				grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l)), statuses,
+				grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))))
+			r := &request{OrderId: "7"}
+			if a := s.create("k", r); status.Code(a.err) != codes.Aborted {
+				t.Fatalf("%v, %v", a.order, a.err)
+			}
+			a := until(t, func() answer { return s.create("k", r) }, func(a answer) bool { return a.reason() != reasonInFlight })
+			if charges.Load() != 1 {
+				t.Fatalf("%d charges under one key", charges.Load())
+			}
+			a.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
+		})
+	}
+}

@@ -40,7 +40,9 @@ func (c *call) credentials(who string) [sha256.Size]byte {
 		})
 	}
 	return claim.Credentials(
-		c.incoming("authorization"), c.incoming("cookie"), c.incoming("x-api-key"),
+		c.incoming("authorization"),
+		append(c.incoming("cookie"), c.incoming("grpcgateway-cookie")...), // as grpc-gateway forwards it
+		c.incoming("x-api-key"),
 	)
 }
 

@@ -273,3 +273,14 @@ func TestQuota_PerPrincipal(t *testing.T) {
 		}
 	}
 }
+
+// grpc-gateway forwards the header Cookie under this name.
+func TestPrincipal_CookieOfAGateway(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := once(t, counter(&runs))
+	s.create("k", &request{}, "grpcgateway-cookie", "session=ann").want(t, 1, false)
+	s.create("k", &request{}, "grpcgateway-cookie", "session=ann").want(t, 1, true)
+	s.create("k", &request{}, "grpcgateway-cookie", "session=eve").
+		wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
+}

@@ -274,3 +274,17 @@ func TestMetadata_ClientGone(t *testing.T) {
 		t.Errorf("replayed %v, header %v, trailer %v; SetHeader/SetTrailer: %v", a.replayed(), a.header, a.trailer, setErr.Load())
 	}
 }
+
+// gRPC sends such a text with U+FFFD, and protobuf does not take it.
+func TestReplay_ErrorThatIsNotUTF8(t *testing.T) {
+	t.Parallel()
+	s := once(t, func(context.Context, *request) (*order, error) {
+		return nil, status.Error(codes.NotFound, "no \xfcbung")
+	})
+	first, again := s.create("k", &request{}), s.create("k", &request{})
+	first.wantCode(t, codes.NotFound, false)
+	again.wantCode(t, codes.NotFound, true)
+	if first.err.Error() != again.err.Error() {
+		t.Errorf("%v is replayed as %v", first.err, again.err)
+	}
+}

@@ -9,7 +9,8 @@ import (
 
 var (
 	errTooLarge = errors.New("the request's body is too large")
-	errGone     = errors.New("a middleware outside of this one has read the body: let it put the body back and set ContentLength, or move it inside")
+	errGone     = errors.New("the body is gone: if a middleware outside of this one has read it, let it put the body back and set ContentLength, or move it inside; " +
+		"if the client sent an empty body in chunks, let it send Content-Length: 0")
 )
 
 // readBody reads the body and puts it back.
@@ -88,7 +89,7 @@ func readAll(r io.Reader, announced, limit int) ([]byte, error) {
 			if announced >= len(body) {
 				size = min(announced+1, readGrowth*len(body))
 			}
-			body = append(make([]byte, 0, max(min(size, limit+1), len(body)+1)), body...)
+			body = append(make([]byte, 0, max(min(size-1, limit), len(body))+1), body...)
 		}
 	}
 }

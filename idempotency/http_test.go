@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -533,4 +534,42 @@ func TestShutdown_WaitsAndCancels(t *testing.T) {
 		t.Error(err)
 	}
 	(<-answers).want(t, 200, "", false)
+}
+
+type countedReads struct {
+	io.Reader
+	n int
+}
+
+func (r *countedReads) Read(p []byte) (int, error) {
+	r.n++
+	return r.Reader.Read(p)
+}
+
+func TestMaxRequestBody_AsLargeAsCanBe(t *testing.T) {
+	t.Parallel()
+	body := &countedReads{Reader: strings.NewReader(strings.Repeat("x", 64<<10))}
+	r := httptest.NewRequest(http.MethodPost, "/orders/7", body)
+	r.Header.Set("Idempotency-Key", "k")
+	w := httptest.NewRecorder()
+	once := idempotency.ByHeader("Idempotency-Key",
+		idempotency.WithLocker(testutil.Locker(t)), idempotency.MaxRequestBody(math.MaxInt))
+	once(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(201) })).ServeHTTP(w, r)
+	if w.Code != 201 || body.n > 100 {
+		t.Errorf("%d after %d reads of 64 KiB", w.Code, body.n)
+	}
+}
+
+// An empty body without a length looks like one that was read outside. The log says what to do.
+func TestBody_EmptyWithoutALength(t *testing.T) {
+	t.Parallel()
+	var logged bytes.Buffer
+	l := testutil.Locker(t, core.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
+	r := httptest.NewRequest(http.MethodPost, "/orders/7", struct{ io.Reader }{strings.NewReader("")})
+	r.Header.Set("Idempotency-Key", "k")
+	w := httptest.NewRecorder()
+	idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(l))(http.NotFoundHandler()).ServeHTTP(w, r)
+	if w.Code != 500 || !strings.Contains(logged.String(), "Content-Length: 0") {
+		t.Errorf("%d, logged %s", w.Code, logged.String())
+	}
 }
