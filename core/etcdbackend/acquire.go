@@ -20,10 +20,9 @@ func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, erro
 	}
 	ctx, cancel := b.bound(ctx)
 	defer cancel()
-	wrote := false
+	defer b.cleaning.Expect()() // Close waits for what may need a clean-up
 	e, sent, err := b.change(ctx, entry{key: q.Key}, q.Owner, func(e entry) (step, error) {
 		r, err := e.acquire(q)
-		wrote = wrote || err == nil
 		return step{write: r}, err
 	})
 	if err == nil {
@@ -32,7 +31,7 @@ func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, erro
 		}
 		err = unavailable(q.Key, errors.New("etcdbackend: the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
-	if wrote && errors.Is(err, core.ErrUnavailable) {
+	if !sent.IsZero() && errors.Is(err, core.ErrUnavailable) {
 		b.cleanUp(q)
 	}
 	return core.Grant{}, err

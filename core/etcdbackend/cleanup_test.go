@@ -2,6 +2,8 @@ package etcdbackend_test
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -166,5 +168,83 @@ func TestLostReply_IsResolved(t *testing.T) {
 	want(t, "second Release", err, core.ErrLost)
 	if status(b, "k") != core.Free {
 		t.Error("the key is not free")
+	}
+}
+
+// Close waits for an Acquire under way, and frees what it may have got.
+func TestClose_FreesWhatAnAcquireUnderWayGets(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	other := open(t, etcd.Client())
+	attempt := func(key string) core.Status {
+		client, k := lossy(etcd.Client(), 0)
+		sent, goOn := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		k.lose = func() (lost bool, _ <-chan struct{}) {
+			once.Do(func() {
+				lost = true
+				close(sent)
+				<-goOn
+			})
+			return lost, nil
+		}
+		b := open(t, client)
+		failed, closed := make(chan error, 1), make(chan error, 1)
+		go func() {
+			_, err := b.Acquire(t.Context(), request(key, time.Hour, time.Hour))
+			failed <- err
+		}()
+		<-sent
+		go func() { closed <- b.Close() }()
+		time.Sleep(100 * time.Millisecond) // Close has begun
+		close(goOn)
+		want(t, "Acquire", <-failed, core.ErrUnavailable)
+		ok(t, "Close", <-closed)
+		return status(other, key)
+	}
+	for _, key := range []string{"a", "b", "c"} { // Close gives up after a second
+		if attempt(key) == core.Free {
+			return
+		}
+	}
+	t.Error("the keys stay held")
+}
+
+// noLeases is a client's Lease whose etcd grants none for a while.
+type noLeases struct {
+	clientv3.Lease
+	refuse atomic.Bool
+}
+
+func (l *noLeases) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error) {
+	if l.refuse.Load() {
+		return nil, errors.New("out of reach")
+	}
+	return l.Lease.Grant(ctx, ttl)
+}
+
+// An attempt that has sent no change needs no clean-up.
+func TestCleanUp_NothingWasSent(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	leases := &noLeases{Lease: client.Lease}
+	leases.refuse.Store(true)
+	client.Lease = leases
+	b := open(t, client)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := b.Acquire(ctx, request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	leases.refuse.Store(false)
+	time.Sleep(3 * time.Second) // a clean-up would have its turn
+	if n := keys(t, etcd.Client(), "k\x00"); n != 0 {
+		t.Errorf("%d void marks of an attempt that sent nothing", n)
 	}
 }

@@ -215,6 +215,9 @@ func (b *backend) Inspect(ctx context.Context, key string) (st core.State, err e
 		case core.Orphaned:
 			st.Owner, st.Since = n.owner, b.since(n)
 		}
+		if err != nil {
+			st = core.State{} // the key may be gone when look looks again
+		}
 		return err
 	})
 	if err != nil {

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,4 +189,77 @@ func TestClose_HoldersCanStillReleaseAndSeal(t *testing.T) {
 	}
 	_, err = other.TryAcquire(t.Context(), "sealed")
 	want(t, "TryAcquire", err, core.ErrSealed)
+}
+
+// A process that has written nothing for long does not end the seals of others.
+func TestSeal_OutlastsTheClockOfAnIdleProcess(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	for _, idleFor := range []time.Duration{9 * time.Minute, 12 * time.Hour} {
+		idle, other := open(t, at(t, node.Addr())), open(t, at(t, node.Addr()))
+		key := "k" + idleFor.String()
+		g, err := idle.Acquire(t.Context(), request("warm", time.Hour)) // learns the leader's time
+		ok(t, "Acquire", err)
+		_, err = idle.Release(t.Context(), g)
+		ok(t, "Release", err)
+		zkbackend.Idle(idle, idleFor)
+		g, err = other.Acquire(t.Context(), request(key, time.Hour))
+		ok(t, "Acquire", err)
+		ok(t, "Seal", other.Seal(t.Context(), g, []byte("v"), 5*time.Minute))
+		ok(t, "Sweep", zkbackend.Sweep(t.Context(), idle))
+		for name, b := range map[string]core.Backend{"idle": idle, "other": other} {
+			st, err := b.Inspect(t.Context(), key)
+			ok(t, "Inspect", err)
+			if st.Status != core.Sealed {
+				t.Errorf("idle for %v: the %s process finds the key %v", idleFor, name, st.Status)
+			}
+		}
+	}
+}
+
+// beforeGuard runs fn before the first request that names a guard.
+type beforeGuard struct {
+	net.Conn
+	guard []byte
+	fn    *atomic.Pointer[func()]
+}
+
+func (c beforeGuard) Write(p []byte) (int, error) {
+	if bytes.Contains(p, c.guard) {
+		if fn := c.fn.Swap(nil); fn != nil {
+			(*fn)()
+		}
+	}
+	return c.Conn.Write(p)
+}
+
+// The key is unsealed between the two reads of Inspect.
+func TestInspect_UnsealedMeanwhile(t *testing.T) {
+	t.Parallel()
+	node := shared(t)
+	other := open(t, at(t, node.Addr()))
+	g, err := other.Acquire(t.Context(), request("k", time.Hour))
+	ok(t, "Acquire", err)
+	ok(t, "Seal", other.Seal(t.Context(), g, []byte("v"), time.Hour))
+	name := keyNodes(t, node.Addr(), rootOf(t))[1]
+	guard := []byte(name[strings.LastIndexByte(name, '/')+1:])
+	var hook atomic.Pointer[func()]
+	b := open(t, at(t, node.Addr(), zkbackend.WithDialer(func(n, a string, d time.Duration) (net.Conn, error) {
+		c, err := dialPatiently(n, a, d)
+		if err != nil {
+			return nil, err
+		}
+		return beforeGuard{c, guard, &hook}, nil
+	})))
+	ok(t, "Ping", b.Ping(t.Context()))
+	unseal := func() { ok(t, "Unseal", other.Unseal(t.Context(), "k")) }
+	hook.Store(&unseal)
+	st, err := b.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if hook.Load() != nil {
+		t.Fatal("the key was not unsealed in the middle")
+	}
+	if st.Status != core.Free {
+		t.Errorf("a free key is %v with value %q", st.Status, st.Value)
+	}
 }
