@@ -98,14 +98,17 @@ func (ks Locks) Release(ctx context.Context) error {
 }
 
 func (ks Locks) release(caller, ctx context.Context) error {
-	errs := make([]error, 0, len(ks))
+	errs, yield := make([]error, 0, len(ks)), false
 	for _, k := range slices.Backward(ks) {
-		last, lost, err := k.giveUp()
+		last, crowded, lost, err := k.giveUp()
+		yield = yield || crowded
 		if last {
 			err = k.hold.lease.end(caller, ctx, lost)
 		}
 		errs = append(errs, err)
 	}
-	runtime.Gosched() // the next holders run at once, and not when this goroutine blocks
+	if yield {
+		runtime.Gosched()
+	}
 	return errors.Join(errs...)
 }

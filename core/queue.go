@@ -210,18 +210,19 @@ func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 }
 
 // nextHolder returns the waiter that gets the lease s without a round trip, or nil. It must want
-// the same kind of lease, and this process's turn must not be over.
-func (l *Locker) nextHolder(s *lease, now time.Time) *waiter {
+// the same kind of lease, and this process's turn must not be over. more reports whether others wait.
+func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]
 	if q == nil || q.lease != s || l.closed || now.Sub(q.turn) > turnTime {
-		return nil
+		return nil, false
 	}
 	if first := q.first(); first == nil || !s.fits(first) {
-		return nil
+		return nil, false
 	}
-	return q.pop()
+	w = q.pop()
+	return w, q.first() != nil
 }
 
 // leaseOver says that s no longer holds the key, and how many waiters other processes have; see

@@ -22,9 +22,11 @@ const releaseGrace = 100 * time.Millisecond
 // run alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if
 // ctx ended first. The second call returns [ErrReleased].
 func (k *Lock) Release(ctx context.Context) error {
-	last, lost, err := k.giveUp()
+	last, yield, lost, err := k.giveUp()
+	if yield {
+		runtime.Gosched()
+	}
 	if !last {
-		runtime.Gosched() // the next holder runs at once, and not when this goroutine blocks
 		return err
 	}
 	releasing, cancel := detach(ctx)
@@ -69,17 +71,20 @@ func (s *lease) release(caller, ctx context.Context, lost error) error {
 }
 
 // giveUp gives up the handle. last reports whether the lease must be released in the backend; lost
-// is how the hold had ended before, or nil.
-func (k *Lock) giveUp() (last bool, lost, err error) {
+// is how the hold had ended before, or nil. yield reports that the lease was handed over, and that
+// others wait. Then the caller should let the next holder run at once, and not only when this
+// goroutine blocks. If nobody waits, the goroutine may be the next to ask, and the next holder could
+// hand the lease over to it.
+func (k *Lock) giveUp() (last, yield bool, lost, err error) {
 	s, h := k.hold.lease, k.hold
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h.sealed {
 		k.released = true
-		return false, nil, nil
+		return false, false, nil, nil
 	}
 	if k.released {
-		return false, nil, k.errReleased()
+		return false, false, nil, k.errReleased()
 	}
 	s.expire(h)
 	k.released = true
@@ -89,15 +94,15 @@ func (k *Lock) giveUp() (last bool, lost, err error) {
 	if h.handles--; h.handles > 0 {
 		h.unwatch(k)
 		k.onLoss = nil
-		return false, nil, h.ended
+		return false, false, nil, h.ended
 	}
-	if s.handOver(h) {
-		return false, nil, nil
+	if done, more := s.handOver(h); done {
+		return false, more, nil, nil
 	}
 	if lost = h.ended; lost == nil {
 		s.finish(h, "", ErrReleased)
 	}
-	return true, lost, nil
+	return true, false, lost, nil
 }
 
 // free releases the lease in the backend, after the verb that is under way.
@@ -120,7 +125,7 @@ func (s *lease) free(ctx context.Context) (others int, err error) {
 // drop releases a lock that no caller got. If that fails, it is tried again in the background as
 // long as the key would be orphaned; another lease ends by itself.
 func (k *Lock) drop(caller, ctx context.Context) error {
-	last, lost, err := k.giveUp()
+	last, _, lost, err := k.giveUp()
 	if !last {
 		return err
 	}
