@@ -46,8 +46,8 @@ func (c *clock) known() bool {
 	return !c.said.IsZero() && time.Since(c.at) < clockKept
 }
 
-// askTime learns the leader's time if it is not known, or not any more: it writes the node above a key's, which
-// has no text.
+// askTime learns the leader's time if it is not known, or not any more: it writes the node above a
+// key's, which has no text.
 func (b *backend) askTime(ctx context.Context, path string) error {
 	if b.clock.known() {
 		return nil

@@ -37,10 +37,13 @@ func LateAnswer(ctx context.Context, b core.Backend, key string, between func())
 	return s, nil
 }
 
-// Idle makes b a process that wrote last when d had still to pass, and whose clock then ran 1 % fast.
-func Idle(b core.Backend, d time.Duration) {
+// Idle makes b a process that has written nothing for d by its own clock, which is so many percent
+// too fast. It returns how long ago it is now for b that the leader's clock said now.
+func Idle(b core.Backend, d time.Duration, percent float64) time.Duration {
 	c := &b.(*backend).clock
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.at, c.said = c.at.Add(-d), c.said.Add(-d*100/101)
+	now := c.said.Add(time.Since(c.at))
+	c.at, c.said = c.at.Add(-d), c.said.Add(-time.Duration(float64(d)/(1+percent/100)))
+	c.mu.Unlock()
+	return c.age(now)
 }
