@@ -116,9 +116,7 @@ func (c *call) underLock(
 		lost := claim.ReleaseLock(c.ctx, k, c.logger(), c.full)
 		if lost && returned && (err == nil || gaveUp(err)) {
 			// An interceptor on the way out may make another error of the refusal.
-			for around, _ := claim.FromContext(c.ctx); around != nil; around = around.Outer() {
-				around.Suggest(claim.Unknown)
-			}
+			claim.SuggestAll(c.ctx, claim.Unknown)
 			err = c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 		}
 	}()

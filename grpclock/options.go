@@ -70,7 +70,7 @@ func (o frontOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 //
 // Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs
 // or else its subject. A retry must then come with the credentials of the first call: the metadata
-// authorization, cookie and x-api-key.
+// authorization, cookie (grpcgateway-cookie behind grpc-gateway) and x-api-key.
 func Principal(fn func(context.Context) string) FrontOption {
 	return frontOption(func(c *config) {
 		c.principal = fn

@@ -115,9 +115,7 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 // cause is why its context ended.
 func (f *front) refuseSilent(w *recorder, r *http.Request, cause error) {
 	w.restoreHeader() // it may describe another body
-	for k, _ := claim.FromContext(r.Context()); k != nil; k = k.Outer() {
-		k.Suggest(claim.Unknown)
-	}
+	claim.SuggestAll(r.Context(), claim.Unknown)
 	code := CodeOutcomeUnknown
 	if errors.Is(cause, core.ErrLost) {
 		code = CodeLockLost

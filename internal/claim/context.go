@@ -83,6 +83,13 @@ func Keyed(ctx context.Context) (*Claim, bool) {
 // Outer returns the claim that the context carried when this one was made, or nil.
 func (k *Claim) Outer() *Claim { return k.outer }
 
+// SuggestAll is Suggest for all claims that ctx carries.
+func SuggestAll(ctx context.Context, f Fate) {
+	for k, _ := FromContext(ctx); k != nil; k = k.outer {
+		k.Suggest(f)
+	}
+}
+
 // Carries reports whether ctx carries a claim on key.
 func Carries(ctx context.Context, key string) bool {
 	k, _ := FromContext(ctx)
