@@ -224,15 +224,15 @@ func (s *lease) takenBy(key string) *TakenError {
 // handOver gives the lease to the next local waiter without a round trip. It needs a third of the
 // TTL left, so that the next holder does not start with a lease about to end. It also needs not
 // more than the TTL left: an extended lease would block the others for longer than the next holder
-// chose. A holder without renewal gets a lease of its own, which lasts its whole TTL. more reports
-// whether others wait. s.mu is held.
-func (s *lease) handOver(h *hold) (done, more bool) {
+// chose. A holder without renewal gets a lease of its own, which lasts its whole TTL. crowded
+// reports whether others wait, too. s.mu is held.
+func (s *lease) handOver(h *hold) (done, crowded bool) {
 	now := time.Now()
 	left := s.grant.Deadline.Sub(now)
 	if h.ended != nil || h.sealing || s.noRenew || left < s.ttl/renewPart || left > s.ttl || len(s.slot) > 0 {
 		return false, false
 	}
-	w, more := s.locker.nextHolder(s, now)
+	w, crowded := s.locker.nextHolder(s, now)
 	if w == nil {
 		return false, false
 	}
@@ -243,5 +243,5 @@ func (s *lease) handOver(h *hold) (done, more bool) {
 	s.newHold(w, new(hold), k, now)
 	s.timer.Reset(s.next().Sub(now))
 	w.ready <- delivery{lock: k}
-	return true, more
+	return true, crowded
 }

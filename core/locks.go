@@ -98,16 +98,16 @@ func (ks Locks) Release(ctx context.Context) error {
 }
 
 func (ks Locks) release(caller, ctx context.Context) error {
-	errs, yield := make([]error, 0, len(ks)), false
+	errs, yields := make([]error, 0, len(ks)), false
 	for _, k := range slices.Backward(ks) {
 		last, crowded, lost, err := k.giveUp()
-		yield = yield || crowded
+		yields = yields || crowded
 		if last {
 			err = k.hold.lease.end(caller, ctx, lost)
 		}
 		errs = append(errs, err)
 	}
-	if yield {
+	if yields {
 		runtime.Gosched()
 	}
 	return errors.Join(errs...)

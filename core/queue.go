@@ -210,8 +210,9 @@ func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 }
 
 // nextHolder returns the waiter that gets the lease s without a round trip, or nil. It must want
-// the same kind of lease, and this process's turn must not be over. more reports whether others wait.
-func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, more bool) {
+// the same kind of lease, and this process's turn must not be over.
+// crowded reports whether others wait, too.
+func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, crowded bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]

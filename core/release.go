@@ -22,8 +22,8 @@ const releaseGrace = 100 * time.Millisecond
 // run alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if
 // ctx ended first. The second call returns [ErrReleased].
 func (k *Lock) Release(ctx context.Context) error {
-	last, yield, lost, err := k.giveUp()
-	if yield {
+	last, crowded, lost, err := k.giveUp()
+	if crowded {
 		runtime.Gosched()
 	}
 	if !last {
@@ -71,11 +71,10 @@ func (s *lease) release(caller, ctx context.Context, lost error) error {
 }
 
 // giveUp gives up the handle. last reports whether the lease must be released in the backend; lost
-// is how the hold had ended before, or nil. yield reports that the lease was handed over, and that
-// others wait. Then the caller should let the next holder run at once, and not only when this
-// goroutine blocks. If nobody waits, the goroutine may be the next to ask, and the next holder could
-// hand the lease over to it.
-func (k *Lock) giveUp() (last, yield bool, lost, err error) {
+// is how the hold had ended before, or nil. crowded reports that the lease was handed over, and that
+// others wait, too. Then the next holder should run at once: the caller yields. Otherwise it goes on,
+// because it may be the next to ask for the key, and would get it without a round trip.
+func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 	s, h := k.hold.lease, k.hold
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +95,8 @@ func (k *Lock) giveUp() (last, yield bool, lost, err error) {
 		k.onLoss = nil
 		return false, false, nil, h.ended
 	}
-	if done, more := s.handOver(h); done {
-		return false, more, nil, nil
+	if done, crowded := s.handOver(h); done {
+		return false, crowded, nil, nil
 	}
 	if lost = h.ended; lost == nil {
 		s.finish(h, "", ErrReleased)

@@ -31,7 +31,7 @@ func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, erro
 		}
 		err = unavailable(q.Key, errors.New("etcdbackend: the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
-	if !sent.IsZero() && errors.Is(err, core.ErrUnavailable) {
+	if !sent.IsZero() && errors.Is(err, core.ErrUnavailable) { // else no request is under way
 		b.cleanUp(q)
 	}
 	return core.Grant{}, err
