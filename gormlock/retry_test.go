@@ -211,10 +211,12 @@ func TestWithRetry_CommitUnknown(t *testing.T) {
 			return
 		}
 		put(t, db, 42, 10)
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(time.Minute)))))
+		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		for _, cut := range []int32{cutBefore, cutAfter} {
 			tries, called := 0, 0
-			err := gormlock.Transaction(proxied, fmt.Sprint("k", cut), func(tx *gorm.DB) error {
+			key := fmt.Sprint("k", cut)
+			err := gormlock.Transaction(proxied, key, func(tx *gorm.DB) error {
 				tries++
 				ok(t, "take", take(tx, 42))
 				ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { called++ }))
@@ -224,6 +226,9 @@ func TestWithRetry_CommitUnknown(t *testing.T) {
 			p.do.Store(pass)
 			if want(t, "Transaction", err, gormlock.ErrCommitUnknown); tries != 1 || called != 0 {
 				t.Errorf("%d tries, AfterCommit called %d times", tries, called)
+			}
+			if !held(t, l, key) {
+				t.Error("the key is free although the outcome is unknown")
 			}
 		}
 	})

@@ -63,13 +63,13 @@ func (s *suite) orphanRequest(key string, ttl, orphan time.Duration) core.Reques
 
 // try repeats a call while the backend is unavailable: a busy machine may answer too late.
 func (s *suite) try(call func() error) error {
-	for end := time.Now().Add(patience); ; time.Sleep(look) {
+	return again(s.ctx, func() error {
 		err := call()
-		if !errors.Is(err, core.ErrUnavailable) || time.Now().After(end) {
-			return err
+		if errors.Is(err, core.ErrUnavailable) {
+			s.Logf("no answer: %v", err)
 		}
-		s.Logf("trying again after %v", err)
-	}
+		return err
+	})
 }
 
 // acquire acquires a key that is free or that the request may adopt. On a busy machine it may ask
@@ -130,16 +130,7 @@ func (s *suite) release(g core.Grant) error {
 
 // releaseCounting is release, and returns how many others wait.
 func (s *suite) releaseCounting(g core.Grant) (others int, err error) {
-	unknown := false
-	err = s.try(func() (err error) {
-		others, err = s.b.Release(s.ctx, g)
-		if unknown && errors.Is(err, core.ErrLost) {
-			return nil // the try before did it
-		}
-		unknown = unknown || errors.Is(err, core.ErrUnavailable)
-		return err
-	})
-	return others, err
+	return shared{s.b}.Release(s.ctx, g)
 }
 
 func (s *suite) extend(g core.Grant, ttl time.Duration) (longer core.Grant, err error) {
@@ -153,7 +144,7 @@ func (s *suite) mint(g core.Grant) (minted core.Grant, err error) {
 }
 
 func (s *suite) seal(g core.Grant, value []byte, retention time.Duration) error {
-	return s.try(func() error { return s.b.Seal(s.ctx, g, value, retention) })
+	return shared{s.b}.Seal(s.ctx, g, value, retention)
 }
 
 func (s *suite) unseal(key string) {
