@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/onelane/onelane/testutil"
 )
@@ -15,31 +16,48 @@ import (
 // page serves the page and returns a function that asks it and checks the status of its answer.
 func page(t *testing.T, o options) func(wantStatus int, method, path, body string) *http.Response {
 	t.Helper()
+	return asking(t, served(t, o))
+}
+
+// served returns the address of the page's server.
+func served(t *testing.T, o options) string {
+	t.Helper()
 	s, stop, err := newShow(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewServer(s.routes())
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close(); stop() })
+	return server.URL
+}
+
+// asking sends a request to a server, whose answer must have a status.
+func asking(t *testing.T, url string) func(wantStatus int, method, path, body string) *http.Response {
 	return func(wantStatus int, method, path, body string) *http.Response {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Authorization", "Bearer you")
-		r.Header.Set("Idempotency-Key", `"one"`)
-		answer, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = answer.Body.Close() })
+		answer := send(t, url, method, path, body)
 		if answer.StatusCode != wantStatus {
 			said, _ := io.ReadAll(answer.Body)
 			t.Fatalf("%s %s: %s, want %d: %s", method, path, answer.Status, wantStatus, said)
 		}
 		return answer
 	}
+}
+
+func send(t *testing.T, url, method, path, body string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer you")
+	r.Header.Set("Idempotency-Key", `"one"`)
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = answer.Body.Close() })
+	return answer
 }
 
 // watch reads events until one is as wanted.
@@ -117,7 +135,8 @@ func TestServe_NodesAndBuyers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := page(t, o)
+	url := served(t, o)
+	ask := asking(t, url)
 	ask(http.StatusCreated, "POST", "/guarded/orders", "{}")
 	if again := ask(http.StatusCreated, "POST", "/guarded/orders", "{}"); again.Header.Get("Idempotency-Replayed") != "true" {
 		t.Error("a second click is no replay")
@@ -131,7 +150,14 @@ func TestServe_NodesAndBuyers(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	ask(http.StatusNoContent, "PUT", "/api/nodes/1", `{"up":true}`)
-	ask(http.StatusCreated, "POST", "/guarded/orders", "{}")
+	// A client that found a node down may take a second until it connects again.
+	end := time.Now().Add(40 * time.Second)
+	for send(t, url, "POST", "/guarded/orders", "{}").StatusCode != http.StatusCreated {
+		if time.Now().After(end) {
+			t.Fatal("two nodes of three are up, and no order gets through")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 
 	ask(http.StatusNotFound, "PUT", "/api/nodes/3", `{"up":true}`)
 	ask(http.StatusBadRequest, "PUT", "/api/nodes/1", `up`)
