@@ -3,6 +3,7 @@ package pagetest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -165,10 +166,20 @@ func emitted(t *testing.T) string {
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	locks(t, locker(testutil.Memory(), core.WithTTL(900*time.Millisecond)))
+	// until repeats what a slow machine can prevent, until a metric tells of it.
+	until := func(metric string, do func()) {
+		t.Helper()
+		for began := time.Now(); value(t, registry, metric) == 0; {
+			if time.Since(began) > time.Minute {
+				t.Fatalf("nothing was counted by %s", metric)
+			}
+			do()
+		}
+	}
+	locks(t, locker(testutil.Memory()), locker(testutil.Memory(), core.WithTTL(900*time.Millisecond)), until)
 	requests(t, locker(testutil.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
 	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
-	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) })
+	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) }, until)
 
 	answer := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
@@ -178,32 +189,58 @@ func emitted(t *testing.T) string {
 	return answer.Body.String()
 }
 
-// locks has one renewed, handed over, sealed, lost and refused.
-func locks(t *testing.T, l *core.Locker) {
+// value adds up the samples of a metric. Of a histogram it is the number of observations.
+func value(t *testing.T, registry prom.Gatherer, name string) (sum float64) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return sum
+}
+
+// locks has one handed over, refused and sealed, and of the short ones one renewed and one lost.
+func locks(t *testing.T, l, short *core.Locker, until func(string, func())) {
 	t.Helper()
 	ctx := t.Context()
-	acquire := func(key string, opts ...core.AcquireOption) *core.Lock {
+	acquire := func(l *core.Locker, key string, opts ...core.AcquireOption) *core.Lock {
 		k, err := l.Acquire(ctx, key, opts...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return k
 	}
-	first, second := acquire("a"), make(chan *core.Lock)
-	go func() { second <- acquire("a") }()
+	first := acquire(l, "a")
 	if _, err := l.TryAcquire(ctx, "a"); err == nil {
 		t.Fatal("the key was free")
 	}
-	time.Sleep(400 * time.Millisecond) // a renewal, and the second waits
-	_ = first.Release(ctx)
-	k := <-second
-	if err := k.Seal(ctx, []byte("sold out"), time.Minute); err != nil {
+	until("onelane_hand_overs_total", func() {
+		second := make(chan *core.Lock)
+		go func() { second <- acquire(l, "a") }()
+		until("onelane_waiters", func() { time.Sleep(time.Millisecond) })
+		_ = first.Release(ctx)
+		first = <-second
+	})
+	if err := first.Seal(ctx, []byte("sold out"), time.Minute); err != nil {
 		t.Error(err)
 	}
 	if _, err := l.Acquire(ctx, "a"); err == nil {
 		t.Error("a sealed key was acquired")
 	}
-	<-acquire("b", core.WithMaxHold(0)).Context().Done()
+	until("onelane_renewal_duration_seconds", func() {
+		k := acquire(short, "b")
+		time.Sleep(400 * time.Millisecond) // renewed after a third of its TTL
+		_ = k.Release(ctx)
+	})
+	<-acquire(short, "b", core.WithMaxHold(0)).Context().Done()
 }
 
 // requests are sent to a service that answers with the length of the path; their keys are their paths. Eight bytes are
@@ -231,20 +268,28 @@ func requests(t *testing.T, l *core.Locker, paths ...string) {
 }
 
 // hungNode lets one Redis of five hang until it is left out.
-func hungNode(t *testing.T, locker func(core.Opener) *core.Locker) {
+func hungNode(t *testing.T, locker func(core.Opener) *core.Locker, until func(string, func())) {
 	t.Helper()
 	cluster := testutil.Cluster(t, 5)
 	b := redisbackend.New(cluster.Clients()...)
 	b.NewInstallation = true
 	l := locker(b)
-	for i := range 100 {
-		if err := l.Do(t.Context(), "k", func(context.Context) error { return nil }); err != nil {
+	for { // all answer once
+		err := l.Do(t.Context(), "k", func(context.Context) error { return nil })
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, core.ErrUnavailable) {
 			t.Fatal(err)
 		}
-		if i == 0 { // all have answered once
-			cluster[0].Stop()
-			defer cluster[0].Cont()
+	}
+	cluster[0].Stop()
+	t.Cleanup(cluster[0].Cont)
+	until("onelane_nodes_excluded", func() {
+		err := l.Do(t.Context(), "k", func(context.Context) error { return nil })
+		if err != nil && !errors.Is(err, core.ErrUnavailable) {
+			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond)
-	}
+	})
 }
