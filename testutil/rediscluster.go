@@ -15,7 +15,7 @@ import (
 
 const (
 	clusterSlots = 16384
-	formTimeout  = 30 * time.Second // of a Redis Cluster or a Sentinel that does not come together
+	formTimeout  = 90 * time.Second // of a Redis Cluster or a Sentinel that does not come together
 )
 
 // Sharded is a Redis Cluster of masters without replicas. Its methods fail the test it was made

@@ -56,6 +56,10 @@ func Sentinel(t testing.TB) *Replicated {
 	r.must(err)
 	t.Cleanup(process.Stop)
 	r.sentinel = &Node{t: t, process: process}
+	// After it stood still for 2 s, a Sentinel does nothing for 30 s. Redis before 7.0 refuses to change that.
+	admin := redis.NewClient(&redis.Options{Addr: process.Addr})
+	_ = admin.Do(context.Background(), "SENTINEL", "DEBUG", "TILT-PERIOD", "1000").Err()
+	r.must(admin.Close())
 	eventually(t, "the sentinel knows the replica", func() bool {
 		replicas := redis.NewSentinelClient(&redis.Options{Addr: process.Addr})
 		defer replicas.Close()

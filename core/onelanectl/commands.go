@@ -56,7 +56,7 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 		if !unknown && before.Status != core.Sealed && before.Status != core.Orphaned {
 			return fmt.Errorf("key %q is %v, not sealed or orphaned: %w", key, before.Status, errNothing)
 		}
-		if err := locker.Unseal(ctx, key); err != nil {
+		if err := unseal(ctx, locker, key, !unknown); err != nil {
 			return err
 		}
 	case "release":
@@ -78,6 +78,19 @@ func lockKey(l *core.Locker, key string) string {
 		}
 	}
 	return key
+}
+
+// unseal frees a key that is known to be sealed or orphaned, or else may be. Locker.Unseal says
+// nothing of a key that is held.
+func unseal(ctx context.Context, locker *core.Locker, key string, known bool) error {
+	if err := locker.Unseal(ctx, key); err != nil || known {
+		return err
+	}
+	st, err := locker.Inspect(ctx, key)
+	if err == nil && st.Status == core.Held {
+		err = fmt.Errorf("key %q is held%s, so it is not unsealed: %w", key, by(st), errNothing)
+	}
+	return err
 }
 
 func by(st core.State) string {
@@ -105,7 +118,7 @@ func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out
 			}
 			done := "would forget"
 			if o.yes {
-				done, err = "forgot", locker.Unseal(ctx, key)
+				done, err = "forgot", unseal(ctx, locker, key, err == nil)
 			}
 			if err == nil {
 				err = out.done(key, done)

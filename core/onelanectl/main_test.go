@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/metric/noop"
 )
 
 // ctl runs the command and returns what it says.
@@ -371,4 +374,42 @@ func TestSentinel_Errors(t *testing.T) {
 	t.Setenv(sentinelPasswordEnv, "open sesame")
 	out, _ := ctl(t, 0, "-redis", at, "-sentinel", master, "inspect", "a")
 	contains(t, out, "free")
+}
+
+// mute is a backend that does not answer the first question about a key.
+type mute struct {
+	core.Backend
+	asked bool
+}
+
+func (b *mute) Open(core.Environment) (core.Backend, error) { return b, nil }
+
+func (b *mute) Inspect(ctx context.Context, name string) (core.State, error) {
+	if !b.asked {
+		b.asked = true
+		return core.State{}, &core.UnavailableError{Key: name}
+	}
+	return b.Backend.Inspect(ctx, name)
+}
+
+// Unseal leaves a held key alone, so that nobody may read that it was unsealed.
+func TestUnseal_HeldAfterNoAnswer(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	holder := must[*core.Locker](t)(core.New(on(node.Client())))
+	defer holder.Close()
+	must[*core.Lock](t)(holder.Acquire(t.Context(), "pay:1", core.WithTTL(time.Minute)))
+	for _, args := range [][]string{{"unseal", "pay:1"}, {"forget", "pay:"}} {
+		backend := must[core.Backend](t)(on(node.Client()).Open(core.Environment{TTL: time.Minute, Logger: slog.Default(), Meter: noop.Meter{}}))
+		locker := must[*core.Locker](t)(core.New(&mute{Backend: backend}))
+		var out bytes.Buffer
+		o := options{prefix: "onelane:", limit: 10, yes: true, args: args, timeout: 10 * time.Second}
+		err := o.on(t.Context(), locker, clients{node.Client()}, &printer{w: &out})
+		if !errors.Is(err, errNothing) || out.Len() > 0 {
+			t.Errorf("%v: %v, and it says %q", args, err, &out)
+		}
+		if err := locker.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }

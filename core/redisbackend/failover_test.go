@@ -18,7 +18,7 @@ import (
 func TestSentinel_FailOver(t *testing.T) {
 	t.Parallel()
 	s := testutil.Sentinel(t)
-	l := locker(t, one(s.Client()), core.WithToken(), core.WithOutageWait(30*time.Second))
+	l := locker(t, one(s.Client()), core.WithToken(), core.WithOutageWait(90*time.Second))
 	var last uint64
 	use := func() {
 		t.Helper()
@@ -62,7 +62,7 @@ func TestSentinel_LockNotReplicated(t *testing.T) {
 	if n := s.Replica.Client().Exists(t.Context(), "onelane:{k}").Val(); n != 0 {
 		t.Fatal("the lock was replicated: this test tests nothing")
 	}
-	next := acquire(t, second, "k", core.WithOutageWait(30*time.Second))
+	next := acquire(t, second, "k", core.WithOutageWait(90*time.Second))
 	if token(t, next) <= token(t, k) {
 		t.Errorf("token %d after %d: a resource could not tell the two apart", token(t, next), token(t, k))
 	}

@@ -14,13 +14,15 @@ func TestSimulation_FindsBrokenRules(t *testing.T) {
 		"trust": {trust: true}, "noVoid": {noVoid: true}, "noAbstain": {noAbstain: true},
 		"noPrepare": {noPrepare: true},
 	} {
-		if !simLong && (name == "trust" || name == "noAbstain") {
-			continue // found after the most seeds
+		if !simLong && name != "noVoid" {
+			continue // the others are found after many seeds
 		}
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
 			for seed := range most {
-				if _, _, bad := simulate(t, simPlanOf(seed), off); len(bad) > 0 {
+				plan := simPlanOf(seed)
+				plan.tidiless = true // so that a seed is the same each time
+				if _, _, bad := simulate(t, plan, off); len(bad) > 0 {
 					t.Logf("seed %d, after %v: %s", seed, time.Since(start), bad[0])
 					return
 				}

@@ -40,7 +40,7 @@ type Order struct {
 // TableName keeps the example's tables apart from others in a shared database.
 func (Order) TableName() string { return "seckill_orders" }
 
-const patience = 3 * time.Second // for servers to answer at the start
+const patience = 15 * time.Second // for servers to answer at the start, on a busy machine, too
 
 // embedServers starts what was not named: a Redis inside this process, and a SQLite file in a
 // temporary folder.

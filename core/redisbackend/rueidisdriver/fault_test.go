@@ -357,7 +357,7 @@ func TestFault_QuorumMinority(t *testing.T) {
 func TestSentinel_FailOver(t *testing.T) {
 	t.Parallel()
 	s := testutil.Sentinel(t)
-	l := locker(t, patient(watched(t, s)), core.WithOutageWait(30*time.Second), core.WithToken())
+	l := locker(t, patient(watched(t, s)), core.WithOutageWait(90*time.Second), core.WithToken())
 	first := acquire(t, l, "k")
 	before, err := first.Token(t.Context())
 	ok(t, "Token", err)
