@@ -106,7 +106,9 @@ func BenchmarkHotRow(b *testing.B) {
 		} {
 			b.Run(way.name, func(b *testing.B) {
 				db := open(b)
-				l, err := core.New(redisbackend.New(testutil.Redis(b).Client()))
+				redis := redisbackend.New(testutil.Redis(b).Client())
+				redis.NodeTimeout = 5 * time.Second
+				l, err := core.New(redis)
 				ok(b, "New", err)
 				defer l.Close()
 				ok(b, "Use", db.Use(gormlock.New(l)))

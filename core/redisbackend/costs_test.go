@@ -87,7 +87,7 @@ func renewing(t testing.TB, n int, ttl time.Duration) (share float64, late, lost
 		}
 	}
 	each(func(i int) (err error) {
-		held[i], err = l.Acquire(t.Context(), "order:"+strconv.Itoa(i))
+		held[i], err = l.Acquire(t.Context(), "order:"+strconv.Itoa(i), core.WithOutageWait(5*time.Minute)) // beside the renewals
 		return err
 	})
 	used, start := cpu(t), time.Now()

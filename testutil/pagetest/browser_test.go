@@ -101,10 +101,11 @@ func browser(t *testing.T, address string, v view) context.Context {
 	if err != nil {
 		t.Fatal("Chromium is missing: apt-get install chromium")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.Flag("lang", "en"))...)
+		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.Flag("lang", "en"),
+		chromedp.WSURLReadTimeout(2*time.Minute))...)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(cancel)

@@ -81,7 +81,6 @@ func TestPage_OneScale(t *testing.T) {
 	ctx := browser(t, address, desktop)
 	set(t, ctx, 200, 50, 2)
 	do(t, ctx, chromedp.Click("#start"))
-	until(t, ctx, running)
 	until(t, ctx, over)
 	if charts := eval[int](t, ctx, `document.querySelectorAll('svg').length`); charts != 1 {
 		t.Errorf("there are %d charts, each with a scale of its own", charts)
@@ -135,27 +134,24 @@ func TestPage_Idle(t *testing.T) {
 	address, process := serve(t)
 	ctx := browser(t, address, desktop)
 	set(t, ctx, 100, 20, 1)
+	ticks := eval[int](t, ctx, `window.ticks`)
 	do(t, ctx, chromedp.Click("#start"))
-	until(t, ctx, running)
-	if eval[int](t, ctx, `window.ticks`) == 0 {
+	until(t, ctx, over)
+	if eval[int](t, ctx, `window.ticks`) == ticks {
 		t.Error("the test does not see the events of a sale")
 	}
-	until(t, ctx, over)
 	const quiet, most = 3 * time.Second, 150 * time.Millisecond
-	var used time.Duration
-	for range 5 { // what the sale left behind ends first
+	for try := 1; ; try++ { // what the sale left behind ends first
 		ticks, before := eval[int](t, ctx, `window.ticks`), processorTime(t, process)
 		time.Sleep(quiet) // the length of the measurement
-		used = processorTime(t, process) - before
-		if more := eval[int](t, ctx, `window.ticks`) - ticks; more != 0 {
-			t.Errorf("the idle page had %d timers, frames or events", more)
-		}
-		if used <= most {
+		used, more := processorTime(t, process)-before, eval[int](t, ctx, `window.ticks`)-ticks
+		if used <= most && more == 0 {
 			break
 		}
-	}
-	if used > most {
-		t.Errorf("the idle program used %v of processor time in %v", used, quiet)
+		if try == 5 {
+			t.Errorf("in %v the idle page had %d timers, frames or events, and the program used %v of processor time", quiet, more, used)
+			break
+		}
 	}
 	if n := eval[int](t, ctx, `document.getAnimations().length`); n != 0 {
 		t.Errorf("%d animations run", n)

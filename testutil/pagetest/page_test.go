@@ -217,6 +217,5 @@ func TestPage_Keyboard(t *testing.T) {
 	}
 	set(t, ctx, 20, 10, 1)
 	do(t, ctx, chromedp.Focus("[name=buyers]"), chromedp.KeyEvent("\r"))
-	until(t, ctx, running)
-	until(t, ctx, over)
+	until(t, ctx, over) // there was no other sale, and this one may be too short to be seen running
 }

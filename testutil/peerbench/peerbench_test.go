@@ -38,6 +38,24 @@ func TestMain(m *testing.M) {
 
 // BenchmarkScenarios runs each scenario once per iteration, with small numbers: it shows that they work. The table of go run . is
 // what compares.
+// patiently repeats what may fail because the machine stands still. A lock that does not exclude and
+// wrong books stay failures.
+func patiently(t testing.TB, do func() error) error {
+	t.Helper()
+	for try := 1; ; try++ {
+		err := do()
+		if err == nil || try == 3 {
+			return err
+		}
+		for _, wrong := range []string{"does not exclude", "do not add up", "ran the handler"} {
+			if strings.Contains(err.Error(), wrong) {
+				return err
+			}
+		}
+		t.Logf("try %d: %v", try, err)
+	}
+}
+
 func BenchmarkScenarios(b *testing.B) {
 	servers := &bench{short: true}
 	b.Cleanup(servers.close)
@@ -45,11 +63,13 @@ func BenchmarkScenarios(b *testing.B) {
 		b.Run(s.name, func(b *testing.B) {
 			var last result
 			for b.Loop() {
-				r, err := s.run(b.Context(), servers, 1, 50*time.Millisecond, io.Discard)
+				err := patiently(b, func() (err error) {
+					last, err = s.run(b.Context(), servers, 1, 50*time.Millisecond, io.Discard)
+					return err
+				})
 				if err != nil {
 					b.Fatal(err)
 				}
-				last = r
 			}
 			for _, row := range last.Rows {
 				unit := strings.ReplaceAll(row.Name+":"+last.Columns[0], " ", "-")
@@ -67,7 +87,7 @@ func TestEveryPeerExcludes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range peers {
-		if err := exclusion(t.Context(), p, addr); err != nil {
+		if err := patiently(t, func() error { return exclusion(t.Context(), p, addr) }); err != nil {
 			t.Error(err)
 		}
 	}
@@ -107,7 +127,13 @@ func TestAPeerThatDoesNotLockIsFound(t *testing.T) {
 func TestTheCommandWritesATableAndJSON(t *testing.T) {
 	args := []string{"-only", "^own-keys-1$", "-rounds", "2", "-time", "20ms"}
 	var table, asJSON bytes.Buffer
-	if err := run(t.Context(), args, &table, io.Discard); err != nil {
+	write := func(to *bytes.Buffer, args ...string) error {
+		return patiently(t, func() error {
+			to.Reset()
+			return run(t.Context(), args, to, io.Discard)
+		})
+	}
+	if err := write(&table, args...); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"### own-keys-1", "| onelane | ", "| redsync | ", "medians of 2 rounds", "× best peer"} {
@@ -115,7 +141,7 @@ func TestTheCommandWritesATableAndJSON(t *testing.T) {
 			t.Errorf("the table has no %q:\n%s", want, &table)
 		}
 	}
-	if err := run(t.Context(), append(args, "-json"), &asJSON, io.Discard); err != nil {
+	if err := write(&asJSON, append(args, "-json")...); err != nil {
 		t.Fatal(err)
 	}
 	var r report
@@ -125,8 +151,8 @@ func TestTheCommandWritesATableAndJSON(t *testing.T) {
 	if len(r.Results) != 1 || len(r.Results[0].Rows) != len(peers) || r.Results[0].Rows[0].Median[0] <= 0 {
 		t.Errorf("the JSON is %s", &asJSON)
 	}
-	asJSON.Reset() // the target is about another one
-	if err := run(t.Context(), append(args, "-json", "-contender", "^onelane$"), &asJSON, io.Discard); err != nil || strings.Contains(asJSON.String(), "targets") {
+	// The target is about another one.
+	if err := write(&asJSON, append(args, "-json", "-contender", "^onelane$")...); err != nil || strings.Contains(asJSON.String(), "targets") {
 		t.Errorf("one contender alone: %v\n%s", err, &asJSON)
 	}
 	if err := run(t.Context(), []string{"-h"}, io.Discard, io.Discard); err != nil {
@@ -218,7 +244,11 @@ func TestDurableServersSayWhatCommitWaitsFor(t *testing.T) {
 			t.Log(err)
 			continue
 		}
-		r, err := hotRow(database{kind: kind, durable: true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard)
+		var r result
+		err := patiently(t, func() (err error) {
+			r, err = hotRow(database{kind: kind, durable: true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard)
+			return err
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,8 +288,9 @@ func TestASlowerDiskIsSlower(t *testing.T) {
 		if _, err := b.database(database{kind: kind, durable: true}); err != nil {
 			t.Fatal(err)
 		}
-		b.databases[slow] = b.databases[database{kind: kind, durable: true}]
-		if said, err := b.durability(t.Context(), slow); err == nil || !strings.Contains(err.Error(), preload) {
+		absent := database{kind, true, 10 * time.Second} // longer than any disk takes
+		b.databases[absent] = b.databases[database{kind: kind, durable: true}]
+		if said, err := b.durability(t.Context(), absent); err == nil || !strings.Contains(err.Error(), preload) {
 			t.Errorf("%s without the slower disk: %q, %v", kind, said, err)
 		}
 	}

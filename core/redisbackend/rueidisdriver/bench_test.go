@@ -7,7 +7,6 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/onelane/onelane/core/redisbackend/rueidisdriver"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -15,7 +14,7 @@ import (
 // caller and for many.
 func BenchmarkOwnKeys(b *testing.B) {
 	c := single(b, testutil.Redis(b).Addr())
-	l := locker(b, rueidisdriver.New(c))
+	l := locker(b, patient(c))
 	del := rueidis.NewLuaScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 	var id atomic.Int64
 	for _, callers := range []int{1, 64} {

@@ -23,8 +23,8 @@ import (
 )
 
 // soon is far more than the node time-out of these tests. It is less than the time after which
-// rueidis notices by itself that a connection is silent.
-const soon = 7 * time.Second
+// rueidis notices by itself that a connection is silent, see client.
+const soon = 30 * time.Second
 
 func quick(b redisbackend.Config) redisbackend.Config {
 	b.NodeTimeout, b.NewInstallation = time.Second, true

@@ -39,6 +39,7 @@ func (m settling) Run() int {
 // client returns a client that is closed with the test.
 func client(t testing.TB, o rueidis.ClientOption) rueidis.Client {
 	t.Helper()
+	o.ConnWriteTimeout = 2 * time.Minute // rueidis does not notice by itself that a connection is silent
 	c, err := rueidis.NewClient(o)
 	ok(t, "NewClient", err)
 	t.Cleanup(c.Close)
