@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -476,4 +477,58 @@ func TestClient_ClientHangsUp(t *testing.T) {
 	close(g.open)
 	a := until(t, func() answer { return s.order("k", "") }, notRunning(t))
 	a.want(t, 201, "run 1, <nil>", true)
+}
+
+// An informational status is no answer: an error after it is left to the writer outside.
+func TestErrors_AfterEarlyHints(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := testutil.Locker(t)
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(func(c *gin.Context) {
+			c.Next()
+			if len(c.Errors) > 0 && c.Writer.Size() <= 0 {
+				c.String(418, "%s", c.Errors.Last().Error())
+			}
+		}, ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
+		r.POST("/orders", func(c *gin.Context) {
+			runs.Add(1)
+			c.Status(http.StatusEarlyHints)
+			c.Writer.WriteHeaderNow()
+			_ = c.Error(errors.New("no stock"))
+		})
+	})
+	s.order("k", "").want(t, 418, "no stock", false)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// Nor is it one if the handler then gives up.
+func TestAnswer_ProcessingThenSilent(t *testing.T) {
+	t.Parallel()
+	s := post(t, func(c *gin.Context) {
+		c.Status(http.StatusProcessing)
+		c.Writer.WriteHeaderNow()
+		<-c.Request.Context().Done()
+	}, idempotency.MaxRun(50*time.Millisecond))
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
+}
+
+// http.TimeoutHandler cannot flush, though Gin's writer on it has a Flush. The answer is recorded.
+func TestFlush_NotSupported(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	r := gin.New()
+	r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(testutil.Locker(t))), func(c *gin.Context) {
+		c.String(201, "run %d", runs.Add(1))
+		c.Writer.Flush()
+		_, _ = c.Writer.WriteString(", to its end")
+	})
+	ts := httptest.NewServer(http.TimeoutHandler(r, time.Minute, "too late"))
+	defer ts.Close()
+	s := &server{t: t, url: ts.URL, client: ts.Client()}
+	s.order("k", "").want(t, 201, "run 1, to its end", false)
+	s.order("k", "").want(t, 201, "run 1, to its end", true)
 }

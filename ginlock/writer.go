@@ -14,7 +14,7 @@ type writer struct {
 	http.ResponseWriter
 	status  int
 	size    int  // -1 before the first byte
-	decided bool // a handler set the status
+	decided bool // a handler set the status of the answer
 	pusher  http.Pusher
 }
 
@@ -42,7 +42,7 @@ func (w *writer) Written() bool { return w.size != notWritten }
 // WriteHeader implements gin.ResponseWriter. It only notes the status.
 func (w *writer) WriteHeader(status int) {
 	if status > 0 && !w.Written() {
-		w.status, w.decided = status, true
+		w.status, w.decided = status, !informational(status)
 	}
 }
 
@@ -62,7 +62,7 @@ func (w *writer) WriteHeaderNow() {
 
 // finish sends the status if no handler wrote.
 func (w *writer) finish() {
-	if !w.Written() {
+	for !w.Written() { // an informational status, and then 200
 		w.WriteHeaderNow()
 	}
 }

@@ -94,10 +94,14 @@ func readAll(r io.Reader, announced, limit int) ([]byte, error) {
 	}
 }
 
-// rewind puts the body back after Recover has read it, or wrapped it.
-func rewind(r *http.Request, body io.ReadCloser) {
-	r.Body = body
-	if b, ok := body.(*restored); ok {
+// rewind puts the body and the forms back as they are in unread, a copy from before Recover read
+// them.
+func rewind(r, unread *http.Request) {
+	if f := r.MultipartForm; f != nil && f != unread.MultipartForm {
+		_ = f.RemoveAll() // the handler parses the body again
+	}
+	r.Body, r.Form, r.PostForm, r.MultipartForm = unread.Body, unread.Form, unread.PostForm, unread.MultipartForm
+	if b, ok := r.Body.(*restored); ok {
 		b.Reset(b.body)
 	}
 }

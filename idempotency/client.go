@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -95,7 +96,9 @@ func (t *transport) check(ok bool, format string, args ...any) {
 //
 //   - an error of base, or an attempt that took too long ([WithAttempts]), unless the call's own
 //     context ended or the server's certificate is not trusted
-//   - 425, 429 and 503, by which a server says that it did nothing
+//   - 425, 429 and 503 with Retry-After, by which a server says that it did nothing
+//   - 503 without Retry-After, which may also mean that the first request runs: the server must heed
+//     the key
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of [RetryStatuses]
 //
@@ -257,9 +260,12 @@ func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 // redirect, such as 307, has the key of the previous request.
 func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
 	values := r.Header[t.header]
-	if len(values) == 0 && r.Response != nil && r.Response.Request != nil {
-		values = r.Response.Request.Header[t.header]
-		hop = len(values) > 0
+	if r.Response != nil && r.Response.Request != nil {
+		before := r.Response.Request.Header[t.header]
+		// http.Client copies a key of the caller's own.
+		if hop = len(before) > 0 && (len(values) == 0 || slices.Equal(values, before)); hop {
+			values = before
+		}
 	}
 	if len(values) > 0 {
 		if key, err = keytext.Parse(values); err != nil {

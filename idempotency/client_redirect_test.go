@@ -84,3 +84,25 @@ func TestTransport_SwitchingProtocols(t *testing.T) {
 		t.Errorf("%q, %v", line, err)
 	}
 }
+
+// OnKey gets a key of the caller's own once, too, however many hops follow.
+func TestTransport_RedirectOfACallersKey(t *testing.T) {
+	t.Parallel()
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/a" {
+			http.Redirect(w, r, "/b", http.StatusTemporaryRedirect)
+		}
+	}))
+	told := 0
+	client := &http.Client{Transport: idempotency.NewTransport(nil,
+		idempotency.OnKey(func(*http.Request, string) error { told++; return nil }))}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/a", strings.NewReader("pay"))
+	must(t, err)
+	r.Header.Set("Idempotency-Key", "mine")
+	resp, err := client.Do(r)
+	must(t, err)
+	must(t, resp.Body.Close())
+	if told != 1 {
+		t.Errorf("OnKey was called %d times for one call", told)
+	}
+}

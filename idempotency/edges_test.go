@@ -274,3 +274,48 @@ func TestFate_RetryAfterFromOutside(t *testing.T) {
 		t.Errorf("%d runs", runs.Load())
 	}
 }
+
+// Recover may read the form in another way than the handler does. The handler finds it unread.
+func TestRecover_ReadsTheForm(t *testing.T) {
+	t.Parallel()
+	byReader := func(r *http.Request) string {
+		parts, err := r.MultipartReader()
+		if err != nil {
+			return err.Error()
+		}
+		p, err := parts.NextPart()
+		if err != nil {
+			return err.Error()
+		}
+		b, _ := io.ReadAll(p)
+		return string(b)
+	}
+	byValue := func(r *http.Request) string { return r.FormValue("amount") }
+	for name, read := range map[string][2]func(*http.Request) string{
+		"parts, then values": {byReader, byValue},
+		"values, then parts": {byValue, byReader},
+		"parts, then parts":  {byReader, byReader},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+				if runs.Add(1) == 1 {
+					panic("boom")
+				}
+				fmt.Fprintf(w, "pay %s", read[1](r))
+			}, idempotency.Recover(func(_ http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
+				if got := read[0](r); got != "7" {
+					t.Errorf("Recover read %q", got)
+				}
+				return idempotency.RunHandler
+			}))
+			submit := func() answer {
+				return s.order("--B\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n7\r\n--B--\r\n",
+					"Content-Type", "multipart/form-data; boundary=B")
+			}
+			submit()
+			ended(t, submit).want(t, 200, "pay 7", false)
+		})
+	}
+}

@@ -85,9 +85,9 @@ func fileDigest(file *multipart.FileHeader) []byte {
 const maxParts = 1000
 
 // multipartDigest returns a digest of a form by its parts, because clients choose a new boundary
-// for each try. It returns nil if the body is no form that can be read to its end, or if more text
-// follows the form. It also returns nil if the form has more parts than handlers read: small parts
-// cost a hundred times their bytes.
+// for each try. It returns nil if the body is no form that can be read to its end, or has text before
+// or after the form. It also returns nil if the form has more parts than handlers read:
+// small parts cost a hundred times their bytes.
 func multipartDigest(contentType string, body []byte) []byte {
 	if !strings.Contains(strings.ToLower(contentType), "multipart/") {
 		return nil // most requests
@@ -97,7 +97,8 @@ func multipartDigest(contentType string, body []byte) []byte {
 		return nil
 	}
 	boundary := params["boundary"]
-	if _, more, _ := bytes.Cut(body, []byte("\n--"+boundary+"--")); len(bytes.TrimSpace(more)) > 0 {
+	begins := bytes.HasPrefix(bytes.TrimLeft(body, "\r\n"), []byte("--"+boundary))
+	if _, after, _ := bytes.Cut(body, []byte("--"+boundary+"--")); !begins || len(bytes.TrimSpace(after)) > 0 {
 		return nil
 	}
 	delete(params, "boundary")

@@ -203,7 +203,7 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 		return false
 	}
 	run := Run{Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID}
-	body := r.Body
+	unread := r.WithContext(r.Context()) // a copy
 	switch m.recover(rec, r, run) {
 	case Answered:
 		if m.fate(k, rec) == claim.Free { // the status is about the retry, not about the earlier run
@@ -213,7 +213,7 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 	case RunHandler:
 		if !rec.passing {
 			rec.forget()
-			rewind(r, body)
+			rewind(r, unread)
 			for k := k; k != nil; k = k.Outer() {
 				k.Withdraw(claim.Free) // NothingDone was about the earlier run
 			}

@@ -573,3 +573,23 @@ func TestBody_EmptyWithoutALength(t *testing.T) {
 		t.Errorf("%d, logged %s", w.Code, logged.String())
 	}
 }
+
+// Text before or after the parts of a multipart body belongs to the request.
+func TestBody_MultipartTextOutside(t *testing.T) {
+	t.Parallel()
+	for _, form := range []string{
+		"--B--\r\n%s",
+		"%s\r\n--B--\r\n",
+		"%s\r\n--B\r\nContent-Id: <1>\r\n\r\nx\r\n--B--\r\n",
+		"--B\r\nContent-Id: <1>\r\n\r\nx\r\n--B--\r\n%s",
+	} {
+		var runs atomic.Int64
+		s := orders(t, testutil.Locker(t), counter(&runs))
+		submit := func(text string) answer {
+			return s.order(fmt.Sprintf(form, text), "Content-Type", "multipart/mixed; boundary=B")
+		}
+		submit("1 EUR").want(t, 201, "run 1", false)
+		submit("1 EUR").want(t, 201, "run 1", true)
+		submit("1000 EUR").refused(t, idempotency.CodeKeyReused)
+	}
+}

@@ -127,16 +127,17 @@ func (w *recorder) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// flushes reports whether w can flush, looking where [http.ResponseController] looks.
+// flushes reports whether w can flush. The innermost writer decides: Gin's own has a Flush in any
+// case.
 func flushes(w http.ResponseWriter) bool {
 	for {
 		switch v := w.(type) {
 		case *recorder:
 			w = v.ResponseWriter
-		case interface{ FlushError() error }, http.Flusher:
-			return true
 		case interface{ Unwrap() http.ResponseWriter }:
 			w = v.Unwrap()
+		case interface{ FlushError() error }, http.Flusher:
+			return true
 		default:
 			return false
 		}

@@ -305,3 +305,19 @@ func TestDeriveKey_AnotherCaller(t *testing.T) {
 		t.Errorf("two callers have the keys %v", keys)
 	}
 }
+
+// A recorded result that cannot be read is an error that names the step and its key.
+func TestStep_UnreadableResultIsNamed(t *testing.T) {
+	t.Parallel()
+	l := stepLocker(t, testutil.Memory())
+	block, err := aes.NewCipher(make([]byte, 32))
+	must(t, err)
+	aead, err := cipher.NewGCM(block)
+	must(t, err)
+	_, _, err = oneStep(t, l, "charge", nil, idempotency.WithEncryption(idempotency.EncryptionKey{ID: "a", AEAD: aead}))
+	must(t, err)
+	if _, ran, err := oneStep(t, l, "charge", nil); ran || err == nil ||
+		!strings.Contains(err.Error(), `"charge"`) || !strings.Contains(err.Error(), "Idempotency-Key:k") {
+		t.Errorf("ran %v, %v", ran, err)
+	}
+}

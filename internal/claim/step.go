@@ -35,7 +35,11 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 	var sealed *core.SealedError
 	switch {
 	case errors.As(err, &sealed):
-		return k.stepResult(key, sealed.Value)
+		result, err := k.stepResult(key, sealed.Value)
+		if err != nil {
+			return nil, failed(err)
+		}
+		return result, nil
 	case errors.Is(err, core.ErrOrphaned):
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	case err != nil:
