@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -48,8 +49,15 @@ func newClientConn(client *redis.Client, l *latency, most int) *clientConn {
 }
 
 // ownOptions returns a client's options without those that belong to the application.
-func ownOptions(o *redis.Options) redis.Options {
-	own := *o
+func ownOptions(o *redis.Options) (own redis.Options) {
+	// An unexported field makes the connections of a Redis Cluster READONLY. Then a master that was
+	// demoted would run scripts instead of redirecting them.
+	from, to := reflect.ValueOf(o).Elem(), reflect.ValueOf(&own).Elem()
+	for i := range from.NumField() {
+		if to.Field(i).CanSet() {
+			to.Field(i).Set(from.Field(i))
+		}
+	}
 	// One connection for each client, so that its Dialer is called for that connection only.
 	own.PoolSize, own.MinIdleConns, own.MaxIdleConns, own.MaxActiveConns, own.PipelinePoolSize = 1, 0, 0, 0, -1
 	own.DialerRetries, own.MaxRetries = 1, -1 // tries are counted by node

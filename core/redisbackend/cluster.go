@@ -60,25 +60,28 @@ func newClientCluster(client *redis.ClusterClient, newNode func(*redis.Client) *
 		}
 		return newNode(master), nil
 	}
-	masters := func(ctx context.Context) ([]*node, error) {
+	masters := func(ctx context.Context) (all []*node, err error) {
 		ctx, cancel := context.WithTimeout(ctx, connectWait)
 		defer cancel()
 		v, _, err := giveUp(ctx, &asked.stuck, func() (any, error) {
 			var mu sync.Mutex
-			var all []*node
+			var found []*redis.Client
 			err := client.ForEachMaster(context.Background(), func(_ context.Context, master *redis.Client) error {
 				mu.Lock()
 				defer mu.Unlock()
-				all = append(all, newNode(master))
+				found = append(found, master)
 				return nil
 			})
-			return all, err
+			return found, err
 		})
 		if err != nil {
 			return nil, notSent(err)
 		}
 		known.Store(true)
-		return v.([]*node), nil
+		for _, master := range v.([]*redis.Client) { // here, because nobody would close those of a call that was given up
+			all = append(all, newNode(master))
+		}
+		return all, nil
 	}
 	return &cluster{find: find, open: open, reload: client.ReloadState, masters: masters, asked: asked,
 		name: strings.Join(client.Options().Addrs, ",")}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -250,5 +252,77 @@ func TestWatch_ClusterWithoutShardedPubSub(t *testing.T) {
 		})
 		ok(t, "Release", k.Release(t.Context()))
 		ok(t, "Release", (<-got).Release(t.Context()))
+	}
+}
+
+// A client that may read from replicas makes its connections READONLY. A master that was demoted must
+// redirect calls all the same.
+func TestRedisCluster_FailoverOfReadOnlyClient(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.RedisCluster(t, 3)
+	const name = "onelane:{k}"
+	master := cluster.Nodes[cluster.Owner(name)].Client()
+	replica := testutil.Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf").Client()
+	host, port, _ := strings.Cut(cluster.Nodes[0].Addr(), ":")
+	ok(t, "CLUSTER MEET", replica.ClusterMeet(t.Context(), host, port).Err())
+	id, err := master.Do(t.Context(), "CLUSTER", "MYID").Text()
+	ok(t, "CLUSTER MYID", err)
+	eventually(t, "the replica knows its master", func() bool { return replica.ClusterReplicate(t.Context(), id).Err() == nil })
+	has := func(c *redis.Client, what string) func() bool {
+		return func() bool { return strings.Contains(c.Info(t.Context(), "replication").Val(), what) }
+	}
+	eventually(t, "the replica is in sync", has(replica, "master_link_status:up"))
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{cluster.Nodes[0].Addr()}, ReadOnly: true})
+	t.Cleanup(func() { _ = client.Close() })
+	l := locker(t, one(client))
+	k := acquire(t, l, "k", core.WithTTL(time.Minute))
+	eventually(t, "CLUSTER FAILOVER", func() bool { return replica.ClusterFailover(t.Context()).Err() == nil })
+	eventually(t, "the master is a replica", has(master, "role:slave"))
+	ok(t, "Extend", k.Extend(t.Context(), 2*time.Minute))
+	ok(t, "Release", k.Release(t.Context()))
+}
+
+// A Ping that was given up leaves no connections behind.
+func TestPing_GivenUpOnRedisCluster(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.RedisCluster(t, 3)
+	const slots = 1 << 14
+	var all []redis.ClusterSlot
+	var admins []*redis.Client
+	for i, n := range cluster.Nodes {
+		admins = append(admins, n.Client())
+		all = append(all, redis.ClusterSlot{Start: i * slots / 3, End: (i+1)*slots/3 - 1,
+			Nodes: []redis.ClusterNode{{Addr: strings.Replace(n.Addr(), "127.0.0.1", "localhost", 1)}}})
+	}
+	var slow atomic.Bool
+	goOn := make(chan struct{})
+	client := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		if slow.Load() {
+			<-goOn
+		}
+		return all, nil
+	}})
+	t.Cleanup(func() { _ = client.Close() })
+	l := locker(t, one(client))
+	answered(t, l)
+	made := func() (n int) {
+		for _, admin := range admins {
+			n += statistic(t, admin, "total_connections_received")
+		}
+		return n
+	}
+	made()                      // the admins connect
+	time.Sleep(2 * time.Second) // the backend's own check of each node comes a second after its start
+	before := made()
+	slow.Store(true)
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		wantEnded(t, "Ping", l.Ping(ctx), context.DeadlineExceeded)
+		cancel()
+	}
+	close(goOn)
+	time.Sleep(2 * time.Second)
+	if n := made() - before; n >= 5 { // on a busy machine the check may come late
+		t.Errorf("5 calls that were given up made %d connections", n)
 	}
 }

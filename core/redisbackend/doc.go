@@ -17,10 +17,10 @@
 //
 // The backend makes a few connections of its own with the client's options. Up to four are for
 // calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
-// Over a slow link, up to four times as many are for calls and renewals. It does not use the
-// client's pool or hooks, so it never waits behind the application's commands. Connections are made
-// in the background, within the client's DialTimeout. A call that finds all connections busy shares
-// a pipeline with others.
+// Over a slow link, up to four times as many are for calls and renewals, and Config.Replicas doubles
+// their number. The backend does not use the client's pool or hooks, so it never waits behind the
+// application's commands. Connections are made in the background, within the client's DialTimeout. A
+// call that finds all connections busy shares a pipeline with others.
 //
 // A lock without a token is one SET and one script. Instead of the script, Redis 8.4 gets one DELEX
 // and Valkey 9 one DELIFEQ. The lock leaves no second key behind. Old servers work; Redis 7.0 or

@@ -96,3 +96,26 @@ func TestInterop_WithRedsync(t *testing.T) {
 		})
 	}
 }
+
+// An error that Redis answers is an answer, also from a client whose errors have no type.
+func TestQuorum_AnswersOfRedigoExcludeNoNode(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	var pools []redsyncredis.Pool
+	for _, n := range nodes {
+		pools = append(pools, redigoPool(t, n))
+	}
+	c := redisbackend.Pools(pools...)
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
+	l := locker(t, c)
+	admin := nodes[0].Client()
+	ok(t, "LPUSH", admin.LPush(t.Context(), "onelane:{foreign}", "x").Err())
+	for range 3 {
+		ok(t, "Release", acquire(t, l, "foreign").Release(t.Context())) // by the other two
+	}
+	time.Sleep(100 * time.Millisecond) // the first node's answers come after a majority's
+	k := acquire(t, l, "other", core.WithMaxHold(0), core.WithTTL(time.Minute))
+	eventually(t, "the first node has the lock, too", func() bool {
+		return admin.Get(t.Context(), "onelane:{other}").Val() == k.Owner()
+	})
+}

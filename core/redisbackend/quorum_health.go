@@ -56,7 +56,7 @@ func (h *health) admits(now time.Time, needed bool) bool {
 
 // answered notes the outcome of a call. If the caller's context ended it, the node is not to blame.
 func (h *health) answered(err, caller error) {
-	ok := isIntact(err)
+	ok := err == nil || isServerReply(err)
 	if !ok && caller != nil {
 		return
 	}

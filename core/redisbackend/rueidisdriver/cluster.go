@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -175,9 +176,13 @@ func (c *cluster) ask(ctx context.Context) (*slotMap, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.addresses = append(m.addresses, address)
+		i := slices.Index(m.addresses, address)
+		if i < 0 { // its first range
+			i = len(m.addresses)
+			m.addresses = append(m.addresses, address)
+		}
 		for s := first; s <= last; s++ {
-			m.masters[s] = uint16(len(m.addresses))
+			m.masters[s] = uint16(i + 1)
 		}
 	}
 	return m, nil

@@ -49,3 +49,18 @@ func TestAsking_GivenUp(t *testing.T) {
 		t.Errorf("Do: %v, %v", set.Value, err)
 	}
 }
+
+// A master that has several ranges of slots is one master.
+func TestMasters_OnceEach(t *testing.T) {
+	t.Parallel()
+	shards := testutil.RedisCluster(t, 3)
+	shards.BeginMove("k", (shards.Owner("k")+1)%3).EndMove()
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{shards.Nodes[0].Addr()}, DisableCache: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if all, err := newCluster(client).Masters(t.Context()); err != nil || len(all) != 3 {
+		t.Errorf("Masters: %q, %v", all, err)
+	}
+}
