@@ -73,7 +73,7 @@ func TestPinned_DeadConnectionAtBegin(t *testing.T) {
 
 // cutShort is a statement that its context ends.
 func cutShort(tx *gorm.DB) error {
-	ctx, cancel := context.WithTimeout(tx.Statement.Context, 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(tx.Statement.Context, 500*time.Millisecond) // the statement has begun by then
 	defer cancel()
 	return tx.WithContext(ctx).Exec("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n").Error
 }
