@@ -62,17 +62,18 @@ func TestOnce_StaleReplica(t *testing.T) {
 			ok(t, "Use", db.Use(gormlock.New(l)))
 		}
 		n := 0
-		run := func(db *gorm.DB) error {
+		run := func(db *gorm.DB, opts ...gormlock.TransactionOption) error {
 			_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) {
 				n++
 				return n, nil
-			}, gormlock.WithWait(500*time.Millisecond))
+			}, opts...)
 			return err
 		}
+		short := gormlock.WithWait(500 * time.Millisecond)
 		ok(t, "Once on the replica", run(replica))
 		k, err := l.Acquire(t.Context(), "k")
 		ok(t, "Acquire", err)
-		want(t, "Once without the lock", run(split), core.ErrTaken)
+		want(t, "Once without the lock", run(split, short), core.ErrTaken)
 		ok(t, "Release", k.Release(t.Context()))
 		ok(t, "Once", run(split))
 		if n != 2 {
@@ -80,7 +81,7 @@ func TestOnce_StaleReplica(t *testing.T) {
 		}
 		k, err = l.Acquire(t.Context(), "k")
 		ok(t, "Acquire", err)
-		ok(t, "Once that is done, without the lock", run(split))
+		ok(t, "Once that is done, without the lock", run(split, short))
 		ok(t, "Release", k.Release(t.Context()))
 	})
 }
