@@ -255,3 +255,20 @@ func TestAcquireAny_SeveralHandOvers(t *testing.T) {
 		}
 	}
 }
+
+// The error names the key that the holder has.
+func TestAcquireAny_TakenNamesTheHoldersKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := testutil.Memory()
+		other := locker(t, b)
+		for _, key := range slots(3) {
+			acquire(t, other, key, core.WithTag(key))
+		}
+		_, err := locker(t, b).AcquireAny(t.Context(), slots(3), core.WithWait(time.Second))
+		taken, found := errors.AsType[*core.TakenError](err)
+		if !found || taken.Tag != taken.Key {
+			t.Errorf("%+v", taken)
+		}
+	})
+}

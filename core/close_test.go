@@ -25,3 +25,20 @@ func TestClose_HoldersCanStillSeal(t *testing.T) {
 		t.Error("a released lock was sealed")
 	}
 }
+
+// Whichever of several handles comes first, it can be released.
+func TestClose_EveryHandleCanBeReleased(t *testing.T) {
+	t.Parallel()
+	b := testutil.Memory()
+	l, err := core.New(b)
+	ok(t, "New", err)
+	k := acquire(t, l, "k")
+	again := acquireWith(t, l, core.WithLock(t.Context(), k), "k")
+	ok(t, "Close", l.Close())
+	ok(t, "Release of one of two handles", again.Release(t.Context()))
+	want(t, "the second Release", again.Release(t.Context()), core.ErrReleased)
+	ok(t, "Release of the last", k.Release(t.Context()))
+	if got := status(t, locker(t, b), "k"); got != core.Free {
+		t.Errorf("the key is %v", got)
+	}
+}

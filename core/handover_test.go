@@ -128,3 +128,34 @@ func TestWait_ManyLeaveAtOnce(t *testing.T) {
 	}
 	ok(t, "Release", k.Release(t.Context()))
 }
+
+// A wait that ends in the middle of a try says nothing about the backend. Those behind it learn that
+// the key is taken.
+func TestWait_ATryCutShortIsNoOutageForTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, locker(t, s.Backend), "k", core.WithTTL(time.Minute))
+		s.on("acquire", func(ctx context.Context) error { // each answer takes 20 ms
+			select {
+			case <-time.After(20 * time.Millisecond):
+				return nil
+			case <-ctx.Done():
+				return &core.UnavailableError{Key: "k", Nodes: []error{ctx.Err()}}
+			}
+		})
+		waits := func(d time.Duration) <-chan error {
+			answer := make(chan error, 1)
+			go func() { _, err := l.Acquire(context.Background(), "k", core.WithWait(d)); answer <- err }()
+			synctest.Wait()
+			return answer
+		}
+		first := waits(30 * time.Millisecond) // asks from 0 to 20 ms, and from 20 ms until its wait is over
+		second := waits(time.Second)          // asks from 30 to 50 ms
+		third := waits(35 * time.Millisecond)
+		want(t, "the first", <-first, core.ErrTaken)
+		want(t, "the third", <-third, core.ErrTaken)
+		want(t, "the second", <-second, core.ErrTaken)
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}

@@ -125,7 +125,8 @@ func (k *Lock) failed(err error) error {
 }
 
 // Context returns a child of the context that the lock was acquired with. It is canceled when the
-// lock ends. The cause is [ErrLost] as soon as the lock is lost, no later than its deadline. It is
+// lock ends. The cause is [ErrLost] as soon as the lock is lost, no later than its deadline. After
+// the machine was suspended that is at the next renewal; [Lock.Err] knows at once. The cause is
 // [ErrClosed] when the Locker is closed. There is no such cause when the lock is released or
 // sealed. Run the work that the lock protects under this context.
 func (k *Lock) Context() context.Context {

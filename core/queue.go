@@ -202,7 +202,7 @@ func (q *queue) answer(err error, match func(*waiter) bool) {
 func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q.lease, q.head, q.outage, q.last = s, nil, time.Time{}, takenHere
+	q.lease, q.head, q.outage, q.last, q.owed = s, nil, time.Time{}, takenHere, 0
 	if q.turn.IsZero() {
 		q.turn = s.firstHold.began
 	}

@@ -598,3 +598,52 @@ func TestTurns_BeginAnew(t *testing.T) {
 		ok(t, "Release", k.Release(t.Context()))
 	})
 }
+
+// A process owes turns to waiters elsewhere until it gets the key: by then they have left. A later
+// caller has no right to their turns.
+func TestTurns_DebtEndsWithTheNextLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l, other := locker(t, s), locker(t, s.Backend)
+		k := acquire(t, l, "k")
+		first, second := acquiring(t, l), acquiring(t, l)
+		time.Sleep(200 * time.Millisecond) // the turn is over: no hand-over
+		s.others = 100                     // they leave without taking the key
+		ok(t, "Release", k.Release(t.Context()))
+		k = <-first
+		s.others = 0
+		time.Sleep(200 * time.Millisecond)
+		ok(t, "Release", k.Release(t.Context()))
+		theirs := acquire(t, other, "k") // a new process is faster
+		time.Sleep(20 * time.Millisecond)
+		ok(t, "Release", theirs.Release(t.Context()))
+		start := time.Now()
+		k = <-second
+		if waited := time.Since(start); waited > 10*time.Millisecond {
+			t.Errorf("waited %v after the release, for turns of callers that are gone", waited)
+		}
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
+
+// A lock that no caller got is released until that is definite. In a long outage this is tried seldom,
+// because backends keep a clean-up for each release without an answer.
+func TestOrphan_DroppedInALongOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		ctx, cancel := context.WithCancel(t.Context())
+		l := locker(t, afterAcquire{s, cancel})
+		s.on("release", func(context.Context) error { return unavailable("k") })
+		_, err := l.Acquire(ctx, "k", core.WithOrphan(24*time.Hour))
+		want(t, "Acquire", err, context.Canceled)
+		time.Sleep(time.Hour)
+		if n := s.count("release"); n > 300 {
+			t.Errorf("%d releases in an hour without an answer", n)
+		}
+		s.on("release", nil)
+		time.Sleep(time.Minute)
+		if got := status(t, l, "k"); got != core.Free {
+			t.Errorf("the key is %v a minute after the outage", got)
+		}
+	})
+}

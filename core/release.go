@@ -93,6 +93,9 @@ func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 	if h.handles--; h.handles > 0 {
 		h.unwatch(k)
 		k.onLoss = nil
+		if errors.Is(h.ended, ErrClosed) { // no loss, as for the last handle
+			return false, false, nil, nil
+		}
 		return false, false, nil, h.ended
 	}
 	if done, crowded := s.handOver(h); done {
@@ -136,11 +139,15 @@ func (k *Lock) drop(caller, ctx context.Context) error {
 	return err
 }
 
+// longestFreePause is the longest pause of freeSurely. A backend keeps a clean-up for each release
+// without an answer, and repeats it more often.
+const longestFreePause = 30 * time.Second
+
 // freeSurely releases the lease until that is definite.
 func (s *lease) freeSurely() {
-	pauses := backoff{jitter: s.locker.chance.jitter}
-	for end := s.grant.Deadline.Add(s.orphan); time.Now().Before(end); {
-		timer := time.NewTimer(pauses.unavailable())
+	pause := firstOutagePause
+	for end := s.grant.Deadline.Add(s.orphan); time.Now().Before(end); pause = longer(pause, firstOutagePause, longestFreePause) {
+		timer := time.NewTimer(s.locker.chance.jitter(pause))
 		select {
 		case <-timer.C:
 		case <-s.locker.done:

@@ -240,6 +240,10 @@ func (w *waiter) askOnTurn(ctx context.Context, q *queue) (*Lock, error) {
 	return w.ask(ctx, q)
 }
 
+// answerDue is after how long a backend that has not answered is taken for unavailable, even if a
+// caller's wait ended the question.
+const answerDue = 100 * time.Millisecond
+
 // ask makes one attempt at the backend. On success w has the lease and is no longer the head.
 func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	l := w.locker
@@ -257,12 +261,17 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	err = w.ownOrphan(withKey(err, w.key), owner)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	last := q.last
 	q.last = nil
 	switch err.(type) {
 	case *TakenError:
 		q.turn, q.last = time.Time{}, err // another process has its turn
 	case *UnavailableError:
 		q.last = err
+		// The end of w's own wait says nothing about the backend, unless its answer was due.
+		if _, taken := last.(*TakenError); taken && contextError(ctx) != nil && time.Since(sent) < answerDue {
+			q.last = last
+		}
 	}
 	if !errors.Is(err, ErrUnavailable) {
 		q.outage = time.Time{}
@@ -359,7 +368,7 @@ func (w *waiter) gaveUp(ctx context.Context, last error) error {
 	e := &TakenError{Key: w.key}
 	if taken, ok := last.(*TakenError); ok {
 		*e = *taken
-		e.Key = w.key
+		e.Key = cmp.Or(taken.Key, w.key) // takenHere has no key
 	}
 	if !errors.Is(context.Cause(ctx), errWaitOver) {
 		e.Cause = contextError(w.ctx)
