@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -59,25 +60,9 @@ func (k keys) of(s *gorm.Statement, open bool) ([]string, error) {
 func modelRows(s *gorm.Statement) ([]reflect.Value, error) {
 	refused := fmt.Errorf("%w: the statement must have a model, a struct or a slice of them, "+
 		"to take the fields from; use a literal key, or WithGuard with several", ErrTemplate)
-	model := pointedAt(reflect.ValueOf(s.Model))
-	if s.Schema == nil {
-		return nil, refused
-	}
-	var rows []reflect.Value
-	switch model.Kind() {
-	case reflect.Struct:
-		rows = []reflect.Value{model}
-	case reflect.Slice, reflect.Array:
-		for i := range model.Len() {
-			rows = append(rows, pointedAt(model.Index(i)))
-		}
-	}
-	for _, row := range rows {
-		if row.Kind() != reflect.Struct || row.Type() != s.Schema.ModelType {
-			return nil, refused
-		}
-	}
-	if len(rows) == 0 {
+	rows := elements(reflect.ValueOf(s.Model))
+	other := func(row reflect.Value) bool { return !row.IsValid() || row.Type() != s.Schema.ModelType }
+	if s.Schema == nil || len(rows) == 0 || slices.ContainsFunc(rows, other) {
 		return nil, refused
 	}
 	return rows, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -199,18 +200,17 @@ func integer(value any) (n int64, ok bool) {
 
 // structsOf returns the models in a value: a struct, or a slice of them.
 func structsOf(v reflect.Value) []reflect.Value {
+	return slices.DeleteFunc(elements(v), func(e reflect.Value) bool { return e.Kind() != reflect.Struct })
+}
+
+// elements returns what a value has: each element of a slice, or the value itself.
+func elements(v reflect.Value) (all []reflect.Value) {
 	v = pointedAt(v)
-	switch v.Kind() {
-	case reflect.Struct:
+	if v.Kind() != reflect.Slice && v.Kind() != reflect.Array {
 		return []reflect.Value{v}
-	case reflect.Slice, reflect.Array:
-		var all []reflect.Value
-		for i := range v.Len() {
-			if e := pointedAt(v.Index(i)); e.Kind() == reflect.Struct {
-				all = append(all, e)
-			}
-		}
-		return all
 	}
-	return nil
+	for i := range v.Len() {
+		all = append(all, pointedAt(v.Index(i)))
+	}
+	return all
 }
