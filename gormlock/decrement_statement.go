@@ -58,29 +58,19 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 	return &decrement{column: clause.Column{Name: name}, n: n, dialect: dialect.name, seal: seal}, nil
 }
 
-// taken is the new value of the column.
-func (d *decrement) taken() clause.Expr {
-	if d.dialect == "mysql" { // which has no RETURNING, but sends what this function was called with
-		return gorm.Expr("? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?) + 1)", d.column, d.n, d.column, d.n)
-	}
-	return gorm.Expr("? - ?", d.column, d.quantity())
+// decrementSQL is, by dialect, the new value of the column and the condition that there are n.
+var decrementSQL = map[string]struct{ taken, enough string }{
+	// MySQL has no RETURNING, but sends what LAST_INSERT_ID was called with.
+	"mysql": {"@c - @n + 0 * LAST_INSERT_ID(FLOOR(@c - @n) + 1)", "@c >= @n"},
+	// A bare parameter would get the type of the column, which n may exceed.
+	"postgres": {"@c - CAST(@n AS bigint)", "@c >= CAST(@n AS bigint)"},
+	// SQLite would compare two texts if the column is one, and "5" is greater than "10" then.
+	"sqlite": {"@c - @n", "CAST(@c AS NUMERIC) >= @n"},
 }
 
-// quantity is n. PostgreSQL would give a bare parameter the type of the column, which n may exceed.
-func (d *decrement) quantity() clause.Expr {
-	if d.dialect == "postgres" {
-		return gorm.Expr("CAST(? AS bigint)", d.n)
-	}
-	return gorm.Expr("?", d.n)
-}
-
-// enough is the condition that there are n. SQLite would compare two texts if the column is one, and
-// "5" is greater than "10" then.
-func (d *decrement) enough() clause.Expr {
-	if d.dialect == "sqlite" {
-		return gorm.Expr("CAST(? AS NUMERIC) >= ?", d.column, d.n)
-	}
-	return gorm.Expr("? >= ?", d.column, d.quantity())
+// expr is one of the texts of decrementSQL for d.
+func (d *decrement) expr(text string) clause.Expression {
+	return clause.NamedExpr{SQL: text, Vars: []any{map[string]any{"c": d.column, "n": d.n}}}
 }
 
 // attach is a scope that lets d write the statement. GORM would write some associations before the
@@ -137,7 +127,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 		s.AddClause(clause.Where{Exprs: []clause.Expression{*d.key}})
 	}
 	d.addZeroParts()
-	set := clause.Set{{Column: d.column, Value: d.taken()}}
+	set := clause.Set{{Column: d.column, Value: d.expr(decrementSQL[d.dialect].taken)}}
 	version, _ := given.Expression.(clause.Set)
 	for _, a := range append(callbacks.ConvertToAssignments(s), version...) {
 		if !strings.EqualFold(a.Column.Name, d.column.Name) {
@@ -157,7 +147,7 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	if d.seal != nil {
 		d.seal.selecting(s, d.where, d.column.Name)
 	}
-	where.Exprs = append([]clause.Expression{d.enough()}, d.where...)
+	where.Exprs = append([]clause.Expression{d.expr(decrementSQL[d.dialect].enough)}, d.where...)
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)
