@@ -69,28 +69,19 @@ type processor struct {
 	}
 }
 
-func (op operation) processor(db *gorm.DB) processor {
+// processorOf returns the processor of operations[i].
+func processorOf(db *gorm.DB, i int) processor {
 	all := db.Callback()
-	p := all.Raw()
-	switch op.name {
-	case "create":
-		p = all.Create()
-	case "update":
-		p = all.Update()
-	case "delete":
-		p = all.Delete()
-	case "query":
-		p = all.Query()
-	case "row":
-		p = all.Row()
-	}
+	p := at(i, all.Create(), all.Update(), all.Delete(), all.Query(), all.Row(), all.Raw())
 	return processor{steps: p, first: p.Before("*"), last: p.After("*")}
 }
 
+func at[T any](i int, all ...T) T { return all[i] }
+
 // checkCallbacks reports the first callback of GORM that the plugin relies on and that is missing.
 func checkCallbacks(db *gorm.DB) error {
-	for _, op := range operations {
-		steps := op.processor(db).steps
+	for i, op := range operations {
+		steps := processorOf(db, i).steps
 		for name := range op.wraps(db) {
 			if steps.Get(name) == nil {
 				return fmt.Errorf("gormlock: GORM's callback %q of %s is missing, and guards rely on it: "+
@@ -106,16 +97,15 @@ func (p *plugin) registerCallbacks(db *gorm.DB, protected map[string]bool) error
 	loud := db.Logger
 	db.Logger = logger.Discard // GORM logs every Replace
 	defer func() { db.Logger = loud }()
-	for _, op := range operations {
-		if err := p.register(db, op, protected); err != nil {
+	for i, op := range operations {
+		if err := p.register(db, op, processorOf(db, i), protected); err != nil {
 			return fmt.Errorf("gormlock: registering callbacks: %w", err)
 		}
 	}
 	return nil
 }
 
-func (p *plugin) register(db *gorm.DB, op operation, protected map[string]bool) error {
-	processor := op.processor(db)
+func (p *plugin) register(db *gorm.DB, op operation, processor processor, protected map[string]bool) error {
 	for name, wrap := range op.wraps(db) {
 		if err := processor.steps.Replace(name, wrap(processor.steps.Get(name))); err != nil {
 			return err
