@@ -82,31 +82,21 @@ func (m *sealMemory) forget(l *core.Locker, key string) {
 	delete(m.seals, sealedKey{l, key})
 }
 
-// recall returns the first of keys that is known to be sealed, or nil.
-func (m *sealMemory) recall(ctx context.Context, l *core.Locker, keys []string) *core.SealedError {
-	if m.memory == 0 || ctx.Err() != nil {
-		return nil
+// remembered returns an error if one of keys is known to be sealed.
+func (p *plugin) remembered(ctx context.Context, keys []string) error {
+	l, err := p.lockerInUse()
+	m := &p.seals
+	if err != nil || m.memory == 0 || ctx.Err() != nil {
+		return nil // the caller that acquires the lock gets the error
 	}
 	for _, key := range keys {
 		m.mu.Lock()
 		seen, found := m.seals[sealedKey{l, key}]
 		m.mu.Unlock()
 		if found && time.Since(seen.asked) < m.memory && !l.Carries(ctx, key) {
-			return seen.sealed
+			p.telemetry.sealMet(ctx)
+			return guardError(keys, insufficient(seen.sealed))
 		}
-	}
-	return nil
-}
-
-// remembered returns an error if one of keys is known to be sealed.
-func (p *plugin) remembered(ctx context.Context, keys []string) error {
-	l, err := p.lockerInUse()
-	if err != nil {
-		return nil // the caller that acquires the lock gets this error
-	}
-	if sealed := p.seals.recall(ctx, l, keys); sealed != nil {
-		p.telemetry.sealMet(ctx)
-		return guardError(keys, insufficient(sealed))
 	}
 	return nil
 }
