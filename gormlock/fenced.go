@@ -50,7 +50,7 @@ func (t *transaction) beginFenced(ctx context.Context) error {
 	again := false
 	return retry(ctx, func() (err error) {
 		if again {
-			t.pool.plugin.telemetry.retried(ctx)
+			t.pool.plugin.telemetry.instruments().retries.Add(ctx, 1)
 			_ = t.real.Rollback()
 			if t.real, err = t.pool.begin(ctx, t.opts, true); err != nil {
 				return err

@@ -25,7 +25,7 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 	alone.retries = 0 // of the runs of Once instead
 	err = repeat(ctx, 1+cmp.Or(o.retries, conflictTries-1), repeatable, func() error {
 		if runs++; runs > 1 {
-			telemetryOf(db).retried(ctx)
+			instrumentsOf(db).retries.Add(ctx, 1)
 		}
 		entered = false
 		return alone.transact(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {

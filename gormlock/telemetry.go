@@ -94,34 +94,12 @@ func (t *telemetry) instruments() *instruments {
 	return t.made.Load()
 }
 
-// telemetryOf returns the telemetry of the plugin of db, which may have none: [Version] works
-// without.
-func telemetryOf(db *gorm.DB) *telemetry {
-	p, err := registered(db)
-	if err != nil {
-		return &telemetry{locker: func() (*core.Locker, error) { return nil, err }}
+// instrumentsOf returns those of the plugin of db, which may have none: [Version] works without.
+func instrumentsOf(db *gorm.DB) *instruments {
+	if p, err := registered(db); err == nil {
+		return p.telemetry.instruments()
 	}
-	return &p.telemetry
-}
-
-// unknownCommit counts a COMMIT whose outcome is unknown.
-func (t *telemetry) unknownCommit(ctx context.Context) { t.instruments().unknown.Add(ctx, 1) }
-
-// fenceRefused counts a transaction that the fence refused.
-func (t *telemetry) fenceRefused(ctx context.Context) { t.instruments().refusals.Add(ctx, 1) }
-
-// staleWrite counts a write of a row that has another version.
-func (t *telemetry) staleWrite(ctx context.Context) { t.instruments().stale.Add(ctx, 1) }
-
-// retried counts a transaction that is run again.
-func (t *telemetry) retried(ctx context.Context) { t.instruments().retries.Add(ctx, 1) }
-
-// sealMet counts a guard whose key is sealed.
-func (t *telemetry) sealMet(ctx context.Context) { t.instruments().seals.Add(ctx, 1) }
-
-// groupSize records how many callers a COMMIT is for.
-func (t *telemetry) groupSize(ctx context.Context, n int) {
-	t.instruments().group.Record(ctx, int64(n))
+	return noInstruments
 }
 
 // acquireAll is core's, measured. Outside of a trace there is no span.
@@ -139,7 +117,7 @@ func (t *telemetry) acquireAll(
 	outcome := waitOutcome(err)
 	i.wait.Record(ctx, time.Since(began).Seconds(), i.waits[outcome]...)
 	if outcome == outcomeSealed {
-		t.sealMet(ctx)
+		i.seals.Add(ctx, 1)
 	}
 	if span != nil {
 		span.SetAttributes(attribute.String("onelane.outcome", outcome))

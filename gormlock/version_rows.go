@@ -186,7 +186,7 @@ func (v *versions) demand(db *gorm.DB) {
 func (v *versions) check(db *gorm.DB, raised bool) {
 	s := db.Statement
 	if db.Error == nil && !db.DryRun && s.SQL.Len() > 0 && db.RowsAffected < v.want {
-		telemetryOf(db).staleWrite(s.Context)
+		instrumentsOf(db).stale.Add(s.Context, 1)
 		also := ""
 		if v.conditional {
 			also = " and match the other conditions of the statement"
