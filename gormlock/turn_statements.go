@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -31,7 +32,7 @@ func (s *turn) enter(ctx context.Context, query string) (context.Context, error)
 	if s.closed { // since then
 		return nil, sql.ErrTxDone
 	}
-	s.judgeRows()
+	s.rows = slices.DeleteFunc(s.rows, s.rowsClosed)
 	switch {
 	case s.failed != nil:
 		return nil, s.failed
@@ -116,17 +117,6 @@ func firstWord(query string) (word, rest string) {
 		end = len(query)
 	}
 	return strings.ToUpper(query[:end]), query[end:]
-}
-
-// judgeRows judges the rows that were read to their end, and forgets them. s.mu is held.
-func (s *turn) judgeRows() {
-	open := s.rows[:0]
-	for _, r := range s.rows {
-		if !s.rowsClosed(r) {
-			open = append(open, r)
-		}
-	}
-	s.rows = open
 }
 
 // rowsClosed reports whether rows are closed, and judges the error they ended with. It asks
