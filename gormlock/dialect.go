@@ -64,17 +64,10 @@ func dialectOf(db *gorm.DB) (dialect, error) {
 func (d dialect) sql(text string) string {
 	text = strings.NewReplacer("{now}", d.now, "{greatest}", d.greatest,
 		"{conflict}", d.conflict, "{locking}", d.locking).Replace(text)
-	if d.name != "postgres" {
-		return text
+	for i := 1; d.name == "postgres" && strings.Contains(text, "?"); i++ {
+		text = strings.Replace(text, "?", "$"+strconv.Itoa(i), 1)
 	}
-	var b strings.Builder
-	for i, part := range strings.Split(text, "?") {
-		if i > 0 {
-			b.WriteString("$" + strconv.Itoa(i))
-		}
-		b.WriteString(part)
-	}
-	return b.String()
+	return text
 }
 
 const conflictTries = 10
