@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -104,16 +105,7 @@ func (r row) deadline() time.Time { return leases.Deadline(r.asked, r.left) }
 
 // ownedBy reports whether the key has one of the statuses in the owner's name.
 func (r row) ownedBy(owner string, statuses ...core.Status) bool {
-	for _, s := range statuses {
-		if r.status == s && r.owner == owner {
-			return true
-		}
-	}
-	return false
-}
-
-func (r row) taken(key string) *core.TakenError {
-	return leases.Taken(key, r.owner, r.left)
+	return r.owner == owner && slices.Contains(statuses, r.status)
 }
 
 // lost returns how a lease was found to be gone.

@@ -49,7 +49,7 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 		case r.status == core.Orphaned && r.owner != q.Adopt:
 			return g, false, &core.OrphanedError{Key: q.Key, Owner: r.owner, Since: r.since}
 		case r.status == core.Held && !mine, try == takeTries: // others are always faster
-			return g, false, r.taken(q.Key)
+			return g, false, leases.Taken(q.Key, r.owner, r.left)
 		}
 		sent, wrote = time.Now(), true
 		switch {
