@@ -50,11 +50,11 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 	}
 	ctx := db.Statement.Context
 	d := p.complete(demandOf(ctx).and(keys, g.wait, g.fenced))
-	if d.group, err = g.group.size(db.Name()); err != nil {
-		return guardError(d.keys, err)
+	if _, known := dialects[db.Name()]; g.group > 0 && !known {
+		return guardError(d.keys, fmt.Errorf("Grouped does not know the savepoints of %q: omit it", db.Name()))
 	}
-	if d.reopen = g.reopen; d.reopen {
-		d.group = 1
+	if d.reopen = g.reopen; !d.reopen {
+		d.group = g.group
 	}
 	if d.group > 1 && g.tx != nil {
 		return guardError(d.keys, errors.New("WithTxOptions: the callers of a group share a transaction: omit Grouped"))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,22 +58,12 @@ var errGroupTime = errors.New("the group took too long")
 // The idea is group commit (DeWitt et al., "Implementation techniques for main memory database
 // systems", 1984).
 func Grouped(n int) TransactionOption {
-	return transactionOption(func(g *guard) { g.group = new(groupOption(n)) })
-}
-
-type groupOption int
-
-// size checks the option. 1 is no group.
-func (n *groupOption) size(dialect string) (int, error) {
-	switch {
-	case n == nil:
-		return 1, nil
-	case *n < 1 || *n > maxGroup:
-		return 0, fmt.Errorf("Grouped(%d): the size must be between 1 and %d", *n, maxGroup)
-	case !slices.Contains([]string{"mysql", "postgres", "sqlite"}, dialect):
-		return 0, fmt.Errorf("Grouped does not know the savepoints of %q: omit it", dialect)
-	}
-	return int(*n), nil
+	return transactionOption(func(g *guard) {
+		g.group = n
+		if n < 1 || n > maxGroup {
+			g.err = fmt.Errorf("Grouped(%d): the size must be between 1 and %d", n, maxGroup)
+		}
+	})
 }
 
 // groupPhase is how far a group is until it takes no more callers.

@@ -22,7 +22,7 @@ type guard struct {
 	more        []string // keys
 	tx          *sql.TxOptions
 	retries     int
-	group       *groupOption
+	group       int // 0: not given; 1 is no group
 	fingerprint []byte
 }
 
