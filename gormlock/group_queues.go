@@ -71,7 +71,10 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 
 // enter puts a caller into its queue, and reports false if the queue is full.
 func (qs *groupQueues) enter(p *pool, key queueKey, d demand, s *turn) bool {
-	limit := p.plugin.maxWaiters()
+	limit := 0
+	if l, err := p.plugin.lockerInUse(); err == nil { // else who acquires the lock gets the error
+		limit = l.MaxWaiters()
+	}
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	q := qs.all[key]

@@ -123,7 +123,9 @@ func (g *group) lead() {
 		g.refuse(err, asked)
 		return
 	}
-	g.enter(groupBegins)
+	g.queues.mu.Lock()
+	g.phase = groupBegins
+	g.queues.mu.Unlock()
 	g.t.patience = defaultWait
 	timer := time.AfterFunc(g.limit, func() {
 		g.cancel(fmt.Errorf("%w, more than %v", errGroupTime, g.limit))
@@ -138,12 +140,6 @@ func (g *group) lead() {
 		g.run(s)
 	}
 	g.finish()
-}
-
-func (g *group) enter(phase groupPhase) {
-	g.queues.mu.Lock()
-	defer g.queues.mu.Unlock()
-	g.phase = phase
 }
 
 // run gives a caller its turn and waits for its end.
@@ -171,12 +167,14 @@ func (g *group) admit(begun error) *turn {
 	if begun != nil {
 		full = g.abandoned()
 	}
-	since := g.snapshot()
+	g.mu.Lock()
+	read := g.read
+	g.mu.Unlock()
 	g.queues.mu.Lock()
 	defer g.queues.mu.Unlock()
 	g.phase = groupAdmits
 	full = full || g.abandoned() // the last waiter has just left
-	if !full && len(g.queue.waiting) > 0 && (since.IsZero() || g.queue.waiting[0].came.Before(since)) {
+	if !full && len(g.queue.waiting) > 0 && (read.IsZero() || g.queue.waiting[0].came.Before(read)) {
 		g.taken++
 		s := g.queue.shift()
 		g.more.Store(g.taken < g.key.size && len(g.queue.waiting) > 0)

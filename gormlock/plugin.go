@@ -143,15 +143,6 @@ func (p *plugin) lockerInUse() (*core.Locker, error) {
 	return nil, errNoLocker
 }
 
-// maxWaiters is how many callers may wait in one queue, or 0 if there is no limit.
-func (p *plugin) maxWaiters() int {
-	l, err := p.lockerInUse()
-	if err != nil {
-		return 0 // who acquires the lock gets this error
-	}
-	return l.MaxWaiters()
-}
-
 // carries reports whether a context carries a lock on one of the keys: who has it does not wait for
 // it in a group.
 func (p *plugin) carries(ctx context.Context, keys []string) bool {

@@ -90,13 +90,6 @@ func (g *group) note(query string) {
 	}
 }
 
-// snapshot returns when the group's transaction first read, or zero if that does not matter.
-func (g *group) snapshot() time.Time {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.read
-}
-
 // several reports whether a text may hold more than one statement.
 func several(query string) bool {
 	return strings.Contains(strings.TrimRight(query, "; \t\r\n"), ";")
