@@ -19,9 +19,7 @@ func (t *transaction) commit() error {
 	}
 	t.closeRows()
 	if err := t.stands(); err != nil {
-		if t.failed == nil && !t.over {
-			t.fail(err)
-		}
+		t.fail(err)
 		return err
 	}
 	if t.real == nil {
@@ -34,11 +32,7 @@ func (t *transaction) commit() error {
 	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
 	err := t.real.Commit()
 	stop()
-	switch {
-	case err == nil:
-		t.release()
-		return nil
-	case rejected(t.real, err):
+	if err == nil || rejected(t.real, err) {
 		t.failed = err
 		t.release()
 		return err
@@ -106,25 +100,24 @@ var explanations = []error{
 func (t *transaction) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.over {
-		return
-	}
 	if err := t.usable(); err != nil {
 		t.fail(err)
 	}
 }
 
-// giveUp fails the transaction, unless it has failed or ended.
+// giveUp is fail, for those who do not hold t.mu.
 func (t *transaction) giveUp(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.failed == nil && !t.over {
-		t.fail(err)
-	}
+	t.fail(err)
 }
 
-// fail gives the transaction up: it rolls back and releases the locks. t.mu is held.
+// fail gives the transaction up, unless it is over: it rolls back and releases the locks. t.mu is
+// held.
 func (t *transaction) fail(err error) {
+	if t.over {
+		return
+	}
 	t.failed = err
 	if rollback := t.undo(); rollback != nil {
 		t.pool.log.Warn(t.ctx, "gormlock: the rollback after the error (%v) failed: %v", err, rollback)
