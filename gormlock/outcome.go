@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -79,16 +80,8 @@ func mysqlNumber(err error) (uint64, bool) {
 	return number.Uint(), true
 }
 
-// mysqlState returns the SQLSTATE of a server's error, or "" if there is none.
-func mysqlState(err error) string {
-	state := mysqlField(err, "SQLState")
-	if !state.IsValid() || state.Kind() != reflect.Array || state.Type().Elem().Kind() != reflect.Uint8 {
-		return ""
-	}
-	text := make([]byte, state.Len())
-	reflect.Copy(reflect.ValueOf(text), state)
-	return string(text)
-}
+// mysqlState returns the SQLSTATE of a server's error, an array of bytes, or a text without digits.
+func mysqlState(err error) string { return fmt.Sprintf("%s", mysqlField(err, "SQLState")) }
 
 // mysqlField finds a field of the *mysql.MySQLError of go-sql-driver/mysql in err.
 func mysqlField(err error, name string) (field reflect.Value) {
