@@ -357,13 +357,8 @@ func (d *decrement) readReturned(
 
 // whole returns a number as the driver of a database has it, rounded down.
 func whole(value any) (int64, error) {
-	switch v := value.(type) {
-	case int64:
-		return v, nil
-	case float64:
-		return int64(math.Floor(v)), nil
-	case []byte:
-		value = string(v)
+	if b, ok := value.([]byte); ok {
+		value = string(b)
 	}
 	text := fmt.Sprint(value)
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
