@@ -173,13 +173,8 @@ func increment(f *schema.Field) clause.Assignment {
 
 // without leaves out what is assigned to the version.
 func without(set []clause.Assignment, f *schema.Field) clause.Set {
-	var kept clause.Set
-	for _, a := range set {
-		if a.Column.Name != f.DBName {
-			kept = append(kept, a)
-		}
-	}
-	return kept
+	isVersion := func(a clause.Assignment) bool { return a.Column.Name == f.DBName }
+	return slices.DeleteFunc(slices.Clone(set), isVersion)
 }
 
 func versionIn(s *gorm.Statement, f *schema.Field, model reflect.Value) int64 {
