@@ -85,14 +85,11 @@ func (e *guardFailure) Error() string {
 func (e *guardFailure) Unwrap() error { return e.why }
 
 func quoted(keys []string) string {
-	var b strings.Builder
-	for i, k := range keys {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "%q", k)
+	var all []string
+	for _, k := range keys {
+		all = append(all, strconv.Quote(k))
 	}
-	return b.String()
+	return strings.Join(all, ", ")
 }
 
 // withoutOutcome hides the outcome of another transaction in err, which is from before a BEGIN. It

@@ -113,14 +113,11 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 
 // poolOf returns the pool in what wrap returned.
 func poolOf(c gorm.ConnPool) *pool {
-	for {
-		prepared, ok := c.(*gorm.PreparedStmtDB)
-		if !ok {
-			p, _ := c.(*pool)
-			return p
-		}
-		c = prepared.ConnPool
+	if prepared, ok := c.(*gorm.PreparedStmtDB); ok {
+		return poolOf(prepared.ConnPool)
 	}
+	p, _ := c.(*pool)
+	return p
 }
 
 // registered returns the plugin of a database.
