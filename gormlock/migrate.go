@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 
 //go:embed schema/*.sql
 var schemas embed.FS
+
+const migrateTries = 3
 
 // Migrate creates the tables that [Fenced], [Once] and [Table] need, if they do not exist:
 // onelane_fences, onelane_once and onelane_locks. Call it at every start, outside a transaction.
@@ -43,7 +46,8 @@ func Migrate(db *gorm.DB) error {
 	}
 	db = unguarded(db)
 	for _, s := range statements {
-		if err := retryExists(func() error { return db.Exec(s).Error }); err != nil {
+		err := repeat(db.Statement.Context, migrateTries, madeAtOnce, func() error { return db.Exec(s).Error })
+		if err != nil {
 			return fmt.Errorf("gormlock: Migrate: %w", err)
 		}
 	}
@@ -66,22 +70,19 @@ func hasColumn(columns []gorm.ColumnType, name string) bool {
 // addColumn adds a column to a table that an earlier version made. Several processes may do so at
 // once.
 func addColumn(db *gorm.DB, table, column, kind string) error {
-	var failed error
-	for range 3 {
+	always := func(error) bool { return true }
+	return repeat(db.Statement.Context, migrateTries, always, func() error {
 		// If this fails, another process may have been faster.
-		failed = db.Exec(fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s", table, column, kind)).Error
+		failed := db.Exec(fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s", table, column, kind)).Error
 		if failed == nil {
 			return nil
 		}
 		columns, err := db.Migrator().ColumnTypes(table)
-		if err != nil {
-			return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
-		}
-		if hasColumn(columns, column) {
+		if err == nil && hasColumn(columns, column) {
 			return nil
 		}
-	}
-	return fmt.Errorf("gormlock: Migrate: adding column %s to table %s: %w", column, table, failed)
+		return fmt.Errorf("gormlock: Migrate: adding column %s to table %s: %w", column, table, cmp.Or(err, failed))
+	})
 }
 
 // unguarded returns a session of db that keeps only its context, without guards. With dbresolver it
@@ -108,17 +109,11 @@ func schemaOf(d dialect) ([]string, error) {
 	return statements, nil
 }
 
-// retryExists repeats fn on PostgreSQL, where IF NOT EXISTS can fail if two sessions run it at
-// once.
-func retryExists(fn func() error) error {
-	var err error
-	for range 3 {
-		var state interface{ SQLState() string }
-		if err = fn(); !errors.As(err, &state) || !slices.Contains([]string{"23505", "42P07", "42710"}, state.SQLState()) {
-			return err
-		}
-	}
-	return err
+// madeAtOnce reports whether PostgreSQL failed because another session makes the same: IF NOT EXISTS
+// does not help then.
+func madeAtOnce(err error) bool {
+	var state interface{ SQLState() string }
+	return errors.As(err, &state) && slices.Contains([]string{"23505", "42P07", "42710"}, state.SQLState())
 }
 
 // lengths are the bytes that the columns must have room for. A value has core's limit.
