@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,5 +179,33 @@ func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
 			t.handedOut(rows)
 			db.Statement.Dest = row
 		}
+	}
+}
+
+var valuerType = reflect.TypeFor[driver.Valuer]()
+
+// tryValuers calls the driver.Valuers that database/sql is about to call. If one panics inside
+// database/sql, in a query or a prepared statement, the transaction can never end. Commit and
+// Rollback wait for its connection forever.
+func tryValuers(args []any) {
+	for _, arg := range args {
+		if named, ok := arg.(sql.NamedArg); ok {
+			arg = named.Value
+		}
+		valuer, ok := arg.(driver.Valuer)
+		if !ok {
+			continue
+		}
+		if v := reflect.ValueOf(valuer); v.Kind() == reflect.Pointer && v.IsNil() && v.Type().Elem().Implements(valuerType) {
+			continue // NULL
+		}
+		_, _ = valuer.Value()
+	}
+}
+
+// tryValuers calls the driver.Valuers under a guard only, so that nothing changes without one.
+func (t *transaction) tryValuers(args []any) {
+	if t.guarded() {
+		tryValuers(args)
 	}
 }
