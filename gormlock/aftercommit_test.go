@@ -5,12 +5,15 @@ import (
 	"database/sql"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // blocks are the ways to run a function in a transaction.
@@ -148,5 +151,45 @@ func TestAfterCommit_InHook(t *testing.T) {
 			t.Errorf("called %d times, want 2", called)
 		}
 		wantIdle(t, db, l, "k")
+	})
+}
+
+// TestAfterCommit_RollbackTooLate: a rollback after COMMIT was answered undoes nothing. Nor does one by
+// the end of the context, which comes with the end of the lock.
+func TestAfterCommit_RollbackTooLate(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		var inBlock *gorm.DB
+		late := make(chan error, 2)
+		rollback := func() { late <- inBlock.Session(&gorm.Session{}).Rollback().Error }
+		h := &hooked{Backend: testutil.Memory()}
+		ok(t, "Use", db.Use(gormlock.New(locker(t, h))))
+		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}))
+		for _, name := range []string{"Transaction", "Transaction by context", "Grouped by context"} {
+			form, byContext := strings.CutSuffix(name, " by context")
+			h.unlock = nil
+			if !byContext {
+				h.unlock = func(string) { // after COMMIT, before Transaction returns
+					go rollback()
+					time.Sleep(50 * time.Millisecond) // for the rollback; without it the test shows less
+				}
+			}
+			a, called := Account{Name: name, Balance: 10}, 0
+			ok(t, "Create", db.Create(&a).Error)
+			ok(t, name, blocks[form](db, func(tx *gorm.DB) error {
+				inBlock = tx
+				if byContext {
+					context.AfterFunc(tx.Statement.Context, rollback)
+				}
+				ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { called++ }))
+				return tx.Model(&a).Update("balance", 9).Error
+			}))
+			want(t, name+": the late Rollback", <-late, sql.ErrTxDone)
+			if called != 1 {
+				t.Errorf("%s: committed, and AfterCommit was called %d times, want 1", name, called)
+			}
+			wantVersion(t, name+": committed", a.Version, 2)
+			wantRow(t, name, db, a.ID, 9, 2)
+		}
 	})
 }

@@ -244,3 +244,24 @@ func awaitLockWait(t *testing.T, db *gorm.DB) {
 		return n > 0
 	})
 }
+
+// TestGrouped_LockWaitTimeout: if the server rolls back everything then, nobody succeeds, and nothing is unknown.
+func TestGrouped_LockWaitTimeout(t *testing.T) {
+	t.Parallel()
+	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		proxied, p := behindProxy(t, db)
+		l := locker(t, testutil.Memory())
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
+		p.rollBackOnTimeout(true)
+		before, waited := taker(42), &caller{fn: func(tx *gorm.DB) error {
+			return tx.Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error
+		}}
+		together(t, proxied, l, before, waited)
+		for _, err := range []error{before.err, waited.err} {
+			if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
+				t.Errorf("got %v, want that it is rolled back", err)
+			}
+		}
+		wantLeft(t, db, 42, 10)
+	})
+}

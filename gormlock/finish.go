@@ -12,9 +12,17 @@ import (
 
 // commit sends COMMIT. The locks are released when the outcome is known, otherwise they end with
 // their leases.
-func (t *transaction) commit() error {
+func (t *transaction) commit() (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.over && t.failed == nil {
+		return sql.ErrTxDone // whoever ended it decides what becomes of t.undone
+	}
+	defer func() {
+		if err != nil {
+			t.undone.rolledBack("")
+		}
+	}()
 	if len(t.locks) == 0 && t.failed == nil {
 		return t.commitUnguarded()
 	}
@@ -31,7 +39,7 @@ func (t *transaction) commit() error {
 		return t.commitInGroup()
 	}
 	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
-	err := t.real.Commit()
+	err = t.real.Commit()
 	stop()
 	if err == nil || rejected(t.real, err) {
 		t.failed = err
@@ -77,9 +85,11 @@ func (t *transaction) unknown(err error) error {
 // given up or Commit failed. GORM always calls it then, and a second error would hide the first
 // one.
 func (t *transaction) Rollback() error {
-	t.undone.rolledBack("")
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.over || t.failed != nil {
+		t.undone.rolledBack("")
+	}
 	switch {
 	case t.failed != nil:
 		return nil

@@ -142,11 +142,18 @@ func (s *turn) gone(err error) bool {
 		if _, begin := g.t.ExecContext(context.Background(), "BEGIN"); begin != nil {
 			return false
 		}
-	} else if !gone(err) {
+	} else if !gone(err) && !g.timedOut(err) {
 		return false
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s.failed = g.fail(err)
 	return true
+}
+
+// timedOut is the one of the group's transaction.
+func (g *group) timedOut(err error) bool {
+	g.t.mu.Lock()
+	defer g.t.mu.Unlock()
+	return g.t.real != nil && g.t.timedOut(err)
 }

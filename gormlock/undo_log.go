@@ -223,7 +223,6 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 // released.
 func (t *transaction) Commit() error {
 	if err := t.commit(); err != nil {
-		t.undone.rolledBack("")
 		return err
 	}
 	callAll(withoutGuards(t.ctx), t.undone.committed())
