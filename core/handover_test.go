@@ -159,3 +159,30 @@ func TestWait_ATryCutShortIsNoOutageForTheOthers(t *testing.T) {
 		ok(t, "Release", k.Release(t.Context()))
 	})
 }
+
+// Waits that are too short for an answer learn of an outage all the same.
+func TestWait_ShortWaitsLearnOfAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		k := acquire(t, locker(t, s.Backend), "k", core.WithTTL(time.Minute))
+		var all sync.WaitGroup
+		answers := make([]error, 50)
+		for i := range answers {
+			if i == 1 { // the first learned that the key is taken; then the backend hangs
+				s.on("acquire", func(ctx context.Context) error {
+					<-ctx.Done()
+					return &core.UnavailableError{Key: "k", Nodes: []error{ctx.Err()}}
+				})
+			}
+			all.Go(func() {
+				_, answers[i] = l.Acquire(context.Background(), "k", core.WithWait(50*time.Millisecond))
+			})
+			synctest.Wait()
+			time.Sleep(20 * time.Millisecond) // they overlap
+		}
+		all.Wait()
+		want(t, "a second after the last answer", answers[len(answers)-1], core.ErrUnavailable)
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}

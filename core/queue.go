@@ -34,7 +34,10 @@ type queue struct {
 	standBack time.Time // until then the head leaves the key to others.
 	owed      int       // how many of their turns the head leaves to them, if they come before that.
 	outage    time.Time // since when the backend is unavailable, or zero
-	last      error     // the last thing known of the key: *TakenError, *UnavailableError or nil
+	// unanswered is since when the backend answered no question, or zero: the callers that asked may
+	// have given up early.
+	unanswered time.Time
+	last       error // the last thing known of the key: *TakenError, *UnavailableError or nil
 
 	any *anyQueue // nil, except for the queue of an anyQueue
 }
@@ -202,7 +205,8 @@ func (q *queue) answer(err error, match func(*waiter) bool) {
 func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q.lease, q.head, q.outage, q.last, q.owed = s, nil, time.Time{}, takenHere, 0
+	q.lease, q.head, q.last, q.owed = s, nil, takenHere, 0
+	q.outage, q.unanswered = time.Time{}, time.Time{}
 	if q.turn.IsZero() {
 		q.turn = s.firstHold.began
 	}

@@ -139,9 +139,9 @@ func (k *Lock) drop(caller, ctx context.Context) error {
 	return err
 }
 
-// longestFreePause is the longest pause of freeSurely. A backend keeps a clean-up for each release
-// without an answer, and repeats it more often.
-const longestFreePause = 30 * time.Second
+// longestFreePause is the longest pause of freeSurely. Redis' backend keeps a clean-up for each
+// release without an answer, so there must not be too many.
+const longestFreePause = 5 * time.Second
 
 // freeSurely releases the lease until that is definite.
 func (s *lease) freeSurely() {

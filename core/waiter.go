@@ -240,8 +240,8 @@ func (w *waiter) askOnTurn(ctx context.Context, q *queue) (*Lock, error) {
 	return w.ask(ctx, q)
 }
 
-// answerDue is after how long a backend that has not answered is taken for unavailable, even if a
-// caller's wait ended the question.
+// answerDue is after how long a backend that has not answered is taken for unavailable, even if the
+// callers' waits ended their questions.
 const answerDue = 100 * time.Millisecond
 
 // ask makes one attempt at the backend. On success w has the lease and is no longer the head.
@@ -268,13 +268,16 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 		q.turn, q.last = time.Time{}, err // another process has its turn
 	case *UnavailableError:
 		q.last = err
-		// The end of w's own wait says nothing about the backend, unless its answer was due.
-		if _, taken := last.(*TakenError); taken && contextError(ctx) != nil && time.Since(sent) < answerDue {
+		if q.unanswered.IsZero() {
+			q.unanswered = sent
+		}
+		// The end of w's own wait says nothing about the backend, unless an answer was due.
+		if _, taken := last.(*TakenError); taken && contextError(ctx) != nil && time.Since(q.unanswered) < answerDue {
 			q.last = last
 		}
 	}
 	if !errors.Is(err, ErrUnavailable) {
-		q.outage = time.Time{}
+		q.outage, q.unanswered = time.Time{}, time.Time{}
 	}
 	if errors.Is(err, ErrSealed) || errors.Is(err, ErrOrphaned) {
 		// Callers that came after the question get no old answer: the key may be unsealed by now.

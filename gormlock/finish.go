@@ -62,8 +62,6 @@ func (t *transaction) commitUnguarded() error {
 		_ = t.stands()
 		t.over = true
 		return t.real.Commit()
-	case t.over:
-		return sql.ErrTxDone
 	case t.ctx.Err() != nil:
 		return t.ctx.Err()
 	}

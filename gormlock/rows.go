@@ -38,7 +38,7 @@ func (t *transaction) silent() bool {
 // noteGone notes that the database rolled an unguarded transaction back with the statement that
 // returned err. t.mu is held.
 func (t *transaction) noteGone(err error) {
-	if gone(err) || t.timedOut(err) {
+	if gone(err) || t.timedOut(context.WithoutCancel(t.ctx), err) {
 		t.gone = err
 		t.undone.rolledBack("")
 	}
@@ -110,17 +110,17 @@ func (t *transaction) ended(err error) bool {
 		_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
 		return begin == nil
 	}
-	return gone(err) || t.timedOut(err) || t.vanished(err)
+	return gone(err) || t.timedOut(context.WithoutCancel(t.ctx), err) || t.vanished(err)
 }
 
 // timedOut reports whether err is a lock wait that timed out. It counts if the MySQL or MariaDB
 // rolls the whole transaction back then, or does not say what it does. t.mu is held.
-func (t *transaction) timedOut(err error) bool {
+func (t *transaction) timedOut(ctx context.Context, err error) bool {
 	if number, ok := mysqlNumber(err); !ok || number != mysqlLockWaitTimeout {
 		return false
 	}
 	var all bool
-	row := t.real.QueryRowContext(context.WithoutCancel(t.ctx), "SELECT @@innodb_rollback_on_timeout")
+	row := t.real.QueryRowContext(ctx, "SELECT @@innodb_rollback_on_timeout")
 	return row.Scan(&all) != nil || all
 }
 

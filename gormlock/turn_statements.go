@@ -155,5 +155,5 @@ func (s *turn) gone(err error) bool {
 func (g *group) timedOut(err error) bool {
 	g.t.mu.Lock()
 	defer g.t.mu.Unlock()
-	return g.t.real != nil && g.t.timedOut(err)
+	return g.t.real != nil && g.t.timedOut(g.ctx, err)
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -317,5 +318,39 @@ func TestRecover_ReadsTheForm(t *testing.T) {
 			submit()
 			ended(t, submit).want(t, 200, "pay 7", false)
 		})
+	}
+}
+
+// silentWriter cannot flush.
+type silentWriter struct{ w http.ResponseWriter }
+
+func (s silentWriter) Header() http.Header         { return s.w.Header() }
+func (s silentWriter) Write(b []byte) (int, error) { return s.w.Write(b) }
+func (s silentWriter) WriteHeader(status int)      { s.w.WriteHeader(status) }
+
+// framing flushes by itself.
+type framing struct {
+	silentWriter
+	flushed *int
+}
+
+func (f framing) FlushError() error           { *f.flushed++; return nil }
+func (f framing) Unwrap() http.ResponseWriter { return f.silentWriter }
+
+// The outermost writer that can flush decides, as for http.ResponseController.
+func TestFlush_ByAWriterOutside(t *testing.T) {
+	t.Parallel()
+	flushed := 0
+	r := httptest.NewRequest(http.MethodPost, "/orders/7", strings.NewReader("x"))
+	r.Header.Set("Idempotency-Key", "k")
+	idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "first")
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				t.Errorf("Flush: %v", err)
+			}
+		})).ServeHTTP(framing{silentWriter{httptest.NewRecorder()}, &flushed}, r)
+	if flushed != 1 {
+		t.Errorf("flushed %d times", flushed)
 	}
 }

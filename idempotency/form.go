@@ -97,7 +97,9 @@ func multipartDigest(contentType string, body []byte) []byte {
 		return nil
 	}
 	boundary := params["boundary"]
-	begins := bytes.HasPrefix(bytes.TrimLeft(body, "\r\n"), []byte("--"+boundary))
+	first, _, _ := bytes.Cut(bytes.TrimLeft(body, "\r\n"), []byte("\n"))
+	rest, begins := bytes.CutPrefix(first, []byte("--"+boundary))
+	begins = begins && len(bytes.Trim(bytes.TrimPrefix(rest, []byte("--")), " \t\r")) == 0
 	if _, after, _ := bytes.Cut(body, []byte("--"+boundary+"--")); !begins || len(bytes.TrimSpace(after)) > 0 {
 		return nil
 	}

@@ -582,6 +582,8 @@ func TestBody_MultipartTextOutside(t *testing.T) {
 		"%s\r\n--B--\r\n",
 		"%s\r\n--B\r\nContent-Id: <1>\r\n\r\nx\r\n--B--\r\n",
 		"--B\r\nContent-Id: <1>\r\n\r\nx\r\n--B--\r\n%s",
+		"--Bx %s\r\n--B--\r\n",
+		"--Bx %s\r\n--B\r\nContent-Id: <1>\r\n\r\nx\r\n--B--\r\n",
 	} {
 		var runs atomic.Int64
 		s := orders(t, testutil.Locker(t), counter(&runs))

@@ -127,17 +127,22 @@ func (w *recorder) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// flushes reports whether w can flush. The innermost writer decides: Gin's own has a Flush in any
-// case.
+// flushes reports whether w can flush, looking where [http.ResponseController] looks, but not at
+// Gin's writers: they have a Flush in any case.
 func flushes(w http.ResponseWriter) bool {
 	for {
 		switch v := w.(type) {
 		case *recorder:
 			w = v.ResponseWriter
-		case interface{ Unwrap() http.ResponseWriter }:
+		case interface { // Gin's
+			WriteHeaderNow()
+			Unwrap() http.ResponseWriter
+		}:
 			w = v.Unwrap()
 		case interface{ FlushError() error }, http.Flusher:
 			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = v.Unwrap()
 		default:
 			return false
 		}

@@ -86,11 +86,10 @@ func unseal(ctx context.Context, locker *core.Locker, key string, known bool) er
 	if err := locker.Unseal(ctx, key); err != nil || known {
 		return err
 	}
-	st, err := locker.Inspect(ctx, key)
-	if err == nil && st.Status == core.Held {
-		err = fmt.Errorf("key %q is held%s, so it is not unsealed: %w", key, by(st), errNothing)
+	if st, err := locker.Inspect(ctx, key); err == nil && st.Status == core.Held {
+		return fmt.Errorf("key %q is held%s: it was not sealed, or somebody has taken it since: %w", key, by(st), errNothing)
 	}
-	return err
+	return nil
 }
 
 func by(st core.State) string {

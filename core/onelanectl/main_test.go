@@ -376,17 +376,17 @@ func TestSentinel_Errors(t *testing.T) {
 	contains(t, out, "free")
 }
 
-// mute is a backend that does not answer the first question about a key.
+// mute is a backend that does not answer the first questions about keys.
 type mute struct {
 	core.Backend
-	asked bool
+	questions int
 }
 
 func (b *mute) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 func (b *mute) Inspect(ctx context.Context, name string) (core.State, error) {
-	if !b.asked {
-		b.asked = true
+	if b.questions > 0 {
+		b.questions--
 		return core.State{}, &core.UnavailableError{Key: name}
 	}
 	return b.Backend.Inspect(ctx, name)
@@ -401,7 +401,7 @@ func TestUnseal_HeldAfterNoAnswer(t *testing.T) {
 	must[*core.Lock](t)(holder.Acquire(t.Context(), "pay:1", core.WithTTL(time.Minute)))
 	for _, args := range [][]string{{"unseal", "pay:1"}, {"forget", "pay:"}} {
 		backend := must[core.Backend](t)(on(node.Client()).Open(core.Environment{TTL: time.Minute, Logger: slog.Default(), Meter: noop.Meter{}}))
-		locker := must[*core.Locker](t)(core.New(&mute{Backend: backend}))
+		locker := must[*core.Locker](t)(core.New(&mute{backend, 1}))
 		var out bytes.Buffer
 		o := options{prefix: "onelane:", limit: 10, yes: true, args: args, timeout: 10 * time.Second}
 		err := o.on(t.Context(), locker, clients{node.Client()}, &printer{w: &out})
@@ -411,5 +411,24 @@ func TestUnseal_HeldAfterNoAnswer(t *testing.T) {
 		if err := locker.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Without any answer about the state, it still says what it did.
+func TestUnseal_NoAnswers(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	holder := must[*core.Locker](t)(core.New(on(node.Client())))
+	defer holder.Close()
+	if err := must[*core.Lock](t)(holder.Acquire(t.Context(), "pay:1", core.WithTTL(time.Minute))).Seal(t.Context(), nil, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	backend := must[core.Backend](t)(on(node.Client()).Open(core.Environment{TTL: time.Minute, Logger: slog.Default(), Meter: noop.Meter{}}))
+	locker := must[*core.Locker](t)(core.New(&mute{backend, 2}))
+	defer locker.Close()
+	var out bytes.Buffer
+	o := options{prefix: "onelane:", args: []string{"unseal", "pay:1"}, timeout: 10 * time.Second}
+	if err := o.on(t.Context(), locker, clients{node.Client()}, &printer{w: &out}); err != nil || !strings.Contains(out.String(), "unsealed pay:1") {
+		t.Errorf("%v, and it says %q", err, &out)
 	}
 }

@@ -47,6 +47,9 @@ func exclusion(ctx context.Context, p peer, addr string) error {
 		}
 	}
 	all.Wait()
+	if err := c.check(held.Load()); err != nil { // before other errors, which may be forgiven
+		return fmt.Errorf("%s: %w", p.name, err)
+	}
 	select {
 	case err := <-errs:
 		return fmt.Errorf("%s: %w", p.name, err)
@@ -54,9 +57,6 @@ func exclusion(ctx context.Context, p peer, addr string) error {
 	}
 	if held.Load() < goroutines*increments {
 		return fmt.Errorf("%s: in 5 s it was held %d times only", p.name, held.Load())
-	}
-	if err := c.check(held.Load()); err != nil {
-		return fmt.Errorf("%s: %w", p.name, err)
 	}
 	return nil
 }

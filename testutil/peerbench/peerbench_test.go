@@ -36,8 +36,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// BenchmarkScenarios runs each scenario once per iteration, with small numbers: it shows that they work. The table of go run . is
-// what compares.
 // patiently repeats what may fail because the machine stands still. A lock that does not exclude and
 // wrong books stay failures.
 func patiently(t testing.TB, do func() error) error {
@@ -56,6 +54,8 @@ func patiently(t testing.TB, do func() error) error {
 	}
 }
 
+// BenchmarkScenarios runs each scenario once per iteration, with small numbers: it shows that they work. The table of go run . is
+// what compares.
 func BenchmarkScenarios(b *testing.B) {
 	servers := &bench{short: true}
 	b.Cleanup(servers.close)
