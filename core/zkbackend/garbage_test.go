@@ -47,10 +47,15 @@ func TestGarbage_NothingStays(t *testing.T) {
 	other := open(t, at(t, node.Addr()))
 	live, err := other.Acquire(t.Context(), request("live", time.Hour))
 	ok(t, "Acquire", err)
-	seen := false
+	seen, left := false, ""
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log("left:", left)
+		}
+	})
 	eventually(t, "the sweep", func() bool {
 		ok(t, "Sweep", zkbackend.Sweep(t.Context(), other))
-		left := strings.Join(keyNodes(t, node.Addr(), rootOf(t)), " ")
+		left = strings.Join(keyNodes(t, node.Addr(), rootOf(t)), " ")
 		fresh := open(t, at(t, node.Addr()))
 		st, err := fresh.Inspect(t.Context(), "orphan")
 		ok(t, "Close", fresh.Close()) // before it sweeps: other would not see the orphan begin
