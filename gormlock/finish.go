@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -161,63 +160,4 @@ func (t *transaction) release() {
 		cancel(t.failed)
 	}
 	t.over, t.watch, t.cancel = true, nil, nil
-}
-
-// begin sends BEGIN. Under a guard database/sql does not see the end of t.ctx. It would roll back
-// by itself, and the locks could be released before that is done. abort rolls back instead. t.mu is
-// held.
-func (t *transaction) begin(statement context.Context) (err error) {
-	if len(t.locks) == 0 {
-		t.real, err = t.pool.begin(t.ctx, t.opts, false)
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.ctx))
-	t.interrupt, t.cancel = cancel, append(t.cancel, func(error) { cancel() })
-	stop := context.AfterFunc(t.ctx, cancel)
-	wanted := t.whileWanted(statement, cancel)
-	t.real, err = t.pool.begin(ctx, t.opts, true)
-	if err = wanted(err); err == nil && t.fenced {
-		if err = t.beginFenced(ctx); errors.Is(err, ErrFenced) {
-			t.pool.plugin.telemetry.instruments().refusals.Add(ctx, 1)
-		}
-	}
-	stop()
-	switch {
-	case t.ctx.Err() == nil:
-	case errors.Is(context.Cause(t.ctx), errGroupTime):
-		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", context.Cause(t.ctx), err))
-	default:
-		err = errors.Join(t.ctx.Err(), err)
-	}
-	return err
-}
-
-// whileWanted gives up BEGIN when a lock or the context of its statement ends: BEGIN may wait for a
-// connection, and abort waits for BEGIN. The returned function stops that and adds the reason to
-// BEGIN's error. The end of t.ctx, which may end the others too, is left to begin. t.mu is held.
-func (t *transaction) whileWanted(statement context.Context, giveUp func()) func(error) error {
-	ends := make([]context.Context, 0, 2)
-	for _, k := range t.locks {
-		ends = append(ends, k.Context())
-	}
-	if statement.Done() != t.ctx.Done() {
-		ends = append(ends, statement)
-	}
-	stops := make([]func() bool, len(ends))
-	for i, end := range ends {
-		stops[i] = context.AfterFunc(end, giveUp)
-	}
-	return func(err error) error {
-		var ended error
-		for i, stop := range stops {
-			if !stop() && ended == nil && t.ctx.Err() == nil {
-				ended = fmt.Errorf("%w: while BEGIN waited for a connection", context.Cause(ends[i]))
-				if err != nil { // BEGIN may have succeeded at that moment
-					ended = fmt.Errorf("%w: %v", ended, err)
-				}
-				ended = guardError(t.keys, ended)
-			}
-		}
-		return cmp.Or(ended, err)
-	}
 }
