@@ -5,10 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
-	"time"
 
 	"gorm.io/gorm"
 )
@@ -101,29 +99,4 @@ func isConflict(err error) bool {
 type querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
-const (
-	firstPause   = 2 * time.Millisecond
-	longestPause = 250 * time.Millisecond
-)
-
-// repeat runs fn until it succeeds, fails for good, or was tried so many times. The pauses grow and
-// are random, so that two callers who met in a conflict do not meet again. It stops when ctx ends.
-func repeat(ctx context.Context, tries int, again func(error) bool, fn func() error) error {
-	pause := firstPause
-	for try := 1; ; try++ {
-		err := fn()
-		if err == nil || try >= tries || !again(err) {
-			return err
-		}
-		timer := time.NewTimer(pause/2 + rand.N(pause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return errors.Join(ctx.Err(), err)
-		}
-		pause = min(2*pause, longestPause)
-	}
 }
