@@ -233,3 +233,30 @@ func TestTurns_NobodyStarves(t *testing.T) {
 		}
 	}
 }
+
+// A process owes turns to waiters elsewhere until it gets the key: by then they have left. A later
+// caller has no right to their turns.
+func TestTurns_DebtEndsWithTheNextLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l, other := locker(t, s), locker(t, s.Backend)
+		k := acquire(t, l, "k")
+		first, second := acquiring(t, l), acquiring(t, l)
+		time.Sleep(200 * time.Millisecond) // the turn is over: no hand-over
+		s.others = 100                     // they leave without taking the key
+		ok(t, "Release", k.Release(t.Context()))
+		k = <-first
+		s.others = 0
+		time.Sleep(200 * time.Millisecond)
+		ok(t, "Release", k.Release(t.Context()))
+		theirs := acquire(t, other, "k") // a new process is faster
+		time.Sleep(20 * time.Millisecond)
+		ok(t, "Release", theirs.Release(t.Context()))
+		start := time.Now()
+		k = <-second
+		if waited := time.Since(start); waited > 10*time.Millisecond {
+			t.Errorf("waited %v after the release, for turns of callers that are gone", waited)
+		}
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
