@@ -1,9 +1,11 @@
 package grpclock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 
 	"google.golang.org/grpc"
@@ -162,12 +164,14 @@ type lockedStream struct {
 
 func (s *lockedStream) Context() context.Context { return s.ctx }
 
-// RecvMsg looks at the lock when the message is there: the wait for it may have been long.
+// RecvMsg looks at the lock when the message, or the end, is there. The wait for it may have been
+// long, and a handler commits at the end.
 func (s *lockedStream) RecvMsg(m any) error {
-	if err := s.ServerStream.RecvMsg(m); err != nil {
+	err := s.ServerStream.RecvMsg(m)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	return s.lost()
+	return cmp.Or(s.lost(), err)
 }
 
 func (s *lockedStream) SendMsg(m any) error {

@@ -140,6 +140,9 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 			f = claim.Free
 		}
 	}
+	if gaveUp(err) && errors.Is(context.Cause(k.Context()), core.ErrLost) {
+		f = claim.Unknown // also if the handler returns the cause, which has no status
+	}
 	// Only the refusal itself: a handler that wraps one has run, and may have done something.
 	if inside, ok := err.(*refusal); ok {
 		f = inside.fate

@@ -272,3 +272,27 @@ func TestLockByKey_LostUnderAKey(t *testing.T) {
 		})
 	}
 }
+
+// A lock around the key is lost, and the handler gives up with the cause, as net/http's client returns it: an error
+// without a status. Nobody knows what the handler did.
+func TestByMetadata_GivesUpWithTheCause(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
+	var charges atomic.Int64
+	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
+		charges.Add(1)
+		n.Client().Del(context.Background(), "onelane:{order:7}")
+		<-ctx.Done()
+		return nil, fmt.Errorf("charge: %w", context.Cause(ctx))
+	}}, grpc.ChainUnaryInterceptor(
+		grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l)),
+		grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
+	r := &request{OrderId: "7"}
+	s.create("k", r).wantRefusal(t, codes.Aborted, reasonLockLost)
+	retry := until(t, func() answer { return s.create("k", r) }, func(a answer) bool { return a.reason() != reasonInFlight })
+	retry.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
+	if charges.Load() != 1 {
+		t.Errorf("%d charges under one key", charges.Load())
+	}
+}

@@ -146,6 +146,31 @@ func TestStreamLockByKey_Lost(t *testing.T) {
 	}
 }
 
+// The end of what the client sends is where a handler commits.
+func TestStreamLockByKey_LostBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(time.Second))
+	received := make(chan error, 1)
+	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+		n.Client().Del(context.Background(), "onelane:{room:1}")
+		<-s.Context().Done()
+		_, err := s.Recv()
+		received <- err
+		return err
+	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
+	c := s.chat(t, "1")
+	if err := c.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Recv(); (answer{err: err}).reason() != reasonLockLost {
+		t.Errorf("the client got %v", err)
+	}
+	if err := <-received; (answer{err: err}).reason() != reasonLockLost {
+		t.Errorf("after the lock was lost Recv said %v", err)
+	}
+}
+
 func TestStreamLockBy_ClientGone(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)
