@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -26,7 +27,7 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 	if isGoTest(args) {
 		f := &failures{Writer: stdout}
 		cmd.Stdout, repeat = f, f.repeat
-		cmd.Env = append(cmd.Env, "GOFLAGS="+morePackages(os.Getenv("GOFLAGS"), runtime.NumCPU()))
+		cmd.Env = append(cmd.Env, "GOFLAGS="+morePackages(goFlags(args[0]), runtime.NumCPU()))
 	}
 	cmd.WaitDelay = 5 * time.Second // its own children may hold the output open
 	// In a group of its own it cannot read from a terminal.
@@ -53,6 +54,15 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 			return exitStatus(err)
 		}
 	}
+}
+
+// goFlags returns the user's GOFLAGS, from the environment or from go env -w.
+func goFlags(goCommand string) string {
+	out, err := exec.Command(goCommand, "env", "GOFLAGS").Output()
+	if err != nil {
+		return os.Getenv("GOFLAGS")
+	}
+	return strings.TrimSpace(string(out))
 }
 
 // morePackages returns goFlags with more packages at a time than there are processors: most of our

@@ -19,13 +19,13 @@ func install(ctx context.Context, kinds []server.Kind, may, verbose bool, stderr
 	}
 	manager, found := packageManager()
 	if !may || !found {
-		return advice(missing, may)
+		return advice(missing, may, false)
 	}
 	if err := manager.install(ctx, missing, verbose, stderr); err != nil {
-		return fmt.Errorf("%w\n%w", err, advice(missing, may))
+		return fmt.Errorf("%w\n%w", err, advice(missing, may, true))
 	}
 	if missing, err = lookUp(kinds); err == nil && len(missing) > 0 {
-		err = advice(missing, may)
+		err = advice(missing, may, true)
 	}
 	return err
 }
@@ -42,14 +42,19 @@ func lookUp(kinds []server.Kind) (missing []server.Kind, _ error) {
 	return missing, nil
 }
 
-func advice(missing []server.Kind, may bool) error {
+// advice says what to do about the kinds that are missing. tried says that they could not be
+// installed from here.
+func advice(missing []server.Kind, may, tried bool) error {
 	var text strings.Builder
 	for _, kind := range missing {
 		fmt.Fprintf(&text, "%v\n", &server.MissingError{Kind: kind})
 	}
-	if may {
+	switch {
+	case tried:
+		text.WriteString("They could not be installed from here: look at what -v shows, or install them by hand. ")
+	case may:
 		text.WriteString("It can be installed from here as root with apt-get, or with Homebrew; neither is at hand. ")
-	} else {
+	default:
 		text.WriteString("Leave out -no-install to have it installed from here (as root with apt-get, or with Homebrew). ")
 	}
 	text.WriteString("To do without some servers, name the others with -only")

@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -104,6 +105,30 @@ func TestInstallationFails(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "apt-get install redis-server") {
 			t.Errorf("%s: %v", c.name, err)
 		}
+		if err != nil && strings.Contains(err.Error(), "neither is at hand") {
+			t.Errorf("%s: the package manager was run, and it says:\n%v", c.name, err)
+		}
+	}
+}
+
+// Flags of go env -w count as those of the environment do.
+func TestGoFlags_OfGoEnv(t *testing.T) {
+	goCommand, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := filepath.Join(t.TempDir(), "env")
+	if err := os.WriteFile(settings, []byte("GOFLAGS=-p=1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOENV", settings)
+	t.Setenv("GOFLAGS", "")
+	if got := goFlags(goCommand); got != "-p=1" {
+		t.Errorf("got %q, want -p=1", got)
+	}
+	t.Setenv("GOFLAGS", "-v")
+	if got := goFlags(goCommand); got != "-v" {
+		t.Errorf("got %q, want -v", got)
 	}
 }
 

@@ -29,6 +29,7 @@ Usage: go run ./testutil/servers [flags] COMMAND…
 
 It finds the servers, or installs them (apt as root, or Homebrew), starts them on free loopback ports with data in a temporary
 folder, runs COMMAND, ends the servers with it and exits with its status. It exits with 2 when COMMAND could not be run.
+go run turns each of these statuses into 1.
 
 COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments stands for their values:
 
@@ -38,7 +39,7 @@ COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments 
   ONELANE_POSTGRES_DSN     a database on PostgreSQL, for pgx
   ONELANE_ETCD             host:port of an empty etcd
   ONELANE_ZOOKEEPER        host:port of an empty ZooKeeper
-  ONELANE_REQUIRE_SERVERS  1: a test that misses a server fails
+  ONELANE_REQUIRE_SERVERS  1, unless -only leaves a server out: a test that misses a server fails
 
 It runs other servers than those it finds if these are set: ONELANE_REDIS_SERVER, the path of a redis-server or valkey-server, and
 ONELANE_MYSQL_SERVER, that of a mariadbd or of MySQL's mysqld.
@@ -89,7 +90,7 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	}
 
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 
 	servers, sig, err := prepare(kinds, !*noInstall, *verbose, stderr, signals)
@@ -110,6 +111,11 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	code, err := command(flags.Args(), environment(kinds, servers), stdin, stdout, stderr, signals)
 	if err != nil {
 		say("%v", err)
+	}
+	for _, s := range servers {
+		if err := s.Ended(); err != nil {
+			say("while COMMAND ran, which may explain what failed: %v", err)
+		}
 	}
 	if *verbose {
 		say("the command ended with status %d after %v", code, time.Since(began).Round(time.Millisecond))

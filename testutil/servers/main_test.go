@@ -158,7 +158,9 @@ func TestEnvironmentArgumentsAndInput(t *testing.T) {
 	}
 	has("$HOME")
 	has("input")
-	has("ONELANE_REQUIRE_SERVERS=1")
+	if len(kinds) == len(server.Kinds) {
+		has("ONELANE_REQUIRE_SERVERS=1")
+	}
 	for _, kind := range kinds {
 		switch kind {
 		case server.Redis:
@@ -230,5 +232,19 @@ func TestServersEndWithTheCommand(t *testing.T) {
 			t.Fatalf("the command's child %d outlives it", pid)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Who leaves a server out on purpose does without its tests.
+func TestEnvironment_Requires(t *testing.T) {
+	if env := environment([]server.Kind{server.MySQL}, []*server.Server{{DSN: "x"}}); env[server.EnvRequire] != "" {
+		t.Errorf("with MySQL alone, %s is %q: the tests of the others fail", server.EnvRequire, env[server.EnvRequire])
+	}
+	all := make([]*server.Server, len(server.Kinds))
+	for i := range all {
+		all[i] = &server.Server{}
+	}
+	if env := environment(server.Kinds, all); env[server.EnvRequire] != "1" {
+		t.Error("with all servers, a missing one is no failure")
 	}
 }

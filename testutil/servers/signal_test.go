@@ -43,6 +43,7 @@ func TestSignals(t *testing.T) {
 		{everyServer, syscall.SIGINT, "exec sleep 60", 128 + 2, ""},
 		{"terminate", syscall.SIGTERM, "exec sleep 60", 128 + 15, ""},
 		{"hang-up", syscall.SIGHUP, "exec sleep 60", 128 + 1, ""},
+		{"quit", syscall.SIGQUIT, "exec sleep 60", 128 + 3, ""},
 		{"the command has the last word", syscall.SIGINT, "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.01; done", 5, "caught\n"},
 		{"children of the command", syscall.SIGTERM, "sh -c 'echo ready; exec sleep 60'; exit 6", 128 + 15, ""},
 	} {

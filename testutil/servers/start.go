@@ -37,7 +37,10 @@ func stop(servers []*server.Server) {
 
 // environment returns the variables that name the servers to COMMAND.
 func environment(kinds []server.Kind, servers []*server.Server) map[string]string {
-	env := map[string]string{server.EnvRequire: "1"}
+	env := make(map[string]string)
+	if len(kinds) == len(server.Kinds) { // otherwise -only leaves some out on purpose
+		env[server.EnvRequire] = "1"
+	}
 	for i, kind := range kinds {
 		switch kind {
 		case server.Redis:

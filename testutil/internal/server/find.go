@@ -68,10 +68,11 @@ func Find(kind Kind) (string, error) {
 	p := kind.Package()
 	if p.env != "" {
 		if path := os.Getenv(p.env); path != "" {
-			if _, err := exec.LookPath(path); err != nil {
+			found, err := exec.LookPath(path)
+			if err != nil {
 				return "", fmt.Errorf("%s is set to %q, which does not run: %w", p.env, path, err)
 			}
-			return path, nil
+			return filepath.Abs(found) // servers and tests run in other folders
 		}
 	}
 	return find(p.Binary, p.dirs, kind)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -82,7 +83,7 @@ func start(ctx context.Context, sp spec) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	s := &Server{spec: sp}
-	if s.dir, err = os.MkdirTemp("", "onelane-"); err != nil {
+	if s.dir, err = folder(sp.account); err != nil {
 		return nil, fmt.Errorf("server: no folder for the data of %s: %w", sp.kind, err)
 	}
 	defer func() {
@@ -112,6 +113,36 @@ func start(ctx context.Context, sp spec) (_ *Server, err error) {
 		}
 	}
 	return nil, err
+}
+
+// longestParent leaves room for our folder and a socket in it: the path of a socket has at most 103
+// bytes on macOS.
+const longestParent = 65
+
+// folder makes a folder for data: in TMPDIR, or in /tmp if the servers cannot work in TMPDIR.
+func folder(a *account) (string, error) {
+	parent, err := filepath.Abs(os.TempDir())
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat("/tmp"); err == nil && info.IsDir() && !fits(parent, a) {
+		parent = "/tmp"
+	}
+	return os.MkdirTemp(parent, "onelane-")
+}
+
+// fits reports whether all servers can work in a folder. MariaDB's script splits its name at a
+// space, and PostgreSQL at a comma. Another account than the caller's must be able to enter it.
+func fits(dir string, a *account) bool {
+	if len(dir) > longestParent || strings.ContainsAny(dir, " \t,'\"") {
+		return false
+	}
+	for ; a != nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err != nil || info.Mode()&0o001 == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 var errPortTaken = errors.New("the port is taken")
@@ -149,6 +180,21 @@ func (s *Server) Pid() int {
 		return p.pid()
 	}
 	return 0
+}
+
+// Ended returns nil while the process runs, and after Stop. If the process ended by itself, the
+// error has the end of its log.
+func (s *Server) Ended() error {
+	p := s.current()
+	if p == nil {
+		return nil
+	}
+	select {
+	case <-p.done:
+		return fmt.Errorf("server: %s ended (%v); its log ends:\n%s", s.spec.kind, p.err, p.log())
+	default:
+		return nil
+	}
 }
 
 // Stop ends the process and removes its data. It is idempotent.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -245,5 +246,79 @@ func TestMissing(t *testing.T) {
 func TestNewestVersionIsFound(t *testing.T) {
 	if a, b := version("/usr/lib/postgresql/9/bin/postgres"), version("/usr/lib/postgresql/15/bin/postgres"); a >= b {
 		t.Errorf("version 9 counts as %d, 15 as %d", a, b)
+	}
+}
+
+// MariaDB's script splits a TMPDIR at its space, the path of a socket has a limit, and the account of a database may
+// not enter a private folder.
+func TestFolder_AwkwardTMPDIR(t *testing.T) {
+	base, err := os.MkdirTemp("/tmp", "tmp-") // that of t.TempDir is private
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(base) })
+	if err := os.Chmod(base, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		mode    os.FileMode
+		account *account
+		fits    bool
+	}{
+		{"plain", 0o755, &account{}, true},
+		{"own", 0o700, nil, true},
+		{"private", 0o700, &account{}, false},
+		{"a b", 0o755, nil, false},
+		{strings.Repeat("long", 25), 0o755, nil, false},
+	} {
+		dir := filepath.Join(base, c.name)
+		if err := os.Mkdir(dir, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("TMPDIR", dir)
+		got, err := folder(c.account)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "/tmp"
+		if c.fits {
+			want = dir
+		}
+		if err := os.Remove(got); err != nil || filepath.Dir(got) != want {
+			t.Errorf("TMPDIR %q: the folder is %q, %v", c.name, got, err)
+		}
+	}
+}
+
+func TestEnded_SaysHow(t *testing.T) {
+	each(t, func(t *testing.T, kind Kind) {
+		if kind != Redis { // the others are no different
+			return
+		}
+		s := begin(t, kind)
+		if err := s.Ended(); err != nil {
+			t.Errorf("a server that runs: %v", err)
+		}
+		s.Kill()
+		if err := s.Ended(); err == nil || !strings.Contains(err.Error(), string(kind)) || !strings.Contains(err.Error(), "its log ends") {
+			t.Errorf("a server that ended: %v", err)
+		}
+		s.Stop()
+		if err := s.Ended(); err != nil {
+			t.Errorf("a server that was stopped: %v", err)
+		}
+	})
+}
+
+// Servers and tests run in other folders.
+func TestFind_RelativePath(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("mine", []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(EnvRedisServer, "./mine")
+	if path, err := Find(Redis); err != nil || !filepath.IsAbs(path) {
+		t.Errorf("got %q, %v", path, err)
 	}
 }
