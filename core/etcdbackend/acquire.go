@@ -31,7 +31,8 @@ func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, erro
 		}
 		err = unavailable(q.Key, errors.New("etcdbackend: the answer came when the lease was about to end; try again, or use a longer TTL"))
 	}
-	if !sent.IsZero() && errors.Is(err, core.ErrUnavailable) { // else no request is under way
+	// A request is under way only if one was sent, and if etcd did not refuse it.
+	if u, is := errors.AsType[*core.UnavailableError](err); is && !u.Permanent && !sent.IsZero() {
 		b.cleanUp(q)
 	}
 	return core.Grant{}, err

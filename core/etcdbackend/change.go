@@ -106,11 +106,12 @@ func (b *backend) put(
 		if lease, err = b.attach(ctx, key, r.lasts()); err != nil {
 			return op, lease, sent, err
 		}
-		if sent = time.Now(); lease.covers(sent, r.lasts()) {
+		sent = time.Now()
+		age := b.ago(lease.sent, sent)
+		if r.Lag = ownertext.Millis(age); lease.covers(age, r.lasts()) {
 			break
 		}
 	}
-	r.Lag = ownertext.Millis(sent.Sub(lease.sent))
 	text, err := r.encode()
 	return clientv3.OpPut(key, text, clientv3.WithLease(lease.id)), lease, sent, err
 }

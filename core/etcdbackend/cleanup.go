@@ -17,7 +17,8 @@ const (
 	// markKept is how long a voided attempt stays void. A request may be under way in a member that
 	// hangs, for as long as it hangs.
 	markKept = 10 * time.Minute
-	// cleanUpFor is for how long a clean-up is tried, in addition to the lease.
+	// cleanUpFor is for how long a clean-up is tried, in addition to the lease. It is tried longer if
+	// the attempt may leave an orphan that stays longer.
 	cleanUpFor = 10 * time.Minute
 )
 
@@ -37,7 +38,7 @@ func newCleaning(logger *slog.Logger) *cleanup.Queue {
 // cleanUp frees, in the background, what an attempt may hold that failed, and keeps a request that
 // is still under way from holding it later.
 func (b *backend) cleanUp(q core.Request) {
-	b.cleaning.Add(q.Key, q.TTL+cleanUpFor, func(ctx context.Context) error {
+	b.cleaning.Add(q.Key, q.TTL+max(q.Orphan, cleanUpFor), func(ctx context.Context) error {
 		ctx, cancel := b.bound(ctx)
 		defer cancel()
 		return b.void(ctx, q)

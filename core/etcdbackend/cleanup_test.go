@@ -6,8 +6,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
@@ -247,4 +249,81 @@ func TestCleanUp_NothingWasSent(t *testing.T) {
 	if n := keys(t, etcd.Client(), "k\x00"); n != 0 {
 		t.Errorf("%d void marks of an attempt that sent nothing", n)
 	}
+}
+
+// refusing is a client's KV whose etcd refuses the first change. It counts the changes.
+type refusing struct {
+	clientv3.KV
+	changes atomic.Int64
+}
+
+func (k *refusing) Txn(ctx context.Context) clientv3.Txn {
+	if k.changes.Add(1) == 1 {
+		return failedTxn{rpctypes.ErrPermissionDenied}
+	}
+	return k.KV.Txn(ctx)
+}
+
+// failedTxn is a transaction with this error.
+type failedTxn struct{ err error }
+
+func (x failedTxn) If(...clientv3.Cmp) clientv3.Txn  { return x }
+func (x failedTxn) Then(...clientv3.Op) clientv3.Txn { return x }
+func (x failedTxn) Else(...clientv3.Op) clientv3.Txn { return x }
+
+func (x failedTxn) Commit() (*clientv3.TxnResponse, error) { return nil, x.err }
+
+// An attempt that etcd refused needs no clean-up.
+func TestCleanUp_Refused(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	kv := &refusing{KV: client.KV}
+	client.KV = kv
+	b := open(t, client)
+	_, err := b.Acquire(t.Context(), request("k", time.Minute, time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	ok(t, "Close", b.Close()) // which waits for clean-ups
+	if n := kv.changes.Load(); n != 1 {
+		t.Errorf("%d changes, want the refused one alone", n)
+	}
+}
+
+// outOfReach is a client's KV that no answer comes to. It counts the changes.
+type outOfReach struct {
+	clientv3.KV
+	changes atomic.Int64
+}
+
+func (k *outOfReach) Txn(context.Context) clientv3.Txn {
+	k.changes.Add(1)
+	return failedTxn{errors.New("out of reach")}
+}
+
+// oneLease is a client's Lease that grants at once.
+type oneLease struct{ clientv3.Lease }
+
+func (oneLease) Grant(context.Context, int64) (*clientv3.LeaseGrantResponse, error) {
+	return &clientv3.LeaseGrantResponse{ID: 1}, nil
+}
+
+// No answer comes from etcd for longer than the lease and ten minutes. The attempt may have left an orphan, so its
+// clean-up goes on.
+func TestCleanUp_GoesOnWhileTheOrphanMayBeThere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		kv := &outOfReach{}
+		b := open(t, &clientv3.Client{KV: kv, Lease: oneLease{}})
+		_, err := b.Acquire(t.Context(), request("k", time.Minute, 24*time.Hour))
+		want(t, "Acquire", err, core.ErrUnavailable)
+		time.Sleep(20 * time.Minute)
+		before := kv.changes.Load()
+		time.Sleep(time.Minute)
+		if kv.changes.Load() == before {
+			t.Error("after 20 minutes the clean-up is given up, and the orphan would stay for a day")
+		}
+	})
 }

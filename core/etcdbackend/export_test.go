@@ -2,6 +2,7 @@ package etcdbackend
 
 import (
 	"context"
+	"time"
 
 	"github.com/onelane/onelane/core"
 )
@@ -21,4 +22,15 @@ func LateAnswer(ctx context.Context, b core.Backend, key string, between func())
 	}
 	now, err := eb.read(ctx, key, lazy)
 	return now.revision - late.revision, err
+}
+
+// Suspend makes b's machine one that was suspended for d just now.
+func Suspend(b core.Backend, d time.Duration) {
+	woke := time.Now()
+	b.(*backend).ago = func(t, now time.Time) time.Duration {
+		if t.Before(woke) {
+			return now.Sub(t) + d
+		}
+		return now.Sub(t)
+	}
 }

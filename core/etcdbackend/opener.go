@@ -61,7 +61,7 @@ func (p *opener) Open(env core.Environment) (core.Backend, error) {
 	if p.timeout <= 0 {
 		return nil, fmt.Errorf("etcdbackend: time-out %v must be positive", p.timeout)
 	}
-	b := &backend{client: p.client, timeout: p.timeout, logger: env.Logger}
+	b := &backend{client: p.client, timeout: p.timeout, logger: env.Logger, ago: ago}
 	if b.logger == nil {
 		b.logger = slog.Default()
 	}
@@ -78,8 +78,10 @@ type backend struct {
 
 	open    context.Context // until Close
 	stop    context.CancelFunc
+	mu      sync.Mutex // held to begin a watch, and to end open
 	watches sync.WaitGroup
 
+	ago       func(t, now time.Time) time.Duration // tests replace it
 	sightings leases.Sightings
 	retention retention
 	cleaning  *cleanup.Queue
@@ -88,7 +90,9 @@ type backend struct {
 // Close implements core.Backend. It gives clean-ups a second and then ends them.
 func (b *backend) Close() error {
 	b.cleaning.Close(cleanup.CloseGrace)
-	b.stop()
+	b.mu.Lock()
+	b.stop() // no watch begins after this
+	b.mu.Unlock()
 	b.watches.Wait()
 	return nil
 }

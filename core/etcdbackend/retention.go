@@ -32,9 +32,13 @@ type attached struct {
 	ttl   time.Duration // of the lease
 }
 
-// covers reports whether a write that is sent at a time and says something for d lasts no longer
-// than the lease. The process may have been stopped since it got the lease.
-func (a attached) covers(sent time.Time, d time.Duration) bool { return sent.Sub(a.sent)+d < a.ttl }
+// covers reports whether a write that says something for d lasts no longer than a lease of this
+// age. The process may have been stopped since it got the lease.
+func (a attached) covers(age, d time.Duration) bool { return age+d < a.ttl }
+
+// ago returns how long ago t may have been for etcd. On a suspended machine the monotonic clock
+// stops, and the wall clock goes on.
+func ago(t, now time.Time) time.Duration { return max(now.Sub(t), now.Round(0).Sub(t.Round(0))) }
 
 // lifetime rounds d up to whole seconds, by at most an eighth. An etcd lease for d is given to
 // further keys for window seconds.
@@ -61,7 +65,7 @@ func (b *backend) attach(ctx context.Context, key string, d time.Duration) (atta
 	}
 	defer func() { c.turn <- struct{}{} }()
 	ttl := seconds + window + b.sendGrace()
-	if c.id == 0 || time.Since(c.sent) > time.Duration(window)*time.Second {
+	if c.id == 0 || b.ago(c.sent, time.Now()) > time.Duration(window)*time.Second {
 		err := b.retry(ctx, key, func(ctx context.Context) error {
 			sent := time.Now()
 			resp, err := b.client.Grant(ctx, ttl)

@@ -9,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -190,4 +191,22 @@ func leaseOf(t *testing.T, client *clientv3.Client, key string) int64 {
 		return 0
 	}
 	return resp.Kvs[0].Lease
+}
+
+// On a suspended machine the monotonic clock stops, and etcd's leases go on. A lock that is acquired afterwards gets an
+// etcd lease that lasts long enough.
+func TestGarbage_MachineWasSuspended(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	b := open(t, client)
+	acquire(t, b, request("before", time.Hour, 0))
+	etcdbackend.Suspend(b, 70*time.Minute)
+	acquire(t, b, request("after", time.Hour, 0))
+	if old := leaseOf(t, client, "before"); old == 0 || leaseOf(t, client, "after") == old {
+		t.Error("the key has an etcd lease that ends before the key's")
+	}
 }

@@ -2,6 +2,7 @@ package etcdbackend
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -10,6 +11,8 @@ import (
 
 // longestCreation bounds how long a watch that nobody waits for any more may take to be created.
 const longestCreation = time.Minute
+
+var errClosed = errors.New("etcdbackend: the backend is closed")
 
 // Watch implements core.Backend. The client sends all watches over one stream. A member that is cut
 // off from the others ends its watches.
@@ -22,30 +25,41 @@ func (b *backend) Watch(
 		return nil, func() {}, b.failed(ctx, key, ctx.Err())
 	}
 	own, cancel := context.WithCancel(clientv3.WithRequireLeader(b.open))
-	created := make(chan clientv3.WatchChan)
-	b.watches.Go(func() {
+	created, signals := make(chan struct{}), make(chan struct{}, 1)
+	begun := b.begin(func() {
+		defer cancel()
 		late := time.AfterFunc(longestCreation, cancel)
 		events := b.client.Watch(own, key) // returns when etcd has confirmed it, or own ended
 		late.Stop()
 		// If a watch is canceled while it is created, the client forgets to cancel it at the
 		// server. So own is canceled only now, if the caller has gone.
 		select {
-		case created <- events:
+		case created <- struct{}{}:
+			b.forward(key, events, signals)
 		case <-ctx.Done():
-			cancel()
 		}
 	})
+	if !begun {
+		cancel()
+		return nil, func() {}, unavailable(key, errClosed)
+	}
 	select {
-	case events := <-created:
-		signals := make(chan struct{}, 1)
-		b.watches.Go(func() {
-			defer cancel()
-			b.forward(key, events, signals)
-		})
+	case <-created:
 		return signals, cancel, nil
 	case <-ctx.Done():
 		return nil, func() {}, b.failed(ctx, key, ctx.Err())
 	}
+}
+
+// begin runs fn in a goroutine that Close waits for. It reports whether the backend is open.
+func (b *backend) begin(fn func()) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() != nil {
+		return false
+	}
+	b.watches.Go(fn)
+	return true
 }
 
 // forward signals until the watch ends.

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
 )
@@ -175,4 +177,60 @@ func TestLocker_LostLease(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Error("the loss was not noticed")
 	}
+}
+
+// closingWatcher is a client's Watcher whose watches end late: when they are let go.
+type closingWatcher struct {
+	clientv3.Watcher
+	asked, ended chan string // keys
+	goOn         chan struct{}
+}
+
+func (w *closingWatcher) Watch(ctx context.Context, key string, _ ...clientv3.OpOption) clientv3.WatchChan {
+	w.asked <- key
+	<-ctx.Done()
+	w.ended <- key
+	<-w.goOn
+	over := make(chan clientv3.WatchResponse)
+	close(over)
+	return over
+}
+
+// No watch begins while Close waits for those that are under way.
+func TestClose_WatchBeginsMeanwhile(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	w := &closingWatcher{Watcher: client.Watcher, asked: make(chan string, 2), ended: make(chan string, 2), goOn: make(chan struct{})}
+	client.Watcher = w
+	b := open(t, client)
+	watch := func(key string) <-chan error {
+		got := make(chan error, 1)
+		go func() {
+			_, stop, err := b.Watch(t.Context(), key)
+			stop()
+			got <- err
+		}()
+		return got
+	}
+	first := watch("first")
+	<-w.asked
+	closed := make(chan error, 1)
+	go func() { closed <- b.Close() }()
+	<-w.ended // Close has begun, and waits for the first watch
+	second := watch("second")
+	select {
+	case err := <-second:
+		want(t, "Watch while Close waits", err, core.ErrUnavailable)
+		close(w.goOn)
+	case key := <-w.asked:
+		t.Errorf("the watch of %q begins while Close waits", key)
+		close(w.goOn)
+		<-second
+	}
+	<-first
+	ok(t, "Close", <-closed)
 }

@@ -173,7 +173,8 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 	started := b.spawn(unsure != nil, func() {
 		var a answer
 		conn, err := b.connected()
-		if err == nil {
+		asked := err == nil
+		if asked {
 			a.value, err = request(conn)
 		}
 		a.err = err
@@ -184,7 +185,7 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 		case <-left:
 			late = true
 		}
-		if unsure != nil && (late && err == nil || err != nil && unknown(err)) {
+		if unsure != nil && asked && (late && err == nil || err != nil && unknown(err)) {
 			unsure()
 		}
 	})

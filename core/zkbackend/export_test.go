@@ -55,3 +55,6 @@ func Idle(b core.Backend, d time.Duration, percent float64) time.Duration {
 	c.mu.Unlock()
 	return c.age(now)
 }
+
+// CleanUps returns how many keys wait to be freed.
+func CleanUps(b core.Backend) int { return b.(*backend).cleaning.Waiting() }

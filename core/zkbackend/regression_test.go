@@ -272,3 +272,17 @@ func TestInspect_UnsealedMeanwhile(t *testing.T) {
 		t.Errorf("a free key is %v with value %q", st.Status, st.Value)
 	}
 }
+
+// The connection breaks before it is authenticated, so nothing was sent that needs a clean-up.
+func TestConnect_NothingWasSent(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, shared(t).Addr())
+	p.lose.Store(1 << 30) // the first reply on each connection is that to the authentication
+	b := open(t, at(t, p.addr(), zkbackend.WithAuth("digest", "user:password")))
+	_, err := b.Acquire(t.Context(), request("k", time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	ok(t, "Close", b.Close()) // it waits until the attempt has decided
+	if n := zkbackend.CleanUps(b); n != 0 {
+		t.Errorf("%d clean-ups of a request that was not sent", n)
+	}
+}

@@ -235,7 +235,7 @@ func TestServersEndWithTheCommand(t *testing.T) {
 	}
 }
 
-// Who leaves a server out on purpose does without its tests.
+// A server that is left out on purpose is not required.
 func TestEnvironment_Requires(t *testing.T) {
 	if env := environment([]server.Kind{server.MySQL}, []*server.Server{{DSN: "x"}}); env[server.EnvRequire] != "" {
 		t.Errorf("with MySQL alone, %s is %q: the tests of the others fail", server.EnvRequire, env[server.EnvRequire])

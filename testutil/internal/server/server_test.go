@@ -249,8 +249,8 @@ func TestNewestVersionIsFound(t *testing.T) {
 	}
 }
 
-// MariaDB's script splits a TMPDIR at its space, the path of a socket has a limit, and the account of a database may
-// not enter a private folder.
+// MariaDB's script splits a TMPDIR at its space, and the path of a socket has a limit. The account of a database may not
+// enter a private folder.
 func TestFolder_AwkwardTMPDIR(t *testing.T) {
 	base, err := os.MkdirTemp("/tmp", "tmp-") // that of t.TempDir is private
 	if err != nil {
