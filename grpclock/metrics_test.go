@@ -30,7 +30,7 @@ func TestMetricsAndSpans(t *testing.T) {
 	s := serve(t, &orders{handle: func(_ context.Context, r *request) (*order, error) {
 		switch r.OrderId {
 		case "fail":
-			return nil, status.Error(codes.Unavailable, "no")
+			return nil, status.Error(codes.Aborted, "no")
 		case "panic":
 			panic("oops")
 		case "large":

@@ -116,8 +116,9 @@ func Metadata(names ...string) Option {
 }
 
 // RetryInFlight sets Unavailable instead of Aborted as the code of a retry that is refused because
-// the first call is running. Retry policies usually name Unavailable, so gRPC's own retries go on
-// until there is an answer.
+// the first call is running. Retry policies usually name Unavailable. So gRPC's own retries go on
+// until there is an answer, or until their attempts are used up: five at most, by default. For
+// handlers that take longer, use [idempotency.Wait].
 func RetryInFlight() Option { return option(func(c *config) { c.retryInFlight = true }) }
 
 // Recover makes fn decide about a call whose earlier run has an unknown outcome. The process of
@@ -139,16 +140,18 @@ func Recover(
 
 // DefaultFate returns what becomes of the key after an answer over gRPC:
 //
-//   - InvalidArgument, Unauthenticated, PermissionDenied, ResourceExhausted, Aborted, Unavailable:
-//     nothing was done, and the key is free.
-//   - Canceled and DeadlineExceeded: the outcome is unknown.
+//   - InvalidArgument, Unauthenticated, PermissionDenied, ResourceExhausted and Aborted: nothing was
+//     done, and the key is free.
+//   - Canceled, DeadlineExceeded and Unavailable: the outcome is unknown. A handler may pass on the
+//     error of a call whose connection broke after the request was sent. If it did nothing, it calls
+//     [idempotency.NothingDone], or answers Aborted.
 //   - Everything else, Internal and Unknown included, is recorded.
 func DefaultFate(code codes.Code) idempotency.Fate {
 	switch code {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.ResourceExhausted,
-		codes.Aborted, codes.Unavailable:
+		codes.Aborted:
 		return idempotency.FreeKey
-	case codes.Canceled, codes.DeadlineExceeded:
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
 		return idempotency.OutcomeUnknown
 	}
 	return idempotency.KeepAnswer

@@ -238,8 +238,8 @@ func TestDefaultFate_EachCode(t *testing.T) {
 	t.Parallel()
 	const replayed, again, unknown = "replayed", "again", "unknown"
 	fates := map[codes.Code]string{codes.InvalidArgument: again, codes.Unauthenticated: again,
-		codes.PermissionDenied: again, codes.ResourceExhausted: again, codes.Aborted: again, codes.Unavailable: again,
-		codes.Canceled: unknown, codes.DeadlineExceeded: unknown}
+		codes.PermissionDenied: again, codes.ResourceExhausted: again, codes.Aborted: again,
+		codes.Canceled: unknown, codes.DeadlineExceeded: unknown, codes.Unavailable: unknown}
 	always := func(f idempotency.Fate) grpclock.Option {
 		return grpclock.Decide(func(codes.Code) idempotency.Fate { return f })
 	}
@@ -258,7 +258,7 @@ func TestDefaultFate_EachCode(t *testing.T) {
 		{"Decide frees", []grpclock.Option{always(idempotency.FreeKey)}, func(codes.Code) string { return again }},
 		{"RunAgain", []grpclock.Option{idempotency.RunAgain()}, func(c codes.Code) string {
 			switch c {
-			case codes.Internal, codes.Unknown, codes.DataLoss, codes.Canceled, codes.DeadlineExceeded:
+			case codes.Internal, codes.Unknown, codes.DataLoss, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
 				return again
 			}
 			return cmp.Or(fates[c], replayed)

@@ -2,6 +2,7 @@ package grpclock_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
@@ -78,6 +80,23 @@ func TestRefusal_HeaderSetOutside(t *testing.T) {
 	}
 	close(g.open)
 	(<-first).want(t, 1, false)
+}
+
+// The connection to the payment provider breaks after the charge. The handler returns the error of its call, and the
+// client's policy sends it again.
+func TestByMetadata_PassesOnUnavailable(t *testing.T) {
+	t.Parallel()
+	var charges, tries atomic.Int64
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
+	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) {
+		charges.Add(1)
+		return nil, fmt.Errorf("charge: %w", status.Error(codes.Unavailable, "error reading from server: EOF"))
+	}}, grpc.ChainUnaryInterceptor(attempts(&tries), i))
+	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
+	a := ask(t.Context(), client.Create, &request{}, idempotencyKey, "k")
+	if charges.Load() != 1 || tries.Load() < 2 {
+		t.Errorf("%d charges under one key in %d attempts; the answer is %v", charges.Load(), tries.Load(), a.err)
+	}
 }
 
 // cutter is a proxy that cuts all its connections on demand.
