@@ -118,7 +118,7 @@ func TestHeaders_ForgedHeaders(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Headers("X-Mine"),
-			ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return nil })), func(*gin.Context) {})
+			idempotency.Fingerprint(func(*http.Request, []byte) []byte { return nil })), func(*gin.Context) {})
 	})
 	forge := func(key string, record *claim.Record) {
 		out, err := claim.New(l, "http", claim.DefaultSettings()).Begin(context.Background(), claim.Request{
@@ -206,7 +206,7 @@ func TestHooksThatPanic(t *testing.T) {
 			return idempotency.Decide(func(int, http.Header) idempotency.Fate { p(); return idempotency.KeepAnswer })
 		},
 		"Fingerprint": func(p func()) idempotency.HTTPOption {
-			return ginlock.Fingerprint(func(*gin.Context, []byte) []byte { p(); return nil })
+			return idempotency.Fingerprint(func(*http.Request, []byte) []byte { p(); return nil })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

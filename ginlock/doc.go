@@ -7,8 +7,8 @@
 //	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab)  // one at a time per order
 //
 // The middlewares are those of package idempotency, which has the rules and the options:
-// [idempotency.Wait], [idempotency.Retain], [idempotency.Recover] and the others. [Principal] and
-// [Fingerprint] get a *gin.Context here.
+// [idempotency.Wait], [idempotency.Retain], [idempotency.Recover] and the others. [Principal],
+// [By] and [LockBy] get a *gin.Context here.
 //
 // Three things to know:
 //

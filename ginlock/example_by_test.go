@@ -1,7 +1,6 @@
 package ginlock_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -160,26 +159,4 @@ func ExampleLockBy() {
 	// held <nil>
 	// 200
 	// 400 idempotency_key_invalid
-}
-
-// This client writes the time into each try: what makes it the same payment is the amount.
-func ExampleFingerprint() {
-	locker := exampleLocker()
-	defer locker.Close()
-	r := gin.New()
-	amount := func(_ *gin.Context, body []byte) []byte {
-		var payment struct{ Cents int }
-		_ = json.Unmarshal(body, &payment) // a body that is no JSON has no amount: the handler refuses it
-		return fmt.Append(nil, payment.Cents)
-	}
-	r.POST("/payments", ginlock.ByHeader("Idempotency-Key", ginlock.Fingerprint(amount), idempotency.WithLocker(locker)), func(c *gin.Context) {
-		c.Status(http.StatusCreated)
-	})
-	fmt.Println(code(send(r, "POST", "/payments", `{"cents":700,"sent":"10:00"}`, "Idempotency-Key: k1")))
-	fmt.Println(code(send(r, "POST", "/payments", `{"cents":700,"sent":"10:01"}`, "Idempotency-Key: k1")))
-	fmt.Println(code(send(r, "POST", "/payments", `{"cents":900,"sent":"10:02"}`, "Idempotency-Key: k1")))
-	// Output:
-	// 201
-	// 201
-	// 422 idempotency_key_reused
 }

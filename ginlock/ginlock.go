@@ -27,12 +27,9 @@ func ByKey(template string, opts ...idempotency.HTTPOption) gin.HandlerFunc {
 	return adapt(idempotency.ByKey(template, withGin(opts)...))
 }
 
-// KeyFunc returns the key of a request, or "" if it has none. See [idempotency.KeyFunc].
-type KeyFunc func(c *gin.Context) (string, error)
-
 // By returns a middleware that takes the key from fn. See [idempotency.By].
-func By(fn KeyFunc, opts ...idempotency.HTTPOption) gin.HandlerFunc {
-	return adapt(idempotency.By(fn.http(), withGin(opts)...))
+func By(fn func(c *gin.Context) (string, error), opts ...idempotency.HTTPOption) gin.HandlerFunc {
+	return adapt(idempotency.By(onRequest(fn), withGin(opts)...))
 }
 
 // RefuseRepeats returns a middleware that refuses a form that is submitted twice within the window.
@@ -48,29 +45,20 @@ func LockByKey(template string, opts ...idempotency.LockOption) gin.HandlerFunc 
 }
 
 // LockBy is [LockByKey] with a function that makes the key. See [idempotency.LockBy].
-func LockBy(fn KeyFunc, opts ...idempotency.LockOption) gin.HandlerFunc {
-	return adapt(idempotency.LockBy(fn.http(), withGin(opts)...))
+func LockBy(fn func(c *gin.Context) (string, error), opts ...idempotency.LockOption) gin.HandlerFunc {
+	return adapt(idempotency.LockBy(onRequest(fn), withGin(opts)...))
 }
 
 // Principal sets the caller. See [idempotency.Principal]. The default is the name that
 // gin.BasicAuth left under gin.AuthUserKey.
-func Principal(fn func(c *gin.Context) string) idempotency.FrontOption {
+func Principal(fn func(c *gin.Context) string) idempotency.LockOption {
 	if fn == nil {
 		return idempotency.Principal(nil)
 	}
 	return idempotency.Principal(func(r *http.Request) string { return fn(contextOf(r)) })
 }
 
-// Fingerprint replaces the part of the fingerprint that covers the query, the content type and the
-// body. See [idempotency.Fingerprint].
-func Fingerprint(fn func(c *gin.Context, body []byte) []byte) idempotency.HTTPOption {
-	if fn == nil {
-		return idempotency.Fingerprint(nil)
-	}
-	return idempotency.Fingerprint(func(r *http.Request, body []byte) []byte { return fn(contextOf(r), body) })
-}
-
-func (fn KeyFunc) http() idempotency.KeyFunc {
+func onRequest(fn func(c *gin.Context) (string, error)) func(*http.Request) (string, error) {
 	if fn == nil {
 		return nil
 	}
@@ -78,8 +66,8 @@ func (fn KeyFunc) http() idempotency.KeyFunc {
 }
 
 // withGin puts Gin's router before the options.
-func withGin[T any](opts []T) []T {
-	var router any = idempotency.WithRouter(idempotency.Router{
+func withGin[T idempotency.HTTPOption](opts []T) []T {
+	var router any = claim.WithRouter(claim.Router{
 		Pattern: func(r *http.Request) string { return contextOf(r).FullPath() },
 		Param:   func(r *http.Request, name string) (string, bool) { return contextOf(r).Params.Get(name) },
 		User:    func(r *http.Request) (string, error) { return user(contextOf(r)) },
@@ -152,7 +140,7 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		outside := c.Request
 		req := &request{Context: outside.Context(), c: c, sent: sender{ResponseWriter: c.Writer}}
 		r := outside.WithContext(req)
-		c.Request = r // a KeyFunc may read the body and put it back
+		c.Request = r // the function of By may read the body and put it back
 		defer func() {
 			outside.MultipartForm = r.MultipartForm // the server removes its files
 			c.Request = outside

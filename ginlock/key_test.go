@@ -2,6 +2,7 @@ package ginlock_test
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -95,7 +96,7 @@ func TestKey_OfPrincipalsMethodsAndRoutes(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-User") }),
-			ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return nil })))
+			idempotency.Fingerprint(func(*http.Request, []byte) []byte { return nil })))
 		r.Any("/orders", counter(&runs))
 		r.Any("/orders/:id", counter(&runs))
 	})

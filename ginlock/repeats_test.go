@@ -156,7 +156,7 @@ func TestRefuseRepeats_Options(t *testing.T) {
 	var runs atomic.Int64
 	s := form(t, time.Minute, counter(&runs),
 		ginlock.Principal(func(c *gin.Context) string { return c.GetHeader("X-Who") }),
-		ginlock.Fingerprint(func(*gin.Context, []byte) []byte { return []byte("all the same") }),
+		idempotency.Fingerprint(func(*http.Request, []byte) []byte { return []byte("all the same") }),
 		idempotency.Decide(func(status int, _ http.Header) idempotency.Fate {
 			if status == 201 {
 				return idempotency.KeepAnswer

@@ -25,8 +25,8 @@ func TestFingerprint_WhatCounts(t *testing.T) {
 	l := testutil.Locker(t)
 	s := serve(t, func(r *gin.Engine) {
 		r.POST("/orders/:id", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), counter(&runs))
-		r.POST("/custom", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), ginlock.Fingerprint(func(c *gin.Context, body []byte) []byte {
-			return append([]byte(c.Query("n")), body[:1]...)
+		r.POST("/custom", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Fingerprint(func(r *http.Request, body []byte) []byte {
+			return append([]byte(r.URL.Query().Get("n")), body[:1]...)
 		})), counter(&runs))
 	})
 	send := func(path, contentType, body string) answer {

@@ -70,15 +70,11 @@ func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	return newInterceptor("ByKey", s, opts)
 }
 
-// KeyFunc returns the key of a call, or "" if it has none. If it returns an error, the call is
-// refused. An error with a gRPC status is returned as it is. Any other error is logged and becomes
-// InvalidArgument. req is nil for streams. [grpc.Method] names the method.
-type KeyFunc func(ctx context.Context, req any) (string, error)
-
 // By returns an interceptor that takes the key from fn: a text without control characters, or "" if
-// the call has none. Join parts that come from outside with [core.Join]. Otherwise By works as
-// [ByMetadata].
-func By(fn KeyFunc, opts ...Option) grpc.UnaryServerInterceptor {
+// the call has none. Join parts that come from outside with [core.Join]. [grpc.Method] names the
+// method. If fn returns an error, the call is refused. An error with a gRPC status is returned as it
+// is. Any other error is logged and becomes InvalidArgument. Otherwise By works as [ByMetadata].
+func By(fn func(ctx context.Context, req any) (string, error), opts ...Option) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: By(nil): pass a function that returns the key of a call")
 	}

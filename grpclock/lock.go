@@ -35,9 +35,9 @@ func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor 
 	return newLocks("LockByKey", s, opts).unary
 }
 
-// LockBy is [LockByKey] with a function that makes the key. The key has up to 512 bytes. Calls
+// LockBy is [LockByKey] with a function that makes the key, as in [By]. The key has up to 512 bytes. Calls
 // whose key is "" run unprotected, unless idempotency.Require is set.
-func LockBy(fn KeyFunc, opts ...LockOption) grpc.UnaryServerInterceptor {
+func LockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockOption) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: LockBy(nil): pass a function that returns the key of a call")
 	}
@@ -66,8 +66,8 @@ func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInter
 	return newLocks("StreamLockByKey", s, opts).stream
 }
 
-// StreamLockBy is [StreamLockByKey] with a function, as in [LockBy].
-func StreamLockBy(fn KeyFunc, opts ...LockOption) grpc.StreamServerInterceptor {
+// StreamLockBy is [StreamLockByKey] with a function, as in [LockBy]. Its req is nil.
+func StreamLockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockOption) grpc.StreamServerInterceptor {
 	if fn == nil {
 		panic("grpclock: StreamLockBy(nil): pass a function that returns the key of a call")
 	}

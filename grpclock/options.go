@@ -19,14 +19,9 @@ import (
 type Option = claim.GRPCOption
 
 // LockOption configures [LockByKey], [LockBy], [StreamLockByKey] and [StreamLockBy]: [Principal],
-// and of package idempotency Wait, Require, FailOpen and WithLocker.
+// and of package idempotency Wait, Require, FailOpen and WithLocker. Every LockOption is an [Option],
+// too.
 type LockOption = claim.GRPCLockOption
-
-// FrontOption configures idempotency and plain locks.
-type FrontOption interface {
-	Option
-	LockOption
-}
 
 // config is the configuration of an interceptor.
 type config struct {
@@ -58,10 +53,10 @@ type option func(*config)
 
 func (o option) GRPC(t claim.Target) { o(t.(*config)) }
 
-type frontOption func(*config)
+type plainLockOption func(*config)
 
-func (o frontOption) GRPC(t claim.Target)     { o(t.(*config)) }
-func (o frontOption) GRPCLock(t claim.Target) { o(t.(*config)) }
+func (o plainLockOption) GRPC(t claim.Target)     { o(t.(*config)) }
+func (o plainLockOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 
 // Principal sets the caller: a name that is verified and stays the same over retries, such as a
 // user or tenant id. Keys of different principals are independent of each other. If fn returns "",
@@ -71,8 +66,8 @@ func (o frontOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 // Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs
 // or else its subject. A retry must then come with the credentials of the first call: the metadata
 // authorization, cookie (grpcgateway-cookie behind grpc-gateway) and x-api-key.
-func Principal(fn func(context.Context) string) FrontOption {
-	return frontOption(func(c *config) {
+func Principal(fn func(context.Context) string) LockOption {
+	return plainLockOption(func(c *config) {
 		c.principal = fn
 		c.Check(fn != nil, "Principal(nil): pass a function, or omit the option")
 	})

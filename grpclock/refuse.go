@@ -102,7 +102,7 @@ func (c *call) refuseKey(err error) error {
 		p.Correction = keytext.Missing(s.place, s.form)
 		return c.refuse(p)
 	}
-	if _, ok := status.FromError(err); ok { // of a KeyFunc
+	if _, ok := status.FromError(err); ok { // of the function of By
 		return &refusal{err, claim.Free}
 	}
 	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)

@@ -1,6 +1,7 @@
 package grpclock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,7 +59,7 @@ func fieldSource(path string) *source {
 	}
 }
 
-func funcSource(fn KeyFunc) *source {
+func funcSource(fn func(ctx context.Context, req any) (string, error)) *source {
 	return &source{
 		name: "func",
 		read: func(c *call) (string, error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -173,14 +174,23 @@ func ExampleReadPlain() {
 	// Output: true
 }
 
-// A router that keeps the pattern of a route in its own place, as chi does.
-func ExampleWithRouter() {
+// This client writes the time into each try: what makes it the same payment is the amount.
+func ExampleFingerprint() {
 	locker := exampleLocker()
 	defer locker.Close()
-	router := idempotency.Router{Pattern: func(*http.Request) string { return "/payments" }}
-	pay := idempotency.ByHeader("Idempotency-Key", idempotency.WithRouter(router), idempotency.WithLocker(locker))(http.HandlerFunc(created))
-	fmt.Println(code(send(pay, "700", "Idempotency-Key: k1")))
-	// Output: 201
+	amount := func(_ *http.Request, body []byte) []byte {
+		var payment struct{ Cents int }
+		_ = json.Unmarshal(body, &payment) // a body that is no JSON has no amount: the handler refuses it
+		return fmt.Append(nil, payment.Cents)
+	}
+	pay := idempotency.ByHeader("Idempotency-Key", idempotency.Fingerprint(amount), idempotency.WithLocker(locker))(http.HandlerFunc(created))
+	for _, body := range []string{`{"cents":700,"sent":"10:00"}`, `{"cents":700,"sent":"10:01"}`, `{"cents":900,"sent":"10:02"}`} {
+		fmt.Println(code(send(pay, body, "Idempotency-Key: k1")))
+	}
+	// Output:
+	// 201
+	// 201
+	// 422 idempotency_key_reused
 }
 
 // A text of its own for one of the refusals.

@@ -51,9 +51,10 @@ func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler 
 }
 
 // By returns a middleware that takes the key from fn: a text without control characters, or "" if
-// the request has none. Join parts that come from outside with [core.Join]. Otherwise By works as
-// [ByHeader].
-func By(fn KeyFunc, opts ...HTTPOption) func(http.Handler) http.Handler {
+// the request has none. Join parts that come from outside with [core.Join]. If fn returns an error,
+// the request is refused with 400. The error is logged, and the client does not see it. A function
+// that reads the body must put it back. Otherwise By works as [ByHeader].
+func By(fn func(r *http.Request) (string, error), opts ...HTTPOption) func(http.Handler) http.Handler {
 	if fn == nil {
 		panic("idempotency: By(nil): pass a function that returns the key of a request")
 	}

@@ -21,7 +21,8 @@ type Option = claim.Option
 // SharedOption configures idempotency and plain locks, over HTTP and over gRPC.
 type SharedOption = claim.SharedOption
 
-// LockOption configures [LockByKey] and [LockBy], and their twins in ginlock.
+// LockOption configures [LockByKey] and [LockBy], and their twins in ginlock. Every LockOption is an
+// [HTTPOption], too.
 type LockOption = claim.HTTPLockOption
 
 // WithLocker sets the Locker. The default is the one that was passed to [core.SetDefault].
@@ -167,7 +168,7 @@ func ReadPlain() Option { return claim.Shared(func(s *claim.Settings) { s.ReadPl
 // httpConfig is the configuration of a middleware.
 type httpConfig struct {
 	claim.Settings
-	router         Router
+	router         router
 	methods        map[string]bool
 	principal      func(*http.Request) string
 	writeProblem   func(http.ResponseWriter, *http.Request, Refusal)
@@ -182,23 +183,19 @@ type httpOption func(*httpConfig)
 
 func (o httpOption) HTTP(t claim.Target) { o(t.(*httpConfig)) }
 
-// frontOption is for plain locks, too.
-type frontOption func(*httpConfig)
+type lockOption func(*httpConfig)
 
-func (o frontOption) HTTP(t claim.Target)     { o(t.(*httpConfig)) }
-func (o frontOption) HTTPLock(t claim.Target) { o(t.(*httpConfig)) }
+func (o lockOption) HTTP(t claim.Target)     { o(t.(*httpConfig)) }
+func (o lockOption) HTTPLock(t claim.Target) { o(t.(*httpConfig)) }
 
-// FrontOption configures idempotency and plain locks over HTTP.
-type FrontOption interface {
-	HTTPOption
-	LockOption
-}
+// UseRouter is what [claim.WithRouter] calls.
+func (c *httpConfig) UseRouter(r claim.Router) { c.router = router(r) }
 
 // Methods sets which methods are covered. By default idempotency covers all methods except GET,
 // HEAD, OPTIONS and TRACE. These have no effect to protect, and naming one for idempotency panics.
 // A plain lock covers all methods by default.
-func Methods(methods ...string) FrontOption {
-	return frontOption(func(c *httpConfig) {
+func Methods(methods ...string) LockOption {
+	return lockOption(func(c *httpConfig) {
 		c.methods = make(map[string]bool, len(methods))
 		for _, m := range methods {
 			c.methods[strings.ToUpper(m)] = true
@@ -214,8 +211,8 @@ func Methods(methods ...string) FrontOption {
 // Without Principal all callers share one space of keys. A retry must then come with the
 // credentials of the first request: the headers Authorization, Cookie and X-Api-Key, and a verified
 // client certificate.
-func Principal(fn func(*http.Request) string) FrontOption {
-	return frontOption(func(c *httpConfig) {
+func Principal(fn func(*http.Request) string) LockOption {
+	return lockOption(func(c *httpConfig) {
 		c.principal = fn
 		c.Check(fn != nil, "Principal(nil): pass a function, or omit the option")
 	})
@@ -223,8 +220,8 @@ func Principal(fn func(*http.Request) string) FrontOption {
 
 // WithProblemWriter sets how refusals are written. The Retry-After header is set already. The
 // default is application/problem+json (RFC 9457).
-func WithProblemWriter(fn func(http.ResponseWriter, *http.Request, Refusal)) FrontOption {
-	return frontOption(func(c *httpConfig) {
+func WithProblemWriter(fn func(http.ResponseWriter, *http.Request, Refusal)) LockOption {
+	return lockOption(func(c *httpConfig) {
 		c.writeProblem = fn
 		c.Check(fn != nil, "WithProblemWriter(nil): pass a function, or omit the option")
 	})
@@ -232,8 +229,8 @@ func WithProblemWriter(fn func(http.ResponseWriter, *http.Request, Refusal)) Fro
 
 // MaxRequestBody sets the largest body of a request, in bytes. The body is read before the handler
 // runs. A request with a larger body is refused with 413. The default is 1 MiB.
-func MaxRequestBody(n int) FrontOption {
-	return frontOption(func(c *httpConfig) {
+func MaxRequestBody(n int) LockOption {
+	return lockOption(func(c *httpConfig) {
 		c.maxRequestBody = n
 		c.Check(n >= 0, "MaxRequestBody(%d): it must not be negative", n)
 	})
@@ -285,29 +282,4 @@ func Recover(fn func(w http.ResponseWriter, r *http.Request, earlier Run) Recove
 		c.recover, c.Recovers = fn, true
 		c.Check(fn != nil, "Recover(nil): pass a function, or omit the option")
 	})
-}
-
-// WithRouter adapts a middleware to a router other than that of net/http.
-func WithRouter(r Router) FrontOption {
-	return frontOption(func(c *httpConfig) { c.router = r })
-}
-
-// Router answers the questions about a request that each router answers in its own way. If a
-// function is nil, the answer of net/http counts.
-type Router struct {
-	// Pattern returns the pattern of the route, such as /orders/{id}, or "" if it is not known. The
-	// default is r.Pattern. Without a pattern the path takes its place, and a key belongs to one path.
-	Pattern func(r *http.Request) string
-	// Param returns a parameter of the path. The default is r.PathValue.
-	Param func(r *http.Request, name string) (value string, ok bool)
-	// User returns the name of the caller that the framework has authenticated, or "". If it
-	// returns an error, the request is refused with 500. User is called only if there is no
-	// [Principal].
-	User func(r *http.Request) (string, error)
-	// Address returns the address of the client. The default is the host of r.RemoteAddr.
-	Address func(r *http.Request) string
-	// Body returns a body that was read already, or nil.
-	Body func(r *http.Request) []byte
-	// Bound reports whether the framework reads a JSON body of this request as JSON.
-	Bound func(r *http.Request) bool
 }

@@ -11,7 +11,10 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-func (ro Router) pattern(r *http.Request) string {
+// router answers as the functions of a [claim.Router] do, or as net/http does.
+type router claim.Router
+
+func (ro router) pattern(r *http.Request) string {
 	if ro.Pattern != nil {
 		return ro.Pattern(r)
 	}
@@ -36,7 +39,7 @@ func mount(r *http.Request) string {
 	return prefix
 }
 
-func (ro Router) param(r *http.Request, name string) (string, bool) {
+func (ro router) param(r *http.Request, name string) (string, bool) {
 	if ro.Param != nil {
 		return ro.Param(r, name)
 	}
@@ -44,14 +47,14 @@ func (ro Router) param(r *http.Request, name string) (string, bool) {
 	return value, value != "" || strings.Contains(r.Pattern, "{"+name+"...}")
 }
 
-func (ro Router) body(r *http.Request) []byte {
+func (ro router) body(r *http.Request) []byte {
 	if ro.Body == nil {
 		return nil
 	}
 	return ro.Body(r)
 }
 
-func (ro Router) address(r *http.Request) string {
+func (ro router) address(r *http.Request) string {
 	if ro.Address != nil {
 		return ro.Address(r)
 	}
@@ -62,7 +65,7 @@ func (ro Router) address(r *http.Request) string {
 	return host
 }
 
-func (ro Router) bound(r *http.Request) bool {
+func (ro router) bound(r *http.Request) bool {
 	if ro.Bound != nil {
 		return ro.Bound(r)
 	}

@@ -34,12 +34,7 @@ func headerSource(name string) (source, error) {
 	}, keptHeader(name)
 }
 
-// KeyFunc returns the key of a request, or "" if it has none. If it returns an error, the request
-// is refused with 400. The error is logged, and the client does not see it. A function that reads
-// the body must put it back.
-type KeyFunc func(r *http.Request) (string, error)
-
-func funcSource(fn KeyFunc) source {
+func funcSource(fn func(r *http.Request) (string, error)) source {
 	return source{
 		name: "func",
 		read: func(f *front, r *http.Request) (string, error) {

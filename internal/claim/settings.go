@@ -80,11 +80,17 @@ type HTTPOption interface{ HTTP(Target) }
 // GRPCOption configures idempotency over gRPC.
 type GRPCOption interface{ GRPC(Target) }
 
-// HTTPLockOption configures a plain lock over HTTP.
-type HTTPLockOption interface{ HTTPLock(Target) }
+// HTTPLockOption configures a plain lock, or idempotency, over HTTP.
+type HTTPLockOption interface {
+	HTTPOption
+	HTTPLock(Target)
+}
 
-// GRPCLockOption configures a plain lock over gRPC.
-type GRPCLockOption interface{ GRPCLock(Target) }
+// GRPCLockOption configures a plain lock, or idempotency, over gRPC.
+type GRPCLockOption interface {
+	GRPCOption
+	GRPCLock(Target)
+}
 
 // Option configures idempotency over HTTP or gRPC.
 type Option interface {
@@ -94,7 +100,6 @@ type Option interface {
 
 // SharedOption configures idempotency or a plain lock, over HTTP or gRPC.
 type SharedOption interface {
-	Option
 	HTTPLockOption
 	GRPCLockOption
 }
