@@ -2,6 +2,7 @@ package grpclock
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"strings"
 	"sync"
@@ -11,55 +12,30 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// ClientOption configures [UnaryClientInterceptor]. A nil option is ignored. If two options set the
-// same thing, the later one counts.
-type ClientOption interface{ applyClient(*client) }
-
-type clientOption func(*client)
-
-func (o clientOption) applyClient(c *client) { o(c) }
-
-// KeyMetadata sets the name of the metadata that carries the key. The default is "idempotency-key".
-func KeyMetadata(name string) ClientOption {
-	return clientOption(func(c *client) { c.name = strings.ToLower(name) })
-}
-
-// OnKey calls fn with each call's method and key before the call is sent. Store the key there if
-// the call must survive a crash of the client: after a restart send it again with
-// [idempotency.ContextWithKey]. If fn returns an error, the call is not sent and its error wraps
-// that of fn.
-func OnKey(fn func(ctx context.Context, method, key string) error) ClientOption {
-	return clientOption(func(c *client) { c.onKey = fn })
-}
-
 type client struct {
-	name  string
-	onKey func(ctx context.Context, method, key string) error
-	safe  sync.Map // whether a method has no side effects, by its full name
+	name string
+	safe sync.Map // whether a method has no side effects, by its full name
 }
 
 // UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its own
-// and keeps it over its retries. Retries are those of gRPC's retry policy and those of a retry
-// interceptor after this one. To retry with a second call, pass both calls a context of
-// [idempotency.ContextWithKey]. A key that is in the metadata already is kept. Methods with
-// idempotency_level = NO_SIDE_EFFECTS get no key, if their descriptor is linked in.
+// in the metadata of this name, and keeps it over its retries. Retries are those of gRPC's retry
+// policy and those of a retry interceptor after this one. A key that is in the metadata already is
+// kept. Methods with idempotency_level = NO_SIDE_EFFECTS get no key, if their descriptor is linked
+// in.
+//
+// To retry with a second call, pass both calls a context of [idempotency.ContextWithKey]. If a call
+// must survive a crash of the client, make its key with crypto/rand.Text, and store it before the
+// first call. After a restart, call again with the stored key.
 //
 // UnaryClientInterceptor panics if the name cannot be the name of text metadata.
-func UnaryClientInterceptor(opts ...ClientOption) grpc.UnaryClientInterceptor {
-	c := &client{name: keyMetadata}
-	for _, o := range opts {
-		if o != nil {
-			o.applyClient(c)
-		}
+func UnaryClientInterceptor(name string) grpc.UnaryClientInterceptor {
+	if _, err := metadataSource(name); err != nil {
+		panic(fmt.Sprintf("grpclock: UnaryClientInterceptor(%q): %v", name, err))
 	}
-	if _, err := metadataSource(c.name); err != nil {
-		panic(fmt.Sprintf("grpclock: KeyMetadata(%q): %v", c.name, err))
-	}
-	return c.unary
+	return (&client{name: strings.ToLower(name)}).unary
 }
 
 func (c *client) unary(
@@ -75,16 +51,11 @@ func (c *client) unary(
 	}
 	key, ok := keytext.FromContext(ctx)
 	if !ok {
-		key = idempotency.NewKey()
+		key = rand.Text()
 	}
 	value, err := keytext.Format(key)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
-	}
-	if c.onKey != nil {
-		if err := c.onKey(ctx, method, key); err != nil {
-			return fmt.Errorf("grpclock: OnKey: %w", err)
-		}
 	}
 	return invoker(
 		metadata.AppendToOutgoingContext(ctx, c.name, value),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/rand"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -40,7 +41,7 @@ func ExampleUnaryClientInterceptor() {
 	defer locker.Close()
 	busy := true
 	conn, stop := startWith(&orders{handle: count()}, []grpc.DialOption{
-		grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.KeyMetadata("x-request-id"))),
+		grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor("x-request-id")),
 		grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":4,
 			"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}]}`),
 	}, grpc.ChainUnaryInterceptor(
@@ -56,6 +57,25 @@ func ExampleUnaryClientInterceptor() {
 	order, err := testpb.NewOrdersClient(conn).Create(with(), &testpb.Request{})
 	fmt.Println(order.GetRun(), err)
 	// Output: 1 <nil>
+}
+
+// A client that must survive a crash makes the key itself, and stores it before the first call.
+func ExampleUnaryClientInterceptor_storedKey() {
+	locker := exampleLocker()
+	defer locker.Close()
+	conn, stop := startWith(&orders{handle: count()},
+		[]grpc.DialOption{grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor("idempotency-key"))},
+		grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(locker))))
+	defer stop()
+	client := testpb.NewOrdersClient(conn)
+	stored := rand.Text() // in a file or a database
+	for range 2 {         // the second call is after the crash
+		order, err := client.Create(idempotency.ContextWithKey(with(), stored), &testpb.Request{})
+		fmt.Println(order.GetRun(), err)
+	}
+	// Output:
+	// 1 <nil>
+	// 1 <nil>
 }
 
 // Ann's keys are not Ben's. An example believes metadata; a service takes what authentication has found out.
@@ -295,27 +315,4 @@ func ExampleMetadata() {
 	// Output:
 	// [/orders/1] [42] <nil>
 	// [/orders/1] [] <nil>
-}
-
-// A client stores its key before the call, so that it can send the call again after a crash.
-func ExampleOnKey() {
-	locker := exampleLocker()
-	defer locker.Close()
-	var stored string
-	store := func(_ context.Context, method, key string) error {
-		stored = key
-		return nil
-	}
-	conn, stop := startWith(&orders{handle: count()},
-		[]grpc.DialOption{grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.OnKey(store)))},
-		grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(locker))))
-	defer stop()
-	client := testpb.NewOrdersClient(conn)
-	order, err := client.Create(with(), &testpb.Request{})
-	fmt.Println(order.GetRun(), err)
-	order, err = client.Create(idempotency.ContextWithKey(with(), stored), &testpb.Request{}) // after the crash
-	fmt.Println(order.GetRun(), err)
-	// Output:
-	// 1 <nil>
-	// 1 <nil>
 }

@@ -164,7 +164,7 @@ func TestClient_RetryAfterLostAnswer(t *testing.T) {
 	}}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), idempotency.Wait(5*time.Second))))
 	c = newCutter(t, s.addr)
 	conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor()))
+		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(idempotencyKey)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestClient_Keys(t *testing.T) {
 		keys = append(keys, metadata.ValueFromIncomingContext(ctx, "x-key")...)
 		return &order{}, nil
 	}})
-	client := testpb.NewOrdersClient(s.dial(grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.KeyMetadata("X-Key"), nil))))
+	client := testpb.NewOrdersClient(s.dial(grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor("X-Key"))))
 	for _, c := range []struct {
 		name string
 		call func() answer

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -326,28 +325,6 @@ func TestService_KeysAreApart(t *testing.T) {
 	a.create("k", &request{}).want(t, 1, false)
 	b.create("k", &request{}).want(t, 2, false)
 	a.create("k", &request{}).want(t, 1, true)
-}
-
-func TestOnKey(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := once(t, counter(&runs), idempotency.Require())
-	var keys []string
-	fail := errors.New("the disk is full")
-	client := testpb.NewOrdersClient(s.dial(grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(grpclock.OnKey(func(_ context.Context, method, key string) error {
-		if keys = append(keys, method, key); len(keys) > 2 {
-			return fail
-		}
-		return nil
-	})))))
-	ask(t.Context(), client.Create, &request{}).want(t, 1, false)
-	if len(keys) != 2 || keys[0] != testpb.Orders_Create_FullMethodName {
-		t.Fatalf("OnKey got %q", keys)
-	}
-	s.create(keys[1], &request{}).want(t, 1, true)
-	if a := ask(t.Context(), client.Create, &request{}); !errors.Is(a.err, fail) || !strings.Contains(a.err.Error(), "OnKey") || runs.Load() != 1 {
-		t.Errorf("%v, %d runs", a.err, runs.Load())
-	}
 }
 
 // The first run charged, and Recover cannot ask the provider. Its code is about the retry, so the outcome

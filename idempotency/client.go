@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -15,92 +16,20 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// TransportOption configures [NewTransport]. A nil option is ignored. If two options set the same
-// thing, the later one counts. NewTransport panics if an option is wrong.
-type TransportOption interface{ applyTransport(*transport) }
-
-type transportOption func(*transport)
-
-func (o transportOption) applyTransport(t *transport) { o(t) }
-
-// WithHeader sets the name of the header. The default is Idempotency-Key.
-func WithHeader(name string) TransportOption {
-	return transportOption(func(t *transport) {
-		t.header = http.CanonicalHeaderKey(name)
-		t.check(validToken(name), "WithHeader(%q): pass the name of a header", name)
-	})
-}
-
-// WithAttempts sets how many times a call is sent at most. It also sets how long one attempt may
-// take until the header of its answer arrives. The default is 4 attempts of 10 s. With 1 attempt
-// the transport only adds the key.
-func WithAttempts(n int, each time.Duration) TransportOption {
-	return transportOption(func(t *transport) {
-		t.attempts, t.each = n, each
-		t.check(n >= 1 && each > 0, "WithAttempts(%d, %v): both must be positive", n, each)
-	})
-}
-
-// WithPause sets how long the transport waits before it sends a call again. The first pause is
-// about first. Each later pause is twice as long, up to longest. If Retry-After asks for a pause
-// longer than longest, the transport returns the answer and does not send the call again. The
-// default is 100 ms and 10 s.
-func WithPause(first, longest time.Duration) TransportOption {
-	return transportOption(func(t *transport) {
-		t.first, t.longest = first, longest
-		t.check(0 < first && first <= longest, "WithPause(%v, %v): the first pause must be positive and not longer than the longest", first, longest)
-	})
-}
-
-// RetryStatuses adds statuses after which a call is sent again, such as 502 and 504 of a gateway.
-// The server must keep "one key, one effect" for them: see [DefaultFate].
-func RetryStatuses(statuses ...int) TransportOption {
-	return transportOption(func(t *transport) {
-		for _, s := range statuses {
-			t.retried[s] = true
-		}
-	})
-}
-
-// OnKey calls fn with each call's request and its key before the call is sent for the first time.
-// Store the key there if the call must survive a crash of the client: after a restart send it again
-// with [ContextWithKey]. If fn returns an error, the call is not sent and its error wraps that of
-// fn.
-func OnKey(fn func(r *http.Request, key string) error) TransportOption {
-	return transportOption(func(t *transport) {
-		t.onKey = fn
-		t.check(fn != nil, "OnKey(nil): pass a function, or omit the option")
-	})
-}
-
-type transport struct {
-	base           http.RoundTripper
-	header         string
-	attempts       int
-	each           time.Duration
-	first, longest time.Duration
-	retried        map[int]bool
-	onKey          func(*http.Request, string) error
-}
-
-func (t *transport) check(ok bool, format string, args ...any) {
-	if !ok {
-		panic("idempotency: NewTransport: " + fmt.Sprintf(format, args...))
-	}
-}
-
-// NewTransport returns the client's half: an [http.RoundTripper] around base, or around
-// [http.DefaultTransport] if base is nil. Each call gets an idempotency key, except GET, HEAD,
-// OPTIONS and TRACE, which have no effect to protect. The call is sent again with the same key
-// after:
+// Transport is the client's half: an [http.RoundTripper] that gives each call an idempotency key,
+// except GET, HEAD, OPTIONS and TRACE, which have no effect to protect. The zero Transport works:
 //
-//   - an error of base, or an attempt that took too long ([WithAttempts]), unless the call's own
-//     context ended or the server's certificate is not trusted
+//	client := &http.Client{Transport: &idempotency.Transport{}}
+//
+// The call is sent again with the same key after:
+//
+//   - an error of Base, or an attempt that took longer than Timeout, unless the call's own context
+//     ended or the server's certificate is not trusted
 //   - 425, 429 and 503 with Retry-After, by which a server says that it did nothing
 //   - 503 without Retry-After, which may also mean that the first request runs: the server must heed
 //     the key
 //   - 409 with Retry-After, by which a server says that the first request is running
-//   - a status of [RetryStatuses]
+//   - a status of RetryStatuses
 //
 // Any other answer is returned, including 500, 502 and 504. A server that has no record of the call
 // would run it a second time. After the last attempt its answer or error is returned as it is. The
@@ -111,53 +40,123 @@ func (t *transport) check(ok bool, format string, args ...any) {
 // To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
 // bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent
 // once. With the header Idempotency-Key, net/http itself also sends a request again, with the same
-// key, if an idle connection turns out to be closed. The server must honour the key. The transport
-// is safe for concurrent use.
+// key, if an idle connection turns out to be closed. The server must honour the key.
+//
+// A Transport is safe for concurrent use. Its fields must not change after the first call. A field
+// that is zero has its default. If a field is wrong, each call returns an error that names the
+// field, and nothing is sent.
 //
 // Source: draft-ietf-httpapi-idempotency-key-header-07; Retry-After: RFC 9110, 10.2.3.
-func NewTransport(base http.RoundTripper, opts ...TransportOption) http.RoundTripper {
-	if base == nil {
-		base = http.DefaultTransport
-	}
-	t := &transport{
-		base: base, header: "Idempotency-Key", attempts: 4, each: 10 * time.Second,
-		first: 100 * time.Millisecond, longest: 10 * time.Second,
-		retried: map[int]bool{http.StatusTooEarly: true, http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true},
-	}
-	for _, o := range opts {
-		if o != nil {
-			o.applyTransport(t)
-		}
-	}
-	return t
+type Transport struct {
+	// Base sends the requests. The default is http.DefaultTransport.
+	Base http.RoundTripper
+	// Header is the name of the header that carries the key. The default is Idempotency-Key.
+	Header string
+	// Attempts is how many times a call is sent at most. The default is 4. With 1 attempt the
+	// transport only adds the key.
+	Attempts int
+	// Timeout is how long one attempt may take until the header of its answer arrives. The default
+	// is 10 s.
+	Timeout time.Duration
+	// FirstPause is about how long the transport waits before it sends a call for the second time.
+	// Each later pause is twice as long, up to LongestPause. The default is 100 ms.
+	FirstPause time.Duration
+	// LongestPause is the longest wait between two attempts. If Retry-After asks for more, the
+	// transport returns the answer and does not send the call again. The default is 10 s.
+	LongestPause time.Duration
+	// RetryStatuses are further statuses after which a call is sent again, such as 502 and 504 of a
+	// gateway. The server must keep "one key, one effect" for them: see [DefaultFate].
+	RetryStatuses []int
+	// OnKey, if it is set, is called with each call's request and its key before the call is sent
+	// for the first time. Store the key there if the call must survive a crash of the client: after
+	// a restart send it again with [ContextWithKey]. If OnKey returns an error, the call is not sent
+	// and its error wraps that of OnKey.
+	OnKey func(r *http.Request, key string) error
 }
 
-// NewKey returns a new key with 128 random bits.
-func NewKey() string { return rand.Text() }
+// withDefaults returns a copy of t that has a default in each field that is zero. It returns an
+// error if a field is wrong.
+func (t *Transport) withDefaults() (Transport, error) {
+	d := *t
+	d.Base = t.base()
+	d.Header = http.CanonicalHeaderKey(cmp.Or(t.Header, "Idempotency-Key"))
+	d.Attempts = cmp.Or(t.Attempts, 4)
+	d.Timeout = cmp.Or(t.Timeout, 10*time.Second)
+	d.FirstPause = cmp.Or(t.FirstPause, 100*time.Millisecond)
+	d.LongestPause = cmp.Or(t.LongestPause, 10*time.Second)
+	return d, d.check()
+}
+
+// check returns an error that names the field that is wrong.
+func (t *Transport) check() error {
+	const wrong = "idempotency: Transport."
+	switch {
+	case !validToken(t.Header) || keptHeader(t.Header) != nil:
+		return fmt.Errorf(wrong+"Header is %q: set a header that net/http sends, for example Idempotency-Key", t.Header)
+	case t.Attempts < 0:
+		return fmt.Errorf(wrong+"Attempts is %d: set a positive number, or 0 for the default", t.Attempts)
+	case t.Timeout < 0:
+		return fmt.Errorf(wrong+"Timeout is %v: set a positive duration, or 0 for the default", t.Timeout)
+	case t.FirstPause < 0:
+		return fmt.Errorf(wrong+"FirstPause is %v: set a positive duration, or 0 for the default", t.FirstPause)
+	case t.LongestPause < 0:
+		return fmt.Errorf(wrong+"LongestPause is %v: set a positive duration, or 0 for the default", t.LongestPause)
+	case t.FirstPause > t.LongestPause:
+		return fmt.Errorf(wrong+"FirstPause is %v: it must not be longer than LongestPause, %v; set both", t.FirstPause, t.LongestPause)
+	}
+	for _, status := range t.RetryStatuses {
+		if status < 200 || status > 599 {
+			return fmt.Errorf(wrong+"RetryStatuses has %d: list statuses of answers, 200 to 599", status)
+		}
+	}
+	return nil
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
+	}
+	return t.Base
+}
 
 // ContextWithKey returns a context whose calls have this key instead of a new one. It is for
-// retries of your own, and for retries after a crash with a key that was stored before. The key has
-// 1 to 255 printable ASCII characters.
+// retries of your own, and for retries after a crash with a key that was stored before. Make such a
+// key with crypto/rand.Text, and store it before the first attempt. The key has 1 to 255 printable
+// ASCII characters.
 func ContextWithKey(ctx context.Context, key string) context.Context {
 	return keytext.WithKey(ctx, key)
 }
 
 // RoundTrip implements [http.RoundTripper].
-func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	d, err := t.withDefaults()
+	if err != nil {
+		return nil, unsent(r, err)
+	}
 	switch r.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return t.base.RoundTrip(r)
+		return d.Base.RoundTrip(r)
 	}
+	return d.roundTrip(r)
+}
+
+// unsent closes the body of a request that is not sent, as every RoundTripper must.
+func unsent(r *http.Request, err error) error {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+	return err
+}
+
+// roundTrip sends a call until its answer is final. Each field of t is set.
+func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
 	call, err := t.withKey(r)
 	if err != nil {
-		if r.Body != nil {
-			_ = r.Body.Close() // as every RoundTripper must
-		}
-		return nil, err
+		return nil, unsent(r, err)
 	}
-	for attempt, pause := 1, t.first; ; attempt, pause = attempt+1, min(2*pause, t.longest) {
+	for attempt, pause := 1, t.FirstPause; ; attempt, pause = attempt+1, min(2*pause, t.LongestPause) {
 		resp, err := t.attempt(call)
-		if attempt >= t.attempts || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil || !t.retryable(r.Context(), resp, err) {
+		if attempt >= t.Attempts || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil || !t.retryable(r.Context(), resp, err) {
 			return resp, err
 		}
 		wait, ok := t.pause(resp, pause)
@@ -177,10 +176,10 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // attempt sends a call once. If the header of the answer does not come in time, the attempt ends.
 // The body may take as long as the call's own context allows.
-func (t *transport) attempt(call *http.Request) (*http.Response, error) {
+func (t *Transport) attempt(call *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(call.Context())
-	timer := time.AfterFunc(t.each, func() { cancel(errNoAnswer) })
-	resp, err := t.base.RoundTrip(call.WithContext(ctx))
+	timer := time.AfterFunc(t.Timeout, func() { cancel(errNoAnswer) })
+	resp, err := t.Base.RoundTrip(call.WithContext(ctx))
 	if timer.Stop() && err == nil {
 		resp.Request = call
 		body := &attemptBody{resp.Body, cancel}
@@ -232,13 +231,13 @@ type attemptConn struct {
 }
 
 // withKey returns a copy of r that has a key.
-func (t *transport) withKey(r *http.Request) (*http.Request, error) {
+func (t *Transport) withKey(r *http.Request) (*http.Request, error) {
 	call := r.Clone(r.Context())
 	key, hop, err := t.key(r)
 	if err != nil {
 		return nil, err
 	}
-	if len(r.Header[t.header]) == 0 {
+	if len(r.Header[t.Header]) == 0 {
 		value, err := keytext.Format(key)
 		if err != nil {
 			return nil, err
@@ -246,10 +245,10 @@ func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 		if call.Header == nil {
 			call.Header = make(http.Header)
 		}
-		call.Header.Set(t.header, value)
+		call.Header.Set(t.Header, value)
 	}
-	if t.onKey != nil && !hop {
-		if err := t.onKey(call, key); err != nil {
+	if t.OnKey != nil && !hop {
+		if err := t.OnKey(call, key); err != nil {
 			return nil, fmt.Errorf("idempotency: OnKey: %w", err)
 		}
 	}
@@ -258,10 +257,10 @@ func (t *transport) withKey(r *http.Request) (*http.Request, error) {
 
 // key returns the key of a request: its own, the one in its context, or a new one. A hop of a
 // redirect, such as 307, has the key of the previous request.
-func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
-	values := r.Header[t.header]
+func (t *Transport) key(r *http.Request) (key string, hop bool, err error) {
+	values := r.Header[t.Header]
 	if r.Response != nil && r.Response.Request != nil {
-		before := r.Response.Request.Header[t.header]
+		before := r.Response.Request.Header[t.Header]
 		// http.Client copies a key of the caller's own.
 		if hop = len(before) > 0 && (len(values) == 0 || slices.Equal(values, before)); hop {
 			values = before
@@ -269,34 +268,40 @@ func (t *transport) key(r *http.Request) (key string, hop bool, err error) {
 	}
 	if len(values) > 0 {
 		if key, err = keytext.Parse(values); err != nil {
-			err = fmt.Errorf("idempotency: the header %s has no valid key: %w", t.header, err)
+			err = fmt.Errorf("idempotency: the header %s has no valid key: %w", t.Header, err)
 		}
 		return key, hop, err
 	}
 	if key, ok := keytext.FromContext(r.Context()); ok {
 		return key, false, nil
 	}
-	return NewKey(), false, nil
+	return rand.Text(), false, nil
 }
 
 // retryable reports whether a call may be sent again. It may if the outcome is not known, or if the
 // server says that it did nothing or is not done.
-func (t *transport) retryable(ctx context.Context, resp *http.Response, err error) bool {
+func (t *Transport) retryable(ctx context.Context, resp *http.Response, err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	switch {
 	case ctx.Err() != nil || errors.As(err, &untrusted):
 		return false
 	case err != nil:
 		return true
-	case resp.StatusCode == http.StatusConflict:
-		return resp.Header.Get("Retry-After") != ""
 	}
-	return t.retried[resp.StatusCode]
+	switch resp.StatusCode {
+	case http.StatusTooEarly, http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		return true
+	case http.StatusConflict:
+		if resp.Header.Get("Retry-After") != "" {
+			return true
+		}
+	}
+	return slices.Contains(t.RetryStatuses, resp.StatusCode)
 }
 
 // pause returns how long to wait: what Retry-After asks for, or about planned, whichever is longer.
 // It returns false if Retry-After asks for more than the longest pause.
-func (t *transport) pause(resp *http.Response, planned time.Duration) (time.Duration, bool) {
+func (t *Transport) pause(resp *http.Response, planned time.Duration) (time.Duration, bool) {
 	var random [1]byte
 	_, _ = rand.Read(random[:])
 	planned -= planned / 4 * time.Duration(random[0]) / 256 // so that clients do not retry in step
@@ -307,14 +312,14 @@ func (t *transport) pause(resp *http.Response, planned time.Duration) (time.Dura
 	seconds, err := strconv.ParseUint(text, 10, 31) // as many as a duration holds
 	if err == nil {
 		asked := time.Duration(seconds) * time.Second
-		return max(asked, planned), asked <= t.longest
+		return max(asked, planned), asked <= t.LongestPause
 	}
 	if errors.Is(err, strconv.ErrRange) {
 		return 0, false
 	}
 	if at, err := http.ParseTime(text); err == nil {
 		asked := time.Until(at)
-		return max(asked, planned), asked <= t.longest
+		return max(asked, planned), asked <= t.LongestPause
 	}
 	return planned, true
 }
@@ -347,9 +352,10 @@ func discard(body io.ReadCloser) {
 	_ = body.Close()
 }
 
-// CloseIdleConnections is called by [http.Client.CloseIdleConnections].
-func (t *transport) CloseIdleConnections() {
-	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+// CloseIdleConnections calls the method of that name of Base, if Base has it.
+// [http.Client.CloseIdleConnections] calls it.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }

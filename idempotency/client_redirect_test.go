@@ -29,8 +29,8 @@ func TestTransport_RedirectKeepsTheKey(t *testing.T) {
 			}
 		}))
 		told := 0
-		client := &http.Client{Transport: idempotency.NewTransport(nil,
-			idempotency.OnKey(func(*http.Request, string) error { told++; return nil }))}
+		client := &http.Client{Transport: &idempotency.Transport{
+			OnKey: func(*http.Request, string) error { told++; return nil }}}
 		for range 2 {
 			keys = nil
 			resp, err := client.Post(s.url+"/a", "text/plain", strings.NewReader("pay"))
@@ -70,7 +70,7 @@ func TestTransport_SwitchingProtocols(t *testing.T) {
 	}
 	r.Header.Set("Connection", "Upgrade")
 	r.Header.Set("Upgrade", "echo")
-	resp, err := idempotency.NewTransport(nil).RoundTrip(r)
+	resp, err := (&idempotency.Transport{}).RoundTrip(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,8 +94,8 @@ func TestTransport_RedirectOfACallersKey(t *testing.T) {
 		}
 	}))
 	told := 0
-	client := &http.Client{Transport: idempotency.NewTransport(nil,
-		idempotency.OnKey(func(*http.Request, string) error { told++; return nil }))}
+	client := &http.Client{Transport: &idempotency.Transport{
+		OnKey: func(*http.Request, string) error { told++; return nil }}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/a", strings.NewReader("pay"))
 	must(t, err)
 	r.Header.Set("Idempotency-Key", "mine")

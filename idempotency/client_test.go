@@ -83,7 +83,7 @@ func TestTransport_OneKeyPerCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := &base{answers: []any{errCut, 503, retryAfter(409, "1"), 201}}
-		rt := idempotency.NewTransport(b, nil)
+		rt := &idempotency.Transport{Base: b}
 		seen := map[string]bool{}
 		for i := range 2 {
 			b.calls = nil
@@ -117,7 +117,7 @@ func TestTransport_OneKeyPerCall(t *testing.T) {
 func TestTransport_CallersKey(t *testing.T) {
 	t.Parallel()
 	b := &base{answers: []any{200}}
-	rt := idempotency.NewTransport(b)
+	rt := &idempotency.Transport{Base: b}
 	r := request(t, t.Context(), "POST", "")
 	r.Header.Set("Idempotency-Key", "mine")
 	if _, err := rt.RoundTrip(r); err != nil || b.calls[0].key != "mine" {
@@ -139,8 +139,8 @@ func TestTransport_CallersKey(t *testing.T) {
 	}
 	other := &base{answers: []any{200}}
 	r = request(t, t.Context(), "POST", "")
-	if _, err := idempotency.NewTransport(other, idempotency.WithHeader("X-Request-Id")).RoundTrip(r); err != nil || other.calls[0].key != "" {
-		t.Errorf("%+v, %v", other.calls, err)
+	if _, err := (&idempotency.Transport{Base: other, Header: "x-request-id"}).RoundTrip(r); err != nil || other.calls[0].key != "" || len(other.sent[0].Header.Get("X-Request-Id")) < 24 {
+		t.Errorf("%+v, %v", other.sent[0].Header, err)
 	}
 }
 
@@ -180,7 +180,7 @@ func TestTransport_NotSentAgain(t *testing.T) {
 			if tc.change != nil {
 				tc.change(r)
 			}
-			resp, err := idempotency.NewTransport(b).RoundTrip(r)
+			resp, err := (&idempotency.Transport{Base: b}).RoundTrip(r)
 			if len(b.calls) != 1 || (b.calls[0].key == "") != (tc.method == "GET") || b.calls[0].body != "body" {
 				t.Errorf("%+v", b.calls)
 			}
@@ -212,7 +212,7 @@ func TestTransport_Pauses(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				b := &base{answers: tc.answers}
-				resp, err := idempotency.NewTransport(b, idempotency.WithPause(time.Second, 2*time.Second)).RoundTrip(request(t, t.Context(), "POST", ""))
+				resp, err := (&idempotency.Transport{Base: b, FirstPause: time.Second, LongestPause: 2 * time.Second}).RoundTrip(request(t, t.Context(), "POST", ""))
 				if err != nil || resp.StatusCode != tc.status || len(b.calls) != len(tc.min)+1 || b.open != 1 {
 					t.Fatalf("%v, %v after %+v", resp, err, b.calls)
 				}
@@ -234,13 +234,13 @@ func TestTransport_ContextEnds(t *testing.T) {
 		defer cancel()
 		b := &base{answers: []any{errCut}}
 		began := time.Now()
-		_, err := idempotency.NewTransport(b, idempotency.WithPause(5*time.Second, 5*time.Second)).RoundTrip(request(t, ctx, "POST", ""))
+		_, err := (&idempotency.Transport{Base: b, FirstPause: 5 * time.Second}).RoundTrip(request(t, ctx, "POST", ""))
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errCut) || time.Since(began) != time.Second || len(b.calls) != 1 {
 			t.Errorf("%v after %v and %d calls", err, time.Since(began), len(b.calls))
 		}
 		r := request(t, t.Context(), "POST", "body")
 		r.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("gone") }
-		if _, err := idempotency.NewTransport(b).RoundTrip(r); err == nil || !strings.Contains(err.Error(), "gone") || !errors.Is(err, errCut) {
+		if _, err := (&idempotency.Transport{Base: b}).RoundTrip(r); err == nil || !strings.Contains(err.Error(), "gone") || !errors.Is(err, errCut) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -262,7 +262,7 @@ func TestTransport_LostAnswer(t *testing.T) {
 		_, _ = io.WriteString(w, what)
 	}))
 	defer s.Close()
-	client := &http.Client{Transport: idempotency.NewTransport(nil, idempotency.WithPause(time.Millisecond, time.Millisecond), idempotency.WithAttempts(9, time.Minute))}
+	client := &http.Client{Transport: &idempotency.Transport{FirstPause: time.Millisecond, LongestPause: time.Millisecond, Attempts: 9, Timeout: time.Minute}}
 	defer client.CloseIdleConnections()
 	for range 3 {
 		resp, err := client.Post(s.URL, "text/plain", strings.NewReader("7 EUR"))
@@ -294,7 +294,7 @@ func TestTransport_AttemptTooLong(t *testing.T) {
 			}
 			return &http.Response{StatusCode: 200, Body: io.NopCloser(slowBody{r.Context()})}, nil
 		})
-		rt := idempotency.NewTransport(hangs, idempotency.WithAttempts(4, time.Second), idempotency.WithPause(time.Second, time.Second))
+		rt := &idempotency.Transport{Base: hangs, Timeout: time.Second, FirstPause: time.Second, LongestPause: time.Second}
 		resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body"))
 		if err != nil || len(times) != 3 || times[1] < 1750*time.Millisecond || times[2] > 4*time.Second {
 			t.Fatalf("%v after %v", err, times)
@@ -305,7 +305,7 @@ func TestTransport_AttemptTooLong(t *testing.T) {
 		_ = resp.Body.Close()
 
 		times = nil
-		rt = idempotency.NewTransport(hangs, idempotency.WithAttempts(2, time.Second))
+		rt = &idempotency.Transport{Base: hangs, Attempts: 2, Timeout: time.Second}
 		_, err = rt.RoundTrip(request(t, t.Context(), "POST", "body"))
 		var timeout interface{ Timeout() bool }
 		if len(times) != 2 || !errors.As(err, &timeout) || !timeout.Timeout() || !errors.Is(err, context.DeadlineExceeded) {
@@ -333,9 +333,9 @@ func (b slowBody) Read(p []byte) (int, error) {
 func TestTransport_RetryStatuses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := &base{answers: []any{502, 425, 504, 429, 201}}
-		rt := idempotency.NewTransport(b, idempotency.RetryStatuses(502, 504), idempotency.WithAttempts(9, time.Second))
-		if resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body")); err != nil || resp.StatusCode != 201 || len(b.calls) != 5 {
+		b := &base{answers: []any{502, 425, 409, 504, 429, 201}}
+		rt := &idempotency.Transport{Base: b, RetryStatuses: []int{502, 504, 409}, Attempts: 9}
+		if resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body")); err != nil || resp.StatusCode != 201 || len(b.calls) != 6 {
 			t.Errorf("%v, %v after %d calls", resp, err, len(b.calls))
 		}
 	})
@@ -353,7 +353,7 @@ func TestTransport_OnKey(t *testing.T) {
 		keys = append(keys, key)
 		return nil
 	}
-	rt := idempotency.NewTransport(b, idempotency.OnKey(note), idempotency.WithPause(1, 1))
+	rt := &idempotency.Transport{Base: b, OnKey: note, FirstPause: 1, LongestPause: 1}
 	resp, err := rt.RoundTrip(request(t, t.Context(), "POST", "body"))
 	if err != nil || len(keys) != 1 || len(b.calls) != 2 {
 		t.Fatalf("%v, %v after %d calls", keys, err, len(b.calls))
@@ -363,7 +363,7 @@ func TestTransport_OnKey(t *testing.T) {
 		t.Errorf("the answer's request has %q, OnKey got %q, sent was %q", sent, keys[0], b.calls[1].key)
 	}
 	full := errors.New("the disk is full")
-	rt = idempotency.NewTransport(b, idempotency.OnKey(func(*http.Request, string) error { return full }))
+	rt = &idempotency.Transport{Base: b, OnKey: func(*http.Request, string) error { return full }}
 	if _, err := rt.RoundTrip(request(t, t.Context(), "POST", "body")); !errors.Is(err, full) || len(b.calls) != 2 {
 		t.Errorf("%v after %d calls", err, len(b.calls))
 	}
@@ -374,27 +374,7 @@ func TestTransport_BadKeyInHeader(t *testing.T) {
 	b := &base{answers: []any{200}}
 	r := request(t, t.Context(), "POST", "body")
 	r.Header["Idempotency-Key"] = []string{"a", "b"}
-	if _, err := idempotency.NewTransport(b).RoundTrip(r); err == nil || len(b.calls) > 0 {
+	if _, err := (&idempotency.Transport{Base: b}).RoundTrip(r); err == nil || len(b.calls) > 0 {
 		t.Errorf("%v after %d calls", err, len(b.calls))
-	}
-}
-
-func TestTransport_WiringPanics(t *testing.T) {
-	t.Parallel()
-	for want, option := range map[string]idempotency.TransportOption{
-		"WithHeader":   idempotency.WithHeader("a b"),
-		"WithAttempts": idempotency.WithAttempts(0, time.Second),
-		"must be":      idempotency.WithAttempts(1, 0),
-		"WithPause":    idempotency.WithPause(2, 1),
-		"OnKey":        idempotency.OnKey(nil),
-	} {
-		func() {
-			defer func() {
-				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, "idempotency: ") || !strings.Contains(got, want) {
-					t.Errorf("panic %q does not say %q", got, want)
-				}
-			}()
-			idempotency.NewTransport(nil, option)
-		}()
 	}
 }

@@ -30,5 +30,5 @@
 // belongs outside. A middleware outside that reads the body must put it back.
 //
 // [LockByKey] only holds a lock while the handler runs. [RefuseRepeats] refuses forms that are
-// submitted twice. [NewTransport] is the client's half.
+// submitted twice. [Transport] is the client's half.
 package idempotency

@@ -241,12 +241,12 @@ func (hanging) Close() error               { return nil }
 func TestTransport_EndlessBody(t *testing.T) {
 	t.Parallel()
 	var sent atomic.Int64
-	rt := idempotency.NewTransport(roundTripper(func(r *http.Request) (*http.Response, error) {
+	rt := &idempotency.Transport{Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 		if sent.Add(1) == 1 {
 			return &http.Response{StatusCode: 503, Header: http.Header{}, Body: hanging{r.Context()}}, nil
 		}
 		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody}, nil
-	}), idempotency.WithAttempts(3, 50*time.Millisecond), idempotency.WithPause(time.Millisecond, time.Millisecond))
+	}), Attempts: 3, Timeout: 50 * time.Millisecond, FirstPause: time.Millisecond, LongestPause: time.Millisecond}
 	ctx, cancel := context.WithTimeout(context.Background(), check.Patience)
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "POST", "http://x.example", nil)

@@ -199,16 +199,3 @@ func ExampleRefusalOf() {
 	fmt.Println(refusal.Status, refusal.Title)
 	// Output: 409 The lock was lost while the request ran
 }
-
-// A client that survives a crash keeps its keys.
-func ExampleNewKey() {
-	key := idempotency.NewKey()
-	ctx := idempotency.ContextWithKey(context.Background(), key)
-	sent := func(r *http.Request) (*http.Response, error) {
-		fmt.Println(len(key), r.Header.Get("Idempotency-Key") == `"`+key+`"`)
-		return &http.Response{StatusCode: 201, Body: http.NoBody}, nil
-	}
-	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://shop.example/payments", nil)
-	_, _ = idempotency.NewTransport(roundTripper(sent)).RoundTrip(r)
-	// Output: 26 true
-}

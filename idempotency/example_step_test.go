@@ -82,7 +82,7 @@ func ExampleStep() {
 	// 200 receipt 1
 }
 
-func ExampleNewTransport() {
+func ExampleTransport() {
 	var keys []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if keys = append(keys, r.Header.Get("Idempotency-Key")); len(keys) == 1 {
@@ -92,8 +92,7 @@ func ExampleNewTransport() {
 	}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	defer server.Close()
-	client := &http.Client{Transport: idempotency.NewTransport(http.DefaultTransport,
-		idempotency.WithAttempts(6, 5*time.Second), idempotency.WithPause(10*time.Millisecond, time.Second))}
+	client := &http.Client{Transport: &idempotency.Transport{}}
 	defer client.CloseIdleConnections()
 	resp, err := client.Post(server.URL, "application/json", strings.NewReader(`{"cents":700}`))
 	if err != nil {
@@ -105,22 +104,25 @@ func ExampleNewTransport() {
 	// Output: 201 2 true
 }
 
-// A job that may be restarted stores its key before the first try: after a crash the server recognises
-// the payment.
+// A job that may be restarted stores its key before the first attempt. After a crash it sends the
+// payment with the stored key, and the server recognises it.
 func ExampleContextWithKey() {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		fmt.Println(r.Header.Get("X-Request-Key"))
 	}))
 	defer server.Close()
-	client := &http.Client{Transport: idempotency.NewTransport(nil,
-		idempotency.WithHeader("X-Request-Key"),
-		idempotency.RetryStatuses(http.StatusBadGateway), // of a gateway before a server that keeps its keys
-		idempotency.OnKey(func(_ *http.Request, key string) error {
+	client := &http.Client{Transport: &idempotency.Transport{
+		Header:        "X-Request-Key",
+		Attempts:      6,
+		Timeout:       5 * time.Second,
+		RetryStatuses: []int{http.StatusBadGateway}, // of a gateway before a server that keeps its keys
+		OnKey: func(_ *http.Request, key string) error {
 			fmt.Println("store", key)
 			return nil
-		}))}
+		},
+	}}
 	defer client.CloseIdleConnections()
-	ctx := idempotency.ContextWithKey(context.Background(), "payment-7") // or idempotency.NewKey()
+	ctx := idempotency.ContextWithKey(context.Background(), "payment-7") // or rand.Text()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, strings.NewReader(`{"cents":700}`))
 	if err != nil {
 		fmt.Println(err)

@@ -20,7 +20,7 @@ var documented = []string{"core", "idempotency", "ginlock", "grpclock", "gormloc
 // ownExample are the results of functions that users begin with. Each such function has an example
 // of its own, as has each that returns an error. The others, options among them, are used in one.
 var ownExample = []string{
-	"Backend", "core.Backend", "core.Opener", "*Claims", "http.RoundTripper", "gin.HandlerFunc", "grpc.UnaryServerInterceptor",
+	"Backend", "core.Backend", "core.Opener", "*Claims", "gin.HandlerFunc", "grpc.UnaryServerInterceptor",
 	"grpc.StreamServerInterceptor", "grpc.UnaryClientInterceptor", "gorm.Plugin", "func(*gorm.DB) *gorm.DB", "error",
 }
 

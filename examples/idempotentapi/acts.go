@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,8 +31,11 @@ func badNetwork(ctx context.Context, w *world, out io.Writer, customers int) (bo
 	server.Start()
 	defer server.Close()
 	// The client's half: one key per call, kept over its retries.
-	client := &http.Client{Transport: idempotency.NewTransport(&http.Transport{MaxIdleConnsPerHost: 64},
-		idempotency.WithAttempts(20, 30*time.Second), idempotency.WithPause(5*time.Millisecond, 2*time.Second))}
+	client := &http.Client{Transport: &idempotency.Transport{
+		Base:     &http.Transport{MaxIdleConnsPerHost: 64},
+		Attempts: 20, Timeout: 30 * time.Second,
+		FirstPause: 5 * time.Millisecond, LongestPause: 2 * time.Second,
+	}}
 	defer client.CloseIdleConnections()
 
 	const clicks = 3
@@ -40,7 +44,7 @@ func badNetwork(ctx context.Context, w *world, out io.Writer, customers int) (bo
 	var crowd sync.WaitGroup
 	slots := make(chan struct{}, 32)
 	for n := range customers {
-		order := idempotency.NewKey() // of the page that was opened: all clicks on it are one payment
+		order := rand.Text() // of the page that was opened: all clicks on it are one payment
 		for range clicks {
 			crowd.Go(func() {
 				slots <- struct{}{}
@@ -87,9 +91,9 @@ func otherAmount(ctx context.Context, w *world, out io.Writer) (bool, error) {
 	defer stop()
 	server := httptest.NewServer(s.routes())
 	defer server.Close()
-	client := &http.Client{Transport: idempotency.NewTransport(&http.Transport{})}
+	client := &http.Client{Transport: &idempotency.Transport{Base: &http.Transport{}}}
 	defer client.CloseIdleConnections()
-	ctx = idempotency.ContextWithKey(ctx, idempotency.NewKey())
+	ctx = idempotency.ContextWithKey(ctx, rand.Text())
 	if status, body, err := pay(ctx, client, server.URL+"/payments", "eve", 100); status != http.StatusCreated {
 		return false, fmt.Errorf("the first payment: %d %s %w", status, body, err)
 	}
@@ -125,8 +129,11 @@ func crash(ctx context.Context, w *world, out io.Writer, path string, want int, 
 		return new(net.Dialer).DialContext(ctx, network, addr)
 	}}
 	fmt.Fprintln(out, title)
-	tries := &telling{base: base, out: out}
-	client := &http.Client{Transport: idempotency.NewTransport(tries, idempotency.WithAttempts(10, 30*time.Second), idempotency.WithPause(50*time.Millisecond, 2*time.Second))}
+	client := &http.Client{Transport: &idempotency.Transport{
+		Base:     &telling{base: base, out: out},
+		Attempts: 10, Timeout: 30 * time.Second,
+		FirstPause: 50 * time.Millisecond, LongestPause: 2 * time.Second,
+	}}
 	customer := "crash" + strings.ReplaceAll(path, "/", "-")
 	status, body, err := pay(ctx, client, "http://payments.example"+path, customer, 4200)
 	if err != nil {
