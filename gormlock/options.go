@@ -15,13 +15,14 @@ const defaultWait = 5 * time.Second
 type Option interface{ applyPlugin(*plugin) }
 
 // TransactionOption configures one [Transaction] or one [Once]. A nil one is ignored, the later of
-// two wins.
+// two wins. A wrong value is an error, even if a later option has a right one.
 //
 // Every [GuardOption] is a TransactionOption.
 type TransactionOption interface{ applyTransaction(*guard) }
 
 // GuardOption configures one [Guard], [Transaction] or [Once], or all guards of a database, as an
-// option of [New]. A nil one is ignored, the later of two wins.
+// option of [New]. A nil one is ignored, the later of two wins. A wrong value is an error, even if a
+// later option has a right one.
 type GuardOption interface {
 	Option
 	TransactionOption
