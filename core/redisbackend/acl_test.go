@@ -274,3 +274,46 @@ func subscribers(t testing.TB, n *testutil.Node, key string) int64 {
 	ok(t, "PUBSUB NUMSUB", err)
 	return counts[name]
 }
+
+// A connection on which SELECT failed is in database 0, where the holder's key is not.
+func TestConnection_DatabaseNotSelected(t *testing.T) {
+	t.Parallel()
+	t.Run("forbidden", func(t *testing.T) {
+		t.Parallel()
+		n := testutil.Redis(t)
+		restricted(t, n, append(slices.Clone(neededCommands), "hello", "ping"))
+		client := newClient(t, &redis.Options{Addr: n.Addr(), Username: "onelane", Password: "secret", DB: 5})
+		_, err := locker(t, one(client), core.WithOutageWait(0)).Acquire(t.Context(), "k")
+		if n.Client().Exists(t.Context(), "onelane:{k}").Val() == 1 {
+			t.Error("the lock is in database 0")
+		}
+		want(t, "Acquire", err, core.ErrUnavailable)
+	})
+	t.Run("busy", func(t *testing.T) {
+		t.Parallel()
+		n := testutil.Redis(t, "--busy-reply-threshold", "20")
+		five := func() redisbackend.Config { return one(newClient(t, &redis.Options{Addr: n.Addr(), DB: 5})) }
+		acquire(t, locker(t, five()), "k", core.WithTTL(10*time.Minute))
+		admin := n.Client()
+		busy(t, n)
+		other := locker(t, five(), core.WithOutageWait(0))
+		_, err := other.Acquire(t.Context(), "connects")
+		want(t, "Acquire on a busy server", err, core.ErrUnavailable)
+		ok(t, "SCRIPT KILL", admin.ScriptKill(t.Context()).Err())
+		eventually(t, "the script is over", func() bool { return admin.Ping(t.Context()).Err() == nil })
+		_, err = other.Acquire(t.Context(), "k", core.WithWait(0), core.WithOutageWait(time.Minute))
+		want(t, "Acquire of a held key", err, core.ErrTaken)
+	})
+}
+
+// A command that is forbidden within a script is forbidden, too: Acquire does not try again.
+func TestACL_ForbiddenInAScript(t *testing.T) {
+	t.Parallel()
+	commands := slices.DeleteFunc(slices.Clone(neededCommands), func(c string) bool { return c == "time" })
+	l := locker(t, one(restricted(t, testutil.Redis(t), commands)), core.WithOutageWait(0))
+	_, err := l.Acquire(t.Context(), "k", core.WithToken())
+	var unavailable *core.UnavailableError
+	if !errors.As(err, &unavailable) || !unavailable.Permanent {
+		t.Errorf("the error is not permanent: %v", err)
+	}
+}

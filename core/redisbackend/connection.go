@@ -38,13 +38,24 @@ type connection struct {
 // newConnection makes a connection with the options of a client: it dials, authenticates and asks
 // for a first answer.
 func newConnection(ctx context.Context, options redis.Options) (*connection, error) {
+	// An error of SELECT, or of OnConnect, comes as that of PING. Such a connection is in database 0.
+	initialized, onConnect := false, options.OnConnect
+	options.OnConnect = func(ctx context.Context, c *redis.Conn) error {
+		if onConnect != nil {
+			if err := onConnect(ctx, c); err != nil {
+				return err
+			}
+		}
+		initialized = true
+		return nil
+	}
 	client, wire, err := dial(ctx, options)
 	if err != nil {
 		return nil, err
 	}
 	cn := &connection{client: client, conn: client.Conn(), wire: wire}
 	// A server that forbids PING answers, too.
-	if err := cn.conn.Ping(ctx).Err(); err != nil && (!isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
+	if err := cn.conn.Ping(ctx).Err(); err != nil && (!initialized || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
 		cn.close()
 		return nil, err
 	}

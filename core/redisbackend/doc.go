@@ -37,5 +37,6 @@
 //
 // The commands from +hello on are recommended, not needed. Without publish and subscribe, waiters
 // poll. Without lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis
-// 8.4, +delifeq for Valkey 9, "+cluster|slots" for a Redis Cluster, +wait for Config.Replicas.
+// 8.4, +delifeq for Valkey 9, "+cluster|slots" for a Redis Cluster, +wait for Config.Replicas. A
+// client with a DB needs +select, and one with a ClientName "+client|setname".
 package redisbackend

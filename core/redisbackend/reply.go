@@ -211,8 +211,11 @@ func neverRan(err error) bool {
 // cannotWrite reports whether Redis refuses writes for now. It still answers reads.
 func cannotWrite(err error) bool { return hasCode(err, "OOM", "MISCONF", "NOREPLICAS", "READONLY") }
 
-// isForbidden reports whether trying again cannot help.
-func isForbidden(err error) bool { return hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM") }
+// isForbidden reports whether trying again cannot help. A command that is forbidden within a script
+// has no code of its own.
+func isForbidden(err error) bool {
+	return hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM", "ERR The user executing the script", "ERR ACL failure in")
+}
 
 func isSyntaxError(err error) bool { return hasCode(err, "ERR syntax error") }
 

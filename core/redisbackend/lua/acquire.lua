@@ -13,8 +13,10 @@ if not set or set.err then
     return {3, value, left}
   end
   if value == ARGV[1] then
-    -- A try whose reply was lost.
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    -- A try whose reply was lost, or a late copy of one: the lease may have been extended.
+    if left >= 0 and left < tonumber(ARGV[2]) then
+      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
   elseif value == ARGV[5] and left >= 0 and left <= tonumber(ARGV[6]) then
     orphan, rest = value, left
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -18,10 +18,17 @@ if string.byte(value, 1) ~= 0 then
   return {1}
 end
 local sealed = tonumber(string.match(string.sub(value, 2), '^(%d+):') or '0')
+local counter = 0
+if sealed > 0 then
+  -- It is read before anything is changed: it may be another program's.
+  counter = tonumber(redis.call('GET', KEYS[2]) or '0')
+  if not counter then
+    return redis.error_reply('ERR the token counter ' .. KEYS[2] .. ' is not a number')
+  end
+end
 redis.call('DEL', KEYS[1])
 if sealed > 0 then
   -- Later tokens stay larger than the seal's, for as long as the seal would have lasted.
-  local counter = tonumber(redis.call('GET', KEYS[2]) or '0')
   local life = math.max(left, redis.call('PTTL', KEYS[2]), tonumber(ARGV[3]))
   redis.call('SET', KEYS[2], string.format('%.0f', math.max(counter, sealed)), 'PX', string.format('%.0f', life))
 end

@@ -260,7 +260,8 @@ func (w *wire) isOld() bool {
 		return false
 	}
 	now := time.Now()
-	if now.UnixNano() < w.until.Load() {
+	// More than followTime is left if the clock was set back.
+	if left := w.until.Load() - now.UnixNano(); left > 0 && left <= int64(followTime) {
 		return false
 	}
 	w.until.Store(now.Add(followTime).UnixNano())

@@ -112,3 +112,13 @@ func TestConn_OldMasterStillAnswers(t *testing.T) {
 		}
 	}
 }
+
+// A clock that was set back does not keep a connection from asking who the master is.
+func TestWire_ClockSetBack(t *testing.T) {
+	t.Parallel()
+	w := &wire{address: "old", moved: func() string { return "new" }}
+	w.until.Store(time.Now().Add(time.Hour).UnixNano()) // set before the clock went back
+	if !w.isOld() {
+		t.Error("the replaced master is used until the clock is where it was")
+	}
+}

@@ -1,0 +1,48 @@
+package redisbackend_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A copy of Acquire that arrives after an Extend does not shorten the lease.
+func TestAcquire_LateCopyAfterExtend(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	for name, b := range map[string]core.Backend{"client": open(t, one(node.Client())), "pool": open(t, pooled(node.Pool()))} {
+		q := attempt("{"+name+"}", time.Minute, 0)
+		q.Token = true
+		g, err := b.Acquire(t.Context(), q)
+		ok(t, "Acquire", err)
+		g, err = b.Extend(t.Context(), g, time.Hour)
+		ok(t, "Extend", err)
+		_, err = b.Acquire(t.Context(), q) // the same request
+		ok(t, "the copy", err)
+		if left := node.Client().PTTL(t.Context(), q.Key).Val(); left < 30*time.Minute {
+			t.Errorf("%s: Redis keeps the key for %v, and its holder for %v", name, left, time.Until(g.Deadline))
+		}
+	}
+}
+
+// An Unseal that fails because the counter is another program's has not freed the key.
+func TestUnseal_ForeignCounter(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	b, admin := open(t, one(node.Client())), node.Client()
+	q := attempt("{k}", time.Minute, 0)
+	q.Token = true
+	g, err := b.Acquire(t.Context(), q)
+	ok(t, "Acquire", err)
+	ok(t, "Seal", b.Seal(t.Context(), g, []byte("v"), time.Hour))
+	ok(t, "DEL", admin.Del(t.Context(), "{k}:fence").Err())
+	ok(t, "LPUSH", admin.LPush(t.Context(), "{k}:fence", "foreign").Err())
+	if err := b.Unseal(t.Context(), "{k}"); err == nil {
+		t.Fatal("unsealed over a foreign counter")
+	}
+	if st, err := b.Inspect(t.Context(), "{k}"); err != nil || st.Status != core.Sealed {
+		t.Errorf("Unseal failed, and the key is %v, %v", st.Status, err)
+	}
+}
