@@ -15,8 +15,8 @@
 //
 // Three things to know:
 //
-//   - One key has at most one effect. The outcome is unknown if the handler panics, answers
-//     Canceled, DeadlineExceeded or Unavailable, or its process dies. A retry is then refused with
+//   - One key has at most one effect. The outcome is unknown if the handler panics, answers with a
+//     code such as Canceled or Unavailable, or if its process dies. A retry is then refused with
 //     IDEMPOTENCY_OUTCOME_UNKNOWN. [Recover], idempotency.RunAgain and idempotency.NothingDone
 //     change that. See [DefaultFate] for the other codes.
 //   - The handler runs to its end even if its client hung up or ran out of time, and a retry gets

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -143,11 +146,23 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 	if gaveUp(err) && errors.Is(context.Cause(k.Context()), core.ErrLost) {
 		f = claim.Unknown // also if the handler returns the cause, which has no status
 	}
+	if f == claim.Free && passedOn(err) {
+		f = claim.Unknown
+	}
 	// Only the refusal itself: a handler that wraps one has run, and may have done something.
 	if inside, ok := err.(*refusal); ok {
 		f = inside.fate
 	}
 	return k.Fate(f)
+}
+
+// passedOn reports whether err is the refusal of another server, which may have run the call or may
+// be running it.
+func passedOn(err error) bool {
+	return slices.ContainsFunc(statusOf(err).Details(), func(detail any) bool {
+		info, ok := detail.(*errdetails.ErrorInfo)
+		return ok && info.Domain == Domain && claim.MayHaveRun(strings.ToLower(info.Reason))
+	})
 }
 
 // statusOf returns the status that the server makes of a handler's error.

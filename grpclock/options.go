@@ -135,18 +135,18 @@ func Recover(
 
 // DefaultFate returns what becomes of the key after an answer over gRPC:
 //
-//   - InvalidArgument, Unauthenticated, PermissionDenied, ResourceExhausted and Aborted: nothing was
-//     done, and the key is free.
-//   - Canceled, DeadlineExceeded and Unavailable: the outcome is unknown. A handler may pass on the
-//     error of a call whose connection broke after the request was sent. If it did nothing, it calls
+//   - InvalidArgument, Unauthenticated, PermissionDenied and Aborted: nothing was done, and the key
+//     is free.
+//   - Canceled, DeadlineExceeded, ResourceExhausted and Unavailable: the outcome is unknown. gRPC
+//     makes these codes itself, also after the other server has acted: the connection broke, or the
+//     answer was too large. A handler may pass such an error on. If it did nothing, it calls
 //     [idempotency.NothingDone], or answers Aborted.
 //   - Everything else, Internal and Unknown included, is recorded.
 func DefaultFate(code codes.Code) idempotency.Fate {
 	switch code {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.ResourceExhausted,
-		codes.Aborted:
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Aborted:
 		return idempotency.FreeKey
-	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+	case codes.Canceled, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
 		return idempotency.OutcomeUnknown
 	}
 	return idempotency.KeepAnswer

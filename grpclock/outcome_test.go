@@ -238,7 +238,7 @@ func TestDefaultFate_EachCode(t *testing.T) {
 	t.Parallel()
 	const replayed, again, unknown = "replayed", "again", "unknown"
 	fates := map[codes.Code]string{codes.InvalidArgument: again, codes.Unauthenticated: again,
-		codes.PermissionDenied: again, codes.ResourceExhausted: again, codes.Aborted: again,
+		codes.PermissionDenied: again, codes.Aborted: again, codes.ResourceExhausted: unknown,
 		codes.Canceled: unknown, codes.DeadlineExceeded: unknown, codes.Unavailable: unknown}
 	always := func(f idempotency.Fate) grpclock.Option {
 		return grpclock.Decide(func(codes.Code) idempotency.Fate { return f })
@@ -258,7 +258,7 @@ func TestDefaultFate_EachCode(t *testing.T) {
 		{"Decide frees", []grpclock.Option{always(idempotency.FreeKey)}, func(codes.Code) string { return again }},
 		{"RunAgain", []grpclock.Option{idempotency.RunAgain()}, func(c codes.Code) string {
 			switch c {
-			case codes.Internal, codes.Unknown, codes.DataLoss, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+			case codes.Internal, codes.Unknown, codes.DataLoss, codes.Canceled, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
 				return again
 			}
 			return cmp.Or(fates[c], replayed)
@@ -377,5 +377,28 @@ func TestFailOpen_ClientGone(t *testing.T) {
 		if n := runs.Swap(0); n != 0 {
 			t.Errorf("%s: %d of 10 ran unprotected after their end", name, n)
 		}
+	}
+}
+
+// The error of the handler's own call says that nobody knows what the other service did.
+func TestDefaultFate_PassesOnRefusal(t *testing.T) {
+	t.Parallel()
+	for _, reason := range []string{reasonInFlight, reasonLockLost} {
+		t.Run(reason, func(t *testing.T) {
+			t.Parallel()
+			st, err := status.New(codes.Aborted, "refused").WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: grpclock.Domain})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var charges atomic.Int64
+			s := once(t, func(context.Context, *request) (*order, error) {
+				charges.Add(1)
+				return nil, fmt.Errorf("charge: %w", st.Err())
+			})
+			s.create("k", &request{})
+			if s.create("k", &request{}); charges.Load() != 1 {
+				t.Errorf("%d charges under one key", charges.Load())
+			}
+		})
 	}
 }

@@ -99,6 +99,21 @@ func TestByMetadata_PassesOnUnavailable(t *testing.T) {
 	}
 }
 
+// The answer of the bank is larger than a gRPC client takes, which the handler's call learns after the charge.
+func TestByMetadata_PassesOnTooLarge(t *testing.T) {
+	t.Parallel()
+	var charges atomic.Int64
+	bank := serve(t, &orders{handle: func(context.Context, *request) (*order, error) {
+		charges.Add(1)
+		return &order{Blob: make([]byte, 5<<20)}, nil
+	}})
+	s := once(t, func(ctx context.Context, r *request) (*order, error) { return bank.Create(ctx, r) })
+	s.create("k", &request{}).wantCode(t, codes.ResourceExhausted, false)
+	if a := s.create("k", &request{}); charges.Load() != 1 {
+		t.Errorf("%d charges under one key; the retry got %v", charges.Load(), a.err)
+	}
+}
+
 // cutter is a proxy that cuts all its connections on demand.
 type cutter struct {
 	addr  string

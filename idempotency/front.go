@@ -140,6 +140,8 @@ func (f *front) fate(k *claim.Claim, rec *recorder) claim.Fate {
 		fate = claim.Unknown
 	case f.RunAgain && status >= 500:
 		fate = claim.Free
+	case fate == claim.Free && rec.passedOn():
+		fate = claim.Unknown
 	}
 	return k.Fate(fate)
 }

@@ -2,6 +2,8 @@ package idempotency
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/json"
 	"errors"
 	"maps"
 	"net"
@@ -199,6 +201,14 @@ func (w *recorder) endEarly() {
 
 // changedLate reports whether headers were set after the handler wrote.
 func (w *recorder) changedLate() bool { return !maps.EqualFunc(w.written, w.Header(), slices.Equal) }
+
+// passedOn reports whether the answer is the refusal of another server, which may have run the
+// request or may be running it.
+func (w *recorder) passedOn() bool {
+	var p Refusal
+	return bytes.Contains(w.body, []byte(problemType)) && json.Unmarshal(w.body, &p) == nil &&
+		p.Type == problemType+p.Code && claim.MayHaveRun(p.Code)
+}
 
 // send sends the held answer. Gin's writer only notes a status, and sends it with the first byte,
 // because a compression middleware may change the header until then.

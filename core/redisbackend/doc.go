@@ -37,6 +37,6 @@
 //
 // The commands from +hello on are recommended, not needed. Without publish and subscribe, waiters
 // poll. Without lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis
-// 8.4, +delifeq for Valkey 9, "+cluster|slots" for a Redis Cluster, +wait for Config.Replicas. A
+// 8.4 and +delifeq for Valkey 9. A Redis Cluster needs "+cluster|slots", and Config.Replicas +wait. A
 // client with a DB needs +select, and one with a ClientName "+client|setname".
 package redisbackend

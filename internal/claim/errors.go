@@ -122,3 +122,13 @@ func CodeOf(err error) (code string, loud bool) {
 	clientGone := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	return "lock_unavailable", !clientGone
 }
+
+// MayHaveRun reports whether a refusal with this code says that a handler has run, or is running. It
+// may be another server's, which a handler passes on.
+func MayHaveRun(code string) bool {
+	switch code {
+	case "idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "duplicate_submit", "lock_lost":
+		return true
+	}
+	return false
+}

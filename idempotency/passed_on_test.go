@@ -1,0 +1,59 @@
+package idempotency_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// The connection breaks during the charge. The Transport asks again, hears that the charge is running, and the handler
+// passes that answer on.
+func TestDefaultFate_PassesOnInFlight(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var charges, sent atomic.Int64
+	charging, done := make(chan struct{}), make(chan struct{})
+	payments := orders(t, l, func(w http.ResponseWriter, _ *http.Request) {
+		if charges.Add(1) == 1 {
+			close(charging)
+			<-done
+		}
+		w.WriteHeader(http.StatusCreated)
+	})
+	defer close(done)
+	cut := roundTripper(func(r *http.Request) (*http.Response, error) {
+		if sent.Add(1) > 1 {
+			return payments.client.Transport.RoundTrip(r)
+		}
+		ctx, hangUp := context.WithCancel(r.Context())
+		go func() { <-charging; hangUp() }()
+		return payments.client.Transport.RoundTrip(r.WithContext(ctx))
+	})
+	client := &http.Client{Transport: &idempotency.Transport{Base: cut, Attempts: 2}}
+	shop := orders(t, l, func(w http.ResponseWriter, r *http.Request) {
+		req, err := http.NewRequestWithContext(r.Context(), http.MethodPost, payments.url+"/orders/7", strings.NewReader("7 EUR"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		defer resp.Body.Close()
+		w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+		w.WriteHeader(resp.StatusCode)
+		_, _ = io.Copy(w, resp.Body)
+	})
+	shop.order("").refused(t, idempotency.CodeInFlight)
+	if again := shop.order(""); charges.Load() != 1 {
+		t.Errorf("%d charges under one key; the retry got %d %s", charges.Load(), again.status, again.body)
+	}
+}
