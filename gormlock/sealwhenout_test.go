@@ -128,6 +128,9 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		elsewhere := locker(t, b)
 		put(t, db, 42, 0)
+		const look = 3 // statements: BEGIN, SELECT, ROLLBACK
+		var beforeSeal atomic.Int64
+		b.beforeSeal = func() { beforeSeal.Store(int64(sql.length())) }
 		for name, sell := range sellers {
 			ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
 			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
@@ -135,12 +138,13 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 				ok(t, name, sell(db, 42, 1))
 				eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 			}
-			sellsOut(t, name+": the first that gets nothing", l, func() error { return sell(db, 42, 1) })
-			eventually(t, name+": who sealed it has looked once more", func() bool {
-				before := sql.length()
-				time.Sleep(100 * time.Millisecond)
-				return sql.length() == before
-			})
+			for looked := false; !looked; {
+				sellsOut(t, name+": the first that gets nothing", l, func() error { return sell(db, 42, 1) })
+				eventually(t, name+": who sealed it has looked once more", func() bool {
+					looked = sql.length() >= int(beforeSeal.Load())+look && inUse(t, db) == 0
+					return looked || !sealed(t, l, "k") // a busy machine may not give it the time at once
+				})
+			}
 			statements, acquires := sql.length(), b.acquires.Load()
 			for range 3 {
 				err := sell(db, 42, 1)
@@ -450,17 +454,28 @@ func TestSealWhenOut_Remembered(t *testing.T) {
 		put(t, db, 42, 0)
 		sell := func() error { return sellers["single"](db, 42, 1) }
 		sellsOut(t, "sell", l, sell)
-		want(t, "sell", sell(), core.ErrSealed)
-		acquires, start := b.acquires.Load(), time.Now()
-		for range 20 {
-			for name, sell := range sellers {
-				err := sell(db, 42, 1)
-				want(t, name, err, gormlock.ErrInsufficient)
-				want(t, name, err, core.ErrSealed)
+		for try := 1; ; try++ { // until all of it happens in time
+			before, start := b.acquires.Load(), time.Now()
+			want(t, "sell", sell(), core.ErrSealed)
+			asked := b.acquires.Load()
+			for range 20 {
+				for name, sell := range sellers {
+					err := sell(db, 42, 1)
+					want(t, name, err, gormlock.ErrInsufficient)
+					want(t, name, err, core.ErrSealed)
+				}
 			}
-		}
-		if n := b.acquires.Load() - acquires; time.Since(start) < memory && n != 0 {
-			t.Errorf("%d round trips", n)
+			n := b.acquires.Load() - asked
+			if inTime := asked > before && time.Since(start) < memory; inTime {
+				if n != 0 {
+					t.Errorf("%d round trips", n)
+				}
+				break
+			}
+			if try == 20 {
+				t.Log("the machine is too busy")
+				break
+			}
 		}
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
@@ -485,7 +500,7 @@ func TestSealWhenOut_NeverOversells(t *testing.T) {
 	l := testutil.Locker(t)
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
-		ok(t, "Use", db.Use(gormlock.New(l)))
+		ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))
 		pool(t, db).SetMaxOpenConns(8)
 		put(t, db, 42, 10)
 		var ways []func(*gorm.DB, int, int64) error
