@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -202,9 +203,13 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 			t.Errorf("%d warnings", n)
 		}
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", nil).Error)
-		want(t, "NULL, which is said", sellers["single"](db, 43, 1), gormlock.ErrInsufficient)
-		if n := w.n.Swap(0); n != 1 || sealed(t, l, "k") {
-			t.Errorf("NULL: %d warnings, sealed %v", n, sealed(t, l, "k"))
+		eventually(t, "NULL is said", func() bool { // a busy machine may not give the look its time at once
+			w.n.Store(0)
+			want(t, "NULL", sellers["single"](db, 43, 1), gormlock.ErrInsufficient)
+			return w.n.Load() == 1
+		})
+		if w.n.Store(0); sealed(t, l, "k") {
+			t.Error("NULL: the key is sealed")
 		}
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", 0).Error)
 		// And these cannot seal, which is said before anything is sent.
@@ -230,7 +235,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 	}, config(func(c *gorm.Config) { c.Logger = &w }))
 }
 
-// warnings counts what is logged.
+// warnings counts what is logged, except that a busy machine had no time for a look.
 type warnings struct {
 	logger.Interface
 	n atomic.Int64
@@ -238,9 +243,16 @@ type warnings struct {
 
 func (w *warnings) LogMode(logger.LogLevel) logger.Interface                        { return w }
 func (w *warnings) Info(context.Context, string, ...any)                            {}
-func (w *warnings) Warn(context.Context, string, ...any)                            { w.n.Add(1) }
 func (w *warnings) Error(context.Context, string, ...any)                           {}
 func (w *warnings) Trace(context.Context, time.Time, func() (string, int64), error) {}
+
+func (w *warnings) Warn(_ context.Context, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	// SQLite says that it was interrupted.
+	if !strings.Contains(text, context.DeadlineExceeded.Error()) && !strings.Contains(text, "interrupted") {
+		w.n.Add(1)
+	}
+}
 
 func TestSealWhenOut_NeedsThePlugin(t *testing.T) {
 	t.Parallel()
