@@ -1,11 +1,9 @@
 package gormlock_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"gorm.io/gorm"
 
@@ -18,9 +16,7 @@ import (
 var endings = map[string]map[string]func(tx *gorm.DB) error{
 	"sqlite": {
 		interrupted: func(tx *gorm.DB) error {
-			ctx, cancel := context.WithTimeout(tx.Statement.Context, 500*time.Millisecond) // the statement has begun by then
-			defer cancel()
-			return tx.WithContext(ctx).Exec("UPDATE stocks SET name = (WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1e7) SELECT max(x) FROM n)").Error
+			return execCanceled(tx, "UPDATE stocks SET name = (", "SELECT max(x) FROM n)")
 		},
 		"OR ROLLBACK": func(tx *gorm.DB) error {
 			return tx.Exec("INSERT OR ROLLBACK INTO stocks (id) SELECT id FROM stocks").Error

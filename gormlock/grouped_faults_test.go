@@ -26,7 +26,7 @@ func TestGrouped_CommitUnknown(t *testing.T) {
 		if p == nil {
 			return
 		}
-		h := &hooked{Backend: testutil.Memory(), sooner: 19 * time.Second} // it is renewed after a second
+		h := &hooked{Backend: testutil.Memory(), sooner: 19900 * time.Millisecond} // it is renewed after 100 ms
 		l := locker(t, h, core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
@@ -49,11 +49,11 @@ func TestGrouped_CommitUnknown(t *testing.T) {
 			if !held(t, l, "k") {
 				t.Error("the key is free although the outcome is unknown")
 			}
-			renewals := h.extends.Load()
-			time.Sleep(3 * time.Second)
-			if h.extends.Load() != renewals {
-				t.Error("the key is renewed although nobody works under it")
-			}
+			eventually(t, "the key is not renewed, as nobody works under it", func() bool {
+				renewals := h.extends.Load()
+				time.Sleep(500 * time.Millisecond)
+				return h.extends.Load() == renewals
+			})
 			steal(t, h, l, "k") // as the end of its lease does
 			if cut == cutAfter {
 				n -= 2

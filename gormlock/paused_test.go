@@ -22,6 +22,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
+// pausedTTL is the first TTL of a case. A holder that loses its lease too early is tried again with more.
 const pausedTTL = time.Second
 
 // blind is a backend whose leases seem to go on: that of a process whose clock stood still while it was stopped.
@@ -51,10 +52,22 @@ type pause struct {
 	blind bool
 	level sql.IsolationLevel
 	sku   int
+	ttl   time.Duration
 }
 
 func (p pause) String() string {
 	return fmt.Sprintf("%s, blind=%v, %v, %d", p.where, p.blind, p.level, p.sku)
+}
+
+// argument tells a child all of the case.
+func (p pause) argument() string { return fmt.Sprintf("%v %v", p.ttl, p) }
+
+// parsePause reads what argument wrote.
+func parsePause(argument string) (p pause, err error) {
+	ttl, text, _ := strings.Cut(argument, " ")
+	p = parseCase(text)
+	p.ttl, err = time.ParseDuration(ttl)
+	return p, err
 }
 
 func (p pause) key() string { return fmt.Sprintf("stock:%d", p.sku) }
@@ -65,7 +78,7 @@ const (
 	pausedInside = "after a read in the transaction"
 )
 
-func parsePause(text string) (p pause) {
+func parseCase(text string) (p pause) {
 	for _, p.where = range []string{pausedLocked, pausedBefore, pausedInside} {
 		if rest, found := strings.CutPrefix(text, p.where); found {
 			var level string
@@ -82,12 +95,15 @@ func parsePause(text string) (p pause) {
 
 // pausedHolder is a child: it takes one unit the naive way, read, decide, write, and is stopped in the middle.
 func pausedHolder(c *childProcess) error {
-	p := parsePause(c.argument)
+	p, err := parsePause(c.argument)
+	if err != nil {
+		return err
+	}
 	var backend core.Opener = redisbackend.New(c.redis)
 	if p.blind {
 		backend = blindly{backend}
 	}
-	l, err := core.New(backend, core.WithTTL(pausedTTL), core.WithLogger(slog.New(slog.DiscardHandler)))
+	l, err := core.New(backend, core.WithTTL(p.ttl), core.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return err
 	}
@@ -189,12 +205,21 @@ func wakesUp(t *testing.T, db *gorm.DB, redisAddr string, p pause) {
 	sell := func(wait time.Duration) error {
 		return gormlock.Transaction(db, p.key(), func(tx *gorm.DB) error { return take(tx, p.sku) }, gormlock.WithWait(wait))
 	}
-	c := startChild(t, "holder", redisAddr, db, p.String())
-	c.want("here")
+	var c *child
+	for p.ttl = pausedTTL; ; p.ttl *= 4 {
+		c = startChild(t, "holder", redisAddr, db, p.argument())
+		said := c.hears()
+		if said == "here" {
+			break
+		}
+		if said != "lost" || p.ttl >= 16*pausedTTL {
+			t.Fatalf("with a TTL of %v, the child said %q", p.ttl, said)
+		}
+	}
 	c.signal(syscall.SIGSTOP)
 	var n int64 = 10
 	if p.where == pausedInside {
-		if err := sell(time.Second); err == nil {
+		if err := sell(p.ttl); err == nil {
 			t.Fatal("another holder sold beside a transaction that has the fence")
 		}
 	} else {

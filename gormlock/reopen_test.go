@@ -131,7 +131,7 @@ func TestReopen_AmongBuyers(t *testing.T) {
 	l := testutil.Locker(t)
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
-		ok(t, "Use", db.Use(gormlock.New(l, gormlock.Protect(&Stock{}), gormlock.RememberSeals(10*time.Millisecond))))
+		ok(t, "Use", db.Use(gormlock.New(l, gormlock.Protect(&Stock{}), gormlock.RememberSeals(10*time.Millisecond), gormlock.WithWait(time.Minute))))
 		pool(t, db).SetMaxOpenConns(8)
 		ok(t, "put", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 			return tx.Create(&Stock{SKU: 42, Left: 5}).Error

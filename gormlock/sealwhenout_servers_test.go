@@ -18,10 +18,10 @@ func TestSealWhenOut_OnEtcdAndZooKeeper(t *testing.T) {
 	t.Parallel()
 	backends := make(map[string]core.Opener)
 	if etcd := testutil.Etcd(t); etcd != nil {
-		backends["etcd"] = etcdbackend.New(etcd.Client())
+		backends["etcd"] = etcdbackend.New(etcd.Client(), etcdbackend.WithTimeout(20*time.Second))
 	}
 	if node := testutil.ZooKeeper(t); node != nil {
-		backends["zookeeper"] = zkbackend.New([]string{node.Addr()})
+		backends["zookeeper"] = zkbackend.New([]string{node.Addr()}, zkbackend.WithTimeout(20*time.Second))
 	}
 	for name, b := range backends {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -128,6 +129,9 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		elsewhere := locker(t, b)
 		put(t, db, 42, 0)
+		const look = 3 // statements: BEGIN, SELECT, ROLLBACK
+		var beforeSeal atomic.Int64
+		b.beforeSeal = func() { beforeSeal.Store(int64(sql.length())) }
 		for name, sell := range sellers {
 			ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
 			ok(t, "Unseal", l.Unseal(t.Context(), "k"))
@@ -135,12 +139,13 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 				ok(t, name, sell(db, 42, 1))
 				eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 			}
-			sellsOut(t, name+": the first that gets nothing", l, func() error { return sell(db, 42, 1) })
-			eventually(t, name+": who sealed it has looked once more", func() bool {
-				before := sql.length()
-				time.Sleep(100 * time.Millisecond)
-				return sql.length() == before
-			})
+			for looked := false; !looked; {
+				sellsOut(t, name+": the first that gets nothing", l, func() error { return sell(db, 42, 1) })
+				eventually(t, name+": who sealed it has looked once more", func() bool {
+					looked = sql.length() >= int(beforeSeal.Load())+look && inUse(t, db) == 0
+					return looked || !sealed(t, l, "k") // a busy machine may not give it the time at once
+				})
+			}
 			statements, acquires := sql.length(), b.acquires.Load()
 			for range 3 {
 				err := sell(db, 42, 1)
@@ -198,9 +203,13 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 			t.Errorf("%d warnings", n)
 		}
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", nil).Error)
-		want(t, "NULL, which is said", sellers["single"](db, 43, 1), gormlock.ErrInsufficient)
-		if n := w.n.Swap(0); n != 1 || sealed(t, l, "k") {
-			t.Errorf("NULL: %d warnings, sealed %v", n, sealed(t, l, "k"))
+		eventually(t, "NULL is said", func() bool { // a busy machine may not give the look its time at once
+			w.n.Store(0)
+			want(t, "NULL", sellers["single"](db, 43, 1), gormlock.ErrInsufficient)
+			return w.n.Load() == 1
+		})
+		if w.n.Store(0); sealed(t, l, "k") {
+			t.Error("NULL: the key is sealed")
 		}
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 43).Update("left", 0).Error)
 		// And these cannot seal, which is said before anything is sent.
@@ -226,7 +235,7 @@ func TestSealWhenOut_SealsNothingElse(t *testing.T) {
 	}, config(func(c *gorm.Config) { c.Logger = &w }))
 }
 
-// warnings counts what is logged.
+// warnings counts what is logged, except that a busy machine had no time for a look.
 type warnings struct {
 	logger.Interface
 	n atomic.Int64
@@ -234,9 +243,16 @@ type warnings struct {
 
 func (w *warnings) LogMode(logger.LogLevel) logger.Interface                        { return w }
 func (w *warnings) Info(context.Context, string, ...any)                            {}
-func (w *warnings) Warn(context.Context, string, ...any)                            { w.n.Add(1) }
 func (w *warnings) Error(context.Context, string, ...any)                           {}
 func (w *warnings) Trace(context.Context, time.Time, func() (string, int64), error) {}
+
+func (w *warnings) Warn(_ context.Context, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	// SQLite says that it was interrupted.
+	if !strings.Contains(text, context.DeadlineExceeded.Error()) && !strings.Contains(text, "interrupted") {
+		w.n.Add(1)
+	}
+}
 
 func TestSealWhenOut_NeedsThePlugin(t *testing.T) {
 	t.Parallel()
@@ -450,17 +466,28 @@ func TestSealWhenOut_Remembered(t *testing.T) {
 		put(t, db, 42, 0)
 		sell := func() error { return sellers["single"](db, 42, 1) }
 		sellsOut(t, "sell", l, sell)
-		want(t, "sell", sell(), core.ErrSealed)
-		acquires, start := b.acquires.Load(), time.Now()
-		for range 20 {
-			for name, sell := range sellers {
-				err := sell(db, 42, 1)
-				want(t, name, err, gormlock.ErrInsufficient)
-				want(t, name, err, core.ErrSealed)
+		for try := 1; ; try++ { // until all of it happens in time
+			before, start := b.acquires.Load(), time.Now()
+			want(t, "sell", sell(), core.ErrSealed)
+			asked := b.acquires.Load()
+			for range 20 {
+				for name, sell := range sellers {
+					err := sell(db, 42, 1)
+					want(t, name, err, gormlock.ErrInsufficient)
+					want(t, name, err, core.ErrSealed)
+				}
 			}
-		}
-		if n := b.acquires.Load() - acquires; time.Since(start) < memory && n != 0 {
-			t.Errorf("%d round trips", n)
+			n := b.acquires.Load() - asked
+			if inTime := asked > before && time.Since(start) < memory; inTime {
+				if n != 0 {
+					t.Errorf("%d round trips", n)
+				}
+				break
+			}
+			if try == 20 {
+				t.Log("the machine is too busy")
+				break
+			}
 		}
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 2).Error)
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
@@ -485,7 +512,7 @@ func TestSealWhenOut_NeverOversells(t *testing.T) {
 	l := testutil.Locker(t)
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
-		ok(t, "Use", db.Use(gormlock.New(l)))
+		ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))
 		pool(t, db).SetMaxOpenConns(8)
 		put(t, db, 42, 10)
 		var ways []func(*gorm.DB, int, int64) error

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -119,7 +120,7 @@ func TestTable_ThroughLocker(t *testing.T) {
 		select {
 		case <-k.Context().Done():
 			want(t, "cause", context.Cause(k.Context()), core.ErrLost)
-		case <-time.After(10 * time.Second):
+		case <-time.After(check.Patience):
 			t.Error("the loss was not noticed")
 		}
 		k, err = l.Acquire(t.Context(), "k", core.WithTTL(time.Minute))

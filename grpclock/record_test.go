@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -254,7 +255,7 @@ func TestMetadata_ClientGone(t *testing.T) {
 	t.Parallel()
 	var setErr atomic.Value
 	g := newGate(t)
-	s := briefly(t, func(ctx context.Context, r *request) (*order, error) {
+	s := leasing(t, time.Minute, func(ctx context.Context, r *request) (*order, error) {
 		g.entered <- struct{}{}
 		<-clientGone(ctx)
 		g.stand()

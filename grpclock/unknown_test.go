@@ -41,7 +41,13 @@ const unknownAfter = 2 * time.Second
 // briefly is a server whose leases end soon.
 func briefly(t testing.TB, h handler, opts ...grpclock.Option) *server {
 	t.Helper()
-	_, l := newHanging(t, core.WithTTL(unknownAfter))
+	return leasing(t, unknownAfter, h, opts...)
+}
+
+// leasing is a server whose leases last for ttl. Its handlers see the end of the client's context.
+func leasing(t testing.TB, ttl time.Duration, h handler, opts ...grpclock.Option) *server {
+	t.Helper()
+	_, l := newHanging(t, core.WithTTL(ttl))
 	opts = append(opts, idempotency.WithLocker(l))
 	return serve(t, &orders{handle: h}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, opts...)))
 }
@@ -102,7 +108,7 @@ func TestMaxRun_ClientGone(t *testing.T) {
 			t.Parallel()
 			var runs atomic.Int64
 			g := newGate(t)
-			s := briefly(t, func(ctx context.Context, r *request) (*order, error) {
+			s := leasing(t, time.Minute, func(ctx context.Context, r *request) (*order, error) {
 				g.entered <- struct{}{}
 				<-clientGone(ctx)
 				g.stand()

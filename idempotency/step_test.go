@@ -20,10 +20,22 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// stepLocker has short leases: a step that failed is unknown when its lease has ended.
+// stepLocker has short leases: a step that failed is unknown when its lease has ended. They are longer
+// than a busy machine stands still.
 func stepLocker(t testing.TB, b core.Opener) *core.Locker {
 	t.Helper()
-	l, err := core.New(b, core.WithTTL(2*time.Second))
+	return lockerWith(t, b, 5*time.Second)
+}
+
+// longLocker is for tests that wait for the end of no lease.
+func longLocker(t testing.TB, b core.Opener) *core.Locker {
+	t.Helper()
+	return lockerWith(t, b, time.Minute)
+}
+
+func lockerWith(t testing.TB, b core.Opener, ttl time.Duration) *core.Locker {
+	t.Helper()
+	l, err := core.New(b, core.WithTTL(ttl))
 	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
@@ -66,10 +78,11 @@ func oneStep(t testing.TB, l *core.Locker, name string, fails error, opts ...ide
 
 func TestStep(t *testing.T) {
 	t.Parallel()
-	quorum := redisbackend.New(testutil.Cluster(t, 3).Clients()...)
+	one, quorum := redisbackend.New(testutil.Redis(t).Client()), redisbackend.New(testutil.Cluster(t, 3).Clients()...)
 	quorum.NewInstallation = true
+	one.NodeTimeout, quorum.NodeTimeout = 10*time.Second, 10*time.Second // the machine may be busy
 	for name, b := range map[string]core.Opener{
-		"memory": testutil.Memory(), "Redis": redisbackend.New(testutil.Redis(t).Client()), "quorum": quorum,
+		"memory": testutil.Memory(), "Redis": one, "quorum": quorum,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,7 +130,7 @@ func TestStep_Panic(t *testing.T) {
 // Two goroutines with the same step: one runs it, and both get its result.
 func TestStep_SameNameAtOnce(t *testing.T) {
 	t.Parallel()
-	l := stepLocker(t, testutil.Memory())
+	l := longLocker(t, testutil.Memory())
 	runStep(t, l, "7 EUR", func(ctx context.Context) {
 		var runs atomic.Int64
 		results := make(chan error, 4)
@@ -143,7 +156,7 @@ func TestStep_SameNameAtOnce(t *testing.T) {
 
 func TestStep_InsideItself(t *testing.T) {
 	t.Parallel()
-	runStep(t, stepLocker(t, testutil.Memory()), "7 EUR", func(ctx context.Context) {
+	runStep(t, longLocker(t, testutil.Memory()), "7 EUR", func(ctx context.Context) {
 		_, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (int, error) {
 			if n, err := idempotency.Step(ctx, "another", func(context.Context) (int, error) { return 1, nil }); n != 1 || err != nil {
 				t.Errorf("another step inside: %d, %v", n, err)
@@ -162,7 +175,7 @@ func TestStep_InsideItself(t *testing.T) {
 // A freed key may serve another request, which must not get the steps of the first.
 func TestStep_OfAnotherPayload(t *testing.T) {
 	t.Parallel()
-	l := stepLocker(t, testutil.Memory())
+	l := longLocker(t, testutil.Memory())
 	if _, ran, err := oneStep(t, l, "charge", nil); !ran || err != nil {
 		t.Fatalf("ran %v, %v", ran, err)
 	}
@@ -202,7 +215,9 @@ func TestStep_ResultDoesNotDecode(t *testing.T) {
 func TestStep_Encrypted(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	l := stepLocker(t, redisbackend.New(node.Client()))
+	b := redisbackend.New(node.Client())
+	b.NodeTimeout = 10 * time.Second // the machine may be busy
+	l := longLocker(t, b)
 	if _, _, err := oneStep(t, l, "plain", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +290,7 @@ func TestDeriveKey(t *testing.T) {
 		})
 		return key
 	}
-	a := stepLocker(t, testutil.Memory())
+	a := longLocker(t, testutil.Memory())
 	one := derive(a, "charge")
 	if again := derive(a, "charge"); len(one) != 32 || again != one {
 		t.Errorf("%q and %q", one, again)
@@ -309,7 +324,7 @@ func TestDeriveKey_AnotherCaller(t *testing.T) {
 // A recorded result that cannot be read is an error that names the step and its key.
 func TestStep_UnreadableResultIsNamed(t *testing.T) {
 	t.Parallel()
-	l := stepLocker(t, testutil.Memory())
+	l := longLocker(t, testutil.Memory())
 	block, err := aes.NewCipher(make([]byte, 32))
 	must(t, err)
 	aead, err := cipher.NewGCM(block)

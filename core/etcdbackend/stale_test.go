@@ -162,15 +162,18 @@ func TestTakeover_AgeUnknownAtFirst(t *testing.T) {
 	if etcd == nil {
 		return
 	}
+	began := time.Now()
 	acquire(t, open(t, etcd.Client()), request("k", time.Second, time.Hour))
+	took := time.Since(began) // the lease may be longer by that
 	client := etcd.Client()
 	leases := &silentLeases{Lease: client.Lease}
 	leases.silent.Store(true)
 	client.Lease = leases
 	b := open(t, client)
-	time.Sleep(4 * time.Second) // etcd counts in whole seconds
-	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	time.Sleep(4*time.Second + took) // etcd counts in whole seconds
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	leases.asked = cancel
 	_, err := b.Acquire(ctx, request("k", time.Minute, time.Hour))
 	want(t, "Acquire", err, core.ErrUnavailable)
 	leases.silent.Store(false)
@@ -182,12 +185,14 @@ func TestTakeover_AgeUnknownAtFirst(t *testing.T) {
 type silentLeases struct {
 	clientv3.Lease
 	silent atomic.Bool
+	asked  func()
 }
 
 func (l *silentLeases) TimeToLive(
 	ctx context.Context, id clientv3.LeaseID, opts ...clientv3.LeaseOption,
 ) (*clientv3.LeaseTimeToLiveResponse, error) {
 	if l.silent.Load() {
+		l.asked()
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}

@@ -150,7 +150,7 @@ func TestCommands_ZooKeeper(t *testing.T) {
 		return
 	}
 	servers := []string{node.Addr()}
-	opener := zkbackend.New(servers, zkbackend.WithRoot("/shops/one"))
+	opener := zkbackend.New(servers, zkbackend.WithRoot("/shops/one"), zkbackend.WithTimeout(20*time.Second))
 	flags := []string{"-zookeeper", servers[0], "-root", "/shops/one"}
 	commands(t, opener, flags...)
 	listsOddKeys(t, opener, flags...)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -241,9 +242,11 @@ func TestHolderKilled_TakeoverWithinTTL(t *testing.T) {
 	eventually(t, "the child holds the key", func() bool { return status(t, l, "k") == core.Held })
 	ok(t, "kill -9", child.Process.Kill())
 	_ = child.Wait()
-	ctx, cancel := context.WithTimeout(t.Context(), childTTL+hung)
-	defer cancel()
-	k, err := l.Acquire(ctx, "k")
+	left, err := node.Client().PTTL(t.Context(), "onelane:{k}").Result()
+	if ok(t, "PTTL", err); left > childTTL || left == -1 { // -1: for ever
+		t.Errorf("the key of a dead holder stays for %v", left)
+	}
+	k, err := l.Acquire(t.Context(), "k", core.WithWait(check.Patience))
 	ok(t, "Acquire", err)
 	ok(t, "Release", k.Release(t.Context()))
 }

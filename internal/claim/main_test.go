@@ -163,6 +163,7 @@ func onBackends(t *testing.T, fn func(t *testing.T, locker func(...core.Option) 
 		return func(t *testing.T) core.Opener {
 			b := redisbackend.New(testutil.Cluster(t, n).Clients()...)
 			b.NewInstallation = n > 1
+			b.NodeTimeout = 10 * time.Second // the machine may be busy
 			return b
 		}
 	}
@@ -184,7 +185,7 @@ func onBackends(t *testing.T, fn func(t *testing.T, locker func(...core.Option) 
 			}
 			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 				ok(t, "Migrate", gormlock.Migrate(db))
-				run(t, gormlock.Table(db))
+				run(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 			})
 		})
 	}

@@ -181,7 +181,7 @@ func TestEnvironmentArgumentsAndInput(t *testing.T) {
 // answers says which of the addresses in the text, one per line, take connections.
 func answers(text string) (answering, silent []string) {
 	for _, addr := range strings.Fields(text) {
-		conn, err := net.DialTimeout("tcp", addr, time.Second)
+		conn, err := net.DialTimeout("tcp", addr, 30*time.Second)
 		if err != nil {
 			silent = append(silent, addr)
 			continue

@@ -342,7 +342,9 @@ func TestFault_OneShardStopped(t *testing.T) {
 func TestFault_QuorumMinority(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 5)
-	l := locker(t, quorum(t, nodes))
+	b := quorum(t, nodes)
+	b.NodeTimeout = 2 * time.Minute // more than inTime allows
+	l := locker(t, b)
 	nodes[0].Kill()
 	nodes[1].Stop()
 	t.Cleanup(nodes[1].Cont)
