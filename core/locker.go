@@ -136,6 +136,8 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 // Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]:
 // another holder may have run at the same time. A release that fails for another reason is logged
 // and is no error. Then fn ran alone, and the key is free when its lease ends.
+//
+// Commit within fn. Around Do, a database transaction is committed after the lock is released.
 func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context) error, opts ...AcquireOption) (err error) {
 	k, err := l.Acquire(ctx, key, opts...)
 	if err != nil {

@@ -34,7 +34,8 @@ import (
 // Any other answer is returned, including 500, 502 and 504. A server that has no record of the call
 // would run it a second time. After the last attempt its answer or error is returned as it is. The
 // key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
-// context ([ContextWithKey]) has a key already, the call keeps that key. A redirect that repeats
+// context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
+// Transport are new calls with new keys, unless they share such a context. A redirect that repeats
 // the call, such as 307, keeps its key.
 //
 // To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a

@@ -11,9 +11,8 @@
 //     shard does not touch the others.
 //   - 3, 5 or 7 *redis.Client are a quorum, on which a majority decides.
 //
-// [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. Package
-// rueidisdriver, a module of its own, takes rueidis clients. The next paragraph does not apply to
-// them.
+// [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. The module
+// rueidisdriver takes rueidis clients. The next paragraph does not apply to them.
 //
 // The backend makes a few connections of its own with the client's options. Up to four are for
 // calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
@@ -35,8 +34,8 @@
 //	    +time +hello +ping +publish +subscribe +unsubscribe +spublish +ssubscribe +sunsubscribe
 //	    +lastsave +info
 //
-// The commands from +hello on are recommended, not needed. Without publish and subscribe, waiters
-// poll. Without lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis
-// 8.4 and +delifeq for Valkey 9. A Redis Cluster needs "+cluster|slots", and Config.Replicas +wait. A
-// client with a DB needs +select, and one with a ClientName "+client|setname".
+// The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
+// lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, +delifeq
+// for Valkey 9, "+cluster|slots" for a Cluster, +wait for Config.Replicas. A client with a DB needs
+// +select, and one with a ClientName "+client|setname".
 package redisbackend
