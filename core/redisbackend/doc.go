@@ -35,7 +35,7 @@
 //	    +lastsave +info
 //
 // The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
-// lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, +delifeq
-// for Valkey 9, "+cluster|slots" for a Cluster, +wait for Config.Replicas. A client with a DB needs
-// +select, and one with a ClientName "+client|setname".
+// lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, or
+// +delifeq for Valkey 9. A Cluster needs "+cluster|slots", and Config.Replicas +wait. A client with
+// a DB needs +select, and one with a ClientName "+client|setname".
 package redisbackend
