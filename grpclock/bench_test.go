@@ -3,6 +3,7 @@ package grpclock_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -99,19 +100,27 @@ func TestRoundTrips(t *testing.T) {
 	once := serve(t, o, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
 	locked := serve(t, o, grpc.UnaryInterceptor(grpclock.LockByKey("{metadata.idempotency-key}", idempotency.WithLocker(l))))
 	once.create("warm up", &request{}).want(t, 1, false) // loads the scripts
-	locked.create("warm up", &request{}).want(t, 2, false)
+	once.create("k", &request{}).want(t, 2, false)
+	locked.create("warm up", &request{}).want(t, 3, false)
 	for _, tc := range []struct {
 		name string
 		s    *server
 		want int64
 	}{{"fresh", once, 2}, {"replay", once, 1}, {"locked", locked, 2}} {
-		got := roundTrips(t, n, func() {
-			if a := tc.s.create("k", &request{}); a.err != nil {
-				t.Error(a.err)
+		least := int64(math.MaxInt64)
+		for try := 0; try < 5 && least != tc.want; try++ { // a busy client may also make a connection
+			key := "k"
+			if tc.name == "fresh" {
+				key = fmt.Sprint("k", try)
 			}
-		})
-		if got != tc.want {
-			t.Errorf("%s: %d round trips, want %d", tc.name, got, tc.want)
+			least = min(least, roundTrips(t, n, func() {
+				if a := tc.s.create(key, &request{}); a.err != nil {
+					t.Error(a.err)
+				}
+			}))
+		}
+		if least != tc.want {
+			t.Errorf("%s: %d round trips, want %d", tc.name, least, tc.want)
 		}
 	}
 }

@@ -143,8 +143,10 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 			f = claim.Free
 		}
 	}
-	if gaveUp(err) && errors.Is(context.Cause(k.Context()), core.ErrLost) {
-		f = claim.Unknown // also if the handler returns the cause, which has no status
+	// A handler may return the cause of its context's end, which has no status.
+	ended := context.Cause(k.Context())
+	if gaveUp(err) && errors.Is(ended, core.ErrLost) || code == codes.Unknown && ended != nil && errors.Is(err, ended) {
+		f = claim.Unknown
 	}
 	if f == claim.Free && passedOn(err) {
 		f = claim.Unknown

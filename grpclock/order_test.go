@@ -278,7 +278,7 @@ func TestLockByKey_LostUnderAKey(t *testing.T) {
 func TestByMetadata_GivesUpWithTheCause(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(2*time.Second))
+	l := lockerOn(t, n, core.WithTTL(4*time.Second))
 	var charges atomic.Int64
 	s := serve(t, &orders{handle: func(ctx context.Context, _ *request) (*order, error) {
 		charges.Add(1)
@@ -295,4 +295,23 @@ func TestByMetadata_GivesUpWithTheCause(t *testing.T) {
 	if charges.Load() != 1 {
 		t.Errorf("%d charges under one key", charges.Load())
 	}
+}
+
+// The Locker closes during a charge, and the handler gives up with the cause.
+func TestByMetadata_GivesUpWhenTheLockerCloses(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	old, next := lockerOn(t, n, core.WithTTL(4*time.Second)), lockerOn(t, n)
+	charge := func(ctx context.Context, _ *request) (*order, error) {
+		_ = old.Close()
+		<-ctx.Done()
+		return nil, fmt.Errorf("charge: %w", context.Cause(ctx))
+	}
+	on := func(l *core.Locker) *server {
+		return serve(t, &orders{handle: charge}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
+	}
+	on(old).create("k", &request{})
+	after := on(next)
+	retry := until(t, func() answer { return after.create("k", &request{}) }, func(a answer) bool { return a.reason() != reasonInFlight })
+	retry.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
 }

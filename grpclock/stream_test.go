@@ -150,7 +150,7 @@ func TestStreamLockByKey_Lost(t *testing.T) {
 func TestStreamLockByKey_LostBeforeTheEnd(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(time.Second))
+	l := lockerOn(t, n, core.WithTTL(4*time.Second))
 	received := make(chan error, 1)
 	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
 		n.Client().Del(context.Background(), "onelane:{room:1}")
@@ -164,7 +164,7 @@ func TestStreamLockByKey_LostBeforeTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.Recv(); (answer{err: err}).reason() != reasonLockLost {
-		t.Errorf("the client got %v", err)
+		t.Fatalf("the client got %v", err)
 	}
 	if err := <-received; (answer{err: err}).reason() != reasonLockLost {
 		t.Errorf("after the lock was lost Recv said %v", err)

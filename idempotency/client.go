@@ -57,7 +57,8 @@ type Transport struct {
 	// transport only adds the key.
 	Attempts int
 	// Timeout is how long one attempt may take until the header of its answer arrives. The default
-	// is 10 s.
+	// is 10 s. http.Client.Timeout limits all attempts and pauses together: leave it 0, or make it
+	// longer than Attempts times Timeout.
 	Timeout time.Duration
 	// FirstPause is about how long the transport waits before it sends a call for the second time.
 	// Each later pause is twice as long, up to LongestPause. The default is 100 ms.

@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
@@ -55,5 +56,27 @@ func TestDefaultFate_PassesOnInFlight(t *testing.T) {
 	shop.order("").refused(t, idempotency.CodeInFlight)
 	if again := shop.order(""); charges.Load() != 1 {
 		t.Errorf("%d charges under one key; the retry got %d %s", charges.Load(), again.status, again.body)
+	}
+}
+
+// Each of these refusals of another server says that a run exists.
+func TestDefaultFate_PassesOnRefusal(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{idempotency.CodeQuota, idempotency.CodeKeyReused, idempotency.CodeCredentialsChanged,
+		idempotency.CodeInFlight, idempotency.CodeOutcomeUnknown, idempotency.CodeResponseNotKept, idempotency.CodeDuplicateSubmit, idempotency.CodeLockLost} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			var charges atomic.Int64
+			s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, _ *http.Request) {
+				charges.Add(1)
+				p := idempotency.RefusalOf(code)
+				w.WriteHeader(p.Status)
+				_ = json.NewEncoder(w).Encode(p)
+			})
+			s.order("")
+			if s.order(""); charges.Load() != 1 {
+				t.Errorf("%d charges under one key", charges.Load())
+			}
+		})
 	}
 }

@@ -66,6 +66,9 @@ func (b *backend) void(ctx context.Context, q core.Request) error {
 		return err
 	}
 	e, err := b.entry(ctx, q.Key, resp.Responses[1].GetResponseRange().Kvs, lazy)
+	if errors.Is(err, core.ErrInvalidKey) {
+		return nil // the attempt is void, and another program has written the key
+	}
 	if err != nil {
 		return err
 	}

@@ -327,3 +327,37 @@ func TestCleanUp_GoesOnWhileTheOrphanMayBeThere(t *testing.T) {
 		}
 	})
 }
+
+// cutOnce is a client's KV whose first change has no answer. It counts the changes.
+type cutOnce struct {
+	clientv3.KV
+	changes atomic.Int64
+}
+
+func (k *cutOnce) Txn(ctx context.Context) clientv3.Txn {
+	if k.changes.Add(1) == 1 {
+		return failedTxn{errors.New("cut off")}
+	}
+	return k.KV.Txn(ctx)
+}
+
+// A key that another program has written holds nothing of the attempt.
+func TestCleanUp_ForeignValue(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	_, err := client.Put(t.Context(), "k", "foreign")
+	ok(t, "Put", err)
+	kv := &cutOnce{KV: client.KV}
+	client.KV = kv
+	b := open(t, client)
+	_, err = b.Acquire(t.Context(), request("k", time.Minute, 24*time.Hour))
+	want(t, "Acquire", err, core.ErrUnavailable)
+	ok(t, "Close", b.Close()) // waits for clean-ups
+	if n := kv.changes.Load(); n > 2 {
+		t.Errorf("%d changes, want the attempt's and one clean-up", n)
+	}
+}

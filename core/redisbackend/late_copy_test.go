@@ -27,6 +27,24 @@ func TestAcquire_LateCopyAfterExtend(t *testing.T) {
 	}
 }
 
+// A copy of Acquire that arrives after an Extend, while memory is short, does not free its holder's key.
+func TestAcquire_LateCopyWithoutMemory(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	b := open(t, one(node.Client()))
+	q := attempt("{k}", time.Minute, 0)
+	q.Token = true
+	g, err := b.Acquire(t.Context(), q)
+	ok(t, "Acquire", err)
+	_, err = b.Extend(t.Context(), g, time.Hour)
+	ok(t, "Extend", err)
+	ok(t, "CONFIG SET", node.Client().ConfigSet(t.Context(), "maxmemory", "1").Err())
+	_, _ = b.Acquire(t.Context(), q) // the same request
+	if st, err := b.Inspect(t.Context(), q.Key); err != nil || st.Status != core.Held || st.Owner != q.Owner {
+		t.Errorf("the holder has an hour left, and the key is %v of %q, %v", st.Status, st.Owner, err)
+	}
+}
+
 // An Unseal that fails because the counter is another program's has not freed the key.
 func TestUnseal_ForeignCounter(t *testing.T) {
 	t.Parallel()

@@ -212,9 +212,10 @@ func neverRan(err error) bool {
 func cannotWrite(err error) bool { return hasCode(err, "OOM", "MISCONF", "NOREPLICAS", "READONLY") }
 
 // isForbidden reports whether trying again cannot help. A command that is forbidden within a script
-// has no code of its own.
+// has no code of its own. Redis 6 has a text around it, and rueidis leaves ERR out.
 func isForbidden(err error) bool {
-	return hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM", "ERR The user executing the script", "ERR ACL failure in")
+	return hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM") || err != nil &&
+		(strings.Contains(err.Error(), "The user executing the script ") || strings.Contains(err.Error(), "ACL failure in script"))
 }
 
 func isSyntaxError(err error) bool { return hasCode(err, "ERR syntax error") }

@@ -127,7 +127,8 @@ func CodeOf(err error) (code string, loud bool) {
 // may be another server's, which a handler passes on.
 func MayHaveRun(code string) bool {
 	switch code {
-	case "idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "duplicate_submit", "lock_lost":
+	case "idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "idempotency_key_reused",
+		"idempotency_credentials_changed", "idempotency_quota", "duplicate_submit", "lock_lost":
 		return true
 	}
 	return false

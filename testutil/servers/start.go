@@ -37,8 +37,8 @@ func stop(servers []*server.Server) {
 
 // environment returns the variables that name the servers to COMMAND.
 func environment(kinds []server.Kind, servers []*server.Server) map[string]string {
-	env := make(map[string]string)
-	if len(kinds) == len(server.Kinds) { // otherwise -only leaves some out on purpose
+	env := map[string]string{server.EnvRequire: ""} // -only leaves some out on purpose
+	if len(kinds) == len(server.Kinds) {
 		env[server.EnvRequire] = "1"
 	}
 	for i, kind := range kinds {

@@ -2,6 +2,7 @@
 -- ms, the owner of an orphan to adopt or "", its retention in ms.
 -- Answers {1, last token or ""} granted, {2, owner, PTTL} held or orphaned, {3, seal, PTTL} sealed.
 local orphan, rest -- what an adoption replaced, and its PTTL
+local mine -- an earlier copy of this request was granted
 local set = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 if not set or set.err then
   local value = redis.call('GET', KEYS[1])
@@ -13,6 +14,7 @@ if not set or set.err then
     return {3, value, left}
   end
   if value == ARGV[1] then
+    mine = true
     -- A try whose reply was lost, or a late copy of one: the lease may have been extended.
     if left >= 0 and left < tonumber(ARGV[2]) then
       redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -29,7 +31,9 @@ if ARGV[3] ~= '1' then
 end
 local last, refused = mint(KEYS[2], tonumber(ARGV[4]))
 if not last then
-  redis.call('DEL', KEYS[1])
+  if not mine then
+    redis.call('DEL', KEYS[1])
+  end
   if orphan then
     redis.call('SET', KEYS[1], orphan, 'PX', math.max(rest, 1))
   end

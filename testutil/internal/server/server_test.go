@@ -273,7 +273,7 @@ func TestFolder_AwkwardTMPDIR(t *testing.T) {
 		{strings.Repeat("long", 25), 0o755, nil, false},
 	} {
 		dir := filepath.Join(base, c.name)
-		if err := os.Mkdir(dir, c.mode); err != nil {
+		if err := errors.Join(os.Mkdir(dir, c.mode), os.Chmod(dir, c.mode)); err != nil { // whatever the umask
 			t.Fatal(err)
 		}
 		t.Setenv("TMPDIR", dir)
