@@ -446,29 +446,29 @@ func TestLapse_ContextEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// If a Seal was refused, the lock is as it was, and another value may be sealed. The same holds for
-// a Seal that was never sent because the context was done before.
-func TestSeal_NotSent(t *testing.T) {
+// If a Seal was refused, the lock is as it was, and another value may be sealed.
+func TestSeal_Refused(t *testing.T) {
 	t.Parallel()
-	done, cancel := context.WithCancel(t.Context())
-	cancel()
-	for name, first := range map[string]func(s *spy, k *core.Lock) error{
-		"context done before": func(_ *spy, k *core.Lock) error { return k.Seal(done, []byte("v"), time.Minute) },
-		"refused": func(s *spy, k *core.Lock) error {
-			s.on("seal", func(context.Context) error { return core.ErrInvalidKey })
-			defer s.on("seal", nil)
-			return k.Seal(context.Background(), []byte("v"), time.Minute)
-		},
-	} {
-		s := memorySpy()
-		k := acquire(t, locker(t, s), "k")
-		if first(s, k) == nil {
-			t.Fatal("sealed")
-		}
-		if err := k.Seal(t.Context(), []byte("w"), time.Minute); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
+	s := memorySpy()
+	k := acquire(t, locker(t, s), "k")
+	s.on("seal", func(context.Context) error { return core.ErrInvalidKey })
+	want(t, "the first Seal", k.Seal(t.Context(), []byte("v"), time.Minute), core.ErrInvalidKey)
+	s.on("seal", nil)
+	ok(t, "the second Seal", k.Seal(t.Context(), []byte("w"), time.Minute))
+}
+
+// The client hung up while the work ran. Its seal gets the time that a Release gets, or the deferred Release would free
+// the key of what was done.
+func TestSeal_AfterTheCallersContext(t *testing.T) {
+	t.Parallel()
+	l := locker(t, testutil.Memory())
+	ctx, hangUp := context.WithCancel(t.Context())
+	k := acquire(t, l, "pay:7")
+	hangUp()
+	ok(t, "Seal", k.Seal(ctx, []byte("charged"), time.Hour))
+	ok(t, "Release", k.Release(ctx))
+	_, err := l.TryAcquire(t.Context(), "pay:7")
+	want(t, "the retry", err, core.ErrSealed)
 }
 
 // ErrClosed is about the Locker that was asked.

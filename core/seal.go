@@ -18,10 +18,13 @@ const maxValue = 16 << 20
 //
 // If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
 // [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the
-// same value. Nobody gets the key before its lease ends. Value must not be modified later; it has
-// at most 16 MiB.
+// same value. Nobody gets the key before its lease ends, unless it is released: call [Lock.Lapse]
+// before a deferred Release. If ctx is done, Seal works for up to 100 ms, as Release does. Value
+// must not be modified later; it has at most 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
-	return k.seal(ctx, ctx, value, retention)
+	sealing, cancel := detach(ctx)
+	defer cancel()
+	return k.seal(ctx, sealing, value, retention)
 }
 
 // validRetention keeps the limits of a seal's retention.

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorm.io/gorm"
 
@@ -144,7 +145,7 @@ func (t *transaction) carry(ctx context.Context) context.Context {
 		t.watch = append(t.watch, context.AfterFunc(held, func() { cancel(context.Cause(held)) }))
 		ctx = core.WithLock(ctx, k)
 	}
-	return ctx
+	return context.WithValue(ctx, openKey{}, t)
 }
 
 // withLocks returns ctx with the locks in it that it does not carry yet. It ends with ctx.
@@ -156,7 +157,28 @@ func (t *transaction) withLocks(ctx context.Context) context.Context {
 			ctx = core.WithLock(ctx, k)
 		}
 	}
-	return ctx
+	if ctx.Value(openKey{}) == t {
+		return ctx
+	}
+	return context.WithValue(ctx, openKey{}, t)
+}
+
+type openKey struct{} // in the context of a transaction and of its statements: the *transaction
+
+// beside reports whether t was begun with the context of another open transaction of its database
+// that holds one of keys. t would commit by itself, under the lock that the other one relies on.
+func (t *transaction) beside(keys []string) bool {
+	for ctx := t.ctx; ; {
+		o, _ := ctx.Value(openKey{}).(*transaction)
+		if o == nil || o == t {
+			return false
+		}
+		held := func(key string) bool { return slices.Contains(o.keys, key) }
+		if o.pool.ConnPool == t.pool.ConnPool && o.guarded() && slices.ContainsFunc(keys, held) {
+			return true
+		}
+		ctx = o.ctx
+	}
 }
 
 // guarded reports whether a transaction holds locks; t may be nil.

@@ -30,6 +30,9 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 		entered = false
 		return alone.transact(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
 			entered = true
+			if t, _ := transactionOf(tx.Statement.ConnPool); t != nil {
+				t.effect = true
+			}
 			stored, err = o.claim(tx)
 			if err != nil {
 				return err

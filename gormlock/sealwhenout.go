@@ -111,7 +111,7 @@ func sellOutOf(s *gorm.Statement) *sellOut {
 }
 
 var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, " +
-	"which must be one: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
+	"which must be one, and that of the row: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction")
 
 // sealable returns an error if the statement's guard cannot be sealed.
 func (t *transaction) sealable() error {
@@ -120,7 +120,7 @@ func (t *transaction) sealable() error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.locks) != 1 { // a key that was asked for twice is one lock
+	if len(t.locks) != 1 || t.effect { // a key that was asked for twice is one lock
 		return errSealNeedsGuard
 	}
 	return nil

@@ -534,3 +534,18 @@ func TestSealWhenOut_NeverOversells(t *testing.T) {
 		sellsOut(t, "a later buyer", l, func() error { return sellers["single"](db, 42, 1) })
 	})
 }
+
+// The key of a Once names an effect, which would stay refused after a restock.
+func TestSealWhenOut_NotTheKeyOfOnce(t *testing.T) {
+	t.Parallel()
+	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = 42").Update("left", 0).Error)
+		_, err := gormlock.Once(t.Context(), db, "buy:7", func(tx *gorm.DB) (int64, error) {
+			stock := tx.Model(&Stock{}).Where("sku = ?", 42)
+			return gormlock.Decrement(stock, "left", 1, gormlock.SealWhenOut(time.Minute))
+		})
+		if err == nil || errors.Is(err, gormlock.ErrInsufficient) || sealed(t, l, "buy:7") {
+			t.Errorf("sealed is %v: %v", sealed(t, l, "buy:7"), err)
+		}
+	})
+}

@@ -34,6 +34,7 @@ type transaction struct {
 	failed    error                     // why it was given up; its Rollback has nothing left to do then.
 	gone      error                     // why MySQL rolled it back, without a guard.
 	reentered bool                      // locks are the context's.
+	effect    bool                      // the key is that of a Once, and of no row.
 	sellOut   *sellOut                  // found too little.
 	turn      *turn                     // set if it is a caller's part of a group, whose locks it has.
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
@@ -129,6 +130,9 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	locker, err := t.pool.plugin.lockerInUse()
 	if err != nil {
 		return guardError(d.keys, err)
+	}
+	if t.beside(d.keys) {
+		return guardError(d.keys, fmt.Errorf("%w by the open transaction whose context this is: use its tx, not db", core.ErrTaken))
 	}
 	if !d.reopen {
 		if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {
