@@ -457,20 +457,6 @@ func TestSeal_Refused(t *testing.T) {
 	ok(t, "the second Seal", k.Seal(t.Context(), []byte("w"), time.Minute))
 }
 
-// The client hung up while the work ran. Its seal gets the time that a Release gets, or the deferred Release would free
-// the key of what was done.
-func TestSeal_AfterTheCallersContext(t *testing.T) {
-	t.Parallel()
-	l := locker(t, testutil.Memory())
-	ctx, hangUp := context.WithCancel(t.Context())
-	k := acquire(t, l, "pay:7")
-	hangUp()
-	ok(t, "Seal", k.Seal(ctx, []byte("charged"), time.Hour))
-	ok(t, "Release", k.Release(ctx))
-	_, err := l.TryAcquire(t.Context(), "pay:7")
-	want(t, "the retry", err, core.ErrSealed)
-}
-
 // ErrClosed is about the Locker that was asked.
 func TestErrors_ClosedIsOfThisLocker(t *testing.T) {
 	t.Parallel()

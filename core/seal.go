@@ -19,8 +19,9 @@ const maxValue = 16 << 20
 // If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
 // [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the
 // same value. Nobody gets the key before its lease ends, unless it is released: call [Lock.Lapse]
-// before a deferred Release. If ctx is done, Seal works for up to 100 ms, as Release does. Value
-// must not be modified later; it has at most 16 MiB.
+// before a deferred Release. If ctx is done before, Seal works for up to 100 ms, as Release does. A
+// cancellation in the middle does not end it: the backend's time-out does. Value must not be
+// modified later; it has at most 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
 	sealing, cancel := detach(ctx)
 	defer cancel()
@@ -54,7 +55,11 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		}
 		began := time.Now()
 		traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
-		err = callerError(caller, s.key, withKey(s.locker.backend.Seal(traced, g, value, retention), s.key))
+		err = withKey(s.locker.backend.Seal(traced, g, value, retention), s.key)
+		if contextError(ctx) == nil { // the caller's context did not end the call
+			caller = ctx
+		}
+		err = callerError(caller, s.key, err)
 		s.locker.telemetry.sealedKey(ctx, span, began, g.Token, err)
 		k.endSeal(err)
 		return err

@@ -173,8 +173,11 @@ func (t *transaction) beside(keys []string) bool {
 		if o == nil || o == t {
 			return false
 		}
-		held := func(key string) bool { return slices.Contains(o.keys, key) }
-		if o.pool.ConnPool == t.pool.ConnPool && o.guarded() && slices.ContainsFunc(keys, held) {
+		// If the caller took the lock out of its context (core.WithLock with nil), it waits for the lock.
+		held := func(key string) bool {
+			return slices.Contains(o.keys, key) && t.pool.plugin.carries(t.ctx, []string{key})
+		}
+		if o.holds.Load() && o.pool.shares(t.pool) && slices.ContainsFunc(keys, held) {
 			return true
 		}
 		ctx = o.ctx

@@ -160,4 +160,5 @@ func (t *transaction) release() {
 		cancel(t.failed)
 	}
 	t.over, t.watch, t.cancel = true, nil, nil
+	t.holds.Store(false)
 }

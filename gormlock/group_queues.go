@@ -66,6 +66,7 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 	s.Tx = g.t
 	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: g.locks, fenced: g.t.fenced,
 		real: s, turn: s}
+	s.t.holds.Store(true)
 	return s.t, nil
 }
 

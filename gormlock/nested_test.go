@@ -177,31 +177,3 @@ func TestTransaction_NestedDisabled(t *testing.T) {
 		wantLeft(t, db, 42, 5)
 	}, config(func(c *gorm.Config) { c.DisableNestedTransaction = true }))
 }
-
-// A transaction on db with the context of the block would commit by itself, under the lock that the block relies on.
-func TestTransaction_OnDBWithItsContext(t *testing.T) {
-	t.Parallel()
-	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		put(t, db, 42, 2)
-		for name, nested := range map[string]func(tx *gorm.DB) error{
-			"Transaction": func(tx *gorm.DB) error {
-				return gormlock.Transaction(db.WithContext(tx.Statement.Context), "k", func(tx *gorm.DB) error { return take(tx, 42) })
-			},
-			"within another one": func(tx *gorm.DB) error {
-				return gormlock.Transaction(db.WithContext(tx.Statement.Context), "other", func(tx *gorm.DB) error {
-					return gormlock.Transaction(db.WithContext(tx.Statement.Context), "k", func(tx *gorm.DB) error { return take(tx, 42) })
-				})
-			},
-			"Guard": func(tx *gorm.DB) error {
-				return db.WithContext(tx.Statement.Context).Scopes(gormlock.Guard("k")).Exec("UPDATE stocks SET left = left - 1").Error
-			},
-		} {
-			want(t, "outer", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
-				want(t, name, nested(tx), core.ErrTaken)
-				return errNo
-			}), errNo)
-			wantLeft(t, db, 42, 2)
-			wantIdle(t, db, l, "k")
-		}
-	})
-}

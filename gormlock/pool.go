@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,11 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	}
 	// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
 	return (*transaction)(nil), err
+}
+
+// shares reports whether two pools have the same connections.
+func (p *pool) shares(q *pool) bool {
+	return p == q || reflect.TypeOf(p.ConnPool).Comparable() && p.ConnPool == q.ConnPool
 }
 
 // start returns a transaction that holds the locks of d, or the caller's part of a group.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gorm.io/gorm"
@@ -35,6 +36,7 @@ type transaction struct {
 	gone      error                     // why MySQL rolled it back, without a guard.
 	reentered bool                      // locks are the context's.
 	effect    bool                      // the key is that of a Once, and of no row.
+	holds     atomic.Bool               // it has locks, for those who must not wait for mu.
 	sellOut   *sellOut                  // found too little.
 	turn      *turn                     // set if it is a caller's part of a group, whose locks it has.
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
@@ -162,6 +164,7 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		return guardError(d.keys, insufficient(err))
 	}
 	t.keys = d.keys
+	t.holds.Store(true)
 	for _, k := range t.locks {
 		t.watch = append(t.watch, context.AfterFunc(k.Context(), t.abort))
 	}

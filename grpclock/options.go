@@ -74,8 +74,8 @@ func Principal(fn func(context.Context) string) LockOption {
 }
 
 // Decide sets what becomes of the key after an answer with this code. Unauthenticated always frees
-// it. [DefaultFate] is the default. If the lock was lost and the handler gave up, the outcome is
-// unknown. It is unknown, too, if fn frees the key and the error is a refusal of another server which
+// it. [DefaultFate] is the default. If the lock was lost, or the Locker closed, and the handler gave
+// up, the outcome is unknown. It is unknown, too, if fn frees the key and the error is a refusal of another server which
 // says that a run exists.
 func Decide(fn func(codes.Code) idempotency.Fate) Option {
 	return option(func(c *config) {

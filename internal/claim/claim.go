@@ -302,7 +302,8 @@ func (s seal) untilAnswered(ctx context.Context, lock *core.Lock, retention time
 		return untilAnswered(ctx, func(ctx context.Context) error { return lock.Seal(ctx, value, retention) })
 	}
 	err := put(s.value)
-	if err == nil || s.claim == nil || ctx.Err() != nil || errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrUnavailable) {
+	ended := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if err == nil || s.claim == nil || ended || errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrUnavailable) {
 		return err
 	}
 	// It is too large for the backend. Without a tombstone the request would be unknown, or run again.
