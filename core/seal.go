@@ -18,11 +18,13 @@ const maxValue = 16 << 20
 //
 // If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
 // [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the
-// same value. Nobody gets the key before its lease ends, unless it is released: call [Lock.Lapse]
-// before a deferred Release. If ctx is done before, Seal works for up to 100 ms, as Release does. A
-// cancellation in the middle does not end it: the backend's time-out does. Value must not be
-// modified later; it has at most 16 MiB.
+// same value. Nobody gets the key before its lease ends, unless the lock is released. So call
+// [Lock.Lapse] if a deferred Release follows. If ctx has ended before the call, Seal works for up
+// to 100 ms, as Release does. Value must not be modified later; it has at most 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
+	if ctx.Err() == nil {
+		return k.seal(ctx, ctx, value, retention)
+	}
 	sealing, cancel := detach(ctx)
 	defer cancel()
 	return k.seal(ctx, sealing, value, retention)
@@ -55,11 +57,7 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		}
 		began := time.Now()
 		traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
-		err = withKey(s.locker.backend.Seal(traced, g, value, retention), s.key)
-		if contextError(ctx) == nil { // the caller's context did not end the call
-			caller = ctx
-		}
-		err = callerError(caller, s.key, err)
+		err = callerError(caller, s.key, withKey(s.locker.backend.Seal(traced, g, value, retention), s.key))
 		s.locker.telemetry.sealedKey(ctx, span, began, g.Token, err)
 		k.endSeal(err)
 		return err

@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -22,17 +21,4 @@ func TestSeal_AfterTheCallersContext(t *testing.T) {
 	ok(t, "Release", k.Release(ctx))
 	_, err := l.TryAcquire(t.Context(), "pay:7")
 	want(t, "the retry", err, core.ErrSealed)
-}
-
-// If the caller's context ends while the backend fails by itself, the error is the backend's.
-func TestSeal_ItsContextDidNotEndTheCall(t *testing.T) {
-	t.Parallel()
-	s := memorySpy()
-	k := acquire(t, locker(t, s), "k")
-	ctx, cancel := context.WithCancel(t.Context())
-	s.on("seal", func(context.Context) error { cancel(); return unavailable("k") })
-	err := k.Seal(ctx, []byte("v"), time.Minute)
-	if want(t, "Seal", err, core.ErrUnavailable); errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
 }
