@@ -17,12 +17,12 @@
 //   - The principal is the name that gin.BasicAuth left under gin.AuthUserKey, unless [Principal]
 //     is set. If that key holds anything but a name, the request is refused with 500.
 //   - A middleware that makes the answer from c.Errors or c.Keys belongs inside. The order is:
-//     Recovery, compression, authentication, ginlock, error writer, handler. A middleware that begins a
-//     transaction and commits it belongs inside, too, or the lock ends before COMMIT. If the error writer is
-//     outside, its answer is not recorded and a retry is refused. But a status that the handler
-//     sets, as c.AbortWithError does, is its answer: a retry gets that status without a body. A
-//     middleware outside that reads the body must use ShouldBindBodyWith, parse the body as a form,
-//     or put it back.
+//     Recovery, compression, authentication, ginlock, error writer, handler. A middleware that
+//     begins and commits a database transaction belongs inside, too, or the lock ends before
+//     COMMIT. If the error writer is outside, its answer is not recorded and a retry is refused.
+//     But a status that the handler sets, as c.AbortWithError does, is its answer: a retry gets
+//     that status without a body. A middleware outside that reads the body must use
+//     ShouldBindBodyWith, parse the body as a form, or put it back.
 //
 // Requests that match no route run unprotected, even if engine.NoRoute has a handler for them. Give
 // such a handler a route: r.POST("/*path", …). If such a request may have had an effect, a

@@ -55,9 +55,10 @@ type once struct {
 // again, up to ten times in all. So it must have no effect except through tx. The first caller also
 // gets the result as it was stored. A field that JSON drops is empty for everybody.
 //
-// All calls on a database share one space of keys, whatever their functions and types: begin each
-// key with the name of its effect. The key has 1 to 512 bytes and is compared byte by byte. The key counts as done as long as its
-// row is there: see [Purge]. Once waits for the lock at most [WithWait] (5 s), or until ctx ends.
+// All calls on a database share one space of keys, whatever their functions and types. So begin
+// each key with the name of its effect. The key has 1 to 512 bytes and is compared byte by byte. It
+// counts as done as long as its row is there: see [Purge]. Once waits for the lock at most
+// [WithWait] (5 s), or until ctx ends.
 // If it cannot get the lock, it returns the result if the key is done. Otherwise the error is
 // core's, and fn has not run. In an open transaction the error is [ErrGuardTooLate]. After
 // [ErrCommitUnknown], call Once again with the same key. Other errors: [ErrMismatch],

@@ -46,9 +46,9 @@ var soldOut = []byte("onelane: sold out")
 // logged and changes nothing else.
 //
 // SealWhenOut needs a guard with one key, that of the row: "stock:42" for the stock of 42. A lock
-// that the context carries from outside is not sealed. In a [Once] it is an error, as that key is
-// of an effect. The ttl is 10 ms to ten years; it bounds a
-// seal that nobody takes away. To sell again, put the stock back under a guard with [Reopen].
+// that the context carries from outside is not sealed. In a [Once], SealWhenOut is an error: the
+// key names an effect, not a row. The ttl is 10 ms to ten years; it bounds a seal that nobody takes
+// away. To sell again, put the stock back under a guard with [Reopen].
 func SealWhenOut(ttl time.Duration) DecrementOption {
 	return decrementOption(func(s *sellOut) {
 		s.ttl, s.err = ttl, nil
@@ -111,8 +111,8 @@ func sellOutOf(s *gorm.Statement) *sellOut {
 	return found
 }
 
-var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, " +
-	"which must be one, and that of the row: put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction; in a Once, omit SealWhenOut")
+var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, which must be one, that of the row: " +
+	"put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction; in a Once, omit SealWhenOut")
 
 // sealable returns an error if the statement's guard cannot be sealed.
 func (t *transaction) sealable() error {

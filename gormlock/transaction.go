@@ -134,7 +134,8 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		return guardError(d.keys, err)
 	}
 	if t.beside(d.keys) {
-		return guardError(d.keys, fmt.Errorf("%w by the open transaction whose context this is: use its tx, not db", core.ErrTaken))
+		return guardError(d.keys, fmt.Errorf(
+			"%w: the context belongs to an open transaction that holds the key; use its tx, not db", core.ErrTaken))
 	}
 	if !d.reopen {
 		if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {

@@ -35,8 +35,8 @@ func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor 
 	return newLocks("LockByKey", s, opts).unary
 }
 
-// LockBy is [LockByKey] with a function that makes the key, as in [By]. The key has up to 512 bytes. Calls
-// whose key is "" run unprotected, unless idempotency.Require is set.
+// LockBy is [LockByKey] with a function that makes the key, as in [By]. The key has up to 512
+// bytes. Calls whose key is "" run unprotected, unless idempotency.Require is set.
 func LockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockOption) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: LockBy(nil): pass a function that returns the key of a call")

@@ -74,9 +74,9 @@ func Principal(fn func(context.Context) string) LockOption {
 }
 
 // Decide sets what becomes of the key after an answer with this code. Unauthenticated always frees
-// it. [DefaultFate] is the default. If the lock was lost, or the Locker closed, and the handler gave
-// up, the outcome is unknown. It is unknown, too, if fn frees the key and the error is a refusal of another server which
-// says that a run exists.
+// it. [DefaultFate] is the default. If the handler gave up because the lock was lost or the Locker
+// closed, the outcome is unknown. It is also unknown if fn frees the key, but the error is another
+// server's refusal that says that the call ran or is running.
 func Decide(fn func(codes.Code) idempotency.Fate) Option {
 	return option(func(c *config) {
 		c.decide = fn

@@ -27,8 +27,8 @@
 //
 // Middlewares belong in this order: recovery, compression, authentication and rate limits, this
 // one, the writer of error responses, the handler. A middleware that limits the time of a handler
-// belongs outside. One that begins a database transaction and commits it belongs inside, or the lock
-// ends before COMMIT. A middleware outside that reads the body must put it back.
+// belongs outside. A middleware that begins and commits a database transaction belongs inside, or
+// the lock ends before COMMIT. A middleware outside that reads the body must put it back.
 //
 // [LockByKey] only holds a lock while the handler runs. [RefuseRepeats] refuses forms that are
 // submitted twice. [Transport] is the client's half.

@@ -29,8 +29,8 @@ func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Hand
 	return newLocks("LockByKey", s, opts)
 }
 
-// LockBy is [LockByKey] with a function that makes the key, as in [By]. The key has up to 512 bytes. Requests
-// whose key is "" run unprotected, unless [Require] is set.
+// LockBy is [LockByKey] with a function that makes the key, as in [By]. The key has up to 512
+// bytes. Requests whose key is "" run unprotected, unless [Require] is set.
 func LockBy(fn func(r *http.Request) (string, error), opts ...LockOption) func(http.Handler) http.Handler {
 	if fn == nil {
 		panic("idempotency: LockBy(nil): pass a function that returns the key of a request")

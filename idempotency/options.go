@@ -238,8 +238,8 @@ func MaxRequestBody(n int) LockOption {
 }
 
 // Decide sets what becomes of the key after an answer with this status and header. 401 and 407
-// always free it. [DefaultFate] is the default. If the answer is a refusal of another server which
-// says that a run exists, the key is not freed: the outcome is unknown.
+// always free it. [DefaultFate] is the default. If fn frees the key, but the answer is another
+// server's refusal that says that the request ran or is running, the outcome is unknown.
 func Decide(fn func(status int, header http.Header) Fate) HTTPOption {
 	return httpOption(func(c *httpConfig) {
 		c.decide = fn

@@ -78,7 +78,7 @@ type backend struct {
 
 	open    context.Context // until Close
 	stop    context.CancelFunc
-	mu      sync.Mutex // held to begin a watch, and to end open
+	mu      sync.Mutex // held while a watch begins, and while Close ends the context open
 	watches sync.WaitGroup
 
 	ago       func(t, now time.Time) time.Duration // tests replace it

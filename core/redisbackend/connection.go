@@ -38,7 +38,8 @@ type connection struct {
 // newConnection makes a connection with the options of a client: it dials, authenticates and asks
 // for a first answer.
 func newConnection(ctx context.Context, options redis.Options) (*connection, error) {
-	// An error of SELECT, or of OnConnect, comes as that of PING. Such a connection is in database 0.
+	// If SELECT or OnConnect fails, PING returns that error. The connection may then be in
+	// database 0, so it is not used.
 	initialized, onConnect := false, options.OnConnect
 	options.OnConnect = func(ctx context.Context, c *redis.Conn) error {
 		if onConnect != nil {

@@ -36,6 +36,6 @@
 //
 // The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
 // lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, or
-// +delifeq for Valkey 9. A Cluster needs "+cluster|slots", and Config.Replicas +wait. A client with
-// a DB needs +select, and one with a ClientName "+client|setname".
+// +delifeq for Valkey 9. A Cluster needs "+cluster|slots". Config.Replicas needs +wait. A client
+// with a DB needs +select. A client with a ClientName needs "+client|setname".
 package redisbackend

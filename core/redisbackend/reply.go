@@ -211,8 +211,8 @@ func neverRan(err error) bool {
 // cannotWrite reports whether Redis refuses writes for now. It still answers reads.
 func cannotWrite(err error) bool { return hasCode(err, "OOM", "MISCONF", "NOREPLICAS", "READONLY") }
 
-// isForbidden reports whether trying again cannot help. A command that is forbidden within a script
-// has no code of its own. Redis 6 has a text around it, and rueidis leaves ERR out.
+// isForbidden reports whether trying again cannot help. An error about a forbidden command within a
+// script has no code of its own. Redis 6 puts text around it, and rueidis leaves out "ERR".
 func isForbidden(err error) bool {
 	return hasCode(err, "NOAUTH", "WRONGPASS", "NOPERM") || err != nil &&
 		(strings.Contains(err.Error(), "The user executing the script ") || strings.Contains(err.Error(), "ACL failure in script"))

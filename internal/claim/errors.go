@@ -123,8 +123,8 @@ func CodeOf(err error) (code string, loud bool) {
 	return "lock_unavailable", !clientGone
 }
 
-// MayHaveRun reports whether a refusal with this code says that a handler has run, or is running. It
-// may be another server's, which a handler passes on.
+// MayHaveRun reports whether a refusal with this code says that a handler has run, or is running.
+// The refusal may be another server's that a handler passes on.
 func MayHaveRun(code string) bool {
 	switch code {
 	case "idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "idempotency_key_reused",

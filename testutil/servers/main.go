@@ -39,7 +39,7 @@ COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments 
   ONELANE_POSTGRES_DSN     a database on PostgreSQL, for pgx
   ONELANE_ETCD             host:port of an empty etcd
   ONELANE_ZOOKEEPER        host:port of an empty ZooKeeper
-  ONELANE_REQUIRE_SERVERS  1, unless -only leaves a server out: a test that misses a server fails
+  ONELANE_REQUIRE_SERVERS  1: a test that misses a server fails; empty if -only leaves a server out
 
 It runs other servers than those it finds if these are set: ONELANE_REDIS_SERVER, the path of a redis-server or valkey-server, and
 ONELANE_MYSQL_SERVER, that of a mariadbd or of MySQL's mysqld.
@@ -114,7 +114,7 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	}
 	for _, s := range servers {
 		if err := s.Ended(); err != nil {
-			say("while COMMAND ran, which may explain what failed: %v", err)
+			say("a server ended while COMMAND ran, which may explain a failure: %v", err)
 		}
 	}
 	if *verbose {
