@@ -65,8 +65,14 @@ func RedisCluster(t testing.TB, n int, args ...string) *Sharded {
 	eventually(t, "the cluster forms", func() bool {
 		for _, node := range c.Nodes {
 			info, err := node.Client().ClusterInfo(context.Background()).Result()
-			if err != nil || !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", n)) {
+			if err != nil {
 				return false
+			}
+			// Without full coverage the state is ok before the node knows all slots.
+			for _, line := range []string{"cluster_state:ok", fmt.Sprintf("cluster_slots_ok:%d", clusterSlots), fmt.Sprintf("cluster_known_nodes:%d", n)} {
+				if !strings.Contains(info, line) {
+					return false
+				}
 			}
 		}
 		return true
