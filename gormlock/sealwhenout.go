@@ -111,7 +111,7 @@ func sellOutOf(s *gorm.Statement) *sellOut {
 	return found
 }
 
-var errSealNeedsGuard = errors.New("gormlock: SealWhenOut seals the key of the guard, which must be one, that of the row: " +
+var errSealNeedsGuard = errors.New("gormlock: SealWhenOut needs a guard with one key, that of the row: " +
 	"put db.Scopes(gormlock.Guard(key)) before the decrement, or use gormlock.Transaction; in a Once, omit SealWhenOut")
 
 // sealable returns an error if the statement's guard cannot be sealed.

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -185,12 +184,8 @@ func TestWatch_HalfOpenSubscription(t *testing.T) {
 	h.silent.Store(true)
 	time.Sleep(50 * time.Millisecond) // what was under way arrives
 	before := heard()
-	start := time.Now()
 	// A replaced connection signals, too: something may have been missed.
 	eventually(t, "the watcher hears a message again", func() bool { publish(); return heard() > before })
-	if took := time.Since(start); took > check.Patience/2 { // it takes two seconds
-		t.Errorf("signals came again after %v", took)
-	}
 	before = heard()
 	eventually(t, "the new connection hears messages", func() bool { publish(); return heard() > before+2 })
 }
