@@ -6,7 +6,7 @@
 //	err = gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error { … })
 //	err = db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error { … })
 //
-// [Transaction] is the form to learn. [Guard] is a scope for a statement or a transaction, and
+// [Transaction] is the form to learn. [Guard] is a scope for a write or a transaction, and
 // [WithGuard] a context for code that drops scopes. If one statement decides and writes, as
 // [Decrement] does, the database needs no lock. docs/gorm.md shows each form, and
 // docs/guarantees.md has the limits in full.

@@ -94,7 +94,7 @@ func (t *telemetry) instruments() *instruments {
 	return t.made.Load()
 }
 
-// instrumentsOf returns those of the plugin of db, which may have none: [Version] works without.
+// instrumentsOf returns those of the plugin of db. Without a plugin nothing is recorded.
 func instrumentsOf(db *gorm.DB) *instruments {
 	if p, err := registered(db); err == nil {
 		return p.telemetry.instruments()

@@ -3,8 +3,9 @@
 //
 // [Memory], [Locker], [Redis] and [Cluster] need nothing installed. The last three start
 // redis-server if it is installed, and an embedded miniredis otherwise. Functions that act on
-// processes ([Node.Stop], [RedisCluster], [Sentinel]) need redis-server. Two environment variables
-// name MariaDB and PostgreSQL, see [Databases].
+// processes ([Node.Stop], [RedisCluster], [Sentinel]) need redis-server. Without etcd, [Etcd]
+// returns nil. Without ZooKeeper, [ZooKeeper] fails the test. Two environment variables name
+// MariaDB and PostgreSQL, see [Databases].
 //
 // This command starts real servers for a whole run of tests:
 //

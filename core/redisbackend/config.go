@@ -26,8 +26,8 @@ type Config struct {
 	// Pools are redsync pools. Set either Clients or Pools.
 	Pools []redsyncredis.Pool
 	// NodeTimeout bounds each call to one Redis. With 0, the default is 1 s on one Redis; on a
-	// quorum it follows the latency that is observed. A call waits for its first connection just as
-	// long, but at least 1 s.
+	// quorum it follows the latency that is observed. With Pools it is always 1 s. A call waits for
+	// its first connection just as long, but at least 1 s.
 	NodeTimeout time.Duration
 	// NewInstallation says that the masters of this quorum never held a lock before. So they need
 	// not abstain for one TTL after their start. Set it for tests, and for the first start of a new
