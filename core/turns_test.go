@@ -200,7 +200,8 @@ func TestTurns_LongHolds(t *testing.T) {
 	}
 }
 
-// Nobody starves, however waiters learn of a release.
+// Nobody starves, however waiters learn of a release. Waiters that poll have luck or not, so the
+// bounds are far from what 300 runs showed: 54 locks and 19 s in the worst case.
 func TestTurns_NobodyStarves(t *testing.T) {
 	t.Parallel()
 	const last, ms = time.Minute, time.Millisecond
@@ -220,15 +221,15 @@ func TestTurns_NobodyStarves(t *testing.T) {
 		{"signaled 8, polling 8", 50 * ms, [2]contender{signaled(8), polls(8)}, [2]int{300, 50}},
 		{"polling 8, polling 8", 5 * ms, [2]contender{polls(8), polls(8)}, [2]int{2000, 2000}},
 		{"polling 64, polling 1", 5 * ms, [2]contender{polls(64), polls(1)}, [2]int{1000, 1000}},
-		{"polling 64, polling 1", 50 * ms, [2]contender{polls(64), polls(1)}, [2]int{50, 300}},
+		{"polling 64, polling 1", 50 * ms, [2]contender{polls(64), polls(1)}, [2]int{20, 300}},
 		{"signaled 8, redsync 1", 5 * ms, [2]contender{signaled(8), {callers: 1, redsync: true}}, [2]int{3000, 0}},
 		{"polling 8, redsync 1", 5 * ms, [2]contender{polls(8), {callers: 1, redsync: true}}, [2]int{500, 100}},
 	} {
 		c.both[0].hold, c.both[1].hold = c.hold, c.hold
 		for i, s := range contend(t, last, c.both[:]...) {
 			t.Logf("%v %s: the %s: %+v", c.hold, c.name, []string{"first", "second"}[i], s)
-			if s.locks < c.least[i] || s.longest > 20*time.Second && c.least[i] > 0 {
-				t.Errorf("want %d locks at least, and never 20 s without", c.least[i])
+			if s.locks < c.least[i] || s.longest > 40*time.Second && c.least[i] > 0 {
+				t.Errorf("want %d locks at least, and never 40 s without", c.least[i])
 			}
 		}
 	}
