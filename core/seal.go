@@ -57,7 +57,11 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		}
 		began := time.Now()
 		traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
-		err = callerError(caller, s.key, withKey(s.locker.backend.Seal(traced, g, value, retention), s.key))
+		err = withKey(s.locker.backend.Seal(traced, g, value, retention), s.key)
+		if contextError(ctx) == nil { // the caller's context did not end the call
+			caller = ctx
+		}
+		err = callerError(caller, s.key, err)
 		s.locker.telemetry.sealedKey(ctx, span, began, g.Token, err)
 		k.endSeal(err)
 		return err

@@ -200,8 +200,8 @@ func TestTurns_LongHolds(t *testing.T) {
 	}
 }
 
-// Nobody starves, however waiters learn of a release. Waiters that poll have luck or not, so the
-// bounds are far from what 300 runs showed: 54 locks and 19 s in the worst case.
+// Nobody starves, however waiters learn of a release. Waiters that poll depend on chance. The worst
+// of 300 runs was 54 locks, and 19 s without one. So the bounds are far from that.
 func TestTurns_NobodyStarves(t *testing.T) {
 	t.Parallel()
 	const last, ms = time.Minute, time.Millisecond

@@ -194,6 +194,9 @@ func next(w http.ResponseWriter, r *http.Request) {
 	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
 		k.Suggest(claim.NotKept)
 	case inner.decided:
+		if inner.status < 400 && c.IsAborted() && len(c.Errors) > errs { // it could not be rendered
+			k.Suggest(claim.NotKept)
+		}
 		inner.finish()
 	case len(c.Errors) > errs: // a middleware outside will answer
 		k.Suggest(claim.Unanswered)

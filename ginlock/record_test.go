@@ -395,7 +395,8 @@ func TestErrors_ErrorAndStatus(t *testing.T) {
 	}
 }
 
-// A response that fails while it is rendered leaves its error and no answer.
+// A response that fails while it is rendered leaves its error and no answer: a retry learns that it
+// was not kept (rule 16).
 func TestErrors_RenderError(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -403,10 +404,10 @@ func TestErrors_RenderError(t *testing.T) {
 		runs.Add(1)
 		c.JSON(201, math.NaN())
 	})
-	s.order("k", "")
-	a := s.order("k", "")
+	s.order("k", "").want(t, 201, "", false)
+	s.order("k", "").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	if n := runs.Load(); n != 1 {
-		t.Errorf("%d runs, then %v", n, a)
+		t.Errorf("%d runs", n)
 	}
 }
 

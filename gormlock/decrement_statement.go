@@ -327,7 +327,12 @@ func (d *decrement) readInsertID(
 	}
 	id, err := result.LastInsertId()
 	if err == nil && id == 0 && d.matched == 1 {
-		err = c.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
+		rows, failed := c.QueryContext(ctx, "SELECT LAST_INSERT_ID()") // GORM's Row panics if it cannot prepare
+		if failed != nil {
+			return failed
+		}
+		defer rows.Close()
+		err = firstRow(rows).Scan(&id)
 	}
 	d.left = id - 1
 	return err

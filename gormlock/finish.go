@@ -5,9 +5,14 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/onelane/onelane/core"
 )
+
+// rollbackTime is how long a guarded ROLLBACK waits for its answer. Without a COMMIT nothing is
+// written, whatever becomes of it.
+const rollbackTime = 5 * time.Second
 
 // commit sends COMMIT. The locks are released when the outcome is known, otherwise they end with
 // their leases.
@@ -136,6 +141,9 @@ func (t *transaction) fail(err error) {
 func (t *transaction) undo() error {
 	var err error
 	if t.real != nil {
+		if t.interrupt != nil { // pgx gives up ROLLBACK then
+			defer time.AfterFunc(rollbackTime, t.interrupt).Stop()
+		}
 		err = t.real.Rollback()
 	}
 	t.release()

@@ -133,6 +133,13 @@ func sqliteBusy(err error) bool {
 	return ok && (code&0xff == sqliteIsBusy || code&0xff == sqliteLocked)
 }
 
+// sqliteRefuses reports whether SQLite refused a COMMIT with err and left the transaction open. After
+// other errors, such as those of the disk, nobody knows.
+func sqliteRefuses(err error) bool {
+	code, ok := sqliteCode(err)
+	return sqliteBusy(err) || ok && code&0xff == sqliteConstraint
+}
+
 // inTree reports whether is holds for err or for an error that it wraps.
 func inTree(err error, is func(error) bool) bool {
 	if err == nil || is(err) {

@@ -179,7 +179,8 @@ func (t *pinnedTx) Commit() error {
 	t.ending = false
 	if err != nil && t.sqlite {
 		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
-		t.rolledBack = rollback == nil
+		// mattn's driver has rolled back by itself, so that there is nothing left to roll back.
+		t.rolledBack = rollback == nil || sqliteRefuses(err) && t.ended()
 	}
 	if err != nil && !rejected(t, err) {
 		t.close()

@@ -48,9 +48,9 @@ func LockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockO
 // it returns. The template has the fields {metadata.NAME} and {principal}, because there is no
 // request yet when a stream begins.
 //
-// When the lock is lost, the context of the stream ends with a cause that matches [core.ErrLost].
-// From then on the stream neither receives nor sends, and ends with LOCK_LOST. This does not wake a
-// handler that waits for a message.
+// When the lock is lost or the Locker is closed, the context of the stream ends with a cause that
+// matches [core.ErrLost] or [core.ErrClosed]. From then on the stream neither receives nor sends,
+// and ends with LOCK_LOST. This does not wake a handler that waits for a message.
 func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	switch {
@@ -181,8 +181,10 @@ func (s *lockedStream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(m)
 }
 
+// lost returns an error if nothing keeps others from the lock any more. Nothing renews the locks of
+// a closed Locker.
 func (s *lockedStream) lost() error {
-	if errors.Is(s.lock.Err(), core.ErrLost) {
+	if err := s.lock.Err(); errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrClosed) {
 		return s.call.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 	}
 	return nil

@@ -145,7 +145,8 @@ func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 	}
 	// A handler may return the cause of its context's end, which has no status.
 	ended := context.Cause(k.Context())
-	if gaveUp(err) && errors.Is(ended, core.ErrLost) || code == codes.Unknown && ended != nil && errors.Is(err, ended) {
+	over := errors.Is(ended, core.ErrLost) || errors.Is(ended, core.ErrClosed)
+	if over && gaveUp(err) || code == codes.Unknown && ended != nil && errors.Is(err, ended) {
 		f = claim.Unknown
 	}
 	if f == claim.Free && passedOn(err) {

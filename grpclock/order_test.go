@@ -315,3 +315,36 @@ func TestByMetadata_GivesUpWhenTheLockerCloses(t *testing.T) {
 	retry := until(t, func() answer { return after.create("k", &request{}) }, func(a answer) bool { return a.reason() != reasonInFlight })
 	retry.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
 }
+
+// The Locker closes during a charge, and the handler gives up with the error of its context. Decide
+// frees the key of such a call, but the handler did not choose to stop.
+func TestDecide_GivesUpWhenTheLockerCloses(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	old, next := lockerOn(t, n, core.WithTTL(4*time.Second)), lockerOn(t, n)
+	var charges atomic.Int64
+	charge := func(ctx context.Context, _ *request) (*order, error) {
+		if run := charges.Add(1); run > 1 {
+			return &order{Run: run}, nil
+		}
+		_ = old.Close()
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	frees := grpclock.Decide(func(code codes.Code) idempotency.Fate {
+		if code == codes.Canceled {
+			return idempotency.FreeKey
+		}
+		return grpclock.DefaultFate(code)
+	})
+	on := func(l *core.Locker) *server {
+		return serve(t, &orders{handle: charge}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), frees)))
+	}
+	on(old).create("k", &request{}).wantCode(t, codes.Canceled, false)
+	after := on(next)
+	retry := until(t, func() answer { return after.create("k", &request{}) }, func(a answer) bool { return a.reason() != reasonInFlight })
+	if charges.Load() != 1 {
+		t.Fatalf("%d charges under one key", charges.Load())
+	}
+	retry.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
+}

@@ -348,3 +348,36 @@ func claimOf(t testing.TB, n *testutil.Node) (key, value string) {
 	}
 	return keys[0], client.Get(ctx, keys[0]).Val()
 }
+
+// A service whose descriptor is not linked in, such as one of gogo/protobuf, or one that was written by hand. Its calls
+// have fields, so Check has nothing to report.
+func TestCheck_NoDescriptor(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	desc := testpb.Orders_ServiceDesc
+	desc.ServiceName = "unlinked.v1.Orders"
+	desc.Streams = nil
+	desc.Methods = []grpc.MethodDesc{{MethodName: "Create", Handler: func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+		req := &request{}
+		if err := dec(req); err != nil {
+			return nil, err
+		}
+		return i(ctx, req, &grpc.UnaryServerInfo{FullMethod: "/unlinked.v1.Orders/Create"}, func(ctx context.Context, req any) (any, error) {
+			return counter(&runs)(ctx, req.(*request))
+		})
+	}}}
+	i := grpclock.ByField("order_id", idempotency.WithLocker(testutil.Locker(t)))
+	s := serveWith(t, func(r grpc.ServiceRegistrar) {
+		r.RegisterService(&desc, &orders{})
+		if err := grpclock.Check(r.(*grpc.Server), i); err != nil {
+			t.Error(err)
+		}
+	}, grpc.UnaryInterceptor(i))
+	conn := s.dial()
+	for _, replayed := range []bool{false, true} {
+		ask(t.Context(), func(ctx context.Context, r *request, opts ...grpc.CallOption) (*order, error) {
+			o := &order{}
+			return o, conn.Invoke(ctx, "/unlinked.v1.Orders/Create", r, o, opts...)
+		}, &request{OrderId: "7"}).want(t, 1, replayed)
+	}
+}

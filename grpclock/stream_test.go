@@ -237,3 +237,38 @@ func TestStreamLockBy_NoKey(t *testing.T) {
 	_, err := required.chat(t, "").Recv()
 	answer{err: err}.wantRefusal(t, codes.InvalidArgument, reasonKeyMissing)
 }
+
+// The Locker closes under a stream. Nothing renews its lock, and another gets it.
+func TestStreamLockByKey_LockerCloses(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	old, next := lockerOn(t, n, core.WithTTL(2*time.Second)), lockerOn(t, n)
+	results := make(chan error, 2)
+	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+		_ = old.Close()
+		k, err := next.Acquire(t.Context(), "room:1", core.WithWait(check.Patience))
+		if err != nil {
+			t.Error(err)
+		} else {
+			defer func() { _ = k.Release(context.Background()) }()
+		}
+		_, err = s.Recv() // while the other has the lock
+		results <- err
+		results <- s.Send(&order{})
+		return err
+	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(old))))
+	c := s.chat(t, "1")
+	if err := c.Send(&request{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"Recv", "Send"} {
+		select {
+		case err := <-results:
+			if (answer{err: err}).reason() != reasonLockLost {
+				t.Errorf("another has the lock, and %s said %v", what, err)
+			}
+		case <-time.After(check.Patience):
+			t.Fatal("the handler is not done")
+		}
+	}
+}

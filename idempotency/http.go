@@ -235,7 +235,7 @@ func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim
 		f = claim.Unknown
 	case f == claim.Unanswered:
 		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
-	case f == claim.Keep && !rec.passing:
+	case f == claim.Keep && !rec.passing && !rec.cut():
 		record = rec.record(m.headers)
 	}
 	k.End(f, &record)

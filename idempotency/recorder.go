@@ -3,12 +3,15 @@ package idempotency
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"maps"
 	"net"
 	"net/http"
+	"reflect"
 	"slices"
+	"strconv"
 
 	"github.com/onelane/onelane/internal/claim"
 )
@@ -28,6 +31,8 @@ type recorder struct {
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
 
+	headerID uintptr // writers of one answer share its header
+
 	unknown  bool // a part was sent that leaves the outcome unknown
 	refusing bool // a middleware inside is writing a refusal
 	refusal  bool // the whole answer is that refusal
@@ -36,12 +41,14 @@ type recorder struct {
 var errHijackWritten = errors.New("idempotency: the response has a body already and cannot be hijacked")
 
 func newRecorder(w http.ResponseWriter, m *middleware, k *claim.Claim) *recorder {
-	return &recorder{ResponseWriter: w, m: m, claim: k, before: w.Header().Clone()}
+	rec := &recorder{ResponseWriter: w, m: m, claim: k, before: w.Header().Clone(), headerID: headerID(w)}
+	k.Answer = rec
+	return rec
 }
 
 // newTracker returns a recorder that passes on everything and only notes the status.
 func newTracker(w http.ResponseWriter) *recorder {
-	return &recorder{ResponseWriter: w, passing: true, before: w.Header().Clone()}
+	return &recorder{ResponseWriter: w, passing: true, before: w.Header().Clone(), headerID: headerID(w)}
 }
 
 // final returns the status of the answer. A handler that wrote nothing has answered 200.
@@ -102,8 +109,14 @@ func (w *recorder) Write(b []byte) (int, error) {
 			return 0, err
 		}
 	}
+	if w.status >= 400 && len(w.body) < longestRefusal { // for passedOn
+		w.body = append(w.body, b[:min(len(b), longestRefusal-len(w.body))]...)
+	}
 	return w.ResponseWriter.Write(b)
 }
+
+// longestRefusal is more than a refusal of this package has.
+const longestRefusal = 4 << 10
 
 func bodyless(status int) bool {
 	return status < 200 || status == http.StatusNoContent || status == http.StatusNotModified
@@ -218,7 +231,7 @@ func (w *recorder) send(follows bool) error {
 		return nil
 	}
 	if w.refusal && !w.refusing {
-		defer noteRefusal(w.ResponseWriter)()
+		defer noteRefusal(w.claim.Context(), w.ResponseWriter)()
 	}
 	// Headers that were set after the handler wrote came too late, except trailers.
 	h := w.Header()
@@ -237,7 +250,9 @@ func (w *recorder) send(follows bool) error {
 	if late != nil {
 		changeHeader(h, w.written, late)
 	}
-	w.body = nil
+	if w.status < 400 {
+		w.body = nil // passedOn reads that of a refusal
+	}
 	return err
 }
 
@@ -246,20 +261,24 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 	return claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
 }
 
-// noteRefusal tells the recorders that w writes to that a refusal is written, until the function
-// that it returns is called. A refusal is not the answer of the handler.
-func noteRefusal(w http.ResponseWriter) (end func()) {
+// cut reports whether the handler declared more than it wrote. The client of such an answer sees that
+// it broke off. The client of a replay would not, because a replay has its own length.
+func (w *recorder) cut() bool {
+	declared, err := strconv.ParseInt(w.header().Get("Content-Length"), 10, 64)
+	return err == nil && declared > int64(len(w.body)) && !bodyless(w.final())
+}
+
+// noteRefusal tells the recorders around w that a refusal is written, until the function that it
+// returns is called. A refusal is not the answer of the handler. The claims in ctx know the recorders,
+// because a writer between them and w need not have Unwrap. A writer with another header belongs to
+// another answer.
+func noteRefusal(ctx context.Context, w http.ResponseWriter) (end func()) {
 	var around []*recorder
-	for {
-		if rec, ok := w.(*recorder); ok {
+	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {
+		if rec, ok := k.Answer.(*recorder); ok && rec.headerID == headerID(w) {
 			around = append(around, rec)
 			rec.refusing = true
 		}
-		inner, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			break
-		}
-		w = inner.Unwrap()
 	}
 	return func() {
 		for _, rec := range around {
@@ -267,6 +286,9 @@ func noteRefusal(w http.ResponseWriter) (end func()) {
 		}
 	}
 }
+
+// headerID tells the headers of two answers apart.
+func headerID(w http.ResponseWriter) uintptr { return reflect.ValueOf(w.Header()).Pointer() }
 
 // forget drops the held answer.
 func (w *recorder) forget() {

@@ -107,7 +107,7 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
-	defer noteRefusal(w)()
+	defer noteRefusal(r.Context(), w)()
 	f.writeProblem(w, r, p)
 }
 

@@ -107,6 +107,7 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 // tombstone, because a repeat is also refused while the claim is held.
 func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
 	sent, inner := newTracker(w), r.WithContext(k.Context())
+	k.Answer = sent
 	f := claim.Unknown // after a panic
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files

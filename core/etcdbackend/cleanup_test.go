@@ -361,3 +361,32 @@ func TestCleanUp_ForeignValue(t *testing.T) {
 		t.Errorf("%d changes, want the attempt's and one clean-up", n)
 	}
 }
+
+// The reply of an Unseal is lost. Before it is repeated, another caller runs and seals the key.
+func TestLostReply_UnsealLeavesALaterSeal(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	other := open(t, etcd.Client())
+	seal := func(value string) {
+		g := acquire(t, other, request("k", time.Minute, 0))
+		ok(t, "Seal", other.Seal(t.Context(), g, []byte(value), time.Hour))
+	}
+	seal("first")
+	client, k := lossy(etcd.Client(), 0)
+	changes := 0
+	k.lose = func() (bool, <-chan struct{}) {
+		if changes++; changes == 2 { // the first one had its effect
+			seal("second")
+		}
+		return changes == 1, nil
+	}
+	ok(t, "Unseal", open(t, client).Unseal(t.Context(), "k"))
+	st, err := other.Inspect(t.Context(), "k")
+	ok(t, "Inspect", err)
+	if st.Status != core.Sealed || string(st.Value) != "second" {
+		t.Errorf("one Unseal freed two seals: the key is %v with %q", st.Status, st.Value)
+	}
+}

@@ -83,9 +83,14 @@ func (b *backend) Seal(
 	return err
 }
 
-// Unseal implements core.Backend.
+// Unseal implements core.Backend. If a reply was lost, it frees nothing that came later.
 func (b *backend) Unseal(ctx context.Context, key string) error {
+	owner := ""
 	_, _, err := b.changeOwn(ctx, core.Grant{Key: key}, func(e entry) (step, error) {
+		if e.repeated && e.Owner != owner {
+			return step{}, nil // the try before may have freed the key
+		}
+		owner = e.Owner
 		s, _ := e.status()
 		return step{delete: s == core.Sealed || s == core.Orphaned}, nil
 	})

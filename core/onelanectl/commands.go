@@ -153,6 +153,10 @@ func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *
 	keys, more, err := at.scan(ctx, search{o.prefix, start, o.limit, o.held})
 	rows := 0
 	for _, key := range keys {
+		if ctx.Err() != nil { // also if who reads the lines was slow
+			err = errors.Join(err, fmt.Errorf("the list is not complete: %w", ctx.Err()))
+			break
+		}
 		st, inspected := locker.Inspect(ctx, key)
 		switch {
 		case errors.Is(inspected, core.ErrInvalidKey): // not ours: without a prefix all keys of the database come by
@@ -165,7 +169,7 @@ func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *
 			err = errors.Join(err, out.row(key, st))
 			rows++
 		}
-		if ctx.Err() != nil || more && rows == o.limit {
+		if more && rows == o.limit {
 			break
 		}
 	}

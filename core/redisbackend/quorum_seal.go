@@ -238,7 +238,7 @@ func (u *unsealing) run(ctx context.Context) (done bool, err error) {
 	case t.yes() < q.majority():
 		u.tried = true
 		return false, t.unavailable(u.key)
-	case u.tried && u.isLater(t):
+	case u.tried && u.isLater(t, vote.yes): // other answers cut long values
 		return true, nil
 	}
 	u.tried = true
@@ -260,7 +260,7 @@ func (u *unsealing) concerns(t tally) bool {
 		}
 	}
 	if t.count(has(voteSealed)) > 0 {
-		return !u.isLater(t)
+		return !u.isLater(t, notFailed)
 	}
 	// VOID that no majority has voids nothing, and a node that has not answered may have the value.
 	_, most := t.decided(notFailed)
@@ -268,8 +268,9 @@ func (u *unsealing) concerns(t tally) bool {
 	return voids > 0 && most < u.quorum.majority() && t.answered() < len(u.quorum.nodes)
 }
 
-// isLater reports whether the newest value is that of a holder that came after the first try.
-func (u *unsealing) isLater(t tally) bool {
-	top := t.newest(notFailed)
+// isLater reports whether the newest value of such answers is that of a holder that came after the
+// first try. The answers must have whole values.
+func (u *unsealing) isLater(t tally, such func(vote) bool) bool {
+	top := t.newest(such)
 	return top.closed() && !slices.Contains(u.seen, top.value)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -330,6 +331,40 @@ var sealSchedules = []schedule{
 		}
 		return s.sealed("A", "short")
 	})},
+	// Others raise what node 0 promised, and at first node 1, too. So Unseal tries again, and node 0
+	// refuses it with the beginning of the value.
+	{"UnsealOfALongValueTriesAgain", 3, nil, func(s *simStage) error {
+		for n := range 8 {
+			if err := s.seal("A", s.must("A"), strings.Repeat("v", 600+n)); err != nil {
+				return err
+			}
+			began := time.Now()
+			ctx, stop := context.WithCancel(context.Background())
+			go func() {
+				for ballot := s.ballot(0); ctx.Err() == nil; time.Sleep(100 * time.Microsecond) {
+					ballot += 1000
+					s.prepare(0, "somebody", ballot)
+					if time.Since(began) < 4*time.Millisecond {
+						s.prepare(1, "somebody", ballot)
+					}
+				}
+			}()
+			err := s.as("A").Unseal(context.Background(), simKey)
+			stop()
+			if err != nil {
+				return err
+			}
+			time.Sleep(2 * promiseLife) // so that nothing is promised to somebody
+			g, err := s.acquire("B")
+			if err != nil {
+				return fmt.Errorf("Unseal returned nil, and the key is not free: %.100v", err)
+			}
+			if err := s.release("B", g); err != nil {
+				return err
+			}
+		}
+		return nil
+	}},
 	// The same after an orphan that is renewed once.
 	{"UnsealedStaysAwayAfterAnOrphan", 3, forgotten, unsealedWithout2(func(s *simStage) error {
 		r := s.request("A")

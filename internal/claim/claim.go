@@ -45,6 +45,9 @@ const (
 // Claim is the right, and the duty, to run a request. End it with [Claim.Complete], [Claim.Free] or
 // [Claim.LeaveUnknown]; the first of them counts. It is safe for concurrent use.
 type Claim struct {
+	// Answer is what the handler writes its answer to. The adapter sets it before the handler runs.
+	Answer any
+
 	claims      *Claims
 	key         string
 	name        string // of the lock
