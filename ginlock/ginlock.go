@@ -194,8 +194,10 @@ func next(w http.ResponseWriter, r *http.Request) {
 	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
 		k.Suggest(claim.NotKept)
 	case inner.decided:
-		if inner.status < 400 && c.IsAborted() && len(c.Errors) > errs { // it could not be rendered
-			k.Suggest(claim.NotKept)
+		// It could not be rendered. Gin sets the content type before that fails. A redirect has none, and is
+		// an answer, also beside a logged error.
+		if inner.status < 400 && inner.Header()["Content-Type"] != nil && c.IsAborted() && len(c.Errors) > errs {
+			claim.SuggestAll(r.Context(), claim.NotKept) // the keys around get the same answer
 		}
 		inner.finish()
 	case len(c.Errors) > errs: // a middleware outside will answer

@@ -115,8 +115,9 @@ func (c *call) underLock(
 	}
 	returned := false
 	defer func() {
+		closed := errors.Is(k.Err(), core.ErrClosed) // the Locker, while the handler ran
 		lost := claim.ReleaseLock(c.ctx, k, c.logger(), c.full)
-		if lost && returned && (err == nil || gaveUp(err)) {
+		if returned && (lost && err == nil || (lost || closed) && gaveUp(err)) {
 			// An interceptor on the way out may make another error of the refusal.
 			claim.SuggestAll(c.ctx, claim.Unknown)
 			err = c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))

@@ -272,3 +272,17 @@ func TestStreamLockByKey_LockerCloses(t *testing.T) {
 		}
 	}
 }
+
+// The Locker closes under a stream whose handler only waits for its context. The stream ends with
+// LOCK_LOST, as the comment of StreamLockByKey says.
+func TestStreamLockByKey_LockerClosesDuringAWait(t *testing.T) {
+	t.Parallel()
+	l := lockerOn(t, testutil.Redis(t))
+	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+		_ = l.Close()
+		<-s.Context().Done()
+		return s.Context().Err()
+	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
+	_, err := s.chat(t, "1").Recv()
+	answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
+}

@@ -3,10 +3,12 @@ package idempotency_test
 import (
 	"fmt"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
 )
 
 // statusWriter is how many programs log a status. It has no Unwrap, and neither have writers around
@@ -25,7 +27,7 @@ func (w *statusWriter) WriteHeader(status int) {
 // nothing, so its outer key is free.
 func TestRefusal_InsideALogger(t *testing.T) {
 	t.Parallel()
-	l := idempotency.WithLocker(shortLocker(t))
+	l := idempotency.WithLocker(testutil.Locker(t))
 	logged := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			next.ServeHTTP(&statusWriter{ResponseWriter: w}, r)
@@ -33,6 +35,8 @@ func TestRefusal_InsideALogger(t *testing.T) {
 	}
 	var runs atomic.Int64
 	running, done := make(chan struct{}), make(chan struct{})
+	finish := sync.OnceFunc(func() { close(done) })
+	defer finish() // also if the test fails: the server waits for its handlers
 	once, perOrder := idempotency.ByHeader("Idempotency-Key", l), idempotency.ByKey("{header.X-Order}", l)
 	s := serve(t, once(logged(perOrder(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if runs.Add(1) == 1 {
@@ -46,7 +50,7 @@ func TestRefusal_InsideALogger(t *testing.T) {
 	go func() { first <- ask("first") }()
 	<-running
 	ask("second").refused(t, idempotency.CodeInFlight)
-	close(done)
+	finish()
 	(<-first).want(t, 200, "made", false)
 	ended(t, func() answer { return ask("second") }).want(t, 200, "made", true)
 	if runs.Load() != 1 {
