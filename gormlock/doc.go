@@ -18,7 +18,7 @@
 //     until its lease ends. Only an error with which a database itself rolls back is definite.
 //   - If the lock is lost or the context ends before COMMIT, the transaction is rolled back.
 //   - Panics in blocks and hooks roll back, then unlock.
-//   - If the database ends a guarded transaction by itself, nothing is written after it.
+//   - If the database ends a guarded transaction, a single goroutine writes nothing after it.
 //   - Several keys are all acquired or none, in one order everywhere.
 //   - A guard that cannot guard is an error, and what it guards is not sent.
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says.

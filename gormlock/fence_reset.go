@@ -96,5 +96,8 @@ func resetFence(ctx context.Context, db *gorm.DB, key string) (err error) {
 	if cause := context.Cause(held); err != nil && cause != nil {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
+	if lockWaitTimedOut(err) {
+		return fmt.Errorf("%w: %w", errFenceHeld, err)
+	}
 	return err
 }

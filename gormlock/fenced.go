@@ -84,6 +84,8 @@ func (t *transaction) fence(ctx context.Context) error {
 		}
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err)
+		} else if lockWaitTimedOut(err) { // the database's own limit is shorter than ours
+			err = fmt.Errorf("%w: %w", errFenceHeld, err)
 		}
 		return guardError([]string{k.Key()}, err)
 	}

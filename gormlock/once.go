@@ -38,7 +38,7 @@ type once struct {
 	guard
 	name    string
 	dialect dialect
-	attempt []byte // names the run in its row
+	attempt []byte // names the run in its row: each run has another one
 }
 
 // Once runs fn in a transaction that is committed at most once for key, and returns its result.
@@ -142,7 +142,7 @@ func (o *once) bind(ctx context.Context) {
 }
 
 func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
-	o := &once{guard: guardWith(opts), name: key, attempt: []byte(rand.Text())}
+	o := &once{guard: guardWith(opts), name: key}
 	_, open := transactionOf(db.Statement.ConnPool)
 	_, err := registered(db)
 	switch d, wrong := dialectOf(db); {

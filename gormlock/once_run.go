@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 			instrumentsOf(db).retries.Add(ctx, 1)
 		}
 		entered = false
+		// The row of an earlier run of this call is there only if that was committed.
+		o.attempt = []byte(rand.Text())
 		return alone.transact(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
 			entered = true
 			if t, _ := transactionOf(tx.Statement.ConnPool); t != nil {

@@ -71,6 +71,13 @@ var mysqlRejects = []uint64{mysqlDuplicate, mysqlDeadlock, mysqlPluginRollback, 
 // ended.
 var mysqlInterrupted = []uint64{mysqlQueryKilled, mysqlStatementTime}
 
+// tooLarge reports whether MySQL or MariaDB did not run a statement because it is too long. It has
+// several errors for that, and each names the variable.
+func tooLarge(err error) bool {
+	_, ok := mysqlNumber(err)
+	return ok && strings.Contains(err.Error(), "max_allowed_packet")
+}
+
 // mysqlNumber returns the number of a server's error.
 func mysqlNumber(err error) (uint64, bool) {
 	number := mysqlField(err, "Number")
@@ -195,6 +202,18 @@ func local(err error) bool {
 
 // rowsClosed is the error of database/sql for rows that were closed without an error.
 const rowsClosed = "sql: Rows are closed"
+
+// lockWaitTimedOut reports whether the database gave up a wait for a row: lock_timeout of PostgreSQL,
+// innodb_lock_wait_timeout of MySQL and MariaDB.
+func lockWaitTimedOut(err error) bool {
+	const lockNotAvailable = "55P03"
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) {
+		return state.SQLState() == lockNotAvailable
+	}
+	number, ok := mysqlNumber(err)
+	return ok && number == mysqlLockWaitTimeout
+}
 
 // repeatable reports whether a transaction that returned err is certainly rolled back because of
 // others, so that it may succeed if it runs again.

@@ -123,10 +123,15 @@ func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 	if value == nil {
 		value = []byte{}
 	}
-	return b.change(ctx, g.Key, func(r row) (done, again bool) {
+	err := b.change(ctx, g.Key, func(r row) (done, again bool) {
 		return r.ownedBy(g.Owner, core.Sealed) && bytes.Equal(r.value, value),
 			r.ownedBy(g.Owner, core.Held, core.Orphaned)
 	}, sealRow, int64(g.Token), value, micros(retention), []byte(g.Key), []byte(g.Owner))
+	if tooLarge(err) { // no outage: the caller must not try this value again
+		return fmt.Errorf("gormlock: seal key %q: MySQL refuses a value of %d bytes; raise its max_allowed_packet, "+
+			"or seal a smaller value: %v", g.Key, len(value), err)
+	}
+	return err
 }
 
 // Unseal implements core.Backend.

@@ -12,11 +12,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// canonical returns a message as protobuf, with all fields in the order of their numbers. It is the
+// canonical returns a message as protobuf, with all fields in the order of their numbers. So it is the
 // same whether this process knows a field or not. proto.Marshal, deterministic or not, puts unknown
 // fields at the end, so its result differs between two versions of a schema. During a roll-out a
-// retry would then look like another request. An unknown field stays as the client sent it, and so
-// does the order of a map in it.
+// retry would then look like another request. An unknown field stays as the client sent it. If it is a
+// message with a map, a oneof or extensions, its order may not be that of the numbers: see [Fingerprint].
 func canonical(m protoreflect.Message) []byte {
 	w := writer{b: make([]byte, proto.Size(m.Interface()))}
 	w.at = len(w.b)
@@ -147,18 +147,21 @@ func eachField(raw []byte) iter.Seq[start] {
 func (w *writer) field(f protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch {
 	case f.IsMap():
-		var keys []protoreflect.MapKey
+		// A number becomes text once, and not in each comparison.
+		type entry struct {
+			text string
+			key  protoreflect.MapKey
+		}
+		entries := make([]entry, 0, v.Map().Len())
 		v.Map().Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
-			keys = append(keys, k)
+			entries = append(entries, entry{k.String(), k})
 			return true
 		})
-		slices.SortFunc(
-			keys, func(a, b protoreflect.MapKey) int { return strings.Compare(b.String(), a.String()) },
-		)
-		for _, k := range keys {
+		slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(b.text, a.text) })
+		for _, e := range entries {
 			w.nested(f.Number(), func() {
-				w.singular(f.MapValue(), v.Map().Get(k))
-				w.singular(f.MapKey(), k.Value())
+				w.singular(f.MapValue(), v.Map().Get(e.key))
+				w.singular(f.MapKey(), e.key.Value())
 			})
 		}
 	case f.IsList() && f.IsPacked():

@@ -36,6 +36,9 @@ var (
 // A result is kept for the time of [Retain], or of [RetainFor] if that is longer, and that of
 // [MaxRun] and ten minutes more. The time begins when it is recorded. A retry that comes later
 // calls fn again.
+//
+// If a new version of the service changes T, keep the name, and let T read what was recorded before.
+// Under another name fn would run again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.Keyed(ctx)
@@ -59,7 +62,7 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 	}
 	var earlier T
 	if err := json.Unmarshal(recorded, &earlier); err != nil {
-		return earlier, fmt.Errorf("idempotency: step %q: the recorded result is no %T; give a changed step another name: %w", name, earlier, err)
+		return earlier, fmt.Errorf("idempotency: step %q: the recorded result is no %T; let the type read it: under another name the step would run again: %w", name, earlier, err)
 	}
 	return earlier, nil
 }

@@ -336,3 +336,23 @@ func TestStep_UnreadableResultIsNamed(t *testing.T) {
 		t.Errorf("ran %v, %v", ran, err)
 	}
 }
+
+// A new version of the service changes the result type of a step. Under another name the step would
+// run again, so the error does not advise that.
+func TestStep_ResultOfAnotherType(t *testing.T) {
+	t.Parallel()
+	l := longLocker(t, testutil.Memory())
+	runStep(t, l, "7 EUR", func(ctx context.Context) { // the old version
+		_, err := idempotency.Step(ctx, "charge", func(context.Context) (string, error) { return "ch_1", nil })
+		must(t, err)
+	})
+	runStep(t, l, "7 EUR", func(ctx context.Context) { // the new version
+		_, err := idempotency.Step(ctx, "charge", func(context.Context) (charge, error) {
+			t.Error("the step ran again")
+			return charge{"ch_2"}, nil
+		})
+		if err == nil || !strings.Contains(err.Error(), "under another name the step would run again") {
+			t.Errorf("got %v, want an error that warns of another name", err)
+		}
+	})
+}

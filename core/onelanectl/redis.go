@@ -123,14 +123,26 @@ func (cs clients) scan(ctx context.Context, s search) (keys []string, more bool,
 		}
 		return nil
 	}
-	for _, c := range cs {
-		switch c := c.(type) {
-		case *redis.ClusterClient:
-			err = errors.Join(err, c.ForEachMaster(ctx, master))
-		case *redis.Client:
-			err = errors.Join(err, master(ctx, c))
-		}
+	// A master that cannot be reached must leave time to look at the keys of the others.
+	if end, ok := ctx.Deadline(); ok && len(cs) > 1 {
+		half, cancel := context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+		ctx = half
 	}
+	errs := make([]error, len(cs))
+	var asked sync.WaitGroup
+	for i, c := range cs {
+		asked.Go(func() {
+			switch c := c.(type) {
+			case *redis.ClusterClient:
+				errs[i] = c.ForEachMaster(ctx, master)
+			case *redis.Client:
+				errs[i] = master(ctx, c)
+			}
+		})
+	}
+	asked.Wait()
+	err = errors.Join(errs...)
 	for key := range found {
 		keys = append(keys, key)
 	}
@@ -144,19 +156,22 @@ func (cs clients) scan(ctx context.Context, s search) (keys []string, more bool,
 // withoutSeals returns the names whose values are no seals.
 func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]string, error) {
 	first := make([]*redis.StringCmd, len(names))
-	_, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, _ = c.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for i, name := range names {
 			first[i] = p.GetRange(ctx, name, 0, 63)
 		}
 		return nil
 	})
-	var reply redis.Error
-	if err != nil && !errors.As(err, &reply) { // a key of another type is no error
-		return nil, err
-	}
 	others := names[:0]
 	for i, name := range names {
 		value, err := first[i].Result()
+		switch {
+		case redis.HasErrorPrefix(err, "WRONGTYPE"): // not ours
+			continue
+		case redis.HasErrorPrefix(err, "MOVED"): // its slot is on the way here, and Inspect finds it
+		case err != nil:
+			return nil, err
+		}
 		isSealed := strings.HasPrefix(value, "\x00")
 		if strings.HasSuffix(name, "}"+accepted) { // "ballot step value", and only an orphan's value is of interest
 			fields := strings.SplitN(value, " ", 3)
@@ -165,7 +180,7 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 			}
 			isSealed = len(fields) < 3 || !strings.HasPrefix(fields[2], "B")
 		}
-		if err == nil && !isSealed {
+		if !isSealed {
 			others = append(others, name)
 		}
 	}

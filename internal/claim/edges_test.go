@@ -152,3 +152,43 @@ type testutilBackend struct{ core.Backend }
 func (b testutilBackend) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 var _ = claim.ErrOver
+
+// A deployment makes Retain shorter. The mark of an unknown outcome lasts as long as the process said
+// that left it, also after a new process adopted it. The steps of the new one must last as long, or
+// the charge is made twice.
+func TestStep_OutlivesTheMarkOfALongerRetention(t *testing.T) {
+	broken := errors.New("broken")
+	for name, fails := range map[string]error{"a result": nil, "no result": broken} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLocker(t, testutil.Memory())
+				before, now := newClaims(l, recovers, keep(24*time.Hour)), newClaims(l, recovers, keep(time.Hour))
+				charges := 0
+				charge := func(context.Context) ([]byte, error) { charges++; return []byte("1"), fails }
+				leave(t, before, "k", fp("a")) // its pod is replaced
+				time.Sleep(time.Minute)
+				k := begin(t, now, "k", fp("a"))
+				_, err := k.Step(k.Context(), "charge", charge, never)
+				want(t, "the first Step", err, fails)
+				k.LeaveUnknown() // this one dies, too
+				k.Close()
+				time.Sleep(2 * time.Hour)
+				k = begin(t, now, "k", fp("a"))
+				if k.Adopted() == nil {
+					t.Fatal("the key is free: it would run anew")
+				}
+				_, err = k.Step(k.Context(), "charge", charge, never)
+				if charges != 1 {
+					t.Errorf("%d charges, although the key remembers the first run", charges)
+				}
+				if fails == nil {
+					ok(t, "the second Step", err)
+				} else {
+					want(t, "the second Step", err, claim.ErrUnknown)
+				}
+				complete(t, k, "x")
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // Namespace returns the prefix of the claim's Locker.
@@ -23,8 +24,10 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		return nil, errors.New("idempotency: Step: pass the name of the step")
 	}
 	c, key := k.claims, LockKey(k.claims.locker, StepPrefix, k.key+":"+core.Join(name))
-	// The result outlives the mark of an unknown outcome, which begins when the claim ends.
-	retention := min(max(k.keptFor(), c.Retention)+min(c.MaxRun, MaxRetention)+holdGrace, MaxRetention)
+	// The result outlives the mark of an unknown outcome, which begins when the claim ends. A mark that was
+	// adopted may be of a process with a longer Retention.
+	remembered := ownertext.Orphan(k.lock.Owner())
+	retention := min(max(k.keptFor(), c.Retention, remembered)+min(c.MaxRun, MaxRetention)+holdGrace, MaxRetention)
 	failed := func(err error) error {
 		return fmt.Errorf("idempotency: step %q of key %q: %w", name, k.key, err)
 	}

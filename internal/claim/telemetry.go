@@ -74,9 +74,11 @@ func newInstruments(l *core.Locker, transport string) *instruments {
 	i.requests, _ = m.Int64Counter("onelane.idempotency.requests", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests, by how they ended."))
 	i.duration, _ = m.Float64Histogram("onelane.idempotency.run.duration", metric.WithUnit("s"),
-		metric.WithDescription("How long claims were held, by how they ended."))
+		metric.WithDescription("How long claims were held, by how they ended."), metric.WithExplicitBucketBoundaries(
+			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900))
 	i.size, _ = m.Int64Histogram("onelane.idempotency.record.size", metric.WithUnit("By"),
-		metric.WithDescription("Size of records as they are stored."))
+		metric.WithDescription("Size of records as they are stored."), metric.WithExplicitBucketBoundaries(
+			250, 500, 1e3, 2.5e3, 5e3, 10e3, 25e3, 50e3, 100e3, 250e3, 500e3, 1e6, 2.5e6, 5e6, 10e6))
 	var common []attribute.KeyValue
 	if transport != "" {
 		common = append(common, attribute.String("onelane.transport", transport))
