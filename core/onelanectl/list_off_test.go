@@ -30,7 +30,7 @@ func TestList_AMasterIsSwitchedOff(t *testing.T) {
 			client := redis.NewClient(&redis.Options{Addr: "off:6379", Dialer: off, ContextTimeoutEnabled: true})
 			defer client.Close()
 			with[i] = client
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // the default of -timeout
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			var out bytes.Buffer
 			o := options{prefix: "onelane:", limit: 10, held: true, args: []string{"ls", "job:"}}
