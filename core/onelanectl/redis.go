@@ -168,7 +168,7 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 		switch {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"): // not ours
 			continue
-		case redis.HasErrorPrefix(err, "MOVED"): // its slot is on the way here, and Inspect finds it
+		case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "ASK"): // its slot is on the way, and Inspect finds it
 		case err != nil:
 			return nil, err
 		}

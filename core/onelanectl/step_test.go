@@ -14,7 +14,7 @@ import (
 func TestRunbook_StepIsUnsealedToo(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	locker := must[*core.Locker](t)(core.New(on(node.Client()), core.WithTTL(time.Second)))
+	locker := must[*core.Locker](t)(core.New(on(node.Client()), core.WithTTL(5*time.Second))) // a Begin with a late answer fails
 	defer locker.Close()
 	begin := func() *claim.Claim {
 		c := claim.New(locker, "http", claim.DefaultSettings())

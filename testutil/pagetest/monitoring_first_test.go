@@ -30,3 +30,27 @@ func TestAlerts_SeeTheFirstEventOfASeries(t *testing.T) {
 		}
 	}
 }
+
+// A service lost locks some time ago. One scrape of it fails, and Prometheus marks its series stale until the next one.
+// Five minutes later nothing has happened, and nobody is called.
+func TestAlerts_OneFailedScrape(t *testing.T) {
+	storage := promqltest.LoadedStorage(t, `load 30s
+  onelane_locks_lost_total{onelane_reason="gone",instance="a",job="shop"} 300x60 stale 300x60
+  onelane_idempotency_requests_total{onelane_outcome="lost",onelane_route="/pay",instance="a",job="shop"} 1x60 stale 1x60
+`)
+	t.Cleanup(func() { _ = storage.Close() })
+	engine := promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery)
+	for _, name := range []string{"OnelaneLocksLost", "OnelaneAnswersNotRecorded"} {
+		// 300x60 are 61 samples, from 0 s to 30 min. The marker is at 30 min 30 s.
+		at := time.Unix(0, 0).Add(35*time.Minute + 45*time.Second)
+		q, err := engine.NewInstantQuery(t.Context(), storage, nil, alerts(t)[name], at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, err := q.Exec(t.Context()).Vector()
+		if err != nil || len(result) > 0 {
+			t.Errorf("%s after one failed scrape: %v %v, want that it does not fire", name, result, err)
+		}
+		q.Close()
+	}
+}
