@@ -130,7 +130,11 @@ func ExampleFingerprint() {
 	locker := exampleLocker()
 	defer locker.Close()
 	price := func(_ context.Context, m proto.Message) []byte {
-		return fmt.Append(nil, m.(*testpb.Request).GetPrice())
+		if r, ok := m.(*testpb.Request); ok {
+			return fmt.Append(nil, r.GetPrice())
+		}
+		all, _ := proto.MarshalOptions{Deterministic: true}.Marshal(m) // another method of the server
+		return all
 	}
 	conn, stop := start(count(), grpc.UnaryInterceptor(
 		grpclock.ByMetadata("idempotency-key", grpclock.Fingerprint(price), idempotency.WithLocker(locker))))

@@ -37,7 +37,10 @@ func ExampleBy() {
 	locker := exampleLocker()
 	defer locker.Close()
 	key := func(r *http.Request) (string, error) { return core.Join("batch", r.Header.Get("X-Batch")), nil }
-	about := func(_ *http.Request, body []byte) []byte { return body[:3] }
+	about := func(_ *http.Request, body []byte) []byte {
+		amount, _, _ := bytes.Cut(body, []byte(" "))
+		return amount
+	}
 	pay := idempotency.By(key, idempotency.Fingerprint(about), idempotency.WithLocker(locker))(http.HandlerFunc(created))
 	fmt.Println(code(send(pay, "700 at 10:00", "X-Batch: b1")))
 	fmt.Println(code(send(pay, "700 at 10:01", "X-Batch: b1")))

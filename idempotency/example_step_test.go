@@ -69,7 +69,7 @@ func ExampleStep() {
 		case errors.Is(err, idempotency.ErrNothingDone):
 			http.Error(w, err.Error(), http.StatusTooManyRequests) // frees the key
 		case err != nil:
-			http.Error(w, err.Error(), http.StatusInternalServerError)
+			http.Error(w, err.Error(), http.StatusGatewayTimeout) // nobody knows: a 500 would be recorded as the answer
 		default:
 			_, _ = io.WriteString(w, receipt)
 		}

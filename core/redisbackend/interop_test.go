@@ -119,3 +119,19 @@ func TestQuorum_AnswersOfRedigoExcludeNoNode(t *testing.T) {
 		return admin.Get(t.Context(), "onelane:{other}").Val() == k.Owner()
 	})
 }
+
+// On a quorum a seal is in a key of its own: redsync does not see it.
+func TestInterop_RedsyncTakesASealedKeyOfAQuorum(t *testing.T) {
+	t.Parallel()
+	pools := testutil.Cluster(t, 3).Pools()
+	c := redisbackend.Pools(pools...)
+	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
+	l := locker(t, c, core.WithPrefix(""))
+	k := acquire(t, l, "report")
+	mutex := redsync.New(pools...).NewMutex("report", redsync.WithTries(1), redsync.WithTimeoutFactor(0.5))
+	if mutex.Lock() == nil {
+		t.Error("redsync took a key that is held here")
+	}
+	ok(t, "Seal", k.Seal(t.Context(), []byte("done"), time.Minute))
+	eventually(t, "redsync gets the sealed key", func() bool { return mutex.Lock() == nil })
+}

@@ -61,6 +61,10 @@ func orderKey(c *gin.Context) (string, error) {
 // grab is the naive read, check, write.
 func (s *service) grab(c *gin.Context) {
 	db, driver := s.db.WithContext(c.Request.Context()), c.GetHeader("X-Driver")
+	if driver == "" { // an order without a taker is free
+		c.JSON(http.StatusUnauthorized, gin.H{"code": "unknown_driver"})
+		return
+	}
 	var order Order
 	if err := db.First(&order, "id = ?", c.Param("id")).Error; err != nil {
 		c.JSON(http.StatusInternalServerError, gin.H{"code": err.Error()})

@@ -41,3 +41,26 @@ func TestGrab_SpellingsOfAnOrder(t *testing.T) {
 		t.Errorf("%d orders went to several drivers, %d to none, %v", b.several, b.none, err)
 	}
 }
+
+// A driver without a name must not get an order: it would look free.
+func TestGrab_DriverWithoutName(t *testing.T) {
+	db, closeDB, err := openDB(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeDB()
+	s := httptest.NewServer((&service{db: db, locker: testutil.Locker(t)}).routes())
+	defer s.Close()
+	for _, driver := range []string{"", "ben"} {
+		r, _ := http.NewRequest("POST", s.URL+"/orders/1/grab", nil)
+		r.Header.Set("X-Driver", driver)
+		resp, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+	}
+	if b, err := audit(db); err != nil || b.once != 1 {
+		t.Errorf("%+v, %v: want one order with one driver", b, err)
+	}
+}

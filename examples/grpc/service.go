@@ -46,7 +46,8 @@ func (b *book) get(id string) (*orderpb.Order, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i, err := strconv.Atoi(id)
-	if err != nil || i < 1 || i > len(b.orders) {
+	// 01 is no name of order 1: the lock's key is the text, so another spelling has another lock.
+	if err != nil || i < 1 || i > len(b.orders) || strconv.Itoa(i) != id {
 		return nil, errNoOrder
 	}
 	o := b.orders[i-1]

@@ -244,3 +244,14 @@ func TestSale_AgainAfterReturn(t *testing.T) {
 		}
 	})
 }
+
+// Two ids that the database takes for one are two orders. The second must not learn that it holds units.
+func TestSale_IDsInAnotherCase(t *testing.T) {
+	onSale(t, 5, func(t *testing.T, s *sale) {
+		ok(t, "reserve", s.reserve(t.Context(), "ann", 42, 1))
+		err := s.reserve(t.Context(), "ANN", 42, 1)
+		if held := s.units(t, reserved); err == nil && held != 2 {
+			t.Errorf("two orders were reserved, and %d unit is", held)
+		}
+	})
+}

@@ -74,7 +74,8 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 		return errors.Join(err, found.Error)
 	case found.RowsAffected == 0:
 		return err
-	case earlier.SKU != sku || earlier.Units != units:
+	// A database that ignores case finds "ann" for "ANN", which is another order and holds nothing.
+	case earlier.ID != id || earlier.SKU != sku || earlier.Units != units:
 		return fmt.Errorf("order %s was used for %d of %d: %w", id, earlier.Units, earlier.SKU, err)
 	case earlier.State == returned:
 		return fmt.Errorf("order %s: %w", id, errExpired)

@@ -52,11 +52,16 @@ func serve(ctx context.Context, o options, stdout io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "Open http://%s in a browser. Metrics are at /metrics. Ctrl-C ends it.\n", visible(listener.Addr()))
 	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
-	end := context.AfterFunc(ctx, func() { shutDown(server) })
+	done := make(chan struct{})
+	end := context.AfterFunc(ctx, func() {
+		defer close(done)
+		shutDown(server)
+	})
 	defer end()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
+	<-done // Serve returns when Shutdown begins, and the Locker must outlive the requests
 	return nil
 }
 

@@ -2,14 +2,17 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -171,5 +174,66 @@ func TestServe_NodesAndBuyers(t *testing.T) {
 		if got := ask(http.StatusOK, "GET", path, "").Header.Get("Content-Type"); !strings.HasPrefix(got, kind) {
 			t.Errorf("%s is %q", path, got)
 		}
+	}
+}
+
+// The program ends after the requests that are under way: the Locker and the database must not be closed under them.
+func TestServe_EndsAfterItsRequests(t *testing.T) {
+	o, err := parse([]string{"-serve", "127.0.0.1:0"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out, stdout := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, o, stdout) }()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := strings.Fields(line)[1]
+	lock, err := core.Default().Acquire(t.Context(), "stock:42")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan string, 1)
+	go func() {
+		r, _ := http.NewRequest("POST", url+"/guarded/orders", strings.NewReader("{}"))
+		r.Header.Set("Authorization", "Bearer you")
+		r.Header.Set("Idempotency-Key", `"one"`)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		_ = resp.Body.Close()
+		answer <- resp.Status
+	}()
+	waits := regexp.MustCompile(`(?m)^onelane_waiters(\{.*\})? 1$`)
+	for { // until the buyer waits for the lock
+		metrics, err := io.ReadAll(send(t, url, "GET", "/metrics", "").Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waits.Match(metrics) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		t.Fatalf("the program ended while a request was under way: %v; the buyer got %s", err, <-answer)
+	case <-time.After(time.Second):
+	}
+	if err := lock.Release(context.WithoutCancel(t.Context())); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	if got := <-answer; got != "201 Created" {
+		t.Errorf("the buyer got %s", got)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

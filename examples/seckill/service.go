@@ -70,6 +70,9 @@ func (s *service) buy(c *gin.Context) {
 	case errors.Is(err, core.ErrTaken), errors.Is(err, core.ErrUnavailable):
 		c.Header("Retry-After", "1") // nothing was done, so the key is free and the buyer may try again
 		c.JSON(http.StatusServiceUnavailable, gin.H{"error": err.Error()})
+	case errors.Is(err, gormlock.ErrCommitUnknown):
+		// The order may be there. A 500 would be recorded as the answer, and 504 is not.
+		c.JSON(http.StatusGatewayTimeout, gin.H{"error": err.Error()})
 	case err != nil:
 		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
 	default:

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	"github.com/glebarez/sqlite"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil"
+)
+
+// losing is SQLite, whose answers to COMMIT are lost while lose is set.
+type losing struct{ driver.Driver }
+
+var lose atomic.Bool
+
+func (d losing) Open(name string) (driver.Conn, error) {
+	c, err := d.Driver.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	return losingConn{c}, nil
+}
+
+type losingConn struct{ driver.Conn }
+
+func (c losingConn) Begin() (driver.Tx, error) {
+	tx, err := c.Conn.Begin()
+	return losingTx{tx}, err
+}
+
+type losingTx struct{ driver.Tx }
+
+func (t losingTx) Commit() error {
+	if err := t.Tx.Commit(); err != nil || !lose.Load() {
+		return err
+	}
+	return errors.New("the answer was lost")
+}
+
+// The order may be there. A buyer must not get, for a whole day, the answer that it failed.
+func TestBuy_UnknownCommit(t *testing.T) {
+	plain, err := sql.Open(sqlite.DriverName, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sql.Register("losing", losing{plain.Driver()})
+	_ = plain.Close()
+	pool, err := sql.Open("losing", t.TempDir()+"/sale.db?_pragma=busy_timeout(10000)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	db, err := gorm.Open(&sqlite.Dialector{Conn: pool}, &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	locker := testutil.Locker(t)
+	core.SetDefault(locker)
+	t.Cleanup(func() { core.SetDefault(nil) })
+	if err := errors.Join(db.Use(gormlock.New(locker)), prepare(db, 5)); err != nil {
+		t.Fatal(err)
+	}
+	routes := (&service{db: db}).routes()
+	buy := func() *httptest.ResponseRecorder {
+		r := httptest.NewRequest(http.MethodPost, "/orders", nil)
+		r.Header.Set("Authorization", "Bearer ann")
+		r.Header.Set("Idempotency-Key", `"one"`)
+		w := httptest.NewRecorder()
+		routes.ServeHTTP(w, r)
+		return w
+	}
+	lose.Store(true)
+	first := buy()
+	lose.Store(false)
+	again := buy()
+	var orders int64
+	if err := db.Model(&Order{}).Count(&orders).Error; err != nil || orders != 1 {
+		t.Fatalf("%d orders, %v", orders, err)
+	}
+	if first.Code != http.StatusGatewayTimeout || again.Code != http.StatusConflict {
+		t.Errorf("the order is there; the buyer got %d, and the retry %d (replayed: %q)",
+			first.Code, again.Code, again.Header().Get("Idempotency-Replayed"))
+	}
+}
