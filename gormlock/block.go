@@ -75,8 +75,8 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 	})
 }
 
-// outermost runs fn in a transaction of its own. It does what GORM's Transaction does, without the
-// three copies of the statement that GORM makes for it.
+// outermost runs fn in a transaction of its own. It does what GORM's Transaction does, with fewer
+// copies of the statement.
 func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(tx *gorm.DB) error) error {
 	wrapped, err := p.wrap(db, db.Statement.ConnPool)
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 		return err
 	}
 	defer func() { _ = t.Rollback() }() // if fn panics
-	tx := db.WithContext(t.carry(db.Statement.Context))
+	tx := session(t.carry(db.Statement.Context), db)
 	tx.Statement.ConnPool = t.in(wrapped)
 	if t.turn != nil {
 		tx.Statement.ConnPool = newTurnConn(t.turn, tx.Statement.ConnPool)
@@ -104,6 +104,10 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 	}
 	return err
 }
+
+// session returns db with ctx. WithContext alone would keep the statement of a hook or of
+// FindInBatches, whose db is a session with NewDB. GORM's Transaction drops it, and so does Clauses.
+func session(ctx context.Context, db *gorm.DB) *gorm.DB { return db.Clauses().WithContext(ctx) }
 
 // limited returns the context of a new transaction, which ends after DefaultTransactionTimeout.
 func limited(db *gorm.DB) (context.Context, context.CancelFunc) {
@@ -128,9 +132,9 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 	if err := t.guard(ctx, d); err != nil {
 		return err
 	}
-	session := db.WithContext(t.carry(ctx))
-	session.DisableNestedTransaction = false // fn is behind a savepoint
-	return session.Transaction(fn)
+	inner := session(t.carry(ctx), db)
+	inner.DisableNestedTransaction = false // fn is behind a savepoint
+	return inner.Transaction(fn)
 }
 
 // carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock

@@ -10,6 +10,7 @@ import (
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
+	"gorm.io/plugin/dbresolver"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -205,16 +206,10 @@ func TestProtect_BadModel(t *testing.T) {
 	})
 }
 
-// resolver stands for dbresolver, which is known by its name.
-type resolver struct{}
-
-func (resolver) Name() string              { return "gorm:db_resolver" }
-func (resolver) Initialize(*gorm.DB) error { return nil }
-
 func TestUse_RefusesDBResolverBefore(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "Use", db.Use(resolver{}))
+		ok(t, "Use", db.Use(dbresolver.Register(dbresolver.Config{})))
 		if err := db.Use(gormlock.New(nil)); err == nil || !strings.Contains(err.Error(), "before it") {
 			t.Errorf("Use after dbresolver: %v", err)
 		}

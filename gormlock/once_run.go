@@ -31,7 +31,7 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 		entered = false
 		// The row of an earlier run of this call is there only if that was committed.
 		o.attempt = []byte(rand.Text())
-		return alone.transact(db.WithContext(ctx), o.name, func(tx *gorm.DB) error {
+		return alone.transact(session(ctx, db), o.name, func(tx *gorm.DB) error {
 			entered = true
 			if t, _ := transactionOf(tx.Statement.ConnPool); t != nil {
 				t.effect = true

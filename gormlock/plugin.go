@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -37,7 +38,7 @@ type plugin struct {
 // A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
 // matches [ErrUnmanagedTransaction] if the database was opened on a transaction. It also returns an
 // error if dbresolver came first, or if a model of [Protect] cannot be read. The same holds if a
-// callback of GORM that guards rely on was removed.
+// callback of GORM that guards rely on was removed, or if another gorm.Open got the same gorm.Config.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
 	p.telemetry.locker = p.lockerInUse
@@ -57,9 +58,16 @@ func (p *plugin) Name() string { return pluginName }
 
 // Initialize implements gorm.Plugin.
 func (p *plugin) Initialize(db *gorm.DB) error {
-	if _, ok := db.Plugins[resolverName]; ok {
+	// A source or replica that dbresolver opens has dbresolver among its plugins, but no callback of it.
+	if db.Callback().Query().Get(resolverName) != nil {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
 			"register gormlock before it")
+	}
+	// After a later gorm.Open with the same gorm.Config, db.ConnPool is that of the other database.
+	own, shared := db.Statement.ConnPool, db.ConnPool
+	if kind := reflect.TypeOf(own); kind != reflect.TypeOf(shared) || kind != nil && kind.Comparable() && own != shared {
+		return errors.New("gormlock: the gorm.DB has other connections than its gorm.Config: " +
+			"use what gorm.Open returned, and give each gorm.Open a gorm.Config of its own")
 	}
 	if err := p.seals.valid(); err != nil {
 		return err

@@ -21,6 +21,9 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 		defer func() {
 			s.ReflectValue, s.Clauses["ON CONFLICT"] = all, given
 			db.RowsAffected += written
+			if s.Result != nil { // of gorm.WithResult
+				s.Result.RowsAffected = db.RowsAffected
+			}
 		}()
 		delete(s.Clauses, "ON CONFLICT")
 		conflicts = false
