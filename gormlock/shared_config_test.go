@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// TestUse_SharedConfig: two databases were opened with one gorm.Config. GORM keeps them apart, and
-// the plugin must not send the statements of the one to the other.
+// TestUse_SharedConfig: two databases have one gorm.Config value. GORM keeps them apart, so
+// the plugin must not send statements of the one to the other.
 func TestUse_SharedConfig(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, main *gorm.DB) {
