@@ -107,6 +107,17 @@ type request struct {
 	ran   bool
 }
 
+// passed reports whether something was written past our writers. Another middleware of this package
+// outside does not see that, so each one is asked.
+func (r *request) passed() bool {
+	for q := r; q != nil && q.c == r.c; q, _ = q.Context.Value(requestKey{}).(*request) {
+		if q.sent.Written() {
+			return true
+		}
+	}
+	return false
+}
+
 type requestKey struct{}
 
 // Value implements [context.Context].
@@ -128,7 +139,7 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		if c.FullPath() == "" { // no route matched
 			c.Next()
-			if acted(c) {
+			if c.FullPath() == "" && acted(c) { // engine.HandleContext may have found a route
 				warned.Do(func() {
 					slog.WarnContext(c.Request.Context(),
 						"ginlock: a request without a route ran unprotected: give the handler of engine.NoRoute a route",
@@ -191,7 +202,7 @@ func next(w http.ResponseWriter, r *http.Request) {
 		if inner.decided {
 			outer.WriteHeader(inner.status)
 		}
-	case outer.Written(): // gin.Engine.HandleContext writes to the writer outside
+	case req.passed(): // gin.Engine.HandleContext writes to Gin's own writer
 		k.Suggest(claim.NotKept)
 	case inner.decided:
 		// It could not be rendered. Gin sets the content type before that fails. A redirect has none, and is

@@ -2,6 +2,7 @@ package ginlock_test
 
 import (
 	"context"
+	"net/http"
 	"sync/atomic"
 	"testing"
 
@@ -50,4 +51,39 @@ func TestHandleContext_409(t *testing.T) {
 	})
 	s.order("k", "{}")
 	s.order("k", "{}").wantProblem(t, 409, idempotency.CodeResponseNotKept)
+}
+
+// embedding is a writer of an application between two middlewares. It has no Unwrap.
+type embedding struct{ gin.ResponseWriter }
+
+// Another middleware of this package stands outside of ByHeader. HandleContext writes past both. The
+// refused order must not be replayed as an empty 200.
+func TestHandleContext_TwoMiddlewares(t *testing.T) {
+	t.Parallel()
+	between := func(c *gin.Context) {
+		c.Writer = embedding{c.Writer}
+		c.Next()
+	}
+	for name, more := range map[string][]gin.HandlerFunc{"directly": nil, "with a writer between": {between}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := idempotency.WithLocker(testutil.Locker(t))
+			var runs atomic.Int64
+			s := serve(t, func(r *gin.Engine) {
+				chain := append([]gin.HandlerFunc{ginlock.LockByKey("shop", l)}, more...)
+				chain = append(chain, ginlock.ByHeader(idempotencyKey, l), func(c *gin.Context) {
+					runs.Add(1)
+					c.Request.URL.Path = "/v2/orders"
+					r.HandleContext(c)
+				})
+				r.POST("/orders", chain...)
+				r.POST("/v2/orders", func(c *gin.Context) { c.String(http.StatusInternalServerError, "charged, not shipped") })
+			})
+			s.order("k", "{}").want(t, 500, "charged, not shipped", false)
+			s.order("k", "{}").wantProblem(t, 409, idempotency.CodeResponseNotKept)
+			if n := runs.Load(); n != 1 {
+				t.Errorf("%d runs", n)
+			}
+		})
+	}
 }

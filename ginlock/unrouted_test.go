@@ -89,3 +89,27 @@ func TestErrors_KeysBesideAnAnswer(t *testing.T) {
 	s.order("k", "").want(t, 204, "", false)
 	s.order("k", "").want(t, 204, "", true)
 }
+
+// A handler of engine.NoRoute sends the request on to a route, which is protected. So nothing ran
+// unprotected. The test sets the default logger, so no other test may run beside it.
+func TestNoRoute_HandleContextIsProtected(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	l := testutil.Locker(t)
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)))
+		r.POST("/v1/orders", counter(&runs))
+		r.NoRoute(func(c *gin.Context) {
+			c.Request.URL.Path = "/v1" + c.Request.URL.Path
+			r.HandleContext(c)
+		})
+	})
+	s.order("k", "{}").want(t, 201, "run 1", false)
+	s.order("k", "{}").want(t, 201, "run 1", true)
+	if n := bytes.Count(log.Bytes(), []byte("ran unprotected")); n != 0 {
+		t.Errorf("%d warnings, want none: %s", n, &log)
+	}
+}

@@ -32,7 +32,7 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 //
 //   - {header.NAME}: a header, as [ByHeader] reads it
 //   - {param.NAME}: a parameter of the route's path
-//   - {query.NAME}: a query parameter, which must not come twice
+//   - {query.NAME}: a query parameter, which must not come twice, nor with another value in a form
 //   - {cookie.NAME}: a cookie, which must not come twice
 //   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}
 //   - {principal}: the caller, see [Principal]
