@@ -186,7 +186,14 @@ func begun(db *gorm.DB) error {
 // transaction is open already, and GORM begins none.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
-		if fn(db); db.Error != nil {
+		// In an open transaction GORM's fails, and would leave that in the result of gorm.WithResult.
+		result := db.Statement.Result
+		if _, open := transactionOf(db.Statement.ConnPool); open {
+			db.Statement.Result = nil
+		}
+		fn(db)
+		db.Statement.Result = result
+		if db.Error != nil {
 			return
 		}
 		adopt(db)
@@ -230,6 +237,8 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 	if guarded {
 		defer notSQLTime(db, time.Now())
 		abandonSingle(db)
+		// GORM leaves this in a statement that is used again. It would commit once more.
+		s.Settings.Delete(fmt.Sprintf("%p", s) + "gorm:started_transaction")
 	}
 	t, open := transactionOf(s.ConnPool)
 	if !guarded {

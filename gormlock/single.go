@@ -13,6 +13,7 @@ type singleTx struct {
 	tx        *transaction
 	outside   gorm.ConnPool
 	context   context.Context // of the statement, outside
+	carried   context.Context // of the statement, inside
 	guards    []guard
 	cancel    context.CancelFunc // ends DefaultTransactionTimeout
 	abandoned runtime.Cleanup
@@ -45,6 +46,7 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	if len(single.guards) > 0 {    // associations inherit it, and must not fill the template anew
 		s.Settings.Store(guardsKey, d.literal())
 	}
+	single.carried = s.Context
 	s.ConnPool = t.in(wrapped)
 	return nil
 }
@@ -60,7 +62,12 @@ func takeSingle(db *gorm.DB) *singleTx {
 	}
 	single.abandoned.Stop()
 	runtime.KeepAlive(s) // until then the clean-up may run
-	s.ConnPool, s.Context = single.outside, single.context
+	s.ConnPool = single.outside
+	if s.Context == single.carried {
+		s.Context = single.context
+	} else { // a tracer put its span in, and looks for it after COMMIT
+		s.Context = statementContext{single.context, context.WithoutCancel(s.Context)}
+	}
 	if len(single.guards) > 0 {
 		s.Settings.Store(guardsKey, single.guards)
 	}

@@ -60,7 +60,12 @@ func (k keys) of(s *gorm.Statement, open bool) ([]string, error) {
 func modelRows(s *gorm.Statement) ([]reflect.Value, error) {
 	refused := fmt.Errorf("%w: the statement must have a model, a struct or a slice of them, "+
 		"to take the fields from; use a literal key, or WithGuard with several", ErrTemplate)
-	rows := elements(reflect.ValueOf(s.Model))
+	model := s.Model
+	// In a statement that is used again, Model is what it created first.
+	if slices.Contains(s.BuildClauses, "INSERT") && len(structsOf(reflect.ValueOf(s.Dest))) > 0 {
+		model = s.Dest
+	}
+	rows := elements(reflect.ValueOf(model))
 	other := func(row reflect.Value) bool { return !row.IsValid() || row.Type() != s.Schema.ModelType }
 	if s.Schema == nil || len(rows) == 0 || slices.ContainsFunc(rows, other) {
 		return nil, refused

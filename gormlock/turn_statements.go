@@ -14,7 +14,7 @@ import (
 var errRowsOpen = errors.New("gormlock: the rows of an earlier query are still open, " +
 	"and the connection can do one thing at a time: close them first")
 
-// statementContext ends with the group and has the values of the caller's context.
+// statementContext ends with one context and has the values of another one.
 type statementContext struct {
 	context.Context
 	values context.Context

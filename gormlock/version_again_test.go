@@ -55,3 +55,22 @@ func TestVersion_CreatedAgain(t *testing.T) {
 		want(t, "the old row", db.Unscoped().Model(&old).Update("balance", 5).Error, gormlock.ErrStale)
 	})
 }
+
+// TestVersion_StatementUsedAgain: what a write demands of the version does not stay in the statement.
+func TestVersion_StatementUsedAgain(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine, theirs := twice(t, db)
+		row := db.Model(&mine)
+		ok(t, "first", row.Update("balance", 20).Error)
+		ok(t, "second", row.Update("balance", 30).Error)
+		wantRow(t, "both", db, mine.ID, 30, 3)
+		either := db.Model(&mine).Where("balance = 30").Or("balance = 40")
+		ok(t, "first", either.Update("balance", 40).Error)
+		ok(t, "second", either.Update("name", "b").Error)
+		wantRow(t, "both", db, mine.ID, 40, 5)
+		want(t, "the old row", db.Model(&theirs).Update("balance", 1).Error, gormlock.ErrStale)
+		ok(t, "soft delete", db.Delete(&mine).Error)
+		want(t, "a deleted row", row.Update("balance", 50).Error, gormlock.ErrStale)
+	})
+}

@@ -127,7 +127,7 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	if len(set) > 0 || written {
 		raised := append(without(set, f), increment(f))
 		s.Clauses["SET"] = clause.Clause{Name: "SET", Expression: raised, Builder: given.Builder}
-		v.demand(db)
+		defer v.demand(db)()
 	}
 	fn(db)
 	if delete(s.Clauses, "SET"); ok {
@@ -142,7 +142,7 @@ func deleteVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	if len(v.rows) == 0 && s.Model != nil && !writesModel(s) {
 		v = versionsRead(db, f, reflect.ValueOf(s.Model))
 	}
-	v.demand(db)
+	defer v.demand(db)()
 	// A soft delete is an UPDATE whose SET keeps this; a DELETE has no SET.
 	raise := clause.Expr{SQL: ", ? = ?", Vars: []any{increment(f).Column, increment(f).Value}}
 	s.Clauses["SET"] = clause.Clause{AfterExpression: raise}
@@ -159,10 +159,11 @@ func (v *versions) is(version int64) clause.Expression {
 	return clause.Eq{Column: c, Value: version}
 }
 
-// demand puts the versions into the statement's condition.
-func (v *versions) demand(db *gorm.DB) {
+// demand puts the versions into the statement's condition. The returned function takes them out: the
+// caller may use the statement again, and the row has another version then.
+func (v *versions) demand(db *gorm.DB) (withdraw func()) {
 	if len(v.rows) == 0 {
-		return
+		return func() {}
 	}
 	s := db.Statement
 	if _, open := transactionOf(s.ConnPool); v.want > 1 && !open && !db.DryRun {
@@ -179,6 +180,14 @@ func (v *versions) demand(db *gorm.DB) {
 		exprs = append(exprs, enclosed(where.Exprs)) // an Or in it must not bypass the versions
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
+	return func() {
+		where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
+		if len(where.Exprs) < 2 {
+			delete(s.Clauses, "WHERE")
+			return
+		}
+		s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: where.Exprs[1:]}}
+	}
 }
 
 // check finds stale rows by the number of those that were written, and gives the models their
