@@ -111,7 +111,7 @@ func (p *plugin) register(db *gorm.DB, op operation, processor processor, protec
 			return err
 		}
 	}
-	after := endSingle
+	after := afterWrite
 	if op.reads {
 		after = afterRead
 	}

@@ -63,17 +63,18 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
 			"register gormlock before it")
 	}
+	if err := p.seals.valid(); err != nil {
+		return err
+	}
+	// The gorm.DB of a failed gorm.Open has no callbacks, and no Statement either.
+	if err := checkCallbacks(db); err != nil {
+		return err
+	}
 	// After a later gorm.Open with the same gorm.Config, db.ConnPool is that of the other database.
 	own, shared := db.Statement.ConnPool, db.ConnPool
 	if kind := reflect.TypeOf(own); kind != reflect.TypeOf(shared) || kind != nil && kind.Comparable() && own != shared {
 		return errors.New("gormlock: the gorm.DB has other connections than its gorm.Config: " +
 			"use what gorm.Open returned, and give each gorm.Open a gorm.Config of its own")
-	}
-	if err := p.seals.valid(); err != nil {
-		return err
-	}
-	if err := checkCallbacks(db); err != nil {
-		return err
 	}
 	if p.defaults.err != nil {
 		return fmt.Errorf("gormlock: New: %w", p.defaults.err)

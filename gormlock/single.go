@@ -23,6 +23,9 @@ type singleTx struct {
 // associations.
 type singleKey struct{ *gorm.Statement }
 
+// endedKey is the key of a singleTx that has ended, until the statement's last callback.
+type endedKey struct{ *gorm.Statement }
+
 // openSingle locks the keys of a single statement and puts it into a transaction of its own. GORM
 // finds an open one then, and begins none.
 func (p *plugin) openSingle(db *gorm.DB, d demand) error {
@@ -67,6 +70,7 @@ func takeSingle(db *gorm.DB) *singleTx {
 		s.Context = single.context
 	} else { // a tracer put its span in, and looks for it after COMMIT
 		s.Context = statementContext{single.context, context.WithoutCancel(s.Context)}
+		s.Settings.Store(endedKey{s}, single)
 	}
 	if len(single.guards) > 0 {
 		s.Settings.Store(guardsKey, single.guards)
@@ -98,6 +102,17 @@ func endSingle(db *gorm.DB) {
 	default:
 		defer single.cancel()
 		_ = db.AddError(single.tx.Commit())
+	}
+}
+
+// afterWrite runs after writes. A tracer that puts back, after COMMIT, the context that it found has
+// put back that of the transaction, which has ended. The statement may be used again.
+func afterWrite(db *gorm.DB) {
+	endSingle(db)
+	s := db.Statement
+	v, _ := s.Settings.LoadAndDelete(endedKey{s})
+	if single, _ := v.(*singleTx); single != nil && s.Context.Err() != nil {
+		s.Context = single.context
 	}
 }
 

@@ -32,7 +32,8 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 //
 //   - {header.NAME}: a header, as [ByHeader] reads it
 //   - {param.NAME}: a parameter of the route's path
-//   - {query.NAME}: a query parameter, which must not come twice, nor with another value in a form
+//   - {query.NAME}: a query parameter, which must not come twice. Read it by r.URL.Query, or c.Query of
+//     Gin: r.FormValue and c.ShouldBind may take the value of a form instead
 //   - {cookie.NAME}: a cookie, which must not come twice
 //   - {json.PATH}: a text or a whole number in the JSON body: order.id is 7 in {"order":{"id":7}}
 //   - {principal}: the caller, see [Principal]

@@ -2,7 +2,6 @@ package idempotency_test
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -73,30 +72,4 @@ func TestLockByKey_EmptyParam(t *testing.T) {
 			t.Errorf("%s: %d %s, it must be %d", path, w.Code, w.Body, status)
 		}
 	}
-}
-
-// r.FormValue takes the value of a form before that of the query. A client that sends both must not
-// lock one order and grab another.
-func TestLockByKey_QueryAndForm(t *testing.T) {
-	t.Parallel()
-	l := testutil.Locker(t)
-	mux := http.NewServeMux()
-	mux.Handle("POST /grab", idempotency.LockByKey("order:{query.order}", idempotency.WithLocker(l))(
-		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			order := r.FormValue("order")
-			if lock, err := l.TryAcquire(t.Context(), "order:"+order); err == nil {
-				_ = lock.Release(t.Context())
-				fmt.Fprintf(w, "order %s is free while its handler runs", order)
-				return
-			}
-			fmt.Fprintf(w, "order %s", order)
-		})))
-	s := serve(t, mux)
-	post := func(form string) answer {
-		return s.post(t.Context(), "/grab?order=9", strings.NewReader(form), "Content-Type", "application/x-www-form-urlencoded")
-	}
-	post("").want(t, 200, "order 9", false)
-	post("n=1").want(t, 200, "order 9", false)
-	post("order=9").want(t, 200, "order 9", false)
-	post("order=7").refused(t, idempotency.CodeKeyInvalid)
 }

@@ -119,12 +119,8 @@ func parseField(text string) (field, error) {
 			return f.paramKey(r, name)
 		}}, nil
 	case "query":
-		return field{"the query parameter " + name, keytext.ValueForm, func(f *front, r *http.Request) (string, error) {
-			key, err := queryKey(r.URL.RawQuery, name)
-			if err == nil {
-				err = f.notInForm(r, name, key)
-			}
-			return key, err
+		return field{"the query parameter " + name, keytext.ValueForm, func(_ *front, r *http.Request) (string, error) {
+			return queryKey(r.URL.RawQuery, name)
 		}}, nil
 	case "cookie":
 		if !validToken(name) {

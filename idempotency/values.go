@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"errors"
-	"mime"
 	"net/http"
 	"net/url"
 	"strings"
@@ -40,28 +39,6 @@ func queryKey(query, name string) (string, error) {
 	default:
 		return keytext.Value(values[0])
 	}
-}
-
-// notInForm refuses a form with another value of the same name. r.FormValue, and c.ShouldBind of Gin,
-// take the value of the form. A multipart form comes after the query.
-func (f *front) notInForm(r *http.Request, name, key string) error {
-	if media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media != "application/x-www-form-urlencoded" {
-		return nil
-	}
-	form := r.PostForm
-	if !parsed(r) {
-		body, err := f.readBody(r)
-		if err != nil {
-			return &bodyError{err}
-		}
-		form, _ = url.ParseQuery(string(body)) // handlers use what could be read
-	}
-	for _, value := range form[name] {
-		if value != key {
-			return errTwice
-		}
-	}
-	return nil
 }
 
 // cookieKey reads the key from a cookie, which must not come twice.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
@@ -19,12 +20,17 @@ import (
 )
 
 // losing is SQLite, whose answers to COMMIT are lost while lose is set.
-type losing struct{ driver.Driver }
+type losing struct {
+	sqlite driver.Driver
+	name   string
+}
 
 var lose atomic.Bool
 
-func (d losing) Open(name string) (driver.Conn, error) {
-	c, err := d.Driver.Open(name)
+func (d losing) Driver() driver.Driver { return d.sqlite }
+
+func (d losing) Connect(context.Context) (driver.Conn, error) {
+	c, err := d.sqlite.Open(d.name)
 	if err != nil {
 		return nil, err
 	}
@@ -53,12 +59,8 @@ func TestBuy_UnknownCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sql.Register("losing", losing{plain.Driver()})
 	_ = plain.Close()
-	pool, err := sql.Open("losing", t.TempDir()+"/sale.db?_pragma=busy_timeout(10000)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pool := sql.OpenDB(losing{plain.Driver(), t.TempDir() + "/sale.db?_pragma=busy_timeout(10000)"})
 	defer pool.Close()
 	db, err := gorm.Open(&sqlite.Dialector{Conn: pool}, &gorm.Config{Logger: logger.Discard})
 	if err != nil {

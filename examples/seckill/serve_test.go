@@ -211,7 +211,7 @@ func TestServe_EndsAfterItsRequests(t *testing.T) {
 		answer <- resp.Status
 	}()
 	waits := regexp.MustCompile(`(?m)^onelane_waiters(\{.*\})? 1$`)
-	for { // until the buyer waits for the lock
+	for len(answer) == 0 { // until the buyer waits for the lock
 		metrics, err := io.ReadAll(send(t, url, "GET", "/metrics", "").Body)
 		if err != nil {
 			t.Fatal(err)
@@ -225,7 +225,7 @@ func TestServe_EndsAfterItsRequests(t *testing.T) {
 	select {
 	case err := <-ended:
 		t.Fatalf("the program ended while a request was under way: %v; the buyer got %s", err, <-answer)
-	case <-time.After(time.Second):
+	case <-time.After(300 * time.Millisecond):
 	}
 	if err := lock.Release(context.WithoutCancel(t.Context())); err != nil {
 		t.Errorf("Release: %v", err)
