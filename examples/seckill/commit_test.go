@@ -39,8 +39,8 @@ func (d losing) Connect(context.Context) (driver.Conn, error) {
 
 type losingConn struct{ driver.Conn }
 
-func (c losingConn) Begin() (driver.Tx, error) {
-	tx, err := c.Conn.Begin()
+func (c losingConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
 	return losingTx{tx}, err
 }
 
