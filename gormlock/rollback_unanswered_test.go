@@ -82,54 +82,39 @@ func TestRollback_WithoutAnswer(t *testing.T) {
 		}
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		put(t, db, 42, 10)
-		forms := map[string]func(ctx context.Context, proxied *gorm.DB, lose func()) error{
-			// Between two statements, as when the block asks another service.
-			"the context ends": func(ctx context.Context, proxied *gorm.DB, lose func()) error {
-				return gormlock.Transaction(proxied.WithContext(ctx), "k", func(tx *gorm.DB) error {
-					err := tx.Take(&Stock{}, "sku = 42").Error
-					lose()
-					<-ctx.Done()
-					return errors.Join(err, ctx.Err())
-				})
-			},
-			"the function fails": func(ctx context.Context, proxied *gorm.DB, lose func()) error {
-				return gormlock.Transaction(proxied.WithContext(ctx), "k", func(tx *gorm.DB) error {
-					err := tx.Take(&Stock{}, "sku = 42").Error
-					lose()
-					return errors.Join(err, errors.New("the buyer has no money"))
-				})
-			},
-		}
-		for name, run := range forms {
-			t.Run(name, func(t *testing.T) {
-				cfg, err := pgx.ParseConfig(os.Getenv("ONELANE_POSTGRES_DSN"))
-				ok(t, "ParseConfig", err)
-				var lost atomic.Bool
-				addr := lossyNetwork(t, net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))), &lost)
-				cfg.Database, cfg.Fallbacks = db.Migrator().CurrentDatabase(), nil
-				cfg.Host, cfg.Port = addr.IP.String(), uint16(addr.Port)
-				conns := stdlib.OpenDB(*cfg)
-				t.Cleanup(func() { _ = conns.Close() })
-				proxied, err := gorm.Open(postgres.New(postgres.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
-				ok(t, "Open", err)
-				l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
-				ok(t, "Use", proxied.Use(gormlock.New(l)))
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-				defer cancel()
-				done := make(chan error, 1)
-				go func() { done <- run(ctx, proxied, func() { lost.Store(true) }) }()
-				select {
-				case err := <-done:
-					if err == nil {
-						t.Error("it succeeds")
-					}
-				case <-time.After(check.Patience):
-					t.Fatalf("the context ended long ago, and Transaction has not returned; the key is locked: %v", held(t, l, "k"))
-				}
-				if held(t, l, "k") {
-					t.Error("the key is still locked")
-				}
+		cfg, err := pgx.ParseConfig(os.Getenv("ONELANE_POSTGRES_DSN"))
+		ok(t, "ParseConfig", err)
+		var lost atomic.Bool
+		addr := lossyNetwork(t, net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))), &lost)
+		cfg.Database, cfg.Fallbacks = db.Migrator().CurrentDatabase(), nil
+		cfg.Host, cfg.Port = addr.IP.String(), uint16(addr.Port)
+		conns := stdlib.OpenDB(*cfg)
+		t.Cleanup(func() { _ = conns.Close() })
+		proxied, err := gorm.Open(postgres.New(postgres.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
+		ok(t, "Open", err)
+		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		ok(t, "Use", proxied.Use(gormlock.New(l)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			done <- gormlock.Transaction(proxied.WithContext(ctx), "k", func(tx *gorm.DB) error {
+				err := tx.Take(&Stock{}, "sku = 42").Error
+				lost.Store(true)
+				cancel()
+				return errors.Join(err, errors.New("the buyer has no money"))
 			})
+		}()
+		select {
+		case err := <-done:
+			if err == nil {
+				t.Error("it succeeds")
+			}
+		case <-time.After(check.Patience):
+			t.Fatalf("the context ended long ago, and Transaction has not returned; the key is locked: %v", held(t, l, "k"))
+		}
+		if held(t, l, "k") {
+			t.Error("the key is still locked")
 		}
 	})
 }
