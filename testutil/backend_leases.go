@@ -207,8 +207,8 @@ func (s *suite) extendLengthens() {
 	s.patient(func(ttl time.Duration) bool {
 		g := s.acquire(s.request(s.key(), ttl))
 		longer, err := s.extend(g.Grant, long)
-		if errors.Is(err, core.ErrLost) && time.Now().After(g.Deadline) {
-			return false
+		if (err == nil || errors.Is(err, core.ErrLost)) && time.Now().After(g.Deadline) {
+			return false // the lease may have ended in the middle: time goes on in a script of miniredis
 		}
 		s.ok("Extend", err)
 		if longer.Deadline.Before(g.asked.Add(long*9/10)) || longer.Owner != g.Owner || longer.Token != g.Token {
