@@ -25,8 +25,8 @@ func TestSeal_AfterTheCallersContext(t *testing.T) {
 	want(t, "the retry", err, core.ErrSealed)
 }
 
-// The backend refuses at once, and the caller's context had ended before. As with Release, the context did not end the
-// call: the error and the metric say that the backend is out.
+// The backend refuses at once, and the caller's context had ended before. As with Release, the
+// context did not end the call: the error and the metric say that the backend is out.
 func TestSeal_OutageAfterTheCallersContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // so that the 100 ms are not over on a busy machine

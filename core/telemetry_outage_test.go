@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// All calls of a service have a deadline of 2 s, as over gRPC. In an outage none of them gets its lock, and the alert
-// OnelaneUnavailable must see that.
+// All calls of a service have a deadline of 2 s, as over gRPC. In an outage none of them gets its
+// lock, and the alert OnelaneUnavailable must see that.
 func TestMetrics_OutageUnderDeadlines(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

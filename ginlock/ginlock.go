@@ -205,8 +205,8 @@ func next(w http.ResponseWriter, r *http.Request) {
 	case req.passed(): // gin.Engine.HandleContext writes to Gin's own writer
 		k.Suggest(claim.NotKept)
 	case inner.decided:
-		// It could not be rendered. Gin sets the content type before that fails. A redirect has none, and is
-		// an answer, also beside a logged error.
+		// It could not be rendered. Gin sets the content type before that fails. A redirect has
+		// none, and is an answer, also beside a logged error.
 		if inner.status < 400 && inner.Header()["Content-Type"] != nil && c.IsAborted() && len(c.Errors) > errs {
 			claim.SuggestAll(r.Context(), claim.NotKept) // the keys around get the same answer
 		}

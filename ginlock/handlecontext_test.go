@@ -56,8 +56,8 @@ func TestHandleContext_409(t *testing.T) {
 // embedding is a writer of an application between two middlewares. It has no Unwrap.
 type embedding struct{ gin.ResponseWriter }
 
-// Another middleware of this package stands outside of ByHeader. HandleContext writes past both. The
-// refused order must not be replayed as an empty 200.
+// Another middleware of this package stands outside of ByHeader. HandleContext writes past both.
+// The refused order must not be replayed as an empty 200.
 func TestHandleContext_TwoMiddlewares(t *testing.T) {
 	t.Parallel()
 	between := func(c *gin.Context) {

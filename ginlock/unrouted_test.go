@@ -15,13 +15,18 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A handler of engine.NoRoute is not protected, and one log line says so. The test sets the default
-// logger, so no other test may run beside it.
-func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
+// defaultLog returns what the default logger writes during a test. No other test may run beside it.
+func defaultLog(t *testing.T) *bytes.Buffer {
 	var log bytes.Buffer
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	t.Cleanup(func() { slog.SetDefault(before) })
+	return &log
+}
+
+// A handler of engine.NoRoute is not protected, and one log line says so.
+func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
+	log := defaultLog(t)
 	l := testutil.Locker(t)
 	var runs atomic.Int64
 	s := serve(t, func(r *gin.Engine) {
@@ -38,7 +43,7 @@ func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
 	send("POST", "/none")
 	send("GET", "/pay")
 	if log.Len() > 0 {
-		t.Errorf("warned although nothing was done: %s", &log)
+		t.Errorf("warned although nothing was done: %s", log)
 	}
 	send("POST", "/pay")
 	send("POST", "/pay")
@@ -46,7 +51,7 @@ func TestNoRoute_UnprotectedAndWarned(t *testing.T) {
 		t.Errorf("%d runs, want 4", n)
 	}
 	if n := bytes.Count(log.Bytes(), []byte("ran unprotected")); n != 1 {
-		t.Errorf("%d warnings, want 1: %s", n, &log)
+		t.Errorf("%d warnings, want 1: %s", n, log)
 	}
 }
 
@@ -91,12 +96,9 @@ func TestErrors_KeysBesideAnAnswer(t *testing.T) {
 }
 
 // A handler of engine.NoRoute sends the request on to a route, which is protected. So nothing ran
-// unprotected. The test sets the default logger, so no other test may run beside it.
+// unprotected.
 func TestNoRoute_HandleContextIsProtected(t *testing.T) {
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
+	log := defaultLog(t)
 	l := testutil.Locker(t)
 	var runs atomic.Int64
 	s := serve(t, func(r *gin.Engine) {
@@ -110,6 +112,6 @@ func TestNoRoute_HandleContextIsProtected(t *testing.T) {
 	s.order("k", "{}").want(t, 201, "run 1", false)
 	s.order("k", "{}").want(t, 201, "run 1", true)
 	if n := bytes.Count(log.Bytes(), []byte("ran unprotected")); n != 0 {
-		t.Errorf("%d warnings, want none: %s", n, &log)
+		t.Errorf("%d warnings, want none: %s", n, log)
 	}
 }

@@ -186,7 +186,8 @@ func begun(db *gorm.DB) error {
 // transaction is open already, and GORM begins none.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
-		// In an open transaction GORM's fails, and would leave that in the result of gorm.WithResult.
+		// In an open transaction GORM's fails, and would leave that in the result of
+		// gorm.WithResult.
 		result := db.Statement.Result
 		if _, open := transactionOf(db.Statement.ConnPool); open {
 			db.Statement.Result = nil

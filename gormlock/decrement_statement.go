@@ -150,7 +150,8 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 	where.Exprs = append([]clause.Expression{d.expr(decrementSQL[d.dialect].enough)}, d.where...)
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
 	delete(s.Clauses, "RETURNING")
-	// MySQL would take from one of several rows. An earlier Take of the same gorm.DB leaves a limit, too.
+	// MySQL would take from one of several rows. An earlier Take of the same gorm.DB leaves a
+	// limit, too.
 	delete(s.Clauses, "ORDER BY")
 	delete(s.Clauses, "LIMIT")
 	clause.Clause{Name: "SET", Expression: set}.Build(s)

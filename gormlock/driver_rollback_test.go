@@ -15,8 +15,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// ownRollback is SQLite with a driver that rolls back by itself after a COMMIT that failed, as that of
-// mattn/go-sqlite3 does.
+// ownRollback is SQLite with a driver that rolls back by itself after a COMMIT that failed, as that
+// of mattn/go-sqlite3 does.
 type ownRollback struct{ drv driver.Driver }
 
 func (o ownRollback) Driver() driver.Driver { return o.drv }
@@ -42,8 +42,8 @@ func (t ownRollbackTx) Commit() error {
 	return err
 }
 
-// TestCommitRejected_DriverRollsBack: the outcome is known, the key is free, and the connection, with
-// its database in memory, stays.
+// TestCommitRejected_DriverRollsBack: the outcome is known, the key is free, and the connection,
+// with its database in memory, stays.
 func TestCommitRejected_DriverRollsBack(t *testing.T) {
 	t.Parallel()
 	registered, err := sql.Open(sqlite.DriverName, ":memory:")

@@ -53,8 +53,8 @@ type once struct {
 // statement inserts it. It holds at every isolation level. If fn fails or panics, nothing is stored
 // and the next call runs fn. After a deadlock, a serialization failure, [ErrStale] or a busy
 // SQLite, fn runs again, up to ten times in all, or as [WithRetry] says. So it must have no effect
-// except through tx. The first caller also gets the result as it was stored. A field that JSON drops
-// is empty for everybody.
+// except through tx. The first caller also gets the result as it was stored. A field that JSON
+// drops is empty for everybody.
 //
 // All calls on a database share one space of keys, whatever their functions and types. So begin
 // each key with the name of its effect. The key has 1 to 512 bytes and is compared byte by byte. It

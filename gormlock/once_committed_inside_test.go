@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/gormlock"
 )
 
-// TestOnce_CommittedInsideThenConflict: a run is committed in its middle, and the plugin does not see
-// that. Then it fails with an error after which Once usually runs again. It must not.
+// TestOnce_CommittedInsideThenConflict: a run is committed in its middle, and the plugin does not
+// see that. Then it fails with an error after which Once usually runs again. It must not.
 func TestOnce_CommittedInsideThenConflict(t *testing.T) {
 	t.Parallel()
 	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -140,8 +140,8 @@ func sqliteBusy(err error) bool {
 	return ok && (code&0xff == sqliteIsBusy || code&0xff == sqliteLocked)
 }
 
-// sqliteRefuses reports whether SQLite refused a COMMIT with err and left the transaction open. After
-// other errors, such as those of the disk, nobody knows.
+// sqliteRefuses reports whether SQLite refused a COMMIT with err and left the transaction open.
+// After other errors, such as those of the disk, nobody knows.
 func sqliteRefuses(err error) bool {
 	code, ok := sqliteCode(err)
 	return sqliteBusy(err) || ok && code&0xff == sqliteConstraint
@@ -203,8 +203,8 @@ func local(err error) bool {
 // rowsClosed is the error of database/sql for rows that were closed without an error.
 const rowsClosed = "sql: Rows are closed"
 
-// lockWaitTimedOut reports whether the database gave up a wait for a row: lock_timeout of PostgreSQL,
-// innodb_lock_wait_timeout of MySQL and MariaDB.
+// lockWaitTimedOut reports whether the database gave up a wait for a row: lock_timeout of
+// PostgreSQL, innodb_lock_wait_timeout of MySQL and MariaDB.
 func lockWaitTimedOut(err error) bool {
 	const lockNotAvailable = "55P03"
 	var state interface{ SQLState() string }

@@ -38,7 +38,8 @@ type plugin struct {
 // A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
 // matches [ErrUnmanagedTransaction] if the database was opened on a transaction. It also returns an
 // error if dbresolver came first, or if a model of [Protect] cannot be read. The same holds if a
-// callback of GORM that guards rely on was removed, or if another gorm.Open got the same gorm.Config.
+// callback of GORM that guards rely on was removed, or if another gorm.Open got the same
+// gorm.Config.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
 	p.telemetry.locker = p.lockerInUse
@@ -58,7 +59,8 @@ func (p *plugin) Name() string { return pluginName }
 
 // Initialize implements gorm.Plugin.
 func (p *plugin) Initialize(db *gorm.DB) error {
-	// A source or replica that dbresolver opens has dbresolver among its plugins, but no callback of it.
+	// A source or replica that dbresolver opens has dbresolver among its plugins, but no callback
+	// of it.
 	if db.Callback().Query().Get(resolverName) != nil {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
 			"register gormlock before it")

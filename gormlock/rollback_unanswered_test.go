@@ -72,8 +72,8 @@ func lossyNetwork(t *testing.T, upstream string, lost *atomic.Bool) *net.TCPAddr
 	return l.Addr().(*net.TCPAddr)
 }
 
-// TestRollback_WithoutAnswer: a server that does not answer ROLLBACK keeps neither the caller, whose
-// context has ended, nor the key.
+// TestRollback_WithoutAnswer: a server that does not answer ROLLBACK keeps neither the caller,
+// whose context has ended, nor the key.
 func TestRollback_WithoutAnswer(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

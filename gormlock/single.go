@@ -23,7 +23,8 @@ type singleTx struct {
 // associations.
 type singleKey struct{ *gorm.Statement }
 
-// endedKey is the key of a singleTx that has ended, until the statement's last callback.
+// endedKey is the key of the context outside of a singleTx that has ended, until the statement's
+// last callback.
 type endedKey struct{ *gorm.Statement }
 
 // openSingle locks the keys of a single statement and puts it into a transaction of its own. GORM
@@ -70,7 +71,7 @@ func takeSingle(db *gorm.DB) *singleTx {
 		s.Context = single.context
 	} else { // a tracer put its span in, and looks for it after COMMIT
 		s.Context = statementContext{single.context, context.WithoutCancel(s.Context)}
-		s.Settings.Store(endedKey{s}, single)
+		s.Settings.Store(endedKey{s}, single.context)
 	}
 	if len(single.guards) > 0 {
 		s.Settings.Store(guardsKey, single.guards)
@@ -105,14 +106,14 @@ func endSingle(db *gorm.DB) {
 	}
 }
 
-// afterWrite runs after writes. A tracer that puts back, after COMMIT, the context that it found has
-// put back that of the transaction, which has ended. The statement may be used again.
+// afterWrite runs after writes. A tracer that puts back, after COMMIT, the context that it found
+// has put back that of the transaction, which has ended. The statement may be used again.
 func afterWrite(db *gorm.DB) {
 	endSingle(db)
 	s := db.Statement
 	v, _ := s.Settings.LoadAndDelete(endedKey{s})
-	if single, _ := v.(*singleTx); single != nil && s.Context.Err() != nil {
-		s.Context = single.context
+	if outside, _ := v.(context.Context); outside != nil && s.Context.Err() != nil {
+		s.Context = outside
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestTable_SealTooLarge: MySQL refuses a statement that is longer than max_allowed_packet (4 MiB by
-// default on MySQL 5.7). That is no outage: to try again cannot help, and a smaller seal works.
+// TestTable_SealTooLarge: MySQL refuses a statement that is longer than max_allowed_packet (4 MiB
+// by default on MySQL 5.7). That is no outage: to try again cannot help, and a smaller seal works.
 func TestTable_SealTooLarge(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

@@ -12,8 +12,8 @@ import (
 
 type foundKey struct{}
 
-// TestTelemetry_TracerRestores: the tracing plugins of GORM (since its pull request 50) and of uptrace
-// (since 85) put back the context that they found. GORM runs that after COMMIT.
+// TestTelemetry_TracerRestores: the tracing plugins of GORM (since its pull request 50) and of
+// uptrace (since 85) put back the context that they found. GORM runs that after COMMIT.
 func TestTelemetry_TracerRestores(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -12,8 +12,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// TestTelemetry_TracingPlugin registers what gorm.io/plugin/opentelemetry/tracing registers. It puts
-// its span into the statement's context. GORM runs After("gorm:update") after COMMIT.
+// TestTelemetry_TracingPlugin registers what gorm.io/plugin/opentelemetry/tracing registers. It
+// puts its span into the statement's context. GORM runs After("gorm:update") after COMMIT.
 func TestTelemetry_TracingPlugin(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

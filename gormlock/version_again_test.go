@@ -56,7 +56,8 @@ func TestVersion_CreatedAgain(t *testing.T) {
 	})
 }
 
-// TestVersion_StatementUsedAgain: what a write demands of the version does not stay in the statement.
+// TestVersion_StatementUsedAgain: what a write demands of the version does not stay in the
+// statement.
 func TestVersion_StatementUsedAgain(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

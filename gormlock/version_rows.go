@@ -159,8 +159,8 @@ func (v *versions) is(version int64) clause.Expression {
 	return clause.Eq{Column: c, Value: version}
 }
 
-// demand puts the versions into the statement's condition. The returned function takes them out: the
-// caller may use the statement again, and the row has another version then.
+// demand puts the versions into the statement's condition. The returned function takes them out:
+// the caller may use the statement again, and the row has another version then.
 func (v *versions) demand(db *gorm.DB) (withdraw func()) {
 	if len(v.rows) == 0 {
 		return func() {}

@@ -12,11 +12,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// canonical returns a message as protobuf, with all fields in the order of their numbers. So it is the
-// same whether this process knows a field or not. proto.Marshal, deterministic or not, puts unknown
-// fields at the end, so its result differs between two versions of a schema. During a roll-out a
-// retry would then look like another request. An unknown field stays as the client sent it. If it is a
-// message with a map, a oneof or extensions, its order may not be that of the numbers: see [Fingerprint].
+// canonical returns a message as protobuf, with all fields in the order of their numbers. So it is
+// the same whether this process knows a field or not. proto.Marshal, deterministic or not, puts
+// unknown fields at the end, so its result differs between two versions of a schema. During a
+// roll-out a retry would then look like another request. An unknown field stays as the client sent
+// it. If it is a message with a map, a oneof or extensions, its order may not be that of the
+// numbers: see [Fingerprint].
 func canonical(m protoreflect.Message) []byte {
 	w := writer{b: make([]byte, proto.Size(m.Interface()))}
 	w.at = len(w.b)

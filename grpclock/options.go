@@ -88,10 +88,11 @@ func Decide(fn func(codes.Code) idempotency.Fate) Option {
 // salted hash. fn must not modify the request. By default all fields of the request count, also
 // those that this process does not know.
 //
-// During a roll-out one process may know a new field and another may not. By default the same request
-// looks the same to both. There is one exception: the new field is a message, and the client wrote it
-// in another order than that of the numbers. Go does so with a oneof, extensions and maps. Such a
-// retry is refused as another request. So deploy all servers before clients send the field.
+// During a roll-out one process may know a new field and another may not. By default the same
+// request looks the same to both. There is one exception: the new field is a message, and the
+// client wrote it in another order than that of the numbers. Go does so with a oneof, extensions
+// and maps. Such a retry is refused as another request. So deploy all servers before clients send
+// the field.
 func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 	return option(func(c *config) {
 		c.fingerprint = fn

@@ -349,8 +349,8 @@ func claimOf(t testing.TB, n *testutil.Node) (key, value string) {
 	return keys[0], client.Get(ctx, keys[0]).Val()
 }
 
-// A service whose descriptor is not linked in, such as one of gogo/protobuf, or one that was written by hand. Its calls
-// have fields, so Check has nothing to report.
+// A service whose descriptor is not linked in, such as one of gogo/protobuf, or one that was
+// written by hand. Its calls have fields, so Check has nothing to report.
 func TestCheck_NoDescriptor(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

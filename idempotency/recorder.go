@@ -31,7 +31,9 @@ type recorder struct {
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
 
-	headerID uintptr // writers of one answer share its header
+	// headerID tells the writers of one answer from others: they share its header. It is kept, because
+	// other goroutines must not call Header.
+	headerID uintptr
 
 	unknown  bool // a part was sent that leaves the outcome unknown
 	refusing bool // a middleware inside is writing a refusal
@@ -261,17 +263,17 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 	return claim.Record{Status: w.final(), Header: changedHeaders(w.before, w.header(), names), Body: w.body}
 }
 
-// cut reports whether the handler declared more than it wrote. The client of such an answer sees that
-// it broke off. The client of a replay would not, because a replay has its own length.
+// cut reports whether the handler declared more than it wrote. The client of such an answer sees
+// that it broke off. The client of a replay would not, because a replay has its own length.
 func (w *recorder) cut() bool {
 	declared, err := strconv.ParseInt(w.header().Get("Content-Length"), 10, 64)
 	return err == nil && declared > int64(len(w.body)) && !bodyless(w.final())
 }
 
 // noteRefusal tells the recorders around w that a refusal is written, until the function that it
-// returns is called. A refusal is not the answer of the handler. The claims in ctx know the recorders,
-// because a writer between them and w need not have Unwrap. A writer with another header belongs to
-// another answer.
+// returns is called. A refusal is not the answer of the handler. The claims in ctx know the
+// recorders, because a writer between them and w need not have Unwrap. A writer with another header
+// belongs to another answer.
 func noteRefusal(ctx context.Context, w http.ResponseWriter) (end func()) {
 	var around []*recorder
 	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {

@@ -23,8 +23,8 @@ func (w *statusWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// A logger stands between the outer key and the inner one. The request that the inner one refuses did
-// nothing, so its outer key is free.
+// A logger stands between the outer key and the inner one. The request that the inner one refuses
+// did nothing, so its outer key is free.
 func TestRefusal_InsideALogger(t *testing.T) {
 	t.Parallel()
 	l := idempotency.WithLocker(testutil.Locker(t))

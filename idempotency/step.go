@@ -37,8 +37,8 @@ var (
 // [MaxRun] and ten minutes more. The time begins when it is recorded. A retry that comes later
 // calls fn again.
 //
-// If a new version of the service changes T, keep the name, and let T read what was recorded before.
-// Under another name fn would run again.
+// If a new version of the service changes T, keep the name, and let T read what was recorded
+// before. Under another name fn would run again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	k, ok := claim.Keyed(ctx)

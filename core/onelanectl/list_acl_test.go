@@ -8,7 +8,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// "Nothing is held" must not be the answer to a user who may not look. The user is the one of doc.go, with SCAN for ls.
+// "Nothing is held" must not be the answer to a user who may not look. The user is the one of
+// doc.go, with SCAN for ls.
 func TestList_HeldWithoutPermission(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

@@ -6,8 +6,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A slot moves to another master. Its old master answers ASK for a key that it does not have. Either
-// the key was moved, or its holder released it after SCAN. The other keys are listed all the same.
+// A slot moves to another master. Its old master answers ASK for a key that it does not have.
+// Either the key was moved, or its holder released it after SCAN. The other keys are listed all the
+// same.
 func TestList_HeldWhileASlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := testutil.RedisCluster(t, 3)

@@ -18,8 +18,8 @@ func (l listed) scan(context.Context, search) ([]string, bool, error) { return l
 
 func (listed) Close() error { return nil }
 
-// slowReader reads for so long that the time of the command is over. A script that acts on each line
-// does that.
+// slowReader reads for so long that the time of the command is over. A script that acts on each
+// line does that.
 type slowReader struct{ over func() }
 
 func (r slowReader) Write(p []byte) (int, error) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // Passwords are read from the environment, since a command line can be seen by others.
@@ -168,7 +169,7 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 		switch {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"): // not ours
 			continue
-		case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "ASK"): // its slot is on the way, and Inspect finds it
+		case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "ASK"): // its slot moves, and Inspect follows
 		case err != nil:
 			return nil, err
 		}
@@ -188,9 +189,8 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 }
 
 var (
-	escape   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D") // as core writes keys
-	unescape = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}")
-	literal  = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
+	escape  = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D") // as core writes keys
+	literal = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
 )
 
 // accepted is the end of the name under which a node of a quorum keeps a key's seal.
@@ -225,7 +225,5 @@ func userKey(prefix, name string) (string, bool) {
 		}
 		return name, !strings.ContainsAny(name, "{}") // {key}:fence
 	}
-	name, begins := strings.CutPrefix(name, prefix+"{")
-	name, ends := strings.CutSuffix(name, "}")
-	return unescape.Replace(name), begins && ends
+	return ownertext.Key(name), strings.HasPrefix(name, prefix+"{") && strings.HasSuffix(name, "}")
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/cleanup"
 	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
@@ -178,7 +177,7 @@ func (q *quorum) insist(g core.Grant, value string, life int64, err error) {
 		return
 	}
 	q.env.Logger.Warn("redisbackend: a failed attempt may have left its record on a minority of the nodes, so that its key may be found orphaned; look at the nodes in the error, and Unseal such a key",
-		"key", cleanup.Key(g.Key), "owner", g.Owner, "error", err)
+		"key", ownertext.Key(g.Key), "owner", g.Owner, "error", err)
 }
 
 func (q *quorum) closed() bool { return q.nodes[0].done.Err() != nil }

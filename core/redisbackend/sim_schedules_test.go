@@ -331,8 +331,8 @@ var sealSchedules = []schedule{
 		}
 		return s.sealed("A", "short")
 	})},
-	// Others raise what node 0 promised, and at first node 1, too. So Unseal tries again, and node 0
-	// refuses it with the beginning of the value.
+	// Others raise what node 0 promised, and at first node 1, too. So Unseal tries again, and node
+	// 0 refuses it with the beginning of the value.
 	{"UnsealOfALongValueTriesAgain", 3, nil, func(s *simStage) error {
 		for n := range 8 {
 			if err := s.seal("A", s.must("A"), strings.Repeat("v", 600+n)); err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A driver who writes the number of an order in another way must not get another lock on the same order.
+// A driver who writes the number of an order in another way must not get another lock on the same
+// order.
 func TestGrab_SpellingsOfAnOrder(t *testing.T) {
 	core.SetDefault(testutil.Locker(t))
 	t.Cleanup(func() { core.SetDefault(nil) })

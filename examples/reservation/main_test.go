@@ -245,7 +245,8 @@ func TestSale_AgainAfterReturn(t *testing.T) {
 	})
 }
 
-// Two ids that the database takes for one are two orders. The second must not learn that it holds units.
+// Two ids that the database takes for one are two orders. The second must not learn that it holds
+// units.
 func TestSale_IDsInAnotherCase(t *testing.T) {
 	onSale(t, 5, func(t *testing.T, s *sale) {
 		ok(t, "reserve", s.reserve(t.Context(), "ann", 42, 1))

@@ -177,7 +177,8 @@ func TestServe_NodesAndBuyers(t *testing.T) {
 	}
 }
 
-// The program ends after the requests that are under way: the Locker and the database must not be closed under them.
+// The program ends after the requests that are under way: the Locker and the database must not be
+// closed under them.
 func TestServe_EndsAfterItsRequests(t *testing.T) {
 	o, err := parse([]string{"-serve", "127.0.0.1:0"}, io.Discard)
 	if err != nil {

@@ -153,9 +153,9 @@ func (b testutilBackend) Open(core.Environment) (core.Backend, error) { return b
 
 var _ = claim.ErrOver
 
-// A deployment makes Retain shorter. The mark of an unknown outcome lasts as long as the process said
-// that left it, also after a new process adopted it. The steps of the new one must last as long, or
-// the charge is made twice.
+// A deployment makes Retain shorter. The mark of an unknown outcome lasts as long as the process
+// said that left it, also after a new process adopted it. The steps of the new one must last as
+// long, or the charge is made twice.
 func TestStep_OutlivesTheMarkOfALongerRetention(t *testing.T) {
 	broken := errors.New("broken")
 	for name, fails := range map[string]error{"a result": nil, "no result": broken} {

@@ -24,8 +24,8 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		return nil, errors.New("idempotency: Step: pass the name of the step")
 	}
 	c, key := k.claims, LockKey(k.claims.locker, StepPrefix, k.key+":"+core.Join(name))
-	// The result outlives the mark of an unknown outcome, which begins when the claim ends. A mark that was
-	// adopted may be of a process with a longer Retention.
+	// The result outlives the mark of an unknown outcome, which begins when the claim ends. A mark
+	// that was adopted may be of a process with a longer Retention.
 	remembered := ownertext.Orphan(k.lock.Owner())
 	retention := min(max(k.keptFor(), c.Retention, remembered)+min(c.MaxRun, MaxRetention)+holdGrace, MaxRetention)
 	failed := func(err error) error {

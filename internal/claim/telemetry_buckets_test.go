@@ -6,8 +6,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
-// The page and the dashboard ask for percentiles. Those of a histogram are between two of its bounds. The SDK's own
-// bounds are for milliseconds: 0, 5, 10, … 10000.
+// The page and the dashboard ask for percentiles. Those of a histogram are between two of its
+// bounds. The SDK's own bounds are for milliseconds: 0, 5, 10, … 10000.
 func TestTelemetry_BucketsFitTheUnit(t *testing.T) {
 	t.Parallel()
 	m := newMeter(t)

@@ -23,11 +23,11 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/onelane/onelane/internal/loglimit"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 const (
@@ -104,7 +104,7 @@ func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) 
 		q.forgetRepetition()
 	}
 	if q.entries == maxKeys {
-		q.warn(q.tooMany, "waiting", q.entries, "key", Key(key))
+		q.warn(q.tooMany, "waiting", q.entries, "key", ownertext.Key(key))
 		return
 	}
 	q.entries++
@@ -256,7 +256,7 @@ func (q *Queue) tried(e *entry, err error) {
 		q.waiting = append(q.waiting, e) // for this worker or another, after a pause
 		return
 	case err != nil:
-		q.warn(q.gaveUp, "waiting", q.entries, "key", Key(e.key), "error", err)
+		q.warn(q.gaveUp, "waiting", q.entries, "key", ownertext.Key(e.key), "error", err)
 	}
 	q.entries--
 	q.checkEmpty()
@@ -273,16 +273,4 @@ func (q *Queue) repeat(e *entry) {
 // warn logs without waiting for the log.
 func (q *Queue) warn(message string, args ...any) {
 	loglimit.Later(q.config.Logger(), slog.LevelWarn, message, args...)
-}
-
-var unescape = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}")
-
-// Key returns the key that a backend's name stands for, as onelanectl takes it. Without a prefix,
-// the name is the key, and has no braces. A prefix has none either.
-func Key(name string) string {
-	_, key, braces := strings.Cut(name, "{")
-	if !braces {
-		return name
-	}
-	return unescape.Replace(strings.TrimSuffix(key, "}"))
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/onelane/onelane/internal/cleanup"
 )
 
-// The runbook says: free the key of this line with onelanectl release. onelanectl takes the key as the caller wrote it,
-// and not the backend's name for it.
+// The runbook says: free the key of this line with onelanectl release. onelanectl takes the key as
+// the caller wrote it, and not the backend's name for it.
 func TestQueue_LogsTheKeyOfTheCaller(t *testing.T) {
 	run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, l *log) {
 		s.set(true, false)

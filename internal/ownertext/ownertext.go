@@ -1,5 +1,5 @@
 // Package ownertext writes and reads the text that names one lease in a backend:
-// "<instance>/<random>[;<orphan retention in ms>][#<tag>]".
+// "<instance>/<random>[;<orphan retention in ms>][#<tag>]". It also reads the names of keys.
 package ownertext
 
 import (
@@ -103,4 +103,16 @@ var earliest = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // Millis returns d in milliseconds, rounded up.
 func Millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+var unescape = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}")
+
+// Key returns the key that a backend's name stands for, as the caller wrote it. Without a prefix,
+// the name is the key, and has no braces. A prefix has none either.
+func Key(name string) string {
+	_, key, braces := strings.Cut(name, "{")
+	if !braces {
+		return name
+	}
+	return unescape.Replace(strings.TrimSuffix(key, "}"))
 }

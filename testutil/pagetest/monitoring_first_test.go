@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/prometheus/promql/promqltest"
 )
 
-// A counter of OpenTelemetry has no series before its first event. A fail-over that loses 300 locks at once makes a
-// series that begins with 300 and stays there, and increase() of it is 0.
+// A counter of OpenTelemetry has no series before its first event. A fail-over that loses 300 locks
+// at once makes a series that begins with 300 and stays there, and increase() of it is 0.
 func TestAlerts_SeeTheFirstEventOfASeries(t *testing.T) {
 	storage := promqltest.LoadedStorage(t, `load 30s
   onelane_locks_lost_total{onelane_reason="gone",instance="a",job="shop"} _ _ _ 300x60
@@ -31,8 +31,8 @@ func TestAlerts_SeeTheFirstEventOfASeries(t *testing.T) {
 	}
 }
 
-// A service lost locks some time ago. One scrape of it fails, and Prometheus marks its series stale until the next one.
-// Five minutes later nothing has happened, and nobody is called.
+// A service lost locks some time ago. One scrape of it fails, and Prometheus marks its series stale
+// until the next one. Five minutes later nothing has happened, and nobody is called.
 func TestAlerts_OneFailedScrape(t *testing.T) {
 	storage := promqltest.LoadedStorage(t, `load 30s
   onelane_locks_lost_total{onelane_reason="gone",instance="a",job="shop"} 300x60 stale 300x60
