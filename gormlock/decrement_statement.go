@@ -272,12 +272,6 @@ type decrementPool struct {
 	d *decrement
 }
 
-// Commit implements gorm.TxCommitter, for a statement that failed before it was sent.
-func (p *decrementPool) Commit() error { return p.ConnPool.(gorm.TxCommitter).Commit() }
-
-// Rollback implements gorm.TxCommitter.
-func (p *decrementPool) Rollback() error { return p.ConnPool.(gorm.TxCommitter).Rollback() }
-
 // ExecContext implements gorm.ConnPool.
 func (p *decrementPool) ExecContext(
 	ctx context.Context, query string, args ...any,
