@@ -27,6 +27,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/idempotency"
 )
 
 func main() {
@@ -100,6 +101,12 @@ func play(ctx context.Context, o options) (r result, err error) {
 		return r, err
 	}
 	stops = append(stops, func() { _ = locker.Close() })
+	// After the servers stopped, and before the locks: answers are still to be recorded.
+	stops = append(stops, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = idempotency.Shutdown(ctx)
+	})
 	core.SetDefault(locker)
 
 	b := &book{taken: make(map[string]int)}

@@ -84,16 +84,6 @@ func watch(t *testing.T, ask func(int, string, string, string) *http.Response, w
 	return showState{}
 }
 
-func checkShow(t *testing.T, s showState) {
-	t.Helper()
-	if s.Guarded.Sold != 100 || s.Guarded.Oversold != 0 || s.Guarded.Doubled != 0 || !s.Guarded.OK || s.Guarded.Errors != 0 {
-		t.Errorf("with the kit: %+v", s.Guarded)
-	}
-	if s.Naive.Oversold == 0 || s.Naive.Doubled == 0 || s.Naive.OK {
-		t.Errorf("naive code did not fail: %+v", s.Naive)
-	}
-}
-
 func TestServe_Sale(t *testing.T) {
 	o, err := parse([]string{"-serve", ":0"}, io.Discard)
 	if err != nil {
@@ -104,18 +94,24 @@ func TestServe_Sale(t *testing.T) {
 			o.redis = servers
 			ask := page(t, o)
 			sale := `{"buyers":300,"stock":100,"submits":3}`
-			ask(http.StatusAccepted, "POST", "/api/sale", sale)
-			s := watch(t, ask, func(s showState) bool { return !s.Running })
+			var s showState
 			// Naive code fails by chance: on a busy machine its buyers may not meet. With the kit, a call may
-			// get no answer in time there.
-			for try := 0; try < 20 && (s.Naive.Oversold == 0 || s.Naive.Doubled == 0 || s.Guarded.Errors > 0); try++ {
-				if s.Guarded.Oversold > 0 || s.Guarded.Doubled > 0 {
-					t.Fatalf("with the kit: %+v", s.Guarded)
-				}
+			// get no answer in time there. So each of the three must be seen in one of 20 sales.
+			var oversold, doubled, right bool
+			for try := 0; try < 20 && !(oversold && doubled && right); try++ {
 				ask(http.StatusAccepted, "POST", "/api/sale", sale)
 				s = watch(t, ask, func(s showState) bool { return !s.Running })
+				if s.Guarded.Oversold > 0 || s.Guarded.Doubled > 0 || s.Naive.OK && s.Naive.Oversold+s.Naive.Doubled > 0 {
+					t.Fatalf("with the kit: %+v, naive: %+v", s.Guarded, s.Naive)
+				}
+				oversold = oversold || s.Naive.Oversold > 0
+				doubled = doubled || s.Naive.Doubled > 0
+				right = right || s.Guarded.Sold == 100 && s.Guarded.OK && s.Guarded.Errors == 0
 			}
-			checkShow(t, s)
+			if !oversold || !doubled || !right {
+				t.Errorf("naive code oversold: %v, ordered twice: %v; with the kit a sale was right: %v; the last one: %+v",
+					oversold, doubled, right, s)
+			}
 			if s.Waits.Locks == 0 || s.Waits.P99 <= 0 || s.Waits.P99 < s.Waits.P50 {
 				t.Errorf("lock waits: %+v", s.Waits)
 			}

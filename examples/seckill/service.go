@@ -14,6 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/idempotency"
 	"gorm.io/gorm"
 )
 
@@ -147,9 +148,11 @@ func listen(h http.Handler) (addr string, stop func(), err error) {
 	return listener.Addr().String(), func() { shutDown(server) }, nil
 }
 
-// shutDown waits for what is under way, but not for ever.
+// shutDown waits for what is under way, but not for ever. A handler whose client hung up still runs
+// after the server's Shutdown.
 func shutDown(server *http.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_ = server.Shutdown(ctx)
+	_ = idempotency.Shutdown(ctx)
 }

@@ -38,7 +38,7 @@ func New(l *slog.Logger) *slog.Logger {
 	if _, ok := l.Handler().(*handler); ok {
 		return l
 	}
-	return slog.New(&handler{l.Handler(), &limiter{series: make(map[string]*series)}, ""})
+	return slog.New(&handler{l.Handler(), &limiter{series: make(map[string]*series), pen: make(chan struct{}, 1)}, ""})
 }
 
 // Later logs a line without waiting for it to be written. It is for callers that hold a mutex.
@@ -115,6 +115,8 @@ type limiter struct {
 	swept   time.Time // when series that are over were removed
 	queue   []line
 	writing bool // a goroutine writes the queue
+
+	pen chan struct{} // has one element while lines of the queue are written
 }
 
 // admits reports whether a line is to be written now. A line that is left out may be written at
@@ -233,21 +235,30 @@ func (l *limiter) enqueue(n line) {
 }
 
 func (l *limiter) drain() {
-	for {
-		l.mu.Lock()
-		if len(l.queue) == 0 {
-			l.queue, l.writing = nil, false
-			l.mu.Unlock()
-			return
-		}
-		n := l.queue[0]
-		l.queue = l.queue[1:]
-		l.mu.Unlock()
-		_ = n.write()
+	for l.writeNext() {
 	}
 }
 
+// writeNext writes the first line of the queue. It returns false if there was none.
+func (l *limiter) writeNext() bool {
+	l.pen <- struct{}{}
+	defer func() { <-l.pen }()
+	l.mu.Lock()
+	if len(l.queue) == 0 {
+		l.queue, l.writing = nil, false
+		l.mu.Unlock()
+		return false
+	}
+	n := l.queue[0]
+	l.queue = l.queue[1:]
+	l.mu.Unlock()
+	_ = n.write()
+	return true
+}
+
 func (l *limiter) flush() {
+	l.pen <- struct{}{} // after the line that is being written
+	defer func() { <-l.pen }()
 	l.mu.Lock()
 	queue := l.queue
 	l.queue = nil

@@ -118,6 +118,24 @@ func TestFlush(t *testing.T) {
 }
 
 // A log that takes a minute for a line costs two goroutines, and no caller of Later waits.
+// The process may end after Flush. The line that Later's goroutine has in hand is written by then.
+func TestFlush_WaitsForTheLineInHand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBook(slog.LevelInfo)
+		b.slow = time.Second
+		l := loglimit.New(slog.New(b))
+		loglimit.Later(l, slog.LevelWarn, "lost", "key", 1)
+		synctest.Wait() // its goroutine writes it
+		loglimit.Flush(l)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.now > 0 {
+			t.Errorf("Flush returned while %d lines were being written", b.now)
+		}
+	})
+}
+
 func TestLater_SlowLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
