@@ -3,6 +3,8 @@ package core
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 const (
@@ -48,7 +50,8 @@ func (b *backoff) taken(t *TakenError, signaled bool) time.Duration {
 	}
 	b.contested = 0
 	pause := longestSignal
-	if !signaled {
+	foreign := t.Holder != "" && !ownertext.Ours(t.Holder) // redsync and others signal no release
+	if foreign || !signaled {
 		pause = b.nextPoll(t.Holder)
 	}
 	pause = b.jitter(pause * time.Duration(max(b.spread, 1)))

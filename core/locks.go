@@ -16,6 +16,15 @@ type Locks []*Lock
 // another process, unless the key of that lock sorts before all of keys. [WithWait] bounds the
 // whole call. If a lock is lost while AcquireAll waits for another key, the error matches
 // [ErrLost]. With no keys, AcquireAll returns no locks and no error.
+//
+// Each lock has a context of its own, which does not end when another one is lost. Work under one
+// that ends with each of them:
+//
+//	work, cancel := context.WithCancelCause(ctx)
+//	defer cancel(nil)
+//	for _, lock := range locks {
+//		lock.OnLoss(cancel)
+//	}
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (_ Locks, err error) {
 	if len(keys) == 1 {
 		k, err := l.Acquire(ctx, keys[0], opts...)

@@ -225,6 +225,34 @@ func TestWait_AnUnavailableBackendAnswersAllWaiters(t *testing.T) {
 	})
 }
 
+// unsignaled is a Backend whose waiters wait for signals that do not come.
+type unsignaled struct{ core.Backend }
+
+func (unsignaled) Watch(context.Context, string) (<-chan struct{}, func(), error) {
+	return make(chan struct{}), func() {}, nil
+}
+
+// redsync signals no release, so a waiter must look for it.
+func TestWait_AnotherLibrarysRelease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := testutil.Memory()
+		l := locker(t, unsignaled{memory}, core.WithPrefix(""))
+		for range 5 {
+			g, err := memory.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "bm90IG91cnM=", TTL: time.Minute})
+			ok(t, "another library's lock", err)
+			time.AfterFunc(2*time.Second, func() { _, err = memory.Release(t.Context(), g) })
+			began := time.Now()
+			k := acquire(t, l, "stock:42")
+			ok(t, "another library's release", err)
+			if d := time.Since(began) - 2*time.Second; d < 0 || d > 200*time.Millisecond {
+				t.Errorf("the waiter looked %v after the release, want at most 200ms", d)
+			}
+			ok(t, "Release", k.Release(t.Context()))
+		}
+	})
+}
+
 func TestTryAcquire_DoesNotPushIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := testutil.Memory()

@@ -78,10 +78,8 @@ func mark(head string) int {
 // Asked returns when the holder asked for the lease, by its own clock, or the zero time if the text
 // does not say so. Another library's text may only look as if it did.
 func Asked(owner string) time.Time {
-	holder, _ := Split(owner)
-	_, random, _ := strings.Cut(holder, "/")
-	b, err := hex.DecodeString(random)
-	if err != nil || len(b) != 16 {
+	b := randomPart(owner)
+	if b == nil {
 		return time.Time{}
 	}
 	t := time.UnixMilli(int64(binary.BigEndian.Uint64(b) >> 16))
@@ -89,6 +87,20 @@ func Asked(owner string) time.Time {
 		return time.Time{}
 	}
 	return t
+}
+
+// Ours reports whether the owner or holder has the form that New gives it.
+func Ours(owner string) bool { return randomPart(owner) != nil }
+
+// randomPart returns it, or nil if the text is another library's.
+func randomPart(owner string) []byte {
+	holder, _ := Split(owner)
+	_, text, _ := strings.Cut(holder, "/")
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b) != 16 {
+		return nil
+	}
+	return b
 }
 
 // longest is how many bytes an owner of core has at most: those of an instance and a tag, and 55.
