@@ -26,7 +26,7 @@ import (
 // covered, too.
 //
 // The handler's context carries the lock, and ends when the lock is lost. If the call has no answer
-// by then, it ends with Aborted and LOCK_LOST.
+// by then, it ends with Aborted and LOCK_LOST. gRPC's retry policy does not send such a call again.
 func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err != nil {
@@ -45,8 +45,9 @@ func LockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockO
 }
 
 // StreamLockByKey is [LockByKey] for streams: it holds the lock from before the handler runs until
-// it returns. The template has the fields {metadata.NAME} and {principal}, because there is no
-// request yet when a stream begins.
+// it returns, at most for 15 minutes. For longer streams, pass a Locker with [core.WithMaxHold]
+// to idempotency.WithLocker. The template has the fields {metadata.NAME} and {principal}, because
+// there is no request yet when a stream begins.
 //
 // When the lock is lost or the Locker is closed, the context of the stream ends with a cause that
 // matches [core.ErrLost] or [core.ErrClosed]. From then on the stream neither receives nor sends,

@@ -66,6 +66,9 @@ func (o plainLockOption) GRPCLock(t claim.Target) { o(t.(*config)) }
 // Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs
 // or else its subject. A retry must then come with the credentials of the first call: the metadata
 // authorization, cookie (grpcgateway-cookie behind grpc-gateway) and x-api-key.
+//
+// Only a certificate that crypto/tls verified itself counts, by ClientCAs. If VerifyPeerCertificate
+// verifies it, as in go-spiffe, all callers are anonymous. Then pass Principal.
 func Principal(fn func(context.Context) string) LockOption {
 	return plainLockOption(func(c *config) {
 		c.principal = fn

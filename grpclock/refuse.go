@@ -64,9 +64,16 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	details := []protoadapt.MessageV1{
 		&errdetails.ErrorInfo{Reason: strings.ToUpper(p.Code), Domain: Domain},
 	}
+	pushback := ""
 	if p.Retryable && p.RetryAfter > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(p.RetryAfter)})
-		pushback := strconv.FormatInt(p.RetryAfter.Milliseconds(), 10)
+		pushback = strconv.FormatInt(p.RetryAfter.Milliseconds(), 10)
+	}
+	if p.Code == idempotency.CodeLockLost {
+		// The handler ran, so a client whose retry policy has Aborted must not send the call again.
+		pushback = "-1"
+	}
+	if pushback != "" {
 		// An error means that the client is gone.
 		_ = grpc.SetTrailer(c.ctx, metadata.Pairs("grpc-retry-pushback-ms", pushback))
 	}

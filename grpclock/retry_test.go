@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
@@ -272,4 +274,27 @@ func TestByMetadata_Hedging(t *testing.T) {
 	if runs.Load() != 1 {
 		t.Errorf("%d runs", runs.Load())
 	}
+}
+
+// The client's policy names Aborted, because of LOCK_BUSY. LOCK_LOST has the same code, but the handler ran.
+func TestLockByKey_LostIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
+	var charges atomic.Int64
+	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
+		run := charges.Add(1)
+		if run == 1 {
+			n.Client().Del(context.Background(), "onelane:{order:7}")
+			<-ctx.Done()
+		}
+		return &order{Id: r.OrderId, Run: run}, nil
+	}}, grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.WithLocker(l))))
+	policy := strings.Replace(retrying, `"UNAVAILABLE"`, `"UNAVAILABLE","ABORTED"`, 1)
+	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(policy)))
+	a := ask(t.Context(), client.Grab, &request{OrderId: "7"})
+	if n := charges.Load(); n != 1 {
+		t.Fatalf("%d charges in one call of the client; it got %v, %v", n, a.order, a.err)
+	}
+	a.wantRefusal(t, codes.Aborted, reasonLockLost)
 }
