@@ -12,7 +12,8 @@ import (
 // showState is one event of the page.
 type showState struct {
 	Running bool        `json:"running"`
-	Over    float64     `json:"over"` // seconds in which the buyers arrive
+	Began   int64       `json:"began"` // which sale it is: its start in ms, 0 before the first
+	Over    float64     `json:"over"`  // seconds in which the buyers arrive
 	Guarded laneState   `json:"guarded"`
 	Naive   laneState   `json:"naive"`
 	Waits   waitState   `json:"waits"`
@@ -33,6 +34,7 @@ func (s *show) state(ctx context.Context) (state showState, changed <-chan struc
 	}
 	changed = s.changed
 	state.Running, state.Over = s.cancel != nil, s.options.over.Seconds()
+	state.Began = s.began
 	s.mu.Unlock()
 	state.Guarded, state.Naive, state.Waits = s.guarded.state(), s.naive.state(), s.metrics.waits.state(ctx)
 	for _, n := range s.nodes {
@@ -49,13 +51,16 @@ func (s *show) wake() {
 	}
 }
 
-// thenWake is h, after which the pages look again.
+// thenWake is h, after which the pages look again. During a sale they look anyway. The crowd's
+// requests need it, too: the kit finishes a request whose client has gone, also after the sale.
 func (s *show) thenWake(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.wake()
+		if s.cancel == nil {
+			s.wake()
+		}
 	})
 }
 

@@ -25,13 +25,15 @@ type lane struct {
 	stopped bool
 }
 
-// newLane opens the service and lets it listen for the crowd.
-func newLane(ctx context.Context, o options, opts ...core.Option) (*lane, func(), error) {
+// newLane opens the service and lets it listen for the crowd. around wraps its handler.
+func newLane(
+	ctx context.Context, o options, around func(http.Handler) http.Handler, opts ...core.Option,
+) (*lane, func(), error) {
 	s, closeAll, err := open(ctx, o, opts...)
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &lane{service: s, handler: s.routes(), stock: o.stock}
+	l := &lane{service: s, handler: around(s.routes()), stock: o.stock}
 	var shutdown func()
 	if err = prepare(s.db, o.stock); err == nil {
 		l.addr, shutdown, err = listen(l.handler)

@@ -20,7 +20,7 @@ type load struct {
 	options
 	addrs  []string
 	client *http.Client
-	run    string // part of every key, so that two sales on one Redis do not mix
+	run    string // part of every key and buyer, so that two sales on one Redis and database do not mix
 
 	requests, created, replayed, refused, soldOut, failed atomic.Int64
 
@@ -151,7 +151,7 @@ func (l *load) post(ctx context.Context, buyer int, addr string) (status int, re
 		return 0, false, err
 	}
 	r.Host = "shop.example" // as a load balancer before all processes passes it on; a key belongs to a host
-	r.Header.Set("Authorization", fmt.Sprintf("Bearer buyer-%d", buyer))
+	r.Header.Set("Authorization", fmt.Sprintf("Bearer buyer-%s-%d", l.run, buyer))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", fmt.Sprintf(`"%s-%d"`, l.run, buyer))
 	answer, err := l.client.Do(r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 
 	prom "github.com/prometheus/client_golang/prometheus"
@@ -80,6 +81,12 @@ func (w *waits) state(ctx context.Context) waitState {
 	return s
 }
 
+// class tells the locks on the stock from the claims of the requests.
+func class(key string) string {
+	class, _, _ := strings.Cut(key, ":")
+	return class
+}
+
 // read adds up the buckets of the locks on the stock that were granted.
 func (w *waits) read(ctx context.Context) (bounds []float64, counts []uint64, err error) {
 	var all metricdata.ResourceMetrics
@@ -93,7 +100,9 @@ func (w *waits) read(ctx context.Context) (bounds []float64, counts []uint64, er
 				continue
 			}
 			for _, point := range histogram.DataPoints {
-				if outcome, _ := point.Attributes.Value("onelane.outcome"); outcome.AsString() != "granted" {
+				outcome, _ := point.Attributes.Value("onelane.outcome")
+				class, _ := point.Attributes.Value("onelane.class")
+				if outcome.AsString() != "granted" || class.AsString() != "stock" {
 					continue
 				}
 				if counts == nil {

@@ -37,6 +37,7 @@ type show struct {
 	changed chan struct{}      // closed when something is new; nil while nobody watches
 	sales   sync.WaitGroup
 	options options // of the latest sale
+	began   int64   // the same, in ms
 }
 
 // serve shows the page at o.serve until ctx ends.
@@ -108,7 +109,8 @@ func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 			if err := m.Start(); err != nil {
 				return s, stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
 			}
-			upstreams, stops = append(upstreams, m.Addr()), append(stops, m.Close, expire(m))
+			expire(m)
+			upstreams, stops = append(upstreams, m.Addr()), append(stops, m.Close)
 		}
 	}
 	var addrs []string
@@ -132,11 +134,11 @@ func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 	}{
 		// What is refused is on the page, not in the log.
 		{&s.guarded, "guarded", []core.Option{core.WithTelemetry(s.metrics.provider, nil),
-			core.WithLogger(slog.New(slog.DiscardHandler))}},
+			core.WithLogger(slog.New(slog.DiscardHandler)), core.WithClass(class)}},
 		{&s.naive, "naive", nil},
 	} {
 		o.db, o.unguarded = "sqlite:"+filepath.Join(dir, shop.name+".db"), shop.name == "naive"
-		l, closeLane, err := newLane(ctx, o, shop.opts...)
+		l, closeLane, err := newLane(ctx, o, s.thenWake, shop.opts...)
 		if err != nil {
 			return s, stop, err
 		}
@@ -158,8 +160,8 @@ func (s *show) routes() http.Handler {
 	mux.HandleFunc("POST /api/sale", s.start)
 	mux.HandleFunc("DELETE /api/sale", func(w http.ResponseWriter, _ *http.Request) { s.end(); w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("PUT /api/nodes/{n}", s.setNode)
-	mux.Handle("POST /guarded/orders", s.thenWake(http.StripPrefix("/guarded", s.guarded.handler)))
-	mux.Handle("POST /naive/orders", s.thenWake(http.StripPrefix("/naive", s.naive.handler)))
+	mux.Handle("POST /guarded/orders", http.StripPrefix("/guarded", s.guarded.handler))
+	mux.Handle("POST /naive/orders", http.StripPrefix("/naive", s.naive.handler))
 	return http.NewCrossOriginProtection().Handler(mux)
 }
 
@@ -168,6 +170,12 @@ const maxSeconds = 600
 
 // start begins a sale in both shops at once.
 func (s *show) start(w http.ResponseWriter, r *http.Request) {
+	// Before the lock: a client that is slow, or gone, must not stop the page.
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<12))
+	if err != nil {
+		http.Error(w, "the body cannot be read: "+err.Error(), http.StatusBadRequest)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o := s.options
@@ -175,7 +183,7 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 	ask := struct{ Buyers, Stock, Submits, Clients, Seconds *int }{
 		&o.buyers, &o.stock, &o.submits, &o.clients, &seconds,
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<12)).Decode(&ask); err != nil {
+	if err := json.Unmarshal(body, &ask); err != nil {
 		http.Error(w, "the body must be JSON: "+err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -201,7 +209,7 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
-	s.cancel, s.options = cancel, o
+	s.cancel, s.options, s.began = cancel, o, time.Now().UnixMilli()
 	s.metrics.waits.reset(ctx)
 	s.sales.Go(func() {
 		var both sync.WaitGroup

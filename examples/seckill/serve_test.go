@@ -234,3 +234,17 @@ func TestServe_EndsAfterItsRequests(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The page's lock waits are those for the stock, and not those for the claim of each request.
+func TestServe_WaitsForTheStock(t *testing.T) {
+	o, err := parse([]string{"-serve", ":0"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := page(t, o)
+	ask(http.StatusCreated, "POST", "/guarded/orders", "{}")
+	s := watch(t, ask, func(showState) bool { return true })
+	if s.Waits.Locks != 1 {
+		t.Errorf("one buyer waited for the stock once, and the page counts %d locks", s.Waits.Locks)
+	}
+}

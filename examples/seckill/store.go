@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -56,7 +57,8 @@ func embedServers(o *options) (stop func(), err error) {
 		if err := m.Start(); err != nil {
 			return stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
 		}
-		stops, o.redis = append(stops, m.Close, expire(m)), m.Addr()
+		expire(m)
+		stops, o.redis = append(stops, m.Close), m.Addr()
 	}
 	if o.db == "" {
 		dir, err := os.MkdirTemp("", "seckill")
@@ -69,36 +71,25 @@ func embedServers(o *options) (stop func(), err error) {
 }
 
 // expire makes keys of the embedded Redis expire: the clock of that server stands still by itself.
-// A move looks at all keys, so expire moves the clock only after a command, and ten times a second
-// at most. It sleeps while there are no commands.
-func expire(m *miniredis.Miniredis) (stop func()) {
+// A move looks at all keys, so the clock moves ten times a second at most. It moves before a command
+// runs: after a quiet time, what the command sets must not expire at once.
+func expire(m *miniredis.Miniredis) {
 	const tick = 100 * time.Millisecond
-	command, done := make(chan struct{}, 1), make(chan struct{})
+	var mu sync.Mutex
+	last := time.Now()
 	m.Server().SetPreHook(func(*server.Peer, string, ...string) bool {
-		select {
-		case command <- struct{}{}:
-		default:
+		if !m.TryLock() {
+			return false // a script runs, and this may be one of its commands
+		}
+		m.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
+		if now := time.Now(); now.Sub(last) >= tick {
+			m.FastForward(now.Sub(last))
+			last = now
 		}
 		return false
 	})
-	go func() {
-		for last := time.Now(); ; {
-			select {
-			case <-command:
-			case <-done:
-				return
-			}
-			now := time.Now()
-			m.FastForward(now.Sub(last))
-			last = now
-			select {
-			case <-time.After(tick):
-			case <-done:
-				return
-			}
-		}
-	}()
-	return func() { close(done) }
 }
 
 // openDB opens the database of -db and checks that it answers.

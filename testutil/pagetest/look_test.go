@@ -200,3 +200,18 @@ func TestPage_LanguagesInStep(t *testing.T) {
 		t.Errorf("%q", wrong)
 	}
 }
+
+// A sale that stalls for a night still has a chart.
+func TestPage_LongSale(t *testing.T) {
+	address, _ := serve(t)
+	ctx := browser(t, address, desktop)
+	do(t, ctx, chromedp.Evaluate(`Promise.all([import('/chart.js'), import('/texts.js')]).then(([{ draw }, { texts }]) => {
+		const samples = Array.from({ length: 200000 }, (_, i) => ({ at: i / 4, naive: 50, guarded: 20, majority: true }));
+		draw(document.querySelector('#chart'), { samples, stock: 50, seconds: 30 }, texts.en);
+		window.drawn = 'yes';
+	}).catch((error) => { window.drawn = String(error); })`, nil))
+	until(t, ctx, `Boolean(window.drawn)`)
+	if got := eval[string](t, ctx, `window.drawn`); got != "yes" {
+		t.Errorf("the chart of a long sale: %q", got)
+	}
+}

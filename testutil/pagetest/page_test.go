@@ -219,3 +219,54 @@ func TestPage_Keyboard(t *testing.T) {
 	do(t, ctx, chromedp.Focus("[name=buyers]"), chromedp.KeyEvent("\r"))
 	until(t, ctx, over) // there was no other sale, and this one may be too short to be seen running
 }
+
+// A buyer who wants a second order, with a key of its own, is not charged twice.
+func TestPage_NewOrder(t *testing.T) {
+	address, _ := serve(t)
+	ctx := browser(t, address, desktop)
+	for n := 1; n <= 2; n++ {
+		do(t, ctx, chromedp.Click("#guarded-shop .fresh"), chromedp.Click("#guarded-shop .buy"))
+		until(t, ctx, fmt.Sprintf("%s === %d", number("guarded", "sold"), n))
+	}
+	const want = "Ready. 2 sold, none oversold, nobody charged twice."
+	if got := eval[string](t, ctx, verdict("guarded")); got != want {
+		t.Errorf("two orders with two keys are %q", got)
+	}
+}
+
+// A new answer is added to the list, which is a live region: the old ones are not said again.
+func TestPage_AnswersStay(t *testing.T) {
+	address, _ := serve(t)
+	ctx := browser(t, address, desktop)
+	answered := func(n int) {
+		t.Helper()
+		do(t, ctx, chromedp.Click("#guarded-shop .buy"))
+		until(t, ctx, fmt.Sprintf(`(() => {
+			const all = [...document.querySelectorAll('#guarded-shop li')];
+			return all.length === %d && all.every((li) => !li.textContent.includes('waiting'));
+		})()`, n))
+	}
+	answered(1)
+	do(t, ctx, chromedp.Evaluate(`document.querySelector('#guarded-shop li').marked = true`, nil))
+	answered(2)
+	if !eval[bool](t, ctx, `document.querySelector('#guarded-shop li').marked === true`) {
+		t.Error("the first answer was made anew, so a screen reader says it again")
+	}
+}
+
+// A sale makes new books, in which the order of an old key is not.
+func TestPage_KeyAfterSale(t *testing.T) {
+	address, _ := serve(t)
+	ctx := browser(t, address, desktop)
+	do(t, ctx, chromedp.Click("#guarded-shop .buy"))
+	until(t, ctx, number("guarded", "sold")+" === 1")
+	set(t, ctx, 5, 20, 1)
+	do(t, ctx, chromedp.Click("#start"))
+	until(t, ctx, over)
+	do(t, ctx, chromedp.Click("#guarded-shop .buy"))
+	const answer = `(document.querySelector('#guarded-shop li:last-child')?.textContent ?? 'waiting')`
+	until(t, ctx, `!`+answer+`.includes('waiting')`)
+	if got := eval[string](t, ctx, answer); !strings.Contains(got, "placed") {
+		t.Errorf("the new books have no order, and the page says %q", got)
+	}
+}

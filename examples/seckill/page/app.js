@@ -20,6 +20,8 @@ const folded = {
 
 function freshKey() { return `"${Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("")}"`; }
 
+function fresh(shop) { shop.key = freshKey(); shop.answers = []; answers(shop); }
+
 // figures adds a cell for each number to a list.
 function figures(list, numbers) {
   for (const number of numbers) {
@@ -37,7 +39,7 @@ for (const name of names) {
   figures($(".small", lane), folded[name]);
   shop.root.append($("#shop").content.cloneNode(true));
   $(".buy", shop.root).addEventListener("click", () => buy(name));
-  $(".fresh", shop.root).addEventListener("click", () => { shop.key = freshKey(); shop.answers = []; answers(shop); });
+  $(".fresh", shop.root).addEventListener("click", () => fresh(shop));
 }
 figures($("#trouble"), ["stalled", "stalls", "refusals"]);
 
@@ -55,13 +57,14 @@ function translate() {
   render();
 }
 
+// answers keeps the items, so that screen readers say only what is new.
 function answers(shop) {
-  const t = texts[language].answer;
-  $("ol", shop.root).replaceChildren(...shop.answers.map(([kind, n]) => {
-    const item = document.createElement("li");
-    item.textContent = typeof t[kind] === "function" ? t[kind](n) : t[kind];
-    return item;
-  }));
+  const t = texts[language].answer, list = $("ol", shop.root);
+  while (list.children.length > shop.answers.length) list.lastChild.remove();
+  shop.answers.forEach(([kind, n], i) => {
+    const item = list.children[i] ?? list.appendChild(document.createElement("li"));
+    setText(item, typeof t[kind] === "function" ? t[kind](n) : t[kind]);
+  });
 }
 
 const majority = (state) => state.nodes.filter((node) => node.up).length > state.nodes.length / 2;
@@ -74,12 +77,15 @@ function verdict(name, t) {
     sold: number(s.sold), of: s.started ? number(s.stock) : "", none: s.oversold === 0, oversold: number(s.oversold),
     nobody: s.doubled === 0, doubled: number(s.doubled),
   });
+  // Naive code also loses updates of the stock.
+  const wrong = s.oversold || s.doubled, lost = !wrong && s.done && !s.ok;
   const [kind, lead] =
-    s.oversold || s.doubled ? ["bad", t.wrong] :
+    wrong || lost ? ["bad", t.wrong] :
     s.stopped ? ["", t.stopped] :
     s.started && !s.done ? name === "guarded" && !majority(latest) ? ["warn", t.stalledNow] : ["", t.selling] :
     s.started ? s.errors ? ["warn", t.partial] : ["good", t.right] : ["", t.ready];
-  return [kind, `${lead}${language === "zh" ? "" : " "}${counts}`];
+  const sentences = lost ? [lead, counts, t.lost(number(s.left))] : [lead, counts];
+  return [kind, sentences.join(language === "zh" ? "" : " ")];
 }
 
 function status(t) {
@@ -92,6 +98,7 @@ function status(t) {
 function render() {
   const t = texts[language];
   setText($("#status"), status(t));
+  if (offline || problem) setText($("#said"), status(t));
   $("#start").disabled = offline || !latest;
   setText($("#start"), latest?.running ? t.stop : t.start);
   if (!latest) return;
@@ -104,7 +111,7 @@ function render() {
   }
   // A screen reader hears both verdicts when the sale is over, not every figure on the way.
   const over = latest.guarded.started && !latest.running;
-  setText($("#said"), over ? names.map((name) => `${t[name]}: ${verdict(name, t)[1]}`).join(" ") : "");
+  if (!offline && !problem) setText($("#said"), over ? names.map((name) => `${t[name]}: ${verdict(name, t)[1]}`).join(" ") : "");
   numbers($("#trouble"), values, t);
   setText($("#last"), values.last_error ? t.lastError(values.last_error) : t.noError);
   $("#last").classList.toggle("bad", Boolean(values.last_error));
@@ -158,14 +165,15 @@ async function send(method, url, body) {
   render();
 }
 
+// Each new order is another buyer's: one buyer with two orders counts as charged twice.
 async function buy(name) {
-  const shop = shops[name], line = ["waiting"];
+  const shop = shops[name], line = ["waiting"], buyer = `you-${shop.key.slice(1, -1)}`;
   shop.answers = [...shop.answers, line].slice(-20);
   answers(shop);
   try {
     const answer = await fetch(`${name}/orders`, {
       method: "POST", body: '{"units":1}',
-      headers: { "Content-Type": "application/json", Authorization: "Bearer you", "Idempotency-Key": shop.key },
+      headers: { "Content-Type": "application/json", Authorization: `Bearer ${buyer}`, "Idempotency-Key": shop.key },
     });
     const { order, code, detail, error, title } = await answer.json();
     if (answer.status === 201) line.splice(0, 2, answer.headers.get("Idempotency-Replayed") ? "replayed" : "created", order);
@@ -178,12 +186,20 @@ async function buy(name) {
   answers(shop);
 }
 
+let pressed = -Infinity; // when Start was last pressed
 $("#sale").addEventListener("submit", (event) => {
   event.preventDefault();
+  // Start is Stop for the second click of a double click, and while Enter is held down.
+  const again = event.timeStamp - pressed < 500;
+  pressed = event.timeStamp;
+  if (again) return;
   if (latest.running) return send("DELETE", "api/sale");
-  for (const shop of Object.values(shops)) { shop.answers = []; answers(shop); }
   const sale = Object.fromEntries([...new FormData(event.target)].map(([k, v]) => [k, Number(v)]));
   return send("POST", "api/sale", { ...sale, clients: 20 });
+});
+$("#sale").addEventListener("keydown", (event) => {
+  // Enter in a field starts a sale, and stops none.
+  if (event.key === "Enter" && event.target.matches("input") && latest?.running) event.preventDefault();
 });
 $("#sale").addEventListener("invalid", () => { $("#settings").open = true; }, true);
 $("#sale").addEventListener("input", render);
@@ -202,11 +218,19 @@ addEventListener("resize", render);
 // The program sends the state several times a second during a sale. Otherwise it is silent until something changes.
 const events = new EventSource("api/events");
 events.onmessage = (event) => {
+  const state = JSON.parse(event.data);
+  if (latest && latest.began !== state.began) {
+    // The books are new. A key of before would get the answer to an order that is gone.
+    samples = [];
+    Object.values(shops).forEach(fresh);
+  }
+  if (offline || latest?.running !== state.running) problem = ""; // it is out of date
   offline = false;
-  latest = JSON.parse(event.data);
+  latest = state;
   const { guarded, naive } = latest, at = Math.max(guarded.seconds, naive.seconds), last = samples.at(-1);
-  if (guarded.started && last && at < last.at) samples = []; // a new sale
   if (guarded.started && at !== last?.at) {
+    // A sale may stall for hours.
+    if (samples.length > 4000) samples = samples.filter((_, i) => i % 2 === 0);
     // A page that is opened in the middle of a sale has not seen its start.
     if (!samples.length && at < 1) samples.push({ at: 0, naive: 0, guarded: 0, majority: majority(latest) });
     samples.push({ at, naive: naive.sold, guarded: guarded.sold, majority: majority(latest) });

@@ -27,7 +27,7 @@ function outages(samples) {
 export function draw(svg, view, t) {
   const { width, height } = svg.getBoundingClientRect();
   const { samples, stock } = view;
-  const units = scale(Math.max(stock * 1.1, ...samples.flatMap((s) => [s.naive, s.guarded])), 4);
+  const units = scale(samples.reduce((n, s) => Math.max(n, s.naive, s.guarded), stock * 1.1), 4);
   const time = scale(Math.max(view.seconds, samples.at(-1)?.at ?? 0), width < 500 ? 4 : 6);
   const x = (at) => +(space.left + (width - space.left - space.right) * at / time.most).toFixed(1);
   const y = (n) => +(space.top + (height - space.top - space.bottom) * (1 - n / units.most)).toFixed(1);
