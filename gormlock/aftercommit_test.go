@@ -193,3 +193,47 @@ func TestAfterCommit_RollbackTooLate(t *testing.T) {
 		}
 	})
 }
+
+// Announced tells others, when it is committed, that it is there.
+type Announced struct {
+	ID   uint
+	Name string `gorm:"size:64"`
+	told *int
+}
+
+func (a *Announced) AfterCreate(tx *gorm.DB) error {
+	return gormlock.AfterCommit(tx, func(context.Context) { *a.told++ })
+}
+
+// TestAfterCommit_DryRun: GORM runs the hooks of a dry run, which writes nothing that could be
+// committed.
+func TestAfterCommit_DryRun(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Announced{}))
+		dry := func(db *gorm.DB, a *Announced) error {
+			return db.Session(&gorm.Session{DryRun: true}).Create(a).Error
+		}
+		told := 0
+		for name, write := range map[string]func() error{
+			"single": func() error { return dry(db, &Announced{told: &told}) },
+			"plain": func() error {
+				return db.Transaction(func(tx *gorm.DB) error { return dry(tx, &Announced{told: &told}) })
+			},
+			"Transaction": func() error {
+				return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return dry(tx, &Announced{told: &told}) })
+			},
+		} {
+			if ok(t, name, write()); told != 0 {
+				t.Errorf("%s: a row that was never written was announced %d times", name, told)
+			}
+			told = 0
+		}
+		var n int64
+		ok(t, "Count", db.Model(&Announced{}).Count(&n).Error)
+		ok(t, "Create", db.Create(&Announced{told: &told}).Error)
+		if n != 0 || told != 1 {
+			t.Errorf("%d rows after the dry runs, want 0; a real row was announced %d times, want 1", n, told)
+		}
+	})
+}

@@ -22,7 +22,7 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	t.real, err = t.pool.begin(ctx, t.opts, true)
 	if err = wanted(err); err == nil && t.fenced {
 		if err = t.beginFenced(ctx); errors.Is(err, ErrFenced) {
-			t.pool.plugin.telemetry.instruments().refusals.Add(ctx, 1)
+			t.pool.plugin.instruments().refusals.Add(ctx, 1)
 		}
 	}
 	stop()

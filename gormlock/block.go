@@ -69,7 +69,7 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 	tries := 0
 	return repeat(ctx, 1+g.retries, repeatable, func() error {
 		if tries++; tries > 1 {
-			p.telemetry.instruments().retries.Add(ctx, 1)
+			p.instruments().retries.Add(ctx, 1)
 		}
 		return p.outermost(db, d, g.tx, fn)
 	})

@@ -55,7 +55,11 @@ func newDecrement(db *gorm.DB, column string, n int64, opts []DecrementOption) (
 	if err != nil {
 		return nil, err
 	}
-	return &decrement{column: clause.Column{Name: name}, n: n, dialect: dialect.name, seal: seal}, nil
+	d := &decrement{column: clause.Column{Name: name}, n: n, dialect: dialect.name, seal: seal}
+	if seal != nil {
+		seal.decrement = d
+	}
+	return d, nil
 }
 
 // decrementSQL is, by dialect, the new value of the column and the condition that there are n.
@@ -143,9 +147,6 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 				"or by a model with its primary key", d.column.Name, gorm.ErrMissingWhereClause))
 			return
 		}
-	}
-	if d.seal != nil {
-		d.seal.selecting(s, d.where, d.column.Name)
 	}
 	where.Exprs = append([]clause.Expression{d.expr(decrementSQL[d.dialect].enough)}, d.where...)
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: where, Builder: d.buildWhere}
@@ -242,17 +243,9 @@ func (d *decrement) row(db *gorm.DB) string {
 
 // readLeft reads the newest value of the column, for an error; -1 if there is no such number.
 func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
-	s := d.statement
-	row := db.Session(&gorm.Session{NewDB: true}).Unscoped()
-	if s.Schema != nil {
-		row = row.Model(reflect.New(s.Schema.ModelType).Interface())
-	}
-	row = row.Table(s.Table)
-	row.Statement.TableExpr = s.TableExpr
 	var left []any
 	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
-	name := d.column.Name
-	read := row.Clauses(clause.Where{Exprs: d.where}, newest, only(name)).Pluck(name, &left)
+	read := d.pluck(db.Session(&gorm.Session{NewDB: true}).Clauses(newest), &left)
 	if read.Error != nil || len(left) != 1 {
 		return -1, read.Error
 	}
@@ -261,6 +254,21 @@ func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
 		return -1, nil
 	}
 	return rest, nil
+}
+
+// pluck reads the column of the rows that the UPDATE selected. db is a session of its own. The
+// condition of a soft delete is among the others already.
+func (d *decrement) pluck(db *gorm.DB, left any) *gorm.DB {
+	s, name := d.statement, d.column.Name
+	q := db.Unscoped().Clauses(only(name))
+	if len(d.where) > 0 {
+		q = q.Clauses(clause.Where{Exprs: d.where})
+	}
+	if s.Schema != nil { // an empty model, because the caller goes on with that of the UPDATE
+		q = q.Model(reflect.New(s.Schema.ModelType).Interface())
+	}
+	q.Statement.Table, q.Statement.TableExpr = s.Table, s.TableExpr
+	return q.Pluck(name, left)
 }
 
 func binary(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }

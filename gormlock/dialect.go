@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"strconv"
@@ -85,18 +84,7 @@ func isConflict(err error) bool {
 	if errors.Is(err, ErrCommitUnknown) {
 		return false
 	}
-	var state interface{ SQLState() string }
-	if errors.As(err, &state) {
-		return state.SQLState() == "40001" || state.SQLState() == "40P01"
-	}
-	if number, ok := mysqlNumber(err); ok {
-		return number == mysqlDeadlock || number == mysqlChangedRow
-	}
-	return sqliteBusy(err)
-}
-
-// querier runs the statements of this package: a *sql.DB, a *sql.Tx, a connection.
-type querier interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	state, number := postgresState(err), mysqlNumber(err)
+	return state == "40001" || state == "40P01" ||
+		number == mysqlDeadlock || number == mysqlChangedRow || sqliteBusy(err)
 }

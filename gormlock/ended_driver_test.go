@@ -205,3 +205,55 @@ func TestEnded_OtherErrorsGoOn(t *testing.T) {
 		}
 	})
 }
+
+// stateError is what a wrapper makes of the errors of all its databases: it has the SQLSTATE only.
+type stateError string
+
+func (e stateError) Error() string    { return "database error " + string(e) }
+func (e stateError) SQLState() string { return string(e) }
+
+func asStateError(err error) error {
+	if e, ok := errors.AsType[*gomysql.MySQLError](err); ok && e.Number != 1568 { // "SET TRANSACTION" is answered as usual
+		return stateError(e.SQLState[:])
+	}
+	return err
+}
+
+// TestEnded_DeadlockWithSQLState: nothing is written after a deadlock, also if the error has a method
+// SQLState, as the errors for PostgreSQL have.
+func TestEnded_DeadlockWithSQLState(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, plain *gorm.DB) {
+		if plain.Name() != "mysql" {
+			return
+		}
+		db := reworded(t, plain, asStateError)
+		put(t, plain, 42, 10)
+		put(t, plain, 43, 10)
+		other := plain.Begin()
+		ok(t, "other", take(other, 43))
+		var second Stock
+		ok(t, "Take", other.Take(&second, "sku = 43").Error)
+		for range 50 { // heavier, so that it is not the victim
+			ok(t, "other", other.Create(&Item{StockID: second.ID, Name: "heavy"}).Error)
+		}
+		done := make(chan error, 1)
+		want(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			ok(t, "take", take(tx, 42))
+			go func() { done <- errors.Join(take(other, 42), other.Rollback().Error) }()
+			awaitLockWait(t, plain)
+			if take(tx, 43) == nil {
+				t.Error("no deadlock")
+			}
+			if tx.Create(&Item{StockID: second.ID, Name: "order"}).Error == nil {
+				t.Error("a statement was sent after the deadlock")
+			}
+			return errUndone
+		}), errUndone)
+		ok(t, "other", <-done)
+		var n int64
+		if ok(t, "Count", plain.Model(&Item{}).Count(&n).Error); n != 0 {
+			t.Errorf("the transaction was rolled back, and %d rows of it are committed", n)
+		}
+	})
+}

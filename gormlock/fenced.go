@@ -50,7 +50,7 @@ func (t *transaction) beginFenced(ctx context.Context) error {
 	again := false
 	return retry(ctx, func() (err error) {
 		if again {
-			t.pool.plugin.telemetry.instruments().retries.Add(ctx, 1)
+			t.pool.plugin.instruments().retries.Add(ctx, 1)
 			_ = t.real.Rollback()
 			if t.real, err = t.pool.begin(ctx, t.opts, true); err != nil {
 				return err
@@ -107,7 +107,7 @@ token = {greatest}(onelane_fences.token, excluded.token)`
 
 // registerToken puts the token of a lock into its row, unless a larger one is there, and keeps the
 // row locked.
-func registerToken(ctx context.Context, q querier, d dialect, k *core.Lock) error {
+func registerToken(ctx context.Context, q gorm.ConnPool, d dialect, k *core.Lock) error {
 	fence, err := k.Token(ctx)
 	if err != nil {
 		return err

@@ -75,7 +75,7 @@ func (t *transaction) commitUnguarded() error {
 
 // unknown returns the error of a COMMIT whose outcome is unknown, and counts it.
 func (t *transaction) unknown(err error) error {
-	t.pool.plugin.telemetry.instruments().unknown.Add(t.ctx, 1)
+	t.pool.plugin.instruments().unknown.Add(t.ctx, 1)
 	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}

@@ -42,7 +42,7 @@ var errNobody = errors.New("nobody waits for the group any more")
 func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 	s := newTurn(ctx)
 	key := queueKey{p, quoted(d.keys), d.group, d.fenced}
-	if reflect.TypeOf(p.ConnPool).Comparable() {
+	if reflect.ValueOf(p.ConnPool).Comparable() {
 		key.pool = p.ConnPool // several gorm.DB may share it
 	}
 	queues := &p.plugin.queues

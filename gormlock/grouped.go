@@ -240,7 +240,7 @@ func (g *group) decided() bool {
 func (g *group) finish() {
 	err := g.failed()
 	if err == nil && g.kept > 0 {
-		g.t.pool.plugin.telemetry.instruments().group.Record(g.base, int64(g.kept))
+		g.t.pool.plugin.instruments().group.Record(g.base, int64(g.kept))
 		err = g.t.Commit()
 	} else {
 		_ = g.t.Rollback()

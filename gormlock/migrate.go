@@ -3,9 +3,7 @@ package gormlock
 import (
 	"cmp"
 	"embed"
-	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -40,12 +38,12 @@ func Migrate(db *gorm.DB) error {
 	if _, open := transactionOf(db.Statement.ConnPool); open {
 		return fmt.Errorf("gormlock: Migrate in a transaction, which MySQL would commit: %w", gorm.ErrInvalidTransaction)
 	}
-	statements, err := schemaOf(d)
+	schema, err := schemas.ReadFile("schema/" + d.name + ".sql")
 	if err != nil {
 		return err
 	}
 	db = unguarded(db)
-	for _, s := range statements {
+	for s := range strings.SplitSeq(strings.TrimRight(string(schema), ";\n"), ";") {
 		err := repeat(db.Statement.Context, migrateTries, madeAtOnce, func() error { return db.Exec(s).Error })
 		if err != nil {
 			return fmt.Errorf("gormlock: Migrate: %w", err)
@@ -92,28 +90,10 @@ func unguarded(db *gorm.DB) *gorm.DB {
 	return db.Set(writeSetting, struct{}{}).Session(&gorm.Session{})
 }
 
-var comment = regexp.MustCompile(`(?m)^--.*$`)
-
-// schemaOf returns the statements that make the tables.
-func schemaOf(d dialect) ([]string, error) {
-	text, err := schemas.ReadFile("schema/" + d.name + ".sql")
-	if err != nil {
-		return nil, err
-	}
-	var statements []string
-	for _, s := range strings.Split(comment.ReplaceAllString(string(text), ""), ";") {
-		if s = strings.TrimSpace(s); s != "" {
-			statements = append(statements, s)
-		}
-	}
-	return statements, nil
-}
-
 // madeAtOnce reports whether PostgreSQL failed because another session makes the same: IF NOT EXISTS
 // does not help then.
 func madeAtOnce(err error) bool {
-	var state interface{ SQLState() string }
-	return errors.As(err, &state) && slices.Contains([]string{"23505", "42P07", "42710"}, state.SQLState())
+	return slices.Contains([]string{"23505", "42P07", "42710"}, postgresState(err))
 }
 
 // lengths are the bytes that the columns must have room for. A value has core's limit.

@@ -111,7 +111,7 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 }
 
 // read returns nil if the row is this run's, or the result and errReplayed if it is another's.
-func (o *once) read(ctx context.Context, conn querier, query string) ([]byte, error) {
+func (o *once) read(ctx context.Context, conn gorm.ConnPool, query string) ([]byte, error) {
 	// If GORM cannot prepare, its Row is empty and panics.
 	switch prepared := conn.(type) {
 	case *gorm.PreparedStmtDB:

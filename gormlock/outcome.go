@@ -20,14 +20,18 @@ func rejected(tx gorm.Tx, err error) bool {
 	if p, ok := tx.(*pinnedTx); ok && p.rolledBack {
 		return true
 	}
-	var state interface{ SQLState() string } // pgx and lib/pq
+	return postgresRejects(postgresState(err)) || slices.Contains(mysqlRejects, mysqlNumber(err)) ||
+		// A wrapper may have put its own text around the error.
+		inTree(err, func(err error) bool { return slices.Contains(commitRolledBack, err.Error()) })
+}
+
+// postgresState returns the SQLSTATE in an error of pgx or lib/pq, or "".
+func postgresState(err error) string {
+	var state interface{ SQLState() string }
 	if errors.As(err, &state) {
-		return postgresRejects(state.SQLState())
+		return state.SQLState()
 	}
-	if number, ok := mysqlNumber(err); ok {
-		return slices.Contains(mysqlRejects, number)
-	}
-	return slices.Contains(commitRolledBack, err.Error())
+	return ""
 }
 
 // commitRolledBack are the errors of pgx and lib/pq for a COMMIT that the server answered with
@@ -35,6 +39,7 @@ func rejected(tx gorm.Tx, err error) bool {
 var commitRolledBack = []string{
 	"commit unexpectedly resulted in rollback",
 	"pq: Could not complete operation in a failed transaction",
+	"pq: could not complete operation in a failed transaction", // later versions
 }
 
 // postgresRejects reports whether PostgreSQL itself rolls a transaction back at COMMIT with this
@@ -74,17 +79,15 @@ var mysqlInterrupted = []uint64{mysqlQueryKilled, mysqlStatementTime}
 // tooLarge reports whether MySQL or MariaDB did not run a statement because it is too long. It has
 // several errors for that, and each names the variable.
 func tooLarge(err error) bool {
-	_, ok := mysqlNumber(err)
-	return ok && strings.Contains(err.Error(), "max_allowed_packet")
+	return mysqlNumber(err) != 0 && strings.Contains(err.Error(), "max_allowed_packet")
 }
 
-// mysqlNumber returns the number of a server's error.
-func mysqlNumber(err error) (uint64, bool) {
-	number := mysqlField(err, "Number")
-	if !number.IsValid() || !number.CanUint() {
-		return 0, false
+// mysqlNumber returns the number of a server's error, or 0.
+func mysqlNumber(err error) uint64 {
+	if number := mysqlField(err, "Number"); number.IsValid() && number.CanUint() {
+		return number.Uint()
 	}
-	return number.Uint(), true
+	return 0
 }
 
 // mysqlState returns the SQLSTATE of a server's error, an array of bytes, or a text without digits.
@@ -164,12 +167,11 @@ func inTree(err error, is func(error) bool) bool {
 // harmless reports whether the transaction is certainly as it was before the statement that
 // returned err, or the database lets nothing more happen in it. PostgreSQL does so after any error,
 // the others if they say that the statement was wrong.
-func harmless(err error) bool {
-	var state interface{ SQLState() string }
-	if errors.As(err, &state) {
-		return true
+func harmless(d dialect, err error) bool {
+	if d.name == "postgres" { // a wrapper for MySQL may have SQLState, too
+		return postgresState(err) != ""
 	}
-	if number, ok := mysqlNumber(err); ok {
+	if number := mysqlNumber(err); number != 0 {
 		state := mysqlState(err)
 		return number != mysqlNoSavepoint &&
 			(strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "42"))
@@ -182,9 +184,8 @@ func harmless(err error) bool {
 // the next statement would commit by itself. A lock wait that timed out is not here: see
 // [transaction.ended].
 func gone(err error) bool {
-	number, ok := mysqlNumber(err)
-	return ok && (slices.Contains([]uint64{mysqlChangedRow, mysqlLockTableFull, mysqlDeadlock}, number) ||
-		strings.HasPrefix(mysqlState(err), "40"))
+	return slices.Contains([]uint64{mysqlChangedRow, mysqlLockTableFull, mysqlDeadlock}, mysqlNumber(err)) ||
+		strings.HasPrefix(mysqlState(err), "40")
 }
 
 // localErrors are frequent errors that no server returned, or only for a violated constraint.
@@ -207,12 +208,7 @@ const rowsClosed = "sql: Rows are closed"
 // PostgreSQL, innodb_lock_wait_timeout of MySQL and MariaDB.
 func lockWaitTimedOut(err error) bool {
 	const lockNotAvailable = "55P03"
-	var state interface{ SQLState() string }
-	if errors.As(err, &state) {
-		return state.SQLState() == lockNotAvailable
-	}
-	number, ok := mysqlNumber(err)
-	return ok && number == mysqlLockWaitTimeout
+	return postgresState(err) == lockNotAvailable || mysqlNumber(err) == mysqlLockWaitTimeout
 }
 
 // repeatable reports whether a transaction that returned err is certainly rolled back because of
@@ -223,8 +219,7 @@ func repeatable(err error) bool {
 
 // aborted reports whether PostgreSQL refused a statement because an earlier one failed.
 func aborted(err error) bool {
-	var state interface{ SQLState() string }
-	return errors.As(err, &state) && state.SQLState() == "25P02"
+	return postgresState(err) == "25P02"
 }
 
 // noSavepoint reports whether err means that no transaction with our savepoint is open any more.
@@ -232,12 +227,7 @@ func noSavepoint(err error) bool {
 	if err == nil {
 		return false
 	}
-	var state interface{ SQLState() string }
-	if errors.As(err, &state) {
-		return state.SQLState() == "25P01" || state.SQLState() == "3B001"
-	}
-	if number, ok := mysqlNumber(err); ok {
-		return number == mysqlNoSavepoint
-	}
-	return strings.Contains(err.Error(), "no such savepoint")
+	state := postgresState(err)
+	return state == "25P01" || state == "3B001" || mysqlNumber(err) == mysqlNoSavepoint ||
+		strings.Contains(err.Error(), "no such savepoint")
 }

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"gorm.io/gorm"
 
@@ -26,7 +27,7 @@ type plugin struct {
 	queues   groupQueues
 	seals    sealMemory
 
-	telemetry telemetry
+	made      atomic.Pointer[instruments]
 	versioned sync.Map // of *schema.Schema: whether a write of the model may write a version
 }
 
@@ -42,7 +43,6 @@ type plugin struct {
 // gorm.Config.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
-	p.telemetry.locker = p.lockerInUse
 	for _, o := range opts {
 		if o != nil {
 			o.applyPlugin(p)
@@ -74,7 +74,7 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	}
 	// After a later gorm.Open with the same gorm.Config, db.ConnPool is that of the other database.
 	own, shared := db.Statement.ConnPool, db.ConnPool
-	if kind := reflect.TypeOf(own); kind != reflect.TypeOf(shared) || kind != nil && kind.Comparable() && own != shared {
+	if reflect.TypeOf(own) != reflect.TypeOf(shared) || reflect.ValueOf(own).Comparable() && own != shared {
 		return errors.New("gormlock: the gorm.DB has other connections than its gorm.Config: " +
 			"use what gorm.Open returned, and give each gorm.Open a gorm.Config of its own")
 	}

@@ -43,7 +43,7 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 
 // shares reports whether two pools have the same connections.
 func (p *pool) shares(q *pool) bool {
-	return p == q || reflect.TypeOf(p.ConnPool).Comparable() && p.ConnPool == q.ConnPool
+	return p == q || reflect.ValueOf(p.ConnPool).Comparable() && p.ConnPool == q.ConnPool
 }
 
 // start returns a transaction that holds the locks of d, or the caller's part of a group.
@@ -129,6 +129,9 @@ func begin(ctx context.Context, conns gorm.ConnPool, d dialect, opts *sql.TxOpti
 		}
 		if tx, ok := tx.(gorm.Tx); ok {
 			return tx, nil
+		}
+		if tx, ok := tx.(gorm.TxCommitter); ok {
+			_ = tx.Rollback() // it would keep its connection
 		}
 	}
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", conns, gorm.ErrInvalidTransaction)

@@ -32,7 +32,7 @@ func (p *plugin) acquire(
 	var sealed error // the last seal that was opened
 	end := time.Now().Add(d.wait)
 	for wait := d.wait; ; wait = max(0, time.Until(end)) {
-		locks, err := p.telemetry.acquireAll(ctx, l, d.keys, append(opts, core.WithWait(wait)))
+		locks, err := p.acquireAll(ctx, l, d.keys, append(opts, core.WithWait(wait)))
 		if !d.reopen {
 			return locks, err
 		}

@@ -116,7 +116,7 @@ func (t *transaction) ended(err error) bool {
 // timedOut reports whether err is a lock wait that timed out. It counts if the MySQL or MariaDB
 // rolls the whole transaction back then, or does not say what it does. t.mu is held.
 func (t *transaction) timedOut(ctx context.Context, err error) bool {
-	if number, ok := mysqlNumber(err); !ok || number != mysqlLockWaitTimeout {
+	if mysqlNumber(err) != mysqlLockWaitTimeout {
 		return false
 	}
 	var all bool
@@ -130,7 +130,7 @@ func (t *transaction) timedOut(ctx context.Context, err error) bool {
 // Elsewhere it changes nothing. t.mu is held.
 func (t *transaction) vanished(err error) bool {
 	open := func(r *sql.Rows) bool { _, err := r.Columns(); return err == nil }
-	if t.pool.dialect.name != "mysql" || harmless(err) || local(err) || slices.ContainsFunc(t.rows, open) {
+	if t.pool.dialect.name != "mysql" || harmless(t.pool.dialect, err) || local(err) || slices.ContainsFunc(t.rows, open) {
 		return false // while rows are open, no error is the server's, and nothing can be sent
 	}
 	_, answer := t.real.ExecContext(context.WithoutCancel(t.ctx), "SET TRANSACTION READ WRITE")

@@ -91,9 +91,15 @@ func (g *group) release() error {
 		g.savepoint = true
 		return nil
 	}
-	number, ok := mysqlNumber(err)
-	switch {
-	case !ok || number == mysqlNoSavepoint:
+	switch number := mysqlNumber(err); {
+	case number == 0 && g.t.pool.dialect.name == "mysql":
+		// The error of another driver does not tell whether MySQL refused it.
+		if again := g.exec(releaseSavepoint); again != nil {
+			return err
+		}
+		g.t.pool.oneByOne.Store(true)
+		return nil
+	case number == 0 || number == mysqlNoSavepoint:
 		return err
 	case slices.Contains(mysqlInterrupted, number):
 		// The first half may have been done.

@@ -94,7 +94,7 @@ func (p *plugin) remembered(ctx context.Context, keys []string) error {
 		seen, found := m.seals[sealedKey{l, key}]
 		m.mu.Unlock()
 		if found && time.Since(seen.asked) < m.memory && !l.Carries(ctx, key) {
-			p.telemetry.instruments().seals.Add(ctx, 1)
+			p.instruments().seals.Add(ctx, 1)
 			return guardError(keys, insufficient(seen.sealed))
 		}
 	}

@@ -7,13 +7,11 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 )
@@ -63,27 +61,11 @@ type sellOut struct {
 	ttl time.Duration
 	err error
 
-	// The fields below are what the UPDATE selected.
-	db        *gorm.DB
-	model     any // an empty one, because the caller goes on with that of the UPDATE
-	table     string
-	tableExpr *clause.Expr
-	unscoped  bool
-	where     []clause.Expression
-	left      string
+	decrement *decrement
 
 	// The SELECT that finds out what is left, and its arguments.
 	query string
 	args  []any
-}
-
-// selecting notes what an UPDATE selects.
-func (s *sellOut) selecting(update *gorm.Statement, where []clause.Expression, column string) {
-	s.db, s.where, s.left = update.DB, where, column
-	s.table, s.tableExpr, s.unscoped = update.Table, update.TableExpr, update.Unscoped
-	if update.Schema != nil {
-		s.model = reflect.New(update.Schema.ModelType).Interface()
-	}
 }
 
 // sellOutWith returns what the options of a Decrement ask for, or nil.
@@ -141,7 +123,7 @@ func (t *transaction) sellsOut(s *sellOut) {
 // seal seals the key if nothing is left. The outcome of the transaction is known; t.mu is held.
 func (t *transaction) seal() {
 	s := t.sellOut
-	if s == nil || s.db == nil || t.reentered || len(t.locks) != 1 || t.ctx.Err() != nil {
+	if s == nil || !s.decrement.sent || t.reentered || len(t.locks) != 1 || t.ctx.Err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, sealTime)
@@ -182,7 +164,7 @@ func (t *transaction) sealNow(ctx context.Context, s *sellOut) error {
 // prepare builds the SELECT for out before the caller goes on and may change the arguments. A panic
 // in a callback of the query is an error.
 func (s *sellOut) prepare() {
-	if s.db == nil { // another statement was sent instead
+	if !s.decrement.sent { // another statement was sent instead
 		return
 	}
 	defer func() {
@@ -190,12 +172,9 @@ func (s *sellOut) prepare() {
 			s.err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	q := s.db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(s.db.Statement.Context), SkipHooks: true, DryRun: true}).Model(s.model)
-	q.Statement.Table, q.Statement.TableExpr, q.Statement.Unscoped = s.table, s.tableExpr, s.unscoped
-	if len(s.where) > 0 {
-		q = q.Clauses(clause.Where{Exprs: s.where})
-	}
-	built := q.Clauses(only(s.left)).Pluck(s.left, &[]float64{})
+	update := s.decrement.statement
+	built := s.decrement.pluck(update.DB.Session(&gorm.Session{NewDB: true,
+		Context: withoutGuards(update.Context), SkipHooks: true, DryRun: true}), &[]float64{})
 	s.err, s.query, s.args = built.Error, built.Statement.SQL.String(), slices.Clone(built.Statement.Vars)
 	for i, v := range s.args {
 		s.args[i] = frozen(v)

@@ -1,6 +1,7 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -91,13 +92,11 @@ func (t *tableOpener) Open(env core.Environment) (core.Backend, error) {
 	if _, err := t.db.DB(); err != nil {
 		return nil, fmt.Errorf("gormlock: Table: %w", err)
 	}
-	b := &table{dialect: d, timeout: t.timeout, logger: env.Logger}
+	logger := cmp.Or(env.Logger, slog.Default())
+	b := &table{dialect: d, timeout: t.timeout}
 	// dbresolver is often registered after the Locker was made, but before it is used.
 	b.writer = sync.OnceValues(func() (*sql.DB, error) { return writerOf(t.db, "onelane_locks") })
-	if b.logger == nil {
-		b.logger = slog.Default()
-	}
-	b.cleaning = cleanup.NewQueue(cleanup.Config{Logger: func() *slog.Logger { return b.logger }},
+	b.cleaning = cleanup.NewQueue(cleanup.Config{Logger: func() *slog.Logger { return logger }},
 		"gormlock: too many clean-ups wait, so that keys of failed attempts may stay held until their leases end; look at the database",
 		"gormlock: clean-up of a failed attempt failed; the key is free when its lease and its orphan end")
 	return b, nil
@@ -108,7 +107,6 @@ type table struct {
 	writer   func() (*sql.DB, error)
 	dialect  dialect
 	timeout  time.Duration
-	logger   *slog.Logger
 	commits  atomic.Bool // the database was seen to commit each statement
 	cleaning *cleanup.Queue
 }

@@ -108,9 +108,6 @@ func (r row) ownedBy(owner string, statuses ...core.Status) bool {
 	return r.owner == owner && slices.Contains(statuses, r.status)
 }
 
-// lost returns how a lease was found to be gone.
-func (r row) lost() error { return leases.Lost(r.status, r.owner) }
-
 // exec returns how many rows were changed. MySQL may or may not count a row that was found and
 // stays as it is.
 func (b *table) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {

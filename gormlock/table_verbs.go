@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -79,21 +78,8 @@ func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
 	return g, nil
 }
 
-// Mint implements core.Backend.
-func (b *table) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
-	if g.Token != 0 {
-		return g, nil
-	}
-	r, err := call(ctx, b, g.Key, func(ctx context.Context) (row, error) { return b.row(ctx, g.Key) }, nil)
-	if err != nil {
-		return g, err
-	}
-	if !r.ownedBy(g.Owner, core.Held) {
-		return g, r.lost()
-	}
-	g.Token, g.Tokens = uint64(r.token), tableTokens
-	return g, nil
-}
+// Mint implements core.Backend. Each grant has its token from Acquire.
+func (b *table) Mint(_ context.Context, g core.Grant) (core.Grant, error) { return g, nil }
 
 // Extend implements core.Backend.
 func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
@@ -117,9 +103,6 @@ func (b *table) Release(ctx context.Context, g core.Grant) (others int, err erro
 
 // Seal implements core.Backend.
 func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
-	if g.Token > math.MaxInt64 {
-		return fmt.Errorf("gormlock: seal key %q: token %d is larger than the database's largest number", g.Key, g.Token)
-	}
 	if value == nil {
 		value = []byte{}
 	}
@@ -188,7 +171,7 @@ func (b *table) change(
 			case err != nil || done:
 				return struct{}{}, err
 			case !again:
-				return struct{}{}, r.lost()
+				return struct{}{}, leases.Lost(r.status, r.owner)
 			case try == takeTries:
 				return struct{}{}, unavailable(key, errInterrupted)
 			}

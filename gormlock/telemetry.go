@@ -3,7 +3,6 @@ package gormlock
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -32,13 +31,7 @@ const (
 
 var outcomes = []string{outcomeGranted, outcomeTaken, outcomeSealed, outcomeUnavailable, outcomeFailed}
 
-// telemetry reports what guards do, to where their Locker reports. Its instruments are made when a
-// Locker is there, because core.SetDefault may be called after New.
-type telemetry struct {
-	locker func() (*core.Locker, error)
-	made   atomic.Pointer[instruments]
-}
-
+// instruments report what guards do, to where their Locker reports.
 type instruments struct {
 	tracer trace.Tracer
 
@@ -81,32 +74,33 @@ func newInstruments(meters metric.MeterProvider, tracers trace.TracerProvider) *
 	return i
 }
 
-// instruments returns what to report with; nothing is recorded as long as there is no Locker.
-func (t *telemetry) instruments() *instruments {
-	if i := t.made.Load(); i != nil {
+// instruments returns what to report with. They are made when a Locker is there, because
+// core.SetDefault may be called after New. Until then nothing is recorded.
+func (p *plugin) instruments() *instruments {
+	if i := p.made.Load(); i != nil {
 		return i
 	}
-	l, err := t.locker()
+	l, err := p.lockerInUse()
 	if err != nil {
 		return noInstruments
 	}
-	t.made.CompareAndSwap(nil, newInstruments(l.MeterProvider(), l.TracerProvider()))
-	return t.made.Load()
+	p.made.CompareAndSwap(nil, newInstruments(l.MeterProvider(), l.TracerProvider()))
+	return p.made.Load()
 }
 
 // instrumentsOf returns those of the plugin of db. Without a plugin nothing is recorded.
 func instrumentsOf(db *gorm.DB) *instruments {
 	if p, err := registered(db); err == nil {
-		return p.telemetry.instruments()
+		return p.instruments()
 	}
 	return noInstruments
 }
 
 // acquireAll is core's, measured. Outside of a trace there is no span.
-func (t *telemetry) acquireAll(
+func (p *plugin) acquireAll(
 	ctx context.Context, l *core.Locker, keys []string, opts []core.AcquireOption,
 ) (core.Locks, error) {
-	i, began := t.instruments(), time.Now()
+	i, began := p.instruments(), time.Now()
 	var span trace.Span
 	traced := ctx
 	if trace.SpanContextFromContext(ctx).IsValid() {

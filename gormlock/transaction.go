@@ -43,10 +43,7 @@ type transaction struct {
 	undone    undoLog                   // what a rollback takes back, and COMMIT runs.
 }
 
-var (
-	_ gorm.Tx               = (*transaction)(nil) // as gorm.PreparedStmtDB wants it
-	_ gorm.ConnPoolBeginner = (*pool)(nil)
-)
+var _ gorm.ConnPoolBeginner = (*pool)(nil)
 
 // transactionOf finds the transaction in a connection pool; open says that there is one, t is nil
 // if it is not ours.

@@ -128,7 +128,7 @@ func (s *turn) judge(err error) {
 	switch {
 	case err == nil || s.failed != nil:
 	case s.gone(err):
-	case !harmless(err):
+	case !harmless(s.t.pool.dialect, err):
 		s.failed = s.group.error("a statement failed before, and the transaction may be gone: %w", err)
 	}
 }

@@ -200,9 +200,13 @@ func nameIn(text string) string {
 // other functions are called, and then the panic goes up to the caller.
 //
 // ctx is the context that the transaction began with, and guards nothing. The context of tx has
-// ended by then. Outside a transaction the error of AfterCommit matches [ErrNoTransaction]. After
-// the end of the transaction it matches sql.ErrTxDone.
+// ended by then. With DryRun nothing is written, and fn is not called. Outside a transaction the
+// error of AfterCommit matches [ErrNoTransaction]. After the end of the transaction it matches
+// sql.ErrTxDone.
 func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
+	if tx.DryRun { // GORM runs hooks, too
+		return nil
+	}
 	t, open := transactionOf(tx.Statement.ConnPool)
 	switch {
 	case !open:

@@ -331,3 +331,27 @@ type stuckTx struct{}
 
 func (stuckTx) Commit() error   { return errStuck }
 func (stuckTx) Rollback() error { return errStuck }
+
+// TestCommit_AnsweredWithRollback: the server answered COMMIT with ROLLBACK. That is definite, in the words
+// of lib/pq since v1.11, and if a wrapper of the driver adds a text of its own.
+func TestCommit_AnsweredWithRollback(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		l := locker(t, testutil.Memory())
+		f := &faulty{DB: pool(t, db)}
+		db.ConnPool, db.Statement.ConnPool = f, f
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		for i, answer := range []error{
+			errors.New("pq: could not complete operation in a failed transaction"), // pq.ErrInFailedTransaction
+			fmt.Errorf("hook of COMMIT: %w", pgx.ErrTxCommitRollback),
+		} {
+			f.answer = answer
+			key := fmt.Sprint(i + 1)
+			err := db.Scopes(gormlock.Guard(key)).Exec("SELECT 1").Error
+			want(t, "Exec", err, answer)
+			if errors.Is(err, gormlock.ErrCommitUnknown) || held(t, l, key) {
+				t.Errorf("%v: %v: definite %v, key held %v", answer, err, !errors.Is(err, gormlock.ErrCommitUnknown), held(t, l, key))
+			}
+		}
+	})
+}

@@ -13,10 +13,11 @@ import (
 )
 
 // ErrStale means that a row is not in the version that its model was read in. Others changed or
-// deleted the row, or the version was not read with it. The statement wrote nothing. If a hook
-// returns ErrStale, that is about the hook's own statement: roll back. Read the row again and decide
-// anew, in a new transaction, as [WithRetry] does. In the same one, MySQL and MariaDB may read the
-// old row for ever, unless you read it with [ForUpdate].
+// deleted the row, or the version was not read with it. The statement wrote nothing. Its Before
+// hooks have run, and what they wrote stays in your own transaction: roll back. If a hook returns
+// ErrStale, that is about the hook's own statement: roll back. Read the row again and decide anew,
+// in a new transaction, as [WithRetry] does. In the same one, MySQL and MariaDB may read the old
+// row for ever, unless you read it with [ForUpdate].
 //
 // It is also the error if the row does not match another condition of the statement. Compare the
 // values that you read instead: they hold as long as the version does.

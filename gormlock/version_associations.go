@@ -33,7 +33,7 @@ func savedIn(s *gorm.Statement) savedRows {
 // noteSaved begins to note what a statement and those of its associations write.
 func noteSaved(db *gorm.DB) {
 	s := db.Statement
-	if savedIn(s) == nil && s.Schema != nil && related(s.Schema) && reachesVersion(db) {
+	if savedIn(s) == nil && reachesVersion(db) {
 		s.Settings.Store(savedKey, make(savedRows))
 	}
 }
@@ -44,7 +44,7 @@ func endSaved(db *gorm.DB) { db.Statement.Settings.Delete(savedKey) }
 // to theirs.
 func savingAssociations(db *gorm.DB, fn func(*gorm.DB)) {
 	s := db.Statement
-	if s.Schema == nil || !related(s.Schema) || !reachesVersion(db) {
+	if !reachesVersion(db) {
 		fn(db)
 		return
 	}
@@ -74,7 +74,6 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(models)) {
 		for _, m := range models[key] {
-			m = pointedAt(m)
 			row, exists := rows[key]
 			switch {
 			case !m.CanAddr() || !exists && versionIn(s, f, m) == 0:

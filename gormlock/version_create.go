@@ -18,6 +18,7 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	case !conflicts:
 	case saving || upsert.UpdateAll && onPrimaryKey(s, upsert):
 		all, written := s.ReflectValue, settle(db, upsert)
+		defer returnByName(s)()
 		defer func() {
 			s.ReflectValue, s.Clauses["ON CONFLICT"] = all, given
 			db.RowsAffected += written
@@ -39,6 +40,24 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 		defer func() { s.Clauses["ON CONFLICT"] = given }()
 	}
 	insertVersioned(db, f, fn, conflicts, upsert.DoNothing)
+}
+
+// returnByName names the columns of a RETURNING of all. Then GORM fills the models that are there,
+// as it does in its own upsert. Otherwise it would put new models into the slice, which settle may
+// have made. The returned function puts back what was there.
+func returnByName(s *gorm.Statement) (restore func()) {
+	given, ok := s.Clauses["RETURNING"]
+	asked, _ := given.Expression.(clause.Returning)
+	named := func(c clause.Column) bool { return c.Name != "*" }
+	if !ok || slices.ContainsFunc(asked.Columns, named) {
+		return func() {}
+	}
+	var all clause.Returning
+	for _, name := range s.Schema.DBNames {
+		all.Columns = append(all.Columns, clause.Column{Name: name})
+	}
+	s.Clauses["RETURNING"] = clause.Clause{Name: given.Name, Expression: all}
+	return func() { s.Clauses["RETURNING"] = given }
 }
 
 // insertVersioned writes the next version of each model, which is 1 for a new one. The models get it
@@ -77,8 +96,12 @@ func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, n
 			}
 		}
 	}()
-	for _, m := range mapsOf(s.Dest) {
-		if _, ok := m[f.DBName]; !ok && m[f.Name] == nil {
+	for _, row := range elements(reflect.ValueOf(s.Dest)) {
+		if row.Kind() != reflect.Map {
+			continue
+		}
+		m, _ := row.Interface().(map[string]any)
+		if _, ok := m[f.DBName]; m != nil && !ok && m[f.Name] == nil {
 			m[f.DBName] = 1
 			defer delete(m, f.DBName)
 		}
@@ -92,21 +115,6 @@ func insertVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB), upserts, n
 	s.Omits = slices.DeleteFunc(slices.Clone(omits), isVersion)
 	fn(db)
 	inserted = !upserts && db.Error == nil && db.RowsAffected == int64(len(models))
-}
-
-// mapsOf returns the maps that a create writes.
-func mapsOf(dest any) []map[string]any {
-	switch dest := dest.(type) {
-	case map[string]any:
-		return []map[string]any{dest}
-	case *map[string]any:
-		return []map[string]any{*dest}
-	case []map[string]any:
-		return dest
-	case *[]map[string]any:
-		return *dest
-	}
-	return nil
 }
 
 // onPrimaryKey reports whether an upsert is of models, and asks for the rows of their primary keys.

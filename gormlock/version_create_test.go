@@ -281,3 +281,26 @@ func TestVersion_SaveKeepsCreatedAt(t *testing.T) {
 		}
 	})
 }
+
+// TestVersion_SaveSliceReturning: Save of old and new models that asks for all columns.
+func TestVersion_SaveSliceReturning(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		old := Account{Name: "old", Balance: 1}
+		ok(t, "Create", db.Create(&old).Error)
+		all := []Account{old, {Name: "new", Balance: 2, Notes: []Note{{}}}}
+		all[0].Balance = 5
+		// In a block, so that a panic rolls back.
+		ok(t, "Save", db.Transaction(func(tx *gorm.DB) error {
+			return tx.Clauses(clause.Returning{}).Save(&all).Error
+		}))
+		wantVersion(t, "the old one", all[0].Version, 2)
+		wantVersion(t, "the new one", all[1].Version, 1)
+		wantRow(t, "the old one", db, old.ID, 5, 2)
+		wantRow(t, "the new one", db, all[1].ID, 2, 1)
+		if len(all) != 2 || len(all[1].Notes) != 1 || all[1].Notes[0].AccountID != all[1].ID {
+			t.Errorf("saved were %+v", all)
+		}
+		ok(t, "Update", db.Model(&all[1]).Update("balance", 3).Error)
+	})
+}

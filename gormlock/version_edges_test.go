@@ -153,3 +153,40 @@ func TestVersion_KeysThatGORMJoins(t *testing.T) {
 		}
 	})
 }
+
+// TestVersion_ReturnedAsNewModels: RETURNING makes new models in a slice of pointers, and fills a
+// model that had no key. After a rollback these were not read.
+func TestVersion_ReturnedAsNewModels(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "mysql" {
+			return // MariaDB's UPDATE has no RETURNING
+		}
+		for name, write := range map[string]func(tx *gorm.DB, id uint) (*Account, error){
+			"pointers": func(tx *gorm.DB, id uint) (*Account, error) {
+				var all []*Account
+				ok(t, "Find", tx.Find(&all, id).Error)
+				err := tx.Model(&all).Clauses(clause.Returning{}).Update("balance", 5).Error
+				return all[0], err
+			},
+			"a condition": func(tx *gorm.DB, id uint) (*Account, error) {
+				var a Account
+				err := tx.Model(&a).Clauses(clause.Returning{}).Where("id = ?", id).Update("balance", 5).Error
+				return &a, err
+			},
+		} {
+			row, _ := twice(t, db)
+			var mine *Account
+			want(t, name, db.Transaction(func(tx *gorm.DB) (err error) {
+				mine, err = write(tx, row.ID)
+				ok(t, name, err)
+				wantVersion(t, name, mine.Version, 2)
+				return errNo
+			}), errNo)
+			// Another transaction gives the row the same version.
+			ok(t, "others", db.Model(&Account{}).Where("id = ?", row.ID).Update("balance", 9).Error)
+			want(t, name+": after the rollback", db.Model(mine).Update("balance", mine.Balance-1).Error, gormlock.ErrStale)
+			wantRow(t, name, db, row.ID, 9, 2)
+		}
+	})
+}

@@ -204,16 +204,12 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 	}
 	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	_, returning := s.Clauses["RETURNING"]
+	kept := make(map[any]bool) // by the pointers of the models
 	for _, r := range v.rows {
-		if !r.model.CanAddr() {
-			continue
-		}
 		if id, _, _ := primaryKey(s, r.model); returning && len(v.rows) > 1 && id != r.id {
-			// The database returned the rows in another order, each with its version. If that is
-			// rolled back, the model counts as not read.
-			setVersion(db, v.field, r.model, 0, versionIn(s, v.field, r.model))
-			continue
+			continue // the database returned the rows in another order
 		}
+		kept[r.model.Addr().Interface()] = true
 		version := r.version // GORM may have written another one into the model
 		if raised {
 			version++
@@ -222,5 +218,15 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 			saved[savedRow{s.Table, r.id}] = r.version
 		}
 		setVersion(db, v.field, r.model, r.version, version)
+	}
+	if !returning {
+		return
+	}
+	// The database returned the other models, each with its version. If that is rolled back, they
+	// count as not read.
+	for _, m := range structsOf(s.ReflectValue) {
+		if m.CanAddr() && m.Type() == s.Schema.ModelType && !kept[m.Addr().Interface()] {
+			setVersion(db, v.field, m, 0, versionIn(s, v.field, m))
+		}
 	}
 }

@@ -140,11 +140,6 @@ func reachesVersion(db *gorm.DB) bool {
 	return found
 }
 
-// related reports whether a model has associations.
-func related(s *schema.Schema) bool {
-	return len(s.Relationships.Relations)+len(s.Relationships.EmbeddedRelations) > 0
-}
-
 func relations(s *schema.Schema) []*schema.Relationship {
 	r := &s.Relationships
 	return slices.Concat(r.BelongsTo, r.HasOne, r.HasMany, r.Many2Many)

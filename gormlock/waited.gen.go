@@ -36,11 +36,6 @@ type waited struct {
 	over time.Time
 }
 
-// LogMode implements logger.Interface.
-func (w *waited) LogMode(level logger.LogLevel) logger.Interface {
-	return &waited{w.Interface.LogMode(level), w.over}
-}
-
 // Trace implements logger.Interface.
 func (w *waited) Trace(ctx context.Context, begin time.Time, fc func() (string, int64), err error) {
 	if begin.Before(w.over) {
