@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"cmp"
 	"embed"
 	"fmt"
 	"slices"
@@ -23,9 +22,8 @@ const migrateTries = 3
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as
 // text. A collation that takes two keys for one would refuse the wrong holder. Columns that are too
-// short are an error too, because MySQL may truncate silently. Migrate adds the column orphan to a
-// table onelane_locks of an earlier version. On databases other than MySQL, MariaDB, PostgreSQL and
-// SQLite it returns [ErrDialect].
+// short are an error too, because MySQL may truncate silently. On databases other than MySQL,
+// MariaDB, PostgreSQL and SQLite it returns [ErrDialect].
 //
 // With dbresolver, Migrate and [Purge] use the source, where writes outside a transaction go.
 // Transactions begin on the database of gorm.Open. If that is another one, call both with a gorm.DB
@@ -49,38 +47,12 @@ func Migrate(db *gorm.DB) error {
 			return fmt.Errorf("gormlock: Migrate: %w", err)
 		}
 	}
-	var columns []gorm.ColumnType // of the last table
 	for _, table := range []string{"onelane_fences", "onelane_once", "onelane_locks"} {
-		if columns, err = checkColumns(db, table); err != nil {
+		if err := checkColumns(db, table); err != nil {
 			return err
 		}
 	}
-	if hasColumn(columns, "orphan") {
-		return nil
-	}
-	return addColumn(db, "onelane_locks", "orphan", "BIGINT NOT NULL DEFAULT 0")
-}
-
-func hasColumn(columns []gorm.ColumnType, name string) bool {
-	return slices.ContainsFunc(columns, func(c gorm.ColumnType) bool { return c.Name() == name })
-}
-
-// addColumn adds a column to a table that an earlier version made. Several processes may do so at
-// once.
-func addColumn(db *gorm.DB, table, column, kind string) error {
-	always := func(error) bool { return true }
-	return repeat(db.Statement.Context, migrateTries, always, func() error {
-		// If this fails, another process may have been faster.
-		failed := db.Exec(fmt.Sprintf("ALTER TABLE %s ADD COLUMN %s %s", table, column, kind)).Error
-		if failed == nil {
-			return nil
-		}
-		columns, err := db.Migrator().ColumnTypes(table)
-		if err == nil && hasColumn(columns, column) {
-			return nil
-		}
-		return fmt.Errorf("gormlock: Migrate: adding column %s to table %s: %w", column, table, cmp.Or(err, failed))
-	})
+	return nil
 }
 
 // unguarded returns a session of db that keeps only its context, without guards. With dbresolver it
@@ -103,16 +75,16 @@ var lengths = map[string]map[string]int64{
 	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20},
 }
 
-// checkColumns returns the columns of a table. It fails if the primary key is not one binary column
-// "name", or if a column is too short, which only MySQL's can be.
-func checkColumns(db *gorm.DB, table string) ([]gorm.ColumnType, error) {
+// checkColumns fails if the primary key of a table is not one binary column "name". It also fails if
+// a column is too short, which only MySQL's can be.
+func checkColumns(db *gorm.DB, table string) error {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema",
 			table, fmt.Sprintf(format, args...))
 	}
 	columns, err := db.Migrator().ColumnTypes(table)
 	if err != nil {
-		return nil, fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
+		return fmt.Errorf("gormlock: Migrate: table %s: %w", table, err)
 	}
 	var key []string
 	kind := "missing"
@@ -125,15 +97,15 @@ func checkColumns(db *gorm.DB, table string) ([]gorm.ColumnType, error) {
 		}
 		want, found := lengths[table][c.Name()]
 		if length, known := c.Length(); db.Name() == "mysql" && found && (!known || length < want) {
-			return nil, wrong("its column %s has %s(%d): it must have room for %d bytes", c.Name(), strings.ToLower(c.DatabaseTypeName()), length, want)
+			return wrong("its column %s has %s(%d): it must have room for %d bytes", c.Name(), strings.ToLower(c.DatabaseTypeName()), length, want)
 		}
 	}
 	binary := slices.Contains([]string{"varbinary", "binary", "blob", "bytea"}, kind)
 	// With more columns in the key a name could come twice.
 	if !binary || !slices.Equal(key, []string{"name"}) {
-		return nil, wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, key)
+		return wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, key)
 	}
-	return columns, checkPrefix(db, wrong, table)
+	return checkPrefix(db, wrong, table)
 }
 
 // checkPrefix fails if MySQL's primary key is only the beginning of the name.

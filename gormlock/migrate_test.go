@@ -90,34 +90,6 @@ func TestMigrate_AtOnce(t *testing.T) {
 	})
 }
 
-// A table that an earlier version made has no column for orphans.
-func TestMigrate_AddsOrphanColumn(t *testing.T) {
-	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "Migrate", gormlock.Migrate(db))
-		fresh := tables(t, db)
-		ok(t, "DROP COLUMN", db.Exec("ALTER TABLE onelane_locks DROP COLUMN orphan").Error)
-		l := locker(t, gormlock.Table(db))
-		_, err := l.TryAcquire(t.Context(), "k", core.WithOutageWait(0))
-		want(t, "Acquire without the column", err, core.ErrUnavailable)
-		var all sync.WaitGroup
-		for range 4 {
-			all.Go(func() {
-				if err := gormlock.Migrate(db); err != nil {
-					t.Errorf("Migrate: %v", err)
-				}
-			})
-		}
-		all.Wait()
-		if got := tables(t, db); !slices.Equal(got, fresh) {
-			t.Errorf("after adding the column: %q, want %q", got, fresh)
-		}
-		k, err := l.TryAcquire(t.Context(), "k")
-		ok(t, "Acquire", err)
-		ok(t, "Release", k.Release(t.Context()))
-	})
-}
-
 func TestMigrate_Refusals(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

@@ -93,7 +93,7 @@ func (g *group) release() error {
 	}
 	switch number := mysqlNumber(err); {
 	case number == 0 && g.t.pool.dialect.name == "mysql":
-		// The error of another driver does not tell whether MySQL refused it.
+		// Another driver: MySQL may have refused it.
 		if again := g.exec(releaseSavepoint); again != nil {
 			return err
 		}

@@ -21,8 +21,7 @@ CREATE TABLE IF NOT EXISTS onelane_once (
 CREATE INDEX IF NOT EXISTS onelane_once_created_at ON onelane_once (created_at);
 
 -- Locks that live in the database (Table). state: 0 free, 1 held, 2 sealed. After expires_at a held key is orphaned for the time in
--- orphan. Migrate adds that column to a table of an earlier version:
--- ALTER TABLE onelane_locks ADD COLUMN orphan BIGINT NOT NULL DEFAULT 0
+-- orphan.
 CREATE TABLE IF NOT EXISTS onelane_locks (
   name          BLOB     NOT NULL PRIMARY KEY,
   state         INTEGER  NOT NULL,

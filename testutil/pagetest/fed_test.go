@@ -63,7 +63,7 @@ func TestPage_BooksDoNotAddUp(t *testing.T) {
 	}
 }
 
-// Another tab has started a sale. This one is told so, and goes on to say what is so now.
+// Another tab has started a sale. This one says so, and goes on to say what is so now.
 func TestPage_StartInTwoTabs(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)
