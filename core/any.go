@@ -50,8 +50,10 @@ func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireO
 	began, class := time.Now(), l.telemetry.classes.find(sorted[0])
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", sorted[0])
 	k, err := l.acquireAny(ctx, traced, sorted, opts)
-	if err = callerError(ctx, sorted[0], err); err != nil {
-		err = fmt.Errorf("core: acquire any of %d keys: %w", len(sorted), err)
+	theirs := callerError(ctx, sorted[0], err)
+	err = measured(began, err, theirs)
+	if theirs != nil {
+		theirs = fmt.Errorf("core: acquire any of %d keys: %w", len(sorted), theirs)
 	} else {
 		class = k.hold.lease.class
 		if span != nil {
@@ -59,7 +61,7 @@ func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireO
 		}
 	}
 	l.telemetry.acquired(ctx, span, class, began, k, err)
-	return k, err
+	return k, theirs
 }
 
 func (l *Locker) acquireAny(ctx, traced context.Context, keys []string, opts []AcquireOption) (*Lock, error) {

@@ -84,6 +84,15 @@ func callerError(caller context.Context, key string, err error) error {
 	return hidden
 }
 
+// measured returns the error that counts in the metrics: the backend's, or what the caller gets of
+// it if the caller's end came before an answer was due. Such an end says nothing about the backend.
+func measured(began time.Time, backends, callers error) error {
+	if time.Since(began) < answerDue {
+		return callers
+	}
+	return backends
+}
+
 func isContextError(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }

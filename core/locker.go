@@ -99,13 +99,9 @@ func (l *Locker) acquire(caller, ctx context.Context, key string, opts []Acquire
 	began, class := time.Now(), l.telemetry.classes.find(key)
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", key)
 	k, err := l.acquireTraced(ctx, traced, key, class, opts, try)
-	measured := err
-	err = callerError(caller, key, err)
-	if time.Since(began) < answerDue { // the caller's end says nothing about the backend
-		measured = err
-	}
-	l.telemetry.acquired(caller, span, class, began, k, measured)
-	return k, err
+	theirs := callerError(caller, key, err)
+	l.telemetry.acquired(caller, span, class, began, k, measured(began, err, theirs))
+	return k, theirs
 }
 
 // acquireTraced calls the backend with traced, a child of ctx. The lock's own context is a child of

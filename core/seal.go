@@ -61,10 +61,10 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		if contextError(ctx) == nil { // the caller's context did not end the call
 			caller = ctx
 		}
-		err = callerError(caller, s.key, err)
-		s.locker.telemetry.sealedKey(ctx, span, began, g.Token, err)
-		k.endSeal(err)
-		return err
+		theirs := callerError(caller, s.key, err)
+		s.locker.telemetry.sealedKey(ctx, span, began, g.Token, measured(began, err, theirs))
+		k.endSeal(theirs)
+		return theirs
 	})
 	if err == nil {
 		s.locker.leaseOver(s, 0)
