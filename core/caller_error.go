@@ -84,8 +84,8 @@ func callerError(caller context.Context, key string, err error) error {
 	return hidden
 }
 
-// measured returns the error that counts in the metrics: the backend's, or what the caller gets of
-// it if the caller's end came before an answer was due. Such an end says nothing about the backend.
+// measured returns the error that counts in the metrics: the backend's. If the caller's end came
+// before an answer was due, it says nothing about the backend, and the caller's error counts.
 func measured(began time.Time, backends, callers error) error {
 	if time.Since(began) < answerDue {
 		return callers

@@ -17,11 +17,16 @@ type retention struct {
 	classes map[int64]*class // by seconds; there are at most a few hundred
 }
 
+// writesPerLease bounds the keys of an etcd lease. If the client has a user, etcd checks the
+// permission on each of these keys at every write with the lease. It also removes them in one step.
+const writesPerLease = 256
+
 // class is the newest etcd lease for keys that last up to a number of seconds.
 type class struct {
-	turn chan struct{} // has one element while nobody uses what follows
-	id   clientv3.LeaseID
-	sent time.Time // before the lease was asked for
+	turn   chan struct{} // has one element while nobody uses what follows
+	id     clientv3.LeaseID
+	sent   time.Time // before the lease was asked for
+	writes int       // that got the lease
 }
 
 // attached is an etcd lease for one write.
@@ -65,12 +70,12 @@ func (b *backend) attach(ctx context.Context, key string, d time.Duration) (atta
 	}
 	defer func() { c.turn <- struct{}{} }()
 	ttl := seconds + window + b.sendGrace()
-	if c.id == 0 || b.ago(c.sent, time.Now()) > time.Duration(window)*time.Second {
+	if c.id == 0 || c.writes == writesPerLease || b.ago(c.sent, time.Now()) > time.Duration(window)*time.Second {
 		err := b.retry(ctx, key, func(ctx context.Context) error {
 			sent := time.Now()
 			resp, err := b.client.Grant(ctx, ttl)
 			if err == nil {
-				c.id, c.sent = resp.ID, sent
+				c.id, c.sent, c.writes = resp.ID, sent, 0
 			}
 			return err
 		})
@@ -78,6 +83,7 @@ func (b *backend) attach(ctx context.Context, key string, d time.Duration) (atta
 			return attached{}, err
 		}
 	}
+	c.writes++
 	return attached{c, c.id, c.sent, time.Duration(ttl) * time.Second}, nil
 }
 

@@ -210,3 +210,29 @@ func TestGarbage_MachineWasSuspended(t *testing.T) {
 		t.Error("the key has an etcd lease that ends before the key's")
 	}
 }
+
+// With a user, etcd (3.4.44, 3.5.30, 3.6.11 and later) checks at each write the permission on every key of
+// the write's etcd lease. So there must be few.
+func TestGarbage_FewKeysPerEtcdLease(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	b := open(t, client)
+	const most = 256
+	for i := range 2 * most { // as requests with an idempotency key do
+		g := acquire(t, b, request(fmt.Sprint("k", i), time.Minute, 24*time.Hour))
+		ok(t, "Seal", b.Seal(t.Context(), g, []byte("answer"), 24*time.Hour))
+	}
+	leases, err := client.Leases(t.Context())
+	ok(t, "Leases", err)
+	for _, l := range leases.Leases {
+		life, err := client.TimeToLive(t.Context(), l.ID, clientv3.WithAttachedKeys())
+		ok(t, "TimeToLive", err)
+		if n := len(life.Keys); n > most {
+			t.Errorf("an etcd lease has %d keys, want %d at most", n, most)
+		}
+	}
+}

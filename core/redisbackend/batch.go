@@ -3,7 +3,11 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"time"
+
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
 
 const (
@@ -14,6 +18,9 @@ const (
 	// mostWaiting bounds the calls that wait for a connection to one Redis.
 	mostWaiting = 1 << 14
 )
+
+// errReplica ends a connection, and the idle ones with it. See driver.FromReplica.
+var errReplica = fmt.Errorf("redisbackend: this Redis is a replica: %w", net.ErrClosed)
 
 var errBusy = errors.New("redisbackend: too many calls wait for this Redis, which does not keep up; send fewer at a time or add a Redis")
 
@@ -239,6 +246,9 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 		}
 	}
 	c.replicas.confirm(commands)
+	if err == nil && driver.FromReplica(commands) {
+		err = errReplica
+	}
 	return err
 }
 

@@ -137,6 +137,9 @@ func (c *connections) discard(cn *connection, err error) {
 		gone += len(c.idle)
 		c.idle = nil
 	}
+	if err == errReplica { // the next one may lead there, too
+		c.retry = time.Now().Add(longestDialPause)
+	}
 	c.forget(gone)
 	if len(c.waiting) == 0 {
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -101,4 +102,36 @@ func TestSentinel_OldMasterStillAnswers(t *testing.T) {
 		defer func() { _ = k.Release(t.Context()) }()
 		return promoted.Client().Exists(t.Context(), "onelane:{new}").Val() == 1
 	})
+}
+
+// The name of a server leads to another one after a planned fail-over, as with ElastiCache or a Service of
+// Kubernetes. The old master is a replica now and keeps its connections open.
+func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
+	t.Parallel()
+	old, replicas := replicated(t, 1)
+	promoted := replicas[0]
+	var failedOver atomic.Bool
+	client := newClient(t, &redis.Options{
+		Addr: "redis.shop:6379",
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			addr := old.Addr()
+			if failedOver.Load() {
+				addr = promoted.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
+	l := locker(t, one(client), core.WithTTL(time.Minute))
+	k := acquire(t, l, "held")
+	ok(t, "Extend", k.Extend(t.Context(), time.Minute)) // so that there is a connection for renewals, too
+	confirms(t, old, 1)                                 // the replica has the lock
+
+	host, port, _ := strings.Cut(promoted.Addr(), ":")
+	ok(t, "REPLICAOF NO ONE", promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
+	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), host, port).Err())
+	failedOver.Store(true)
+
+	ok(t, "Release of a new lock", acquire(t, l, "new").Release(t.Context()))
+	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
+	ok(t, "Release", k.Release(t.Context()))
 }

@@ -66,6 +66,9 @@ func (l *line) do(ctx context.Context, commands []*driver.Command) (late <-chan 
 	err = w.do(ctx, commands)
 	switch {
 	case err == nil:
+		if driver.FromReplica(commands) {
+			l.drop(w)
+		}
 		l.leave(w)
 		return nil, commands[0].Err
 	case hasEnded(ctx):
