@@ -71,7 +71,7 @@ func (l *Locker) joinAny(w *waiter, keys, names []string) (*anyQueue, error) {
 	id := newAnyID(names, w.settings)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.isClosed() {
 		return nil, w.gaveUp(w.ctx, nil)
 	}
 	if a := l.anys[id]; a != nil {
@@ -196,10 +196,8 @@ func (a *anyQueue) refuse(i int, arrived uint64, err error) (again <-chan struct
 // pause waits until a refused key is asked for again.
 func (a *anyQueue) pause(again <-chan struct{}) {
 	l := a.locker
-	timer := time.NewTimer(l.chance.jitter(min(refusedPause*time.Duration(a.spread()), longestRefusedPause)))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(l.chance.jitter(min(refusedPause*time.Duration(a.spread()), longestRefusedPause))):
 	case <-again:
 	case <-a.ctx.Done():
 	case <-l.done:

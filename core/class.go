@@ -1,9 +1,7 @@
 package core
 
 import (
-	"maps"
 	"sync"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -54,31 +52,36 @@ type classes struct {
 	of       func(key string) string // nil without WithClass
 	panicked func(key string, what any)
 
-	known atomic.Pointer[map[string]*class] // replaced, never changed
-	mu    sync.Mutex                        // held to replace known
+	mu    sync.Mutex
+	known map[string]*class
 }
 
 func newClasses(of func(string) string, panicked func(string, any)) *classes {
-	c := &classes{of: of, panicked: panicked}
-	c.known.Store(&map[string]*class{otherClass: newClass(classLabel(otherClass))})
+	c := &classes{of: of, panicked: panicked, known: make(map[string]*class)}
+	c.add(otherClass)
 	return c
 }
-
-func classLabel(name string) attribute.KeyValue { return attribute.String("onelane.class", name) }
 
 func (c *classes) find(key string) *class {
 	if c.of == nil {
 		return unclassed
 	}
 	name := c.name(key)
-	known := *c.known.Load()
-	if k := known[name]; k != nil {
-		return k
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known[name] == nil {
+		if len(c.known) > maxClasses {
+			name = otherClass
+		} else {
+			c.add(name)
+		}
 	}
-	if len(known) > maxClasses {
-		return known[otherClass]
-	}
-	return c.add(name)
+	return c.known[name]
+}
+
+// add makes a class. c.mu is held.
+func (c *classes) add(name string) {
+	c.known[name] = newClass(attribute.String("onelane.class", name))
 }
 
 // name calls the user's function.
@@ -94,20 +97,4 @@ func (c *classes) name(key string) (name string) {
 		return otherClass
 	}
 	return name
-}
-
-func (c *classes) add(name string) *class {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known := *c.known.Load()
-	switch {
-	case known[name] != nil:
-		return known[name]
-	case len(known) > maxClasses:
-		return known[otherClass]
-	}
-	more := maps.Clone(known)
-	more[name] = newClass(classLabel(name))
-	c.known.Store(&more)
-	return more[name]
 }

@@ -74,8 +74,5 @@ func backendKey(prefix, key string) (string, error) {
 		}
 		return key, nil
 	}
-	if strings.ContainsAny(key, "%{}") {
-		key = braceEscape.Replace(key)
-	}
-	return prefix + "{" + key + "}", nil
+	return prefix + "{" + braceEscape.Replace(key) + "}", nil
 }

@@ -29,8 +29,7 @@ type Locker struct {
 	mu     sync.Mutex
 	queues map[string]*queue // by the backend's name of the key
 	anys   map[anyID]*anyQueue
-	closed bool
-	done   chan struct{} // closed by Close
+	done   chan struct{} // closed by Close, which holds mu
 }
 
 // New returns a Locker on the backend that o opens, for example redisbackend.New(client). It
@@ -233,11 +232,10 @@ func (l *Locker) Ping(ctx context.Context) error {
 // is not released ends at its TTL. Close leaves the backend's clients open.
 func (l *Locker) Close() error {
 	l.mu.Lock()
-	if l.closed {
+	if l.isClosed() {
 		l.mu.Unlock()
 		return nil
 	}
-	l.closed = true
 	close(l.done)
 	var held []*lease
 	for _, q := range l.queues {

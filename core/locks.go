@@ -103,16 +103,12 @@ func (ks Locks) Release(ctx context.Context) error {
 	}
 	releasing, cancel := detach(ctx)
 	defer cancel()
-	return ks.release(ctx, releasing)
-}
-
-func (ks Locks) release(caller, ctx context.Context) error {
 	errs, yields := make([]error, 0, len(ks)), false
 	for _, k := range slices.Backward(ks) {
 		last, crowded, lost, err := k.giveUp()
 		yields = yields || crowded
 		if last {
-			err = k.hold.lease.end(caller, ctx, lost)
+			err = k.hold.lease.end(ctx, releasing, lost)
 		}
 		errs = append(errs, err)
 	}

@@ -81,11 +81,9 @@ func (l *Locker) sealSurely(ctx context.Context, k *Lock, retention, outage time
 		if !ok || u.Permanent || !time.Now().Before(end) {
 			return err
 		}
-		timer := time.NewTimer(pauses.unavailable())
 		select {
-		case <-timer.C:
+		case <-time.After(pauses.unavailable()):
 		case <-ctx.Done():
-			timer.Stop()
 			return callerError(ctx, k.Key(), err)
 		}
 	}

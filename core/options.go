@@ -237,13 +237,8 @@ func validInstance(name string) error {
 
 // with returns the settings of one call.
 func (s settings) with(opts []AcquireOption) (settings, error) {
-	if len(opts) == 0 {
-		return s, nil
-	}
-	// A copy, so that s itself stays on the stack if there are no options.
-	changed := s
-	err := changed.apply(opts)
-	return changed, err
+	err := s.apply(opts)
+	return s, err
 }
 
 // apply changes the settings as the options of one call say.

@@ -56,7 +56,7 @@ type delivery struct {
 func (l *Locker) join(w *waiter, wait bool) (q *queue, head bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.isClosed() {
 		return nil, false, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
 	}
 	q = l.queues[w.name]
@@ -149,13 +149,8 @@ func (l *Locker) promote(q *queue) {
 	}
 }
 
-// leaveAlone returns how long the key is left to other processes.
-func (q *queue) leaveAlone() time.Duration {
-	if q.standBack.IsZero() {
-		return 0
-	}
-	return time.Until(q.standBack)
-}
+// leaveAlone returns how long the key is left to other processes, or less than 0.
+func (q *queue) leaveAlone() time.Duration { return time.Until(q.standBack) }
 
 // forget removes an empty queue whose time to stand back is over.
 func (l *Locker) forget(q *queue) {
@@ -210,7 +205,7 @@ func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	if q.turn.IsZero() {
 		q.turn = s.firstHold.began
 	}
-	return l.closed
+	return l.isClosed()
 }
 
 // nextHolder returns the waiter that gets the lease s without a round trip, or nil. It must want
@@ -220,7 +215,7 @@ func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, crowded bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]
-	if q == nil || q.lease != s || l.closed || now.Sub(q.turn) > turnTime {
+	if q == nil || q.lease != s || l.isClosed() || now.Sub(q.turn) > turnTime {
 		return nil, false
 	}
 	if first := q.first(); first == nil || !s.fits(first) {

@@ -147,11 +147,9 @@ const longestFreePause = 5 * time.Second
 func (s *lease) freeSurely() {
 	pause := firstOutagePause
 	for end := s.grant.Deadline.Add(s.orphan); time.Now().Before(end); pause = longer(pause, firstOutagePause, longestFreePause) {
-		timer := time.NewTimer(s.locker.chance.jitter(pause))
 		select {
-		case <-timer.C:
+		case <-time.After(s.locker.chance.jitter(pause)):
 		case <-s.locker.done:
-			timer.Stop()
 			return
 		}
 		if _, err := s.free(context.Background()); err == nil || errors.Is(err, ErrLost) {

@@ -58,10 +58,7 @@ func (s *settings) limit(ctx context.Context, began time.Time) (context.Context,
 
 // acquire waits for its turn in the queue and then for the key.
 func (w *waiter) acquire() (*Lock, error) {
-	var began time.Time
-	if w.wait > 0 {
-		began = time.Now()
-	}
+	began := time.Now()
 	q, head, err := w.locker.join(w, true)
 	if err != nil {
 		return nil, err
@@ -100,9 +97,7 @@ func (w *waiter) awaitTurn(q *queue) (*Lock, error) {
 	// before them.
 	var over <-chan time.Time
 	if w.wait >= 0 {
-		timer := time.NewTimer(w.wait)
-		defer timer.Stop()
-		over = timer.C
+		over = time.After(w.wait)
 	}
 	ctx := w.ctx
 	select {
@@ -211,10 +206,8 @@ func (w *waiter) sleep(ctx context.Context, pause time.Duration, watch *watch) (
 	if watch != nil {
 		changed = watch.changed
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(pause):
 		return false
 	case <-ctx.Done():
 		return false

@@ -73,12 +73,12 @@ func (c *call) body(resp any, err error) ([]byte, error) {
 	if proto.Size(msg) > c.MaxBody {
 		return nil, errTooLarge
 	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
-	if err != nil {
+	var body anypb.Any
+	if err := anypb.MarshalFrom(&body, msg, proto.MarshalOptions{Deterministic: true}); err != nil {
 		return nil, err
 	}
 	c.answers.Store(&t)
-	return proto.Marshal(&anypb.Any{TypeUrl: "type.googleapis.com/" + string(name), Value: b})
+	return proto.Marshal(&body)
 }
 
 // replay answers with a record.

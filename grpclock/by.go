@@ -90,14 +90,21 @@ type interceptor struct {
 }
 
 func newInterceptor(name string, s *source, opts []Option) grpc.UnaryServerInterceptor {
-	i := &interceptor{config: newConfig(), source: s}
+	return configure(name, &interceptor{source: s}, opts).unary
+}
+
+// configure applies the options, and panics if one is wrong.
+func configure[O Option](name string, i *interceptor, opts []O) *interceptor {
+	i.config = newConfig()
 	for _, o := range opts {
-		if o != nil {
+		if any(o) != nil {
 			o.GRPC(&i.config)
 		}
 	}
-	i.mustBeRight(name)
-	return i.unary
+	if text := i.Err(); text != "" {
+		panic("grpclock: " + name + ": " + text)
+	}
+	return i
 }
 
 // unary runs a call, replays its answer or refuses it.
@@ -142,19 +149,12 @@ type call struct {
 	handler grpc.UnaryHandler
 }
 
-func (c *call) logger() *slog.Logger {
-	if l := c.UseLocker(); l != nil {
-		return l.Logger()
-	}
-	return slog.Default()
-}
-
 func (c *call) log(level slog.Level, text string, err error) {
 	args := []any{"method", c.full}
 	if err != nil {
 		args = append(args, "error", err)
 	}
-	c.logger().Log(context.WithoutCancel(c.ctx), level, text, args...)
+	c.Logger().Log(context.WithoutCancel(c.ctx), level, text, args...)
 }
 
 var errConstant = errors.New("without a field every call would get the first answer: add one")

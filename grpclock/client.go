@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"strings"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -15,10 +14,8 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-type client struct {
-	name string
-	safe sync.Map // whether a method has no side effects, by its full name
-}
+// client is the name of the metadata that has the key.
+type client string
 
 // UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its own
 // in the metadata of this name, and keeps it over its retries. Retries are those of gRPC's retry
@@ -35,10 +32,10 @@ func UnaryClientInterceptor(name string) grpc.UnaryClientInterceptor {
 	if _, err := metadataSource(name); err != nil {
 		panic(fmt.Sprintf("grpclock: UnaryClientInterceptor(%q): %v", name, err))
 	}
-	return (&client{name: strings.ToLower(name)}).unary
+	return client(strings.ToLower(name)).unary
 }
 
-func (c *client) unary(
+func (name client) unary(
 	ctx context.Context,
 	method string,
 	req, reply any,
@@ -46,7 +43,7 @@ func (c *client) unary(
 	invoker grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
 ) error {
-	if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(c.name)) > 0 || c.noSideEffects(method) {
+	if md, _ := metadata.FromOutgoingContext(ctx); len(md.Get(string(name))) > 0 || hasNoSideEffects(findMethod(method, nil)) {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
 	key, ok := keytext.FromContext(ctx)
@@ -58,19 +55,10 @@ func (c *client) unary(
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	return invoker(
-		metadata.AppendToOutgoingContext(ctx, c.name, value),
+		metadata.AppendToOutgoingContext(ctx, string(name), value),
 		method,
 		req,
 		reply,
 		cc,
 		opts...)
-}
-
-func (c *client) noSideEffects(method string) bool {
-	if v, ok := c.safe.Load(method); ok {
-		return v.(bool)
-	}
-	safe := hasNoSideEffects(findMethod(method, nil))
-	c.safe.Store(method, safe)
-	return safe
 }

@@ -76,14 +76,7 @@ func StreamLockBy(fn func(ctx context.Context, req any) (string, error), opts ..
 }
 
 func newLocks(name string, s *source, opts []LockOption) *interceptor {
-	i := &interceptor{config: newConfig(), source: s, locks: true}
-	for _, o := range opts {
-		if o != nil {
-			o.GRPCLock(&i.config)
-		}
-	}
-	i.mustBeRight(name)
-	return i
+	return configure(name, &interceptor{source: s, locks: true}, opts)
 }
 
 // locked runs a unary call under a lock.
@@ -103,7 +96,7 @@ func (c *call) underLock(
 	k, err := c.AcquireLock(c.ctx, l, key)
 	switch {
 	case err == nil:
-	case c.unprotected(err):
+	case c.FailOpen && errors.Is(err, core.ErrUnavailable):
 		c.logUnprotected(err)
 		return run(c.ctx, nil)
 	case errors.Is(err, core.ErrInvalidKey):
@@ -117,7 +110,7 @@ func (c *call) underLock(
 	returned := false
 	defer func() {
 		closed := errors.Is(k.Err(), core.ErrClosed) // the Locker, while the handler ran
-		lost := claim.ReleaseLock(c.ctx, k, c.logger(), c.full)
+		lost := claim.ReleaseLock(c.ctx, k, c.Logger(), c.full)
 		if returned && (lost && err == nil || (lost || closed) && gaveUp(err)) {
 			// An interceptor on the way out may make another error of the refusal.
 			claim.SuggestAll(c.ctx, claim.Unknown)

@@ -104,19 +104,10 @@ func messageOf(v any) proto.Message {
 	return nil
 }
 
-func splitMethod(full string) (service, name string) {
-	full = strings.TrimPrefix(full, "/")
-	i := strings.LastIndexByte(full, '/')
-	if i < 0 {
-		return full, ""
-	}
-	return full[:i], full[i+1:]
-}
-
 // findMethod finds the descriptor of a method beside its request's, or among those that are linked
 // in.
 func findMethod(full string, in protoreflect.MessageDescriptor) protoreflect.MethodDescriptor {
-	service, name := splitMethod(full)
+	service, name, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
 	if in != nil && in.ParentFile() != nil {
 		services := in.ParentFile().Services()
 		for i := range services.Len() {

@@ -42,21 +42,14 @@ func newConfig() config {
 	}
 }
 
-// mustBeRight panics if an option is wrong.
-func (c *config) mustBeRight(constructor string) {
-	if text := c.Err(); text != "" {
-		panic("grpclock: " + constructor + ": " + text)
-	}
-}
-
 type option func(*config)
 
 func (o option) GRPC(t claim.Target) { o(t.(*config)) }
 
 type plainLockOption func(*config)
 
-func (o plainLockOption) GRPC(t claim.Target)     { o(t.(*config)) }
-func (o plainLockOption) GRPCLock(t claim.Target) { o(t.(*config)) }
+func (o plainLockOption) GRPC(t claim.Target) { o(t.(*config)) }
+func (plainLockOption) GRPCLock()             {}
 
 // Principal sets the caller: a name that is verified and stays the same over retries, such as a
 // user or tenant id. Keys of different principals are independent of each other. If fn returns "",

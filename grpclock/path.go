@@ -3,7 +3,6 @@ package grpclock
 import (
 	"encoding/hex"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -59,21 +58,8 @@ func (p path) text(m protoreflect.Message) string {
 		return ""
 	}
 	v := m.Get(f)
-	switch f.Kind() {
-	case protoreflect.StringKind:
-		return v.String()
-	case protoreflect.BytesKind:
+	if f.Kind() == protoreflect.BytesKind {
 		return hex.EncodeToString(v.Bytes())
-	case protoreflect.BoolKind:
-		return strconv.FormatBool(v.Bool())
-	case protoreflect.EnumKind: // its name may change between versions
-		return strconv.Itoa(int(v.Enum()))
-	case protoreflect.Uint32Kind,
-		protoreflect.Uint64Kind,
-		protoreflect.Fixed32Kind,
-		protoreflect.Fixed64Kind:
-		return strconv.FormatUint(v.Uint(), 10)
-	default:
-		return strconv.FormatInt(v.Int(), 10)
 	}
+	return v.String() // an enum is a number here: its name may change between versions
 }

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/keytext"
@@ -147,11 +146,6 @@ func (c *call) refuseErr(err error) error {
 		}
 	}
 	return refused
-}
-
-// unprotected reports whether a call runs although the backend is not available.
-func (c *call) unprotected(err error) bool {
-	return c.FailOpen && errors.Is(err, core.ErrUnavailable)
 }
 
 func (c *call) logUnprotected(err error) {

@@ -30,8 +30,39 @@ func newConfig() httpConfig {
 	return c
 }
 
+// newFront returns the front of a middleware with these options.
+func newFront[O HTTPOption](s source, opts []O) front {
+	f := front{newConfig(), s}
+	for _, o := range opts {
+		if any(o) != nil {
+			o.HTTP(&f.httpConfig)
+		}
+	}
+	return f
+}
+
+// wrap returns the middleware that serves with this function. It panics if an option is wrong.
+func (f *front) wrap(
+	constructor string, serve func(http.ResponseWriter, *http.Request, http.Handler),
+) func(http.Handler) http.Handler {
+	if text := f.Err(); text != "" {
+		panic("idempotency: " + constructor + ": " + text)
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(w, r, next) })
+	}
+}
+
 // safe are the methods that have no effect to protect (RFC 9110, 9.2.1).
 var safe = map[string]bool{http.MethodGet: true, http.MethodHead: true, http.MethodOptions: true, http.MethodTrace: true}
+
+// covers reports whether requests of this method are protected by idempotency.
+func (f *front) covers(method string) bool {
+	if f.methods != nil {
+		return f.methods[method]
+	}
+	return !safe[method]
+}
 
 // key returns the key of a request. ok is false if the request was answered.
 func (f *front) key(w http.ResponseWriter, r *http.Request) (key string, none, ok bool) {
@@ -108,7 +139,7 @@ func (f *front) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
 
 // misconfigured answers a request that cannot be protected because of a mistake in the program.
 func (f *front) misconfigured(w http.ResponseWriter, r *http.Request, text string, args ...any) {
-	f.logger().ErrorContext(r.Context(), text, append(args, "route", f.route(r), "method", r.Method)...)
+	f.Logger().ErrorContext(r.Context(), text, append(args, "route", f.route(r), "method", r.Method)...)
 	f.refuse(w, r, refusals[CodeMisconfigured])
 }
 
@@ -154,12 +185,5 @@ func (f *front) logUnprotected(r *http.Request, err error) {
 func (f *front) warn(r *http.Request, text string, err error) { f.log(r, slog.LevelWarn, text, err) }
 
 func (f *front) log(r *http.Request, level slog.Level, text string, err error) {
-	f.logger().Log(context.WithoutCancel(r.Context()), level, text, "route", f.route(r), "method", r.Method, "error", err)
-}
-
-func (f *front) logger() *slog.Logger {
-	if l := f.UseLocker(); l != nil {
-		return l.Logger()
-	}
-	return slog.Default()
+	f.Logger().Log(context.WithoutCancel(r.Context()), level, text, "route", f.route(r), "method", r.Method, "error", err)
 }

@@ -72,29 +72,11 @@ type middleware struct {
 }
 
 func newMiddleware(name string, s source, opts []HTTPOption) func(http.Handler) http.Handler {
-	m := &middleware{front: front{newConfig(), s}, warned: make(map[warning]bool)}
-	for _, o := range opts {
-		if o != nil {
-			o.HTTP(&m.httpConfig)
-		}
-	}
+	m := &middleware{front: newFront(s, opts), warned: make(map[warning]bool)}
 	for method := range m.methods {
 		m.Check(!safe[method], "Methods(%q): the method has no effect to record", method)
 	}
-	if text := m.Err(); text != "" {
-		panic("idempotency: " + name + ": " + text)
-	}
-	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
-	}
-}
-
-// covers reports whether requests of this method are protected.
-func (m *middleware) covers(method string) bool {
-	if m.methods != nil {
-		return m.methods[method]
-	}
-	return !safe[method]
+	return m.wrap(name, m.serve)
 }
 
 // serve runs a request, replays its answer or refuses it.
@@ -281,6 +263,6 @@ func (m *middleware) warnOnce(r *http.Request, text string) {
 	m.warned[w] = true
 	m.mu.Unlock()
 	if !known {
-		m.logger().Warn(text, "route", w.route)
+		m.Logger().Warn(text, "route", w.route)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"mime"
 	"net/http"
 	"strings"
@@ -47,11 +46,8 @@ func (f *front) jsonKey(r *http.Request, path []string) (string, error) {
 // body must find the same value. So the body must be one document, and each name on the path must
 // occur once, whatever its case.
 func jsonMember(body []byte, path []string) (string, error) {
-	if !utf8.Valid(body) {
-		return "", errNotJSON // readers replace other bytes, each in its own way
-	}
 	value := json.RawMessage(body)
-	if !json.Valid(value) {
+	if !utf8.Valid(body) || !json.Valid(body) { // readers replace other bytes, each in its own way
 		return "", errNotJSON
 	}
 	for _, name := range path {
@@ -98,10 +94,7 @@ func memberOf(value json.RawMessage, name string) (json.RawMessage, error) {
 func scalar(value json.RawMessage) (string, error) {
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.UseNumber()
-	token, err := d.Token()
-	if err != nil && err != io.EOF {
-		return "", errNotJSON
-	}
+	token, _ := d.Token() // the value is valid
 	switch v := token.(type) {
 	case string:
 		return keytext.Value(v)

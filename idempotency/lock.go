@@ -41,18 +41,8 @@ func LockBy(fn func(r *http.Request) (string, error), opts ...LockOption) func(h
 type locks struct{ front }
 
 func newLocks(name string, s source, opts []LockOption) func(http.Handler) http.Handler {
-	m := &locks{front{newConfig(), s}}
-	for _, o := range opts {
-		if o != nil {
-			o.HTTPLock(&m.httpConfig)
-		}
-	}
-	if text := m.Err(); text != "" {
-		panic("idempotency: " + name + ": " + text)
-	}
-	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
-	}
+	m := &locks{newFront(s, opts)}
+	return m.wrap(name, m.serve)
 }
 
 func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -95,7 +85,7 @@ func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm
-		lost := claim.ReleaseLock(r.Context(), k, m.logger(), m.route(r))
+		lost := claim.ReleaseLock(r.Context(), k, m.Logger(), m.route(r))
 		if lost && returned && !sent.wrote {
 			m.refuseSilent(sent, r, core.ErrLost)
 		}

@@ -186,8 +186,8 @@ func (o httpOption) HTTP(t claim.Target) { o(t.(*httpConfig)) }
 
 type lockOption func(*httpConfig)
 
-func (o lockOption) HTTP(t claim.Target)     { o(t.(*httpConfig)) }
-func (o lockOption) HTTPLock(t claim.Target) { o(t.(*httpConfig)) }
+func (o lockOption) HTTP(t claim.Target) { o(t.(*httpConfig)) }
+func (lockOption) HTTPLock()             {}
 
 // UseRouter is what [claim.WithRouter] calls.
 func (c *httpConfig) UseRouter(r claim.Router) { c.router = router(r) }

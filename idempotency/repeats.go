@@ -24,21 +24,11 @@ import (
 //
 // RefuseRepeats panics if the window is shorter than 10 ms, or if an option is wrong.
 func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
-	m := &repeats{front: front{newConfig(), source{name: "repeats"}}}
+	m := &repeats{front: newFront(source{name: "repeats"}, opts)}
 	m.Check(window >= claim.MinRetention, "the window %v must be at least %v", window, claim.MinRetention)
-	for _, o := range opts {
-		if o != nil {
-			o.HTTP(&m.httpConfig)
-		}
-	}
 	m.Check(m.recover == nil, "omit Recover: an answer is not kept, so there is none to recover")
 	m.Retention = window
-	if text := m.Err(); text != "" {
-		panic("idempotency: RefuseRepeats: " + text)
-	}
-	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
-	}
+	return m.wrap("RefuseRepeats", m.serve)
 }
 
 type repeats struct {
@@ -48,7 +38,7 @@ type repeats struct {
 
 // serve runs a request unless the same was sent before.
 func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	if m.methods == nil && safe[r.Method] || m.methods != nil && !m.methods[r.Method] {
+	if !m.covers(r.Method) {
 		next.ServeHTTP(w, r)
 		return
 	}

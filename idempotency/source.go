@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/onelane/onelane/internal/keytemplate"
@@ -58,7 +59,7 @@ func templateSource(template string) (source, error) {
 	if err != nil {
 		return source{}, err
 	}
-	fields := make(map[string]field, len(t.Fields()))
+	fields := make(map[string]source, len(t.Fields()))
 	for _, text := range t.Fields() {
 		if fields[text], err = parseField(text); err != nil {
 			return source{}, fmt.Errorf("key template %q: %w", template, err)
@@ -69,7 +70,7 @@ func templateSource(template string) (source, error) {
 		key, err := t.Key(func(text string) (string, error) {
 			value, err := fields[text].read(f, r)
 			if err != nil {
-				failed = &fieldError{field: fields[text], err: err}
+				failed = &fieldError{fields[text], err}
 			}
 			return value, failed
 		})
@@ -81,16 +82,9 @@ func templateSource(template string) (source, error) {
 	return source{name: "key " + template, read: read, constant: len(t.Fields()) == 0}, nil
 }
 
-// field is one field of a template.
-type field struct {
-	place, form string
-	// read returns keytext.ErrNoKey if the field is missing.
-	read func(*front, *http.Request) (string, error)
-}
-
 // fieldError names the field of a template that has no valid value.
 type fieldError struct {
-	field
+	source
 	err error
 }
 
@@ -99,48 +93,44 @@ func (e *fieldError) Unwrap() error { return e.err }
 
 var errFields = errors.New("a field is {header.NAME}, {param.NAME}, {query.NAME}, {cookie.NAME}, {json.PATH} or {principal}")
 
-func parseField(text string) (field, error) {
+// parseField returns the source of a field of a template.
+func parseField(text string) (source, error) {
 	if text == "principal" {
-		return field{place: "the principal", read: principalKey}, nil
+		return source{place: "the principal", read: principalKey}, nil
 	}
 	kind, name, _ := strings.Cut(text, ".")
 	if name == "" {
-		return field{}, fmt.Errorf("{%s}: %w", text, errFields)
+		return source{}, fmt.Errorf("{%s}: %w", text, errFields)
+	}
+	value := func(what string, read func(*front, *http.Request) (string, error)) (source, error) {
+		return source{place: what + name, form: keytext.ValueForm, read: read}, nil
 	}
 	switch kind {
 	case "header":
 		s, err := headerSource(name)
 		if err != nil {
-			return field{}, fmt.Errorf("{%s}: %w", text, err)
+			err = fmt.Errorf("{%s}: %w", text, err)
 		}
-		return field{s.place, s.form, s.read}, nil
+		return s, err
 	case "param":
-		return field{"the path parameter " + name, keytext.ValueForm, func(f *front, r *http.Request) (string, error) {
-			return f.paramKey(r, name)
-		}}, nil
+		return value("the path parameter ", func(f *front, r *http.Request) (string, error) { return f.paramKey(r, name) })
 	case "query":
-		return field{"the query parameter " + name, keytext.ValueForm, func(_ *front, r *http.Request) (string, error) {
-			return queryKey(r.URL.RawQuery, name)
-		}}, nil
+		return value("the query parameter ", func(_ *front, r *http.Request) (string, error) { return queryKey(r.URL.RawQuery, name) })
 	case "cookie":
 		if !validToken(name) {
-			return field{}, fmt.Errorf("{%s}: %q is no name of a cookie", text, name)
+			return source{}, fmt.Errorf("{%s}: %q is no name of a cookie", text, name)
 		}
-		return field{"the cookie " + name, keytext.ValueForm, func(_ *front, r *http.Request) (string, error) {
-			return cookieKey(r, name)
-		}}, nil
+		return value("the cookie ", func(_ *front, r *http.Request) (string, error) { return cookieKey(r, name) })
 	case "json":
 		path := strings.Split(name, ".")
-		for _, part := range path {
-			if part == "" {
-				return field{}, fmt.Errorf("{%s}: the path has an empty part", text)
-			}
+		if slices.Contains(path, "") {
+			return source{}, fmt.Errorf("{%s}: the path has an empty part", text)
 		}
-		return field{"the JSON member " + name, jsonForm, func(f *front, r *http.Request) (string, error) {
-			return f.jsonKey(r, path)
-		}}, nil
+		s, err := value("the JSON member ", func(f *front, r *http.Request) (string, error) { return f.jsonKey(r, path) })
+		s.form = jsonForm
+		return s, err
 	}
-	return field{}, fmt.Errorf("{%s}: %w", text, errFields)
+	return source{}, fmt.Errorf("{%s}: %w", text, errFields)
 }
 
 // principalKey returns the caller's name. It is missing for an anonymous caller.

@@ -47,7 +47,7 @@ func (e entry) acquire(q core.Request) (*record, error) {
 	case s == core.Held && e.Owner == q.Owner: // after a lost reply
 		r.Token, r.Adopted, r.AdoptedFor = e.token(), e.Adopted, e.AdoptedFor
 	case s == core.Held:
-		return nil, e.taken(left)
+		return nil, leases.Taken(e.key, e.Owner, left)
 	case s == core.Orphaned && e.Owner == q.Owner:
 		return nil, unavailable(e.key, errors.New("etcdbackend: the answer came when the lease had ended; try again, or use a longer TTL"))
 	case s == core.Orphaned && e.Owner != q.Adopt:
@@ -58,37 +58,26 @@ func (e entry) acquire(q core.Request) (*record, error) {
 	return r, nil
 }
 
-// note is what a grant says to its backend: how its last write left the key.
-type note struct {
-	owner    string
-	revision int64
-	ttl      int64 // in ms
-	since    time.Time
-}
-
-func (e entry) note() note { return note{e.Owner, e.revision, e.TTL, e.since} }
-
-// grant returns the grant of a lease whose write was sent at a time.
+// grant returns the grant of a lease whose write was sent at a time, with a note of how the write
+// left the key.
 func (e entry) grant(q core.Request, sent time.Time) core.Grant {
 	return core.Grant{Key: q.Key, Owner: q.Owner, Token: e.token(), Tokens: tokensPerLease,
-		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan, Backend: e.note()}
+		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan, Backend: &e}
 }
 
 // known returns the key as g's last write left it. It reads the key if g does not say, or if the
 // lease ended since: an Extend of unknown outcome may have made it longer.
 func (b *backend) known(ctx context.Context, g core.Grant) (entry, error) {
-	n, ok := g.Backend.(note)
-	if !ok || n.owner != g.Owner {
+	n, ok := g.Backend.(*entry)
+	if !ok || n.Owner != g.Owner {
 		return b.read(ctx, g.Key, lazy)
 	}
-	r := record{State: stateHeld, Owner: g.Owner, TTL: n.ttl, Orphan: ownertext.Millis(g.Orphan), Token: g.Token}
-	noted := entry{record: r, key: g.Key, revision: n.revision, since: n.since}
-	if s, _ := noted.status(); s == core.Held {
-		return noted, nil
+	if s, _ := n.status(); s == core.Held {
+		return *n, nil
 	}
 	e, err := b.read(ctx, g.Key, lazy)
 	if err == nil && e.revision == n.revision {
-		return noted, nil
+		return *n, nil
 	}
 	return e, err
 }

@@ -48,11 +48,9 @@ func (b *backend) retry(ctx context.Context, key string, request func(context.Co
 		if ctx.Err() != nil || failed.Permanent || definite(err) {
 			return failed
 		}
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return b.failed(ctx, key, err)
 		}
 	}

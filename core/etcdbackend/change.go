@@ -8,7 +8,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/leases"
 	"github.com/onelane/onelane/internal/ownertext"
 )
@@ -108,7 +107,7 @@ func (b *backend) put(
 		}
 		sent = time.Now()
 		age := b.ago(lease.sent, sent)
-		if r.Lag = ownertext.Millis(age); lease.covers(age, r.lasts()) {
+		if r.Lag = ownertext.Millis(age); age+r.lasts() < lease.ttl { // the process may have been stopped
 			break
 		}
 	}
@@ -143,8 +142,4 @@ func (b *backend) read(ctx context.Context, key string, how read) (e entry, err 
 func (e entry) lost() error {
 	s, _ := e.status()
 	return leases.Lost(s, e.Owner)
-}
-
-func (e entry) taken(left time.Duration) *core.TakenError {
-	return leases.Taken(e.key, e.Owner, left)
 }

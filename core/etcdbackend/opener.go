@@ -1,6 +1,7 @@
 package etcdbackend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,11 +62,8 @@ func (p *opener) Open(env core.Environment) (core.Backend, error) {
 	if p.timeout <= 0 {
 		return nil, fmt.Errorf("etcdbackend: time-out %v must be positive", p.timeout)
 	}
-	b := &backend{client: p.client, timeout: p.timeout, logger: env.Logger, ago: ago}
-	if b.logger == nil {
-		b.logger = slog.Default()
-	}
-	b.cleaning = newCleaning(b.logger)
+	b := &backend{client: p.client, timeout: p.timeout, ago: ago}
+	b.cleaning = newCleaning(cmp.Or(env.Logger, slog.Default()))
 	b.open, b.stop = context.WithCancel(context.Background())
 	return b, nil
 }
@@ -74,7 +72,6 @@ func (p *opener) Open(env core.Environment) (core.Backend, error) {
 type backend struct {
 	client  *clientv3.Client
 	timeout time.Duration
-	logger  *slog.Logger
 
 	open    context.Context // until Close
 	stop    context.CancelFunc

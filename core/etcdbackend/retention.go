@@ -37,10 +37,6 @@ type attached struct {
 	ttl   time.Duration // of the lease
 }
 
-// covers reports whether a lease of this age still lasts longer than d, which a write needs. The
-// process may have been stopped since it got the lease.
-func (a attached) covers(age, d time.Duration) bool { return age+d < a.ttl }
-
 // ago returns how long ago t may have been for etcd. On a suspended machine the monotonic clock
 // stops, and the wall clock goes on.
 func ago(t, now time.Time) time.Duration { return max(now.Sub(t), now.Round(0).Sub(t.Round(0))) }

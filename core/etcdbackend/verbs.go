@@ -35,12 +35,13 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 		}
 		r := e.record
 		r.TTL, r.Token = ownertext.Millis(max(ttl, left)), g.Token // g may be older than another Extend
+		r.Adopted, r.AdoptedFor = "", 0
 		return step{write: &r}, nil
 	})
 	if err != nil || notLonger {
 		return g, err
 	}
-	g.Deadline, g.Backend = leases.Deadline(sent, ttl), e.note()
+	g.Deadline, g.Backend = leases.Deadline(sent, ttl), &e
 	return g, nil
 }
 

@@ -95,7 +95,8 @@ func (c *connections) enqueue(w *call, now time.Time) error {
 	}
 	c.waiting = append(c.waiting, w)
 	if !c.armed {
-		c.arm(w.until.Sub(now))
+		c.armed = true
+		time.AfterFunc(w.until.Sub(now), c.expire)
 	}
 	return nil
 }
@@ -109,16 +110,6 @@ func (c *connections) withdraw(w *call) bool {
 	}
 	w.taken = true
 	return true
-}
-
-// arm sets the timer that ends calls which waited too long. c.mu is held.
-func (c *connections) arm(d time.Duration) {
-	c.armed = true
-	if c.expiry == nil {
-		c.expiry = time.AfterFunc(d, c.expire)
-		return
-	}
-	c.expiry.Reset(d)
 }
 
 // expire gives up the calls that waited too long.
@@ -142,9 +133,9 @@ func (c *connections) expire() {
 		}
 	}
 	clear(c.waiting[len(left):])
-	c.waiting, c.armed = left, false
-	if len(left) > 0 {
-		c.arm(next.Sub(now))
+	c.waiting, c.armed = left, len(left) > 0
+	if c.armed {
+		time.AfterFunc(next.Sub(now), c.expire)
 	}
 	why := errConnecting
 	if c.open > 0 {

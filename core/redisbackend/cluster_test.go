@@ -230,6 +230,32 @@ func TestWatch_ShardedOnRedisCluster(t *testing.T) {
 	eventually(t, "no subscription is left", func() bool { shard, _ := listening(); return shard == -1 })
 }
 
+// Channels of different slots are left one by one. In one command, Redis refuses them and would cost
+// all waiters of the shard their signals.
+func TestWatch_ClusterLeavesManyChannels(t *testing.T) {
+	t.Parallel()
+	node := testutil.RedisCluster(t, 1).Nodes[0].Client()
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{node.Options().Addr}})
+	t.Cleanup(func() { _ = client.Close() })
+	holder, waiter := locker(t, one(client)), locker(t, one(client))
+	subscribed := func() int { return len(node.PubSubShardChannels(t.Context(), "*").Val()) }
+	var held []*core.Lock
+	var got []<-chan *core.Lock
+	for _, key := range []string{"a", "b", "c", "d"} {
+		held = append(held, acquire(t, holder, key))
+		got = append(got, acquiring(t, waiter, key))
+	}
+	eventually(t, "all are waited for", func() bool { return subscribed() == len(held) })
+	for i, k := range held {
+		ok(t, "Release", k.Release(t.Context()))
+		ok(t, "Release", (<-got[i]).Release(t.Context()))
+	}
+	eventually(t, "no subscription is left", func() bool { return subscribed() == 0 })
+	if errs := node.Info(t.Context(), "errorstats").Val(); strings.Contains(errs, "CROSSSLOT") {
+		t.Errorf("Redis refused a command: %s", errs)
+	}
+}
+
 // Before Redis 7 there is no sharded pub/sub, and waiters listen to the plain one.
 func TestWatch_ClusterWithoutShardedPubSub(t *testing.T) {
 	t.Parallel()

@@ -69,15 +69,14 @@ func (c Config) Open(env core.Environment) (core.Backend, error) {
 		return nil, fmt.Errorf("redisbackend: %w", err)
 	}
 	env.Logger = loglimit.New(env.Logger)
-	id := newID()
+	id := rand.Text()
 	if all := c.cluster(env, id); all != nil {
-		s := &server{id: id, router: all, sharded: true, shut: all.close, ping: all.ping}
+		s := &server{id: id, router: all, sharded: true}
 		return s.observed(env, all.nodes)
 	}
 	nodes := c.nodes(env, id)
 	if len(nodes) == 1 {
-		n := nodes[0]
-		s := &server{id: id, router: n, shut: n.close, ping: n.ping}
+		s := &server{id: id, router: nodes[0]}
 		return s.observed(env, func() []*node { return nodes })
 	}
 	q := newQuorum(nodes, env, c.NewInstallation)
@@ -93,7 +92,7 @@ func (c Config) Open(env core.Environment) (core.Backend, error) {
 func (s *server) observed(env core.Environment, nodes func() []*node) (core.Backend, error) {
 	end, err := observe(env.Meter, nodes)
 	if err != nil {
-		return nil, errors.Join(err, s.shut())
+		return nil, errors.Join(err, s.router.close())
 	}
 	s.end = end
 	return s, nil
@@ -170,9 +169,6 @@ func (c Config) count() int {
 	}
 	return n
 }
-
-// newID returns a text that no other backend has.
-func newID() string { return rand.Text() }
 
 func (c Config) valid() error {
 	n := c.count()

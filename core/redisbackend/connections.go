@@ -51,8 +51,7 @@ type connections struct {
 	open    int           // idle or in use
 	dialing int
 	waiting []*call
-	expiry  *time.Timer // of calls that wait
-	armed   bool
+	armed   bool        // expire is due
 	janitor *time.Timer // of idle connections
 	closed  bool
 

@@ -61,6 +61,8 @@ type router interface {
 	// redirected follows the answer MOVED, ASK or TRYAGAIN. The call is sent again, to asked if it
 	// is not nil.
 	redirected(ctx context.Context, err error) (asked driver.Conn)
+	ping(ctx context.Context) error
+	close() error
 }
 
 // newNode returns a node whose calls take as long as l allows.
@@ -250,10 +252,8 @@ func contextError(ctx context.Context) error {
 }
 
 func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

@@ -49,7 +49,7 @@ func (n *node) noteTime(r reply, now *command) {
 }
 
 // Ping implements core.Backend.
-func (s *server) Ping(ctx context.Context) error { return s.ping(ctx) }
+func (s *server) Ping(ctx context.Context) error { return s.router.ping(ctx) }
 
 // Ping implements core.Backend. It returns when a majority has answered, or when all nodes have had
 // their time; it asks nodes that are excluded, too.
@@ -59,10 +59,10 @@ func (q *quorum) Ping(ctx context.Context) error {
 	answers := make(chan error, len(q.nodes))
 	var left atomic.Int64
 	left.Store(int64(len(q.nodes)))
-	for i, n := range q.nodes {
+	for _, n := range q.nodes {
 		go func() {
 			err := n.ping(ctx)
-			q.health[i].answered(err, contextError(ctx))
+			n.health.answered(err, contextError(ctx))
 			answers <- err
 			if left.Add(-1) == 0 {
 				end()

@@ -50,7 +50,6 @@ import (
 // are decided. It may have forgotten leases and promises.
 type quorum struct {
 	nodes    []*node
-	health   []*health
 	everyone []int
 	env      core.Environment
 	// guard is for how long a node that started abstains, at least. It is 0 for a new installation.
@@ -92,7 +91,7 @@ var (
 	quorumAcquireScript = newScript(3, quorumNodeSource, quorumAcquireSource)
 	quorumPrepareScript = newScript(3, quorumNodeSource, quorumPrepareSource)
 	quorumAcceptScript  = newScript(3, tellSource+quorumNodeSource, quorumAcceptSource)
-	quorumExtendScript  = newRenewal(3, quorumNodeSource, quorumExtendSource)
+	quorumExtendScript  = newScript(3, quorumNodeSource, quorumExtendSource)
 	quorumReleaseScript = newScript(3, tellSource+quorumNodeSource, quorumReleaseSource)
 	quorumReadScript    = newScript(3, quorumNodeSource, quorumReadSource)
 )
@@ -106,7 +105,6 @@ func newQuorum(nodes []*node, env core.Environment, newInstallation bool) *quoru
 		}
 		q.everyone = append(q.everyone, i)
 		n.health = &health{node: n, out: &q.excluded}
-		q.health = append(q.health, n.health)
 	}
 	q.identity.runs = make([]string, len(nodes))
 	return q
@@ -177,7 +175,7 @@ func (q *quorum) ask(ctx context.Context, r round, enough func(v vote, left int)
 
 // call asks one node, unless it is excluded.
 func (q *quorum) call(ctx context.Context, i int, r round) vote {
-	h := q.health[i]
+	h := q.nodes[i].health
 	if !h.admits(time.Now(), int(q.excluded.Load()) > len(q.nodes)-q.majority()) {
 		return vote{node: i, err: h.node.unavailable(r.keys[0], errExcluded)}
 	}
@@ -211,14 +209,7 @@ func untilSettled(ctx context.Context) (bounded context.Context, settle, end fun
 }
 
 // pause waits between two tries.
-func (q *quorum) pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(q.nodes[0].jitter(d))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
+func (q *quorum) pause(ctx context.Context, d time.Duration) { pause(ctx, q.nodes[0].jitter(d)) }
 
 func (q *quorum) Mint(_ context.Context, g core.Grant) (core.Grant, error) { return g, nil }
 

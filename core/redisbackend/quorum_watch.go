@@ -20,7 +20,7 @@ func (q *quorum) listened(key string) []int {
 	n, first := len(q.nodes), int(maphash.String(hashSeed, key)%uint64(len(q.nodes)))
 	var nodes, excluded []int
 	for i := range n {
-		if i = (first + i) % n; q.health[i].excluded() == reasonTimeouts {
+		if i = (first + i) % n; q.nodes[i].health.excluded() == reasonTimeouts {
 			excluded = append(excluded, i)
 		} else {
 			nodes = append(nodes, i)
@@ -105,11 +105,9 @@ func (w *quorumWatch) gather(jitter func(time.Duration) time.Duration) {
 			close(w.changed)
 			return
 		}
-		timer := time.NewTimer(jitter(gatherTime))
 		select {
-		case <-timer.C:
+		case <-time.After(jitter(gatherTime)):
 		case <-w.over:
-			timer.Stop()
 		}
 		select {
 		case <-w.signals:

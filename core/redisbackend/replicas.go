@@ -120,11 +120,7 @@ func (r *replicas) confirm(pipeline []*command) {
 
 // splitUnconfirmed takes an unconfirmedError out of a call's errors: the call has a reply.
 func splitUnconfirmed(err error) (unconfirmed, other error) {
-	if err == nil {
-		return nil, nil
-	}
-	var e *unconfirmedError
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*unconfirmedError](err); ok {
 		return e, nil
 	}
 	return nil, err

@@ -171,13 +171,13 @@ var serverCodes = []string{"ERR", "OOM", "READONLY", "LOADING", "BUSY", "MISCONF
 func isIntact(err error) bool { return err == nil || isReply(err) }
 
 func isReply(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
 }
 
 func isTimeout(err error) bool {
-	var timeout net.Error
-	return errors.As(err, &timeout) && timeout.Timeout()
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
 }
 
 // hasCode reports whether err is, or wraps, an answer that begins with one of the codes. Some

@@ -3,7 +3,6 @@ package redisbackend
 import (
 	"bufio"
 	"errors"
-	"fmt"
 	"io"
 	"strconv"
 
@@ -29,51 +28,16 @@ var errProtocol = errors.New("redisbackend: the answer of Redis is not a RESP2 r
 
 // appendCommand writes a command to b.
 func appendCommand(b []byte, c *command) []byte {
-	if c.Script == nil {
-		b = appendCount(b, '*', len(c.Words))
-		for _, w := range c.Words {
-			b = appendText(b, w)
-		}
-		return b
-	}
-	b = appendCount(b, '*', 3+len(c.Keys)+len(c.Args))
-	if c.Source {
-		b = appendText(appendText(b, "eval"), c.Script.Src)
-	} else {
-		b = appendText(appendText(b, "evalsha"), c.Script.Hash)
-	}
-	b = appendInt(b, int64(len(c.Keys)))
-	for _, k := range c.Keys {
-		b = appendText(b, k)
-	}
-	for _, a := range c.Args {
-		switch a := a.(type) {
-		case string:
-			b = appendText(b, a)
-		case []byte:
-			b = appendText(b, a)
-		case int:
-			b = appendInt(b, int64(a))
-		case int64:
-			b = appendInt(b, a)
-		default:
-			b = appendText(b, fmt.Sprint(a))
-		}
+	words := c.All()
+	b = appendCount(b, '*', len(words))
+	for _, w := range words {
+		b = append(append(appendCount(b, '$', len(w)), w...), '\r', '\n')
 	}
 	return b
 }
 
 func appendCount(b []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(b, kind), int64(n), 10), '\r', '\n')
-}
-
-func appendText[T string | []byte](b []byte, text T) []byte {
-	return append(append(appendCount(b, '$', len(text)), text...), '\r', '\n')
-}
-
-func appendInt(b []byte, n int64) []byte {
-	var digits [20]byte
-	return appendText(b, strconv.AppendInt(digits[:0], n, 10))
 }
 
 // readReply reads one reply. An error that Redis answered is a driver.ReplyError; any other error

@@ -16,10 +16,6 @@ type script = driver.Script
 
 type command = driver.Command
 
-// renewals are the scripts that have connections of their own, so that a renewal never waits behind
-// other calls.
-var renewals = make(map[*script]bool)
-
 // newScript makes a script of its source and the functions before it.
 func newScript(keys int, before, source string) *script {
 	source = fmt.Sprintf("local block = %d\nlocal time\n%s%s", tokenBlock, before, source)
@@ -27,14 +23,8 @@ func newScript(keys int, before, source string) *script {
 	return redsyncredis.NewScript(keys, source, hex.EncodeToString(sum[:]))
 }
 
-// newRenewal is newScript for a script that renews a lease.
-func newRenewal(keys int, before, source string) *script {
-	s := newScript(keys, before, source)
-	renewals[s] = true
-	return s
-}
-
-// scriptCommand makes the command that runs a script.
+// scriptCommand makes the command that runs a script. Renewals have connections of their own, so
+// that they never wait behind other calls.
 func scriptCommand(s *script, keys []string, args ...any) *command {
-	return &command{Script: s, Renewal: renewals[s], Keys: keys, Args: args}
+	return &command{Script: s, Renewal: s == extendScript || s == quorumExtendScript, Keys: keys, Args: args}
 }

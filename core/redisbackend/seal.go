@@ -3,6 +3,7 @@ package redisbackend
 import (
 	"bytes"
 	"hash/fnv"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 // A sealed key holds a NUL byte, which no owner begins with, the token in decimal, a colon and the
 // value. Without a token, "0/" and a mark of the owner stand for it.
 func packSeal(token uint64, value []byte) []byte {
-	return append(append(strconv.AppendUint(newSeal(value), token, 10), ':'), value...)
+	return packed(strconv.FormatUint(token, 10), value)
 }
 
 // packSealOf returns what g leaves under its key.
@@ -20,24 +21,20 @@ func packSealOf(g core.Grant, value []byte) []byte {
 	if g.Token != 0 {
 		return packSeal(g.Token, value)
 	}
-	return append(append(appendOwnerMark(newSeal(value), g.Owner), ':'), value...)
+	return packed(ownerMark(g.Owner), value)
 }
 
-// newSeal begins a seal, and has room for the rest.
-func newSeal(value []byte) []byte {
-	return append(make([]byte, 0, longestHead+len(value)), 0)
+func packed(head string, value []byte) []byte {
+	return slices.Concat([]byte("\x00"+head+":"), value)
 }
-
-// longestHead is how many bytes before the value a seal has at most.
-const longestHead = len("\x00") + len("18446744073709551615") + len(":")
 
 // noToken begins the mark that stands for a token.
 const noToken = "0/"
 
-func appendOwnerMark(b []byte, owner string) []byte {
+func ownerMark(owner string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(owner))
-	return strconv.AppendUint(append(b, noToken...), h.Sum64(), 16)
+	return noToken + strconv.FormatUint(h.Sum64(), 16)
 }
 
 func isSeal(value string) bool { return strings.HasPrefix(value, "\x00") }
@@ -58,7 +55,7 @@ func sealedBy(g core.Grant, seal string) bool {
 	if token, _ := unpackSeal(seal); token != 0 {
 		return token >= g.Token && token < g.Token+max(g.Tokens, 1)
 	}
-	return strings.HasPrefix(seal, string(append(appendOwnerMark([]byte{0}, g.Owner), ':')))
+	return strings.HasPrefix(seal, "\x00"+ownerMark(g.Owner)+":")
 }
 
 // companion returns the name of a second key in the slot of key: its token counter or channel.

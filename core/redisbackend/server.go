@@ -45,7 +45,7 @@ var (
 
 	acquireScript = newScript(2, mintSource, acquireSource)
 	mintScript    = newScript(2, ownSource+mintSource, mintHeldSource)
-	extendScript  = newRenewal(1, ownSource, extendSource)
+	extendScript  = newScript(1, ownSource, extendSource)
 	releaseScript = newScript(1, tellSource, releaseSource)
 	sealScript    = newScript(1, ownSource+tellSource, sealSource)
 	unsealScript  = newScript(2, tellSource, unsealSource)
@@ -55,10 +55,8 @@ var (
 // server is the Backend on one Redis, Sentinel or Redis Cluster.
 type server struct {
 	router  router
-	id      string // in the messages that this backend publishes
-	sharded bool   // its pub/sub
-	shut    func() error
-	ping    func(context.Context) error
+	id      string       // in the messages that this backend publishes
+	sharded bool         // its pub/sub
 	end     func() error // of its instruments
 }
 
@@ -304,4 +302,4 @@ func (s *server) Watch(ctx context.Context, key string) (<-chan struct{}, func()
 	return changed, stop, err
 }
 
-func (s *server) Close() error { return errors.Join(s.end(), s.shut()) }
+func (s *server) Close() error { return errors.Join(s.end(), s.router.close()) }

@@ -84,15 +84,13 @@ func (w *wakes) watch(ctx context.Context, name string, changed chan struct{}) (
 		go w.session.run(0)
 	}
 	if !c.sent {
-		w.session.kick()
+		signal(w.session.kicked)
 	}
 	w.mu.Unlock()
 
-	timer := time.NewTimer(confirmWait)
-	defer timer.Stop()
 	select {
 	case <-c.ready:
-	case <-timer.C:
+	case <-time.After(confirmWait):
 	case <-ctx.Done():
 	}
 	w.mu.Lock()
@@ -151,10 +149,7 @@ func (c *channel) settle(err error) {
 func (c *channel) signal() {
 	for me := range c.watchers {
 		if me.told {
-			select {
-			case me.changed <- struct{}{}:
-			default:
-			}
+			signal(me.changed)
 		}
 	}
 }
@@ -237,7 +232,7 @@ func (w *wakes) close() {
 		c.end(errWakesClosed)
 	}
 	if w.session != nil {
-		w.session.stop()
+		w.session.cancel()
 	}
 }
 

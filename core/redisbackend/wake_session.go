@@ -3,6 +3,7 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
@@ -43,15 +44,6 @@ func newSession(w *wakes) *session {
 	return s
 }
 
-func (s *session) kick() {
-	select {
-	case s.kicked <- struct{}{}:
-	default:
-	}
-}
-
-func (s *session) stop() { s.cancel() }
-
 // run subscribes and listens until the connection ends, nobody waits any more, or the backend is
 // closed. If it is still needed then, another session follows.
 func (s *session) run(wait time.Duration) {
@@ -84,7 +76,7 @@ func (w *wakes) over() {
 	}
 	w.pause = min(max(2*w.pause, firstSessionPause), longestSessionPause)
 	w.session = newSession(w)
-	w.session.kick()
+	signal(w.session.kicked)
 	go w.session.run(w.pause)
 }
 
@@ -150,21 +142,19 @@ func (s *session) update(sub driver.PubSub) error {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, writeWait)
 	defer cancel()
-	if len(leave) > 0 {
-		if err := sub.Unsubscribe(ctx, sharded, leave...); err != nil {
+	most := len(leave) + len(join) + 1
+	if sharded { // the channels may be of different slots
+		most = 1
+	}
+	for part := range slices.Chunk(leave, most) {
+		if err := sub.Unsubscribe(ctx, sharded, part...); err != nil {
 			return err
 		}
 	}
-	// Sharded channels may be of different slots.
-	for len(join) > 0 {
-		part := join
-		if sharded {
-			part = join[:1]
-		}
+	for part := range slices.Chunk(join, most) {
 		if err := sub.Subscribe(ctx, sharded, part...); err != nil {
 			return err
 		}
-		join = join[len(part):]
 	}
 	if ping {
 		return sub.Ping(ctx)

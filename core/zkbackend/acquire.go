@@ -28,6 +28,7 @@ func (b *backend) Acquire(ctx context.Context, r core.Request) (core.Grant, erro
 	}
 	ctx, cancel := b.begin(ctx)
 	defer cancel()
+	defer b.cleaning.Expect()() // Close waits for what may need a clean-up
 	a := &attempt{backend: b, Request: r, path: path}
 	g, err := a.run(ctx)
 	if err == nil || isAnswer(err) {

@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -37,17 +36,15 @@ type backend struct {
 	authed bool
 
 	mu       sync.Mutex
-	closing  bool
+	closing  bool // holders' last calls go to after
 	closed   bool // no more requests begin
 	conn     *zk.Conn
 	events   <-chan zk.Event
 	line     net.Conn       // of the latest connection
 	work     sync.WaitGroup // requests, the sweep
 	cleaning *cleanup.Queue
-	unsure   int       // requests that may need a clean-up, and holders' last calls
-	settled  sync.Cond // unsure is less
-	after    *backend  // for the last calls of holders after Close
-	lasting  int       // those
+	after    *backend // for the last calls of holders after Close
+	lasting  int      // those
 }
 
 func newBackend(o opener, logger *slog.Logger) *backend {
@@ -58,7 +55,6 @@ func newBackend(o opener, logger *slog.Logger) *backend {
 	b.cleaning = newCleaning(logger)
 	b.watches.paths = make(map[string]*watch)
 	b.open, b.stop = context.WithCancel(context.Background())
-	b.settled.L = &b.mu
 	return b
 }
 
@@ -71,20 +67,10 @@ func (b *backend) Close() error {
 		return nil
 	}
 	b.closing = true
-	end := time.Now().Add(cleanup.CloseGrace)
-	grace := time.AfterFunc(cleanup.CloseGrace, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.stop()
-		b.settled.Broadcast()
-	})
-	b.awaitUnsure()
 	b.mu.Unlock()
-	b.cleaning.Close(time.Until(end))
-	b.mu.Lock()
-	b.awaitUnsure() // holders' last calls that came meanwhile
-	grace.Stop()
+	b.cleaning.Close(cleanup.CloseGrace)
 	b.stop()
+	b.mu.Lock()
 	b.closed = true
 	conn, line, events := b.conn, b.line, b.events
 	b.mu.Unlock()
@@ -101,23 +87,15 @@ func (b *backend) Close() error {
 	return nil
 }
 
-// awaitUnsure waits until no request is unsure, or the grace of Close is over. The caller holds
-// b.mu.
-func (b *backend) awaitUnsure() {
-	for b.unsure > 0 && b.open.Err() == nil {
-		b.settled.Wait()
-	}
-}
-
 // last returns the backend for the last call of a holder, and a function to call after it. Close
-// waits for the call. After Close, last returns another backend, whose session ends when nobody
-// needs it.
+// waits for the call. When Close has begun, last returns another backend, whose session ends when
+// nobody needs it.
 func (b *backend) last() (use *backend, done func(context.Context)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.closed {
-		b.unsure++
-		return b, func(context.Context) { b.settle() }
+	if !b.closing {
+		settled := b.cleaning.Expect()
+		return b, func(context.Context) { settled() }
 	}
 	if b.after == nil {
 		b.after = newBackend(b.opener, b.logger)
@@ -169,8 +147,13 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 	case <-ctx.Done():
 		return answer{}.value, b.ended(ctx)
 	}
+	settled := func() {}
+	if unsure != nil {
+		settled = b.cleaning.Expect()
+	}
 	answers, left := make(chan answer), make(chan struct{})
-	started := b.spawn(unsure != nil, func() {
+	started := b.spawn(func() {
+		defer settled()
 		var a answer
 		conn, err := b.connected()
 		asked := err == nil
@@ -190,6 +173,7 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 		}
 	})
 	if !started {
+		settled()
 		<-b.slots
 		return answer{}.value, zk.ErrClosing
 	}
@@ -202,32 +186,15 @@ func do[T any](ctx context.Context, b *backend, request func(*zk.Conn) (T, error
 	}
 }
 
-// spawn runs fn in a goroutine that Close waits for. If unsure is true, Close waits for fn before
-// it ends the connection. It reports whether the backend is open.
-func (b *backend) spawn(unsure bool, fn func()) bool {
+// spawn runs fn in a goroutine that Close waits for. It reports whether the backend is open.
+func (b *backend) spawn(fn func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return false
 	}
-	if !unsure {
-		b.work.Go(fn)
-		return true
-	}
-	b.unsure++
-	b.work.Go(func() {
-		fn()
-		b.settle()
-	})
+	b.work.Go(fn)
 	return true
-}
-
-// settle counts down the calls that Close waits for.
-func (b *backend) settle() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.unsure--
-	b.settled.Broadcast()
 }
 
 // ended returns the error of a call that ctx ended.

@@ -56,23 +56,8 @@ func (b *backend) held(ctx context.Context, g core.Grant, fn func(context.Contex
 	return unavailable(g.Key, err)
 }
 
-// Mint implements core.Backend. Acquire has minted already.
-func (b *backend) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
-	if g.Token != 0 {
-		return g, nil
-	}
-	err := b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
-		if status != core.Held {
-			return n.lost(status)
-		}
-		token, err := b.token(ctx, n)
-		if err == nil {
-			g.Token, g.Tokens = token, tokens
-		}
-		return err
-	})
-	return g, err
-}
+// Mint implements core.Backend. Every grant has its token.
+func (b *backend) Mint(_ context.Context, g core.Grant) (core.Grant, error) { return g, nil }
 
 // Extend implements core.Backend.
 func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {

@@ -55,7 +55,7 @@ func (b *backend) event(e zk.Event) {
 		b.watches.signalAll() // an event may have been missed
 	case e.Type == zk.EventNodeDataChanged:
 		if holder, waited := b.watches.fired(e.Path, false); waited {
-			b.spawn(false, func() { b.lookAgain(e.Path, holder) })
+			b.spawn(func() { b.lookAgain(e.Path, holder) })
 		}
 	case e.Path != "":
 		b.watches.fired(e.Path, true)

@@ -69,8 +69,6 @@ type Claim struct {
 
 	mu        sync.Mutex
 	over      bool
-	closed    bool
-	detached  bool
 	retention time.Duration
 	fate      *Fate // what the handler said
 }
@@ -82,7 +80,6 @@ func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	}
 	k.outer, _ = FromContext(ctx)
 	k.detach(ctx, a.Deadline)
-	running.add(k)
 	return k
 }
 
@@ -181,11 +178,7 @@ func (k *Claim) Close() {
 	}
 	k.cancel(nil)
 	k.cancelTimer()
-	k.mu.Lock()
-	detached := k.detached
-	k.detached, k.closed = false, true
-	k.mu.Unlock()
-	running.remove(k, detached)
+	running.remove(k)
 }
 
 // End ends the claim as the fate of its key says. The record is for the fates Keep, NotKept and

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -71,7 +72,7 @@ type Outcome struct {
 // Begin asks for the claim on a key. It talks to the backend once, unless it waits for a running
 // request or takes over an unknown outcome.
 //
-// The error is [*InFlightError], [*MismatchError] or [*UnknownError], or it matches [ErrRecord] or
+// The error is [*UnknownError], or it matches [ErrInFlight], [ErrMismatch], [ErrRecord] or
 // [ErrQuota]. Otherwise it is an error of core. That one matches [core.ErrUnavailable],
 // [core.ErrClosed] or [core.ErrInvalidKey], or it is the error of a context that ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
@@ -122,7 +123,7 @@ type attempt struct {
 // begin returns the lock of a claim, or the record to answer from, or an error.
 func (a *attempt) begin(ctx context.Context) (lock *core.Lock, replay *Record, err error) {
 	if carries(ctx, a.locker, a.name) {
-		return nil, nil, &InFlightError{Key: a.Key}
+		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.Key, ErrInFlight)
 	}
 	if !running.enter(a.caller, a.Quota) {
 		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.Key, ErrQuota)
@@ -163,7 +164,7 @@ func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 	}
 	a.begun = true
 	if theirs, ok := a.parseTag(a.name, taken.Tag); ok {
-		if err := theirs.check(a.Key, a.Fingerprint); err != nil {
+		if err := theirs.check(a.Fingerprint); err != nil {
 			return nil, err
 		}
 	}
@@ -187,7 +188,7 @@ func (c *Claims) maxHold() core.AcquireOption {
 func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.Lock, error) {
 	unknown := a.unknown(orphan)
 	if m, ok := a.parseTag(a.name, ownerTag(orphan.Owner)); ok {
-		if err := m.check(a.Key, a.Fingerprint); err != nil {
+		if err := m.check(a.Fingerprint); err != nil {
 			return nil, err
 		}
 		// The next one learns of the first run, too.
@@ -233,28 +234,21 @@ func instanceOf(owner string) string {
 func (a *attempt) refused(err error) (*Record, error) {
 	if sealed, ok := errors.AsType[*core.SealedError](err); ok {
 		record, m, err := a.decode(a.name, sealed.Value)
+		if err == nil {
+			err = m.check(a.Fingerprint)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
-		}
-		if err := m.check(a.Key, a.Fingerprint); err != nil {
-			return nil, err
 		}
 		return record, nil
 	}
 	if taken, ok := errors.AsType[*core.TakenError](err); ok {
+		err = ErrInFlight
 		if m, ok := a.parseTag(a.name, taken.Tag); ok {
-			if err := m.check(a.Key, a.Fingerprint); err != nil {
-				return nil, err
-			}
+			err = cmp.Or(m.check(a.Fingerprint), err)
 		}
-		return nil, &InFlightError{Key: a.Key, Cause: taken}
-	}
-	if orphan, ok := errors.AsType[*core.OrphanedError](err); ok { // another one than the one to adopt
+	} else if orphan, ok := errors.AsType[*core.OrphanedError](err); ok { // another one than the one to adopt
 		return nil, a.unknown(orphan)
-	}
-	switch {
-	case errors.Is(err, ErrMismatch), errors.Is(err, ErrUnknown):
-		return nil, err
 	}
 	return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
 }

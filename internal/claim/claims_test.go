@@ -25,9 +25,8 @@ func TestBegin(t *testing.T) {
 		if err != nil || k.Key() != "k" || token == 0 || k.Adopted() != nil {
 			t.Errorf("key %q, token %d, %v, adopted %v", k.Key(), token, err, k.Adopted())
 		}
-		var inFlight *claim.InFlightError
-		if _, err := ask(ctx, c, "k", fpBy("a", "ann")); !errors.As(err, &inFlight) || inFlight.Key != "k" ||
-			!errors.Is(err, claim.ErrInFlight) || !errors.Is(err, core.ErrTaken) || strings.Contains(err.Error(), "claim:") {
+		if _, err := ask(ctx, c, "k", fpBy("a", "ann")); !errors.Is(err, claim.ErrInFlight) ||
+			!strings.Contains(err.Error(), `"k"`) || strings.Contains(err.Error(), "claim:") {
 			t.Errorf("a repeat while it runs: %v", err)
 		}
 		mismatch := func() {
@@ -36,8 +35,7 @@ func TestBegin(t *testing.T) {
 				f           claim.Fingerprint
 				credentials bool
 			}{{fpBy("b", "ann"), false}, {fpBy("a", "bob"), true}, {fpBy("b", "bob"), true}, {fp("a"), true}} {
-				var e *claim.MismatchError
-				if _, err := ask(ctx, c, "k", tc.f); !errors.As(err, &e) || e.Credentials != tc.credentials ||
+				if _, err := ask(ctx, c, "k", tc.f); errors.Is(err, claim.ErrCredentials) != tc.credentials ||
 					!errors.Is(err, claim.ErrMismatch) || !strings.Contains(err.Error(), `"k"`) {
 					t.Errorf("another request: %v, want credentials %v", err, tc.credentials)
 				}

@@ -38,6 +38,7 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	inner, cancel := context.WithCancelCause(core.WithLock(&k.endless, k.lock))
 	k.cancel = cancel
 	k.ctx, k.cancelTimer = context.WithDeadlineCause(inner, end, cause)
+	running.add(k) // it can be canceled from here on, and must be known before the client may be gone
 	if ctx.Done() != nil {
 		k.unwatch = context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) })
 	}
@@ -50,19 +51,11 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	}
 }
 
-// clientGone lets the handler go on without its client, unless too many do so already.
+// clientGone lets the handler go on without its client. It ends the handler if too many go on
+// already, or if a lock around the claim is lost.
 func (k *Claim) clientGone(cause error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch {
-	case k.closed:
-		return
-	case errors.Is(cause, core.ErrLost), errors.Is(cause, core.ErrClosed):
-		k.cancel(cause) // of a lock around this claim
-		return
-	}
-	if k.detached = running.detach(); !k.detached {
-		k.cancel(cause)
+	if errors.Is(cause, core.ErrLost) || errors.Is(cause, core.ErrClosed) || !running.detach(k) {
+		k.cancel(cause) // does nothing after Close
 	}
 }
 

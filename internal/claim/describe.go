@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/claim/recordpb"
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
@@ -44,18 +43,12 @@ func Describe(key string, st core.State) (d Description, ok bool) {
 		if err != nil {
 			return d, false
 		}
-		return describe(p)
+		if p.Version == envelopeVersion {
+			return Description{Encrypted: p.KeyId}, true
+		}
+		if r, _, err := decode(p); err == nil {
+			return Description{Run: r.Run, Status: r.Status, NotKept: r.NotKept}, true
+		}
 	}
 	return d, false
-}
-
-func describe(p *recordpb.Record) (d Description, ok bool) {
-	if p.Version == envelopeVersion {
-		return Description{Encrypted: p.KeyId}, true
-	}
-	r, _, err := decode(p)
-	if err != nil {
-		return d, false
-	}
-	return Description{Run: r.Run, Status: r.Status, NotKept: r.NotKept}, true
 }

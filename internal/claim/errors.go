@@ -10,10 +10,13 @@ import (
 )
 
 var (
-	// ErrInFlight means that the first request with the key is running. See [InFlightError].
+	// ErrInFlight means that the first request with the key is running.
 	ErrInFlight = errors.New("idempotency: a request with this key is running; try again later, or set Wait")
-	// ErrMismatch means that the key belongs to another request. See [MismatchError].
+	// ErrMismatch means that the key belongs to another request.
 	ErrMismatch = errors.New("idempotency: the key belongs to another request; send a new key")
+	// ErrCredentials matches ErrMismatch, and means that the credentials differ. Whether the payload
+	// differs too stays hidden: a stranger must not be able to guess at it.
+	ErrCredentials = fmt.Errorf("%w: the credentials differ", ErrMismatch)
 	// ErrRecord means that the value under a key is no record that this version can read.
 	ErrRecord = errors.New("idempotency: the record cannot be read")
 	// ErrUnknown means that nobody knows what the first request did. See [UnknownError].
@@ -23,44 +26,6 @@ var (
 	// ErrOver means that the claim has ended.
 	ErrOver = errors.New("idempotency: the claim has ended; begin another one")
 )
-
-// InFlightError says that the first request with the key is running. It matches [ErrInFlight], and
-// the error of the context that ended the wait, if one did.
-type InFlightError struct {
-	Key   string
-	Cause error // a *core.TakenError, which names the holder
-}
-
-// Error names the key.
-func (e *InFlightError) Error() string {
-	return fmt.Sprintf("idempotency: key %q: a request with this key is running; try again later, or set Wait", e.Key)
-}
-
-// Is makes the error match [ErrInFlight].
-func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
-
-// Unwrap returns the cause.
-func (e *InFlightError) Unwrap() error { return e.Cause }
-
-// MismatchError says that the key belongs to another request. It matches [ErrMismatch].
-type MismatchError struct {
-	Key string
-	// Credentials means that the credentials differ. Whether the payload differs too stays hidden: a
-	// stranger must not be able to guess at it.
-	Credentials bool
-}
-
-// Error names the key and what differs.
-func (e *MismatchError) Error() string {
-	what := "payload"
-	if e.Credentials {
-		what = "credentials"
-	}
-	return fmt.Sprintf("idempotency: key %q was used with another %s; send a new key", e.Key, what)
-}
-
-// Is makes the error match [ErrMismatch].
-func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 
 // Run describes one run of a request.
 type Run struct {
@@ -100,11 +65,10 @@ func (e *UnknownError) Unwrap() error { return e.orphan }
 // CodeOf returns the code of package idempotency for a request that got no claim and no lock
 // because of err. loud reports whether an operator should know.
 func CodeOf(err error) (code string, loud bool) {
-	var mismatch *MismatchError
 	switch {
-	case errors.As(err, &mismatch) && mismatch.Credentials:
+	case errors.Is(err, ErrCredentials):
 		return "idempotency_credentials_changed", false
-	case mismatch != nil:
+	case errors.Is(err, ErrMismatch):
 		return "idempotency_key_reused", false
 	case errors.Is(err, ErrInFlight):
 		return "idempotency_in_flight", false

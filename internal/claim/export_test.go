@@ -17,7 +17,7 @@ func (c *Claims) Encode(name string, r *Record, payload [sha256.Size]byte) ([]by
 // TagMatches reports whether a tag can be read, and whether it matches the fingerprint.
 func (c *Claims) TagMatches(name, tag string, fp Fingerprint) (ours, same bool) {
 	m, ok := c.parseTag(name, tag)
-	return ok, ok && m.check("k", fp) == nil
+	return ok, ok && m.check(fp) == nil
 }
 
 // NewTag returns the tag of a new claim.

@@ -94,14 +94,14 @@ func keyed(salt [markPart]byte, what byte, digest [sha256.Size]byte) [markPart]b
 	return [markPart]byte(sum[:])
 }
 
-// check returns a *MismatchError unless the mark was made of fp.
-func (m mark) check(key string, fp Fingerprint) error {
+// check returns an error that matches ErrMismatch unless the mark was made of fp.
+func (m mark) check(fp Fingerprint) error {
 	same := saltedMark(m.salt, fp)
 	switch {
 	case subtle.ConstantTimeCompare(m.credentials[:], same.credentials[:]) == 0:
-		return &MismatchError{Key: key, Credentials: true}
+		return ErrCredentials
 	case subtle.ConstantTimeCompare(m.payload[:], same.payload[:]) == 0:
-		return &MismatchError{Key: key}
+		return ErrMismatch
 	}
 	return nil
 }

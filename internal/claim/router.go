@@ -31,4 +31,4 @@ type routerOption Router
 func (o routerOption) HTTP(t Target) { t.(interface{ UseRouter(Router) }).UseRouter(Router(o)) }
 
 // HTTPLock implements [HTTPLockOption].
-func (o routerOption) HTTPLock(t Target) { o.HTTP(t) }
+func (routerOption) HTTPLock() {}

@@ -15,7 +15,7 @@ const maxDetached = 1000
 // registry knows the claims of this process.
 type registry struct {
 	mu       sync.Mutex
-	claims   map[*Claim]struct{}
+	claims   map[*Claim]bool // whether the handler goes on without its client
 	detached int
 	callers  map[caller]int                   // how many requests each one has at work
 	late     map[*context.CancelFunc]struct{} // what goes on in the background
@@ -23,7 +23,7 @@ type registry struct {
 }
 
 var running = &registry{
-	claims:  make(map[*Claim]struct{}),
+	claims:  make(map[*Claim]bool),
 	callers: make(map[caller]int),
 	late:    make(map[*context.CancelFunc]struct{}),
 }
@@ -70,28 +70,30 @@ func (r *registry) left(c caller) {
 func (r *registry) add(k *Claim) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.claims[k] = struct{}{}
+	r.claims[k] = false
 }
 
-func (r *registry) remove(k *Claim, detached bool) {
+func (r *registry) remove(k *Claim) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.claims, k)
-	r.left(k.caller)
-	if detached {
+	if r.claims[k] {
 		r.detached--
 	}
+	delete(r.claims, k)
+	r.left(k.caller)
 	r.wake()
 }
 
-// detach counts a handler that goes on without its client. It returns false if there are too many.
-func (r *registry) detach() bool {
+// detach counts a handler that goes on without its client. It returns false if there are too many,
+// or if the handler has returned.
+func (r *registry) detach(k *Claim) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.detached >= maxDetached {
+	if _, runs := r.claims[k]; !runs || r.detached >= maxDetached {
 		return false
 	}
 	r.detached++
+	r.claims[k] = true
 	return true
 }
 

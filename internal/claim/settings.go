@@ -3,6 +3,7 @@ package claim
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -71,6 +72,14 @@ func (s *Settings) UseLocker() *core.Locker {
 	return core.Default()
 }
 
+// Logger returns the logger of the Locker, or slog's if there is none.
+func (s *Settings) Logger() *slog.Logger {
+	if l := s.UseLocker(); l != nil {
+		return l.Logger()
+	}
+	return slog.Default()
+}
+
 // Target is the configuration of an adapter, which has the shared settings in it.
 type Target interface{ Common() *Settings }
 
@@ -83,13 +92,13 @@ type GRPCOption interface{ GRPC(Target) }
 // HTTPLockOption configures a plain lock, or idempotency, over HTTP.
 type HTTPLockOption interface {
 	HTTPOption
-	HTTPLock(Target)
+	HTTPLock()
 }
 
 // GRPCLockOption configures a plain lock, or idempotency, over gRPC.
 type GRPCLockOption interface {
 	GRPCOption
-	GRPCLock(Target)
+	GRPCLock()
 }
 
 // Option configures idempotency over HTTP or gRPC.
@@ -114,10 +123,10 @@ func (o Shared) HTTP(t Target) { o(t.Common()) }
 func (o Shared) GRPC(t Target) { o(t.Common()) }
 
 // HTTPLock implements [HTTPLockOption].
-func (o Shared) HTTPLock(t Target) { o(t.Common()) }
+func (Shared) HTTPLock() {}
 
 // GRPCLock implements [GRPCLockOption].
-func (o Shared) GRPCLock(t Target) { o(t.Common()) }
+func (Shared) GRPCLock() {}
 
 // AcquireLock acquires a plain lock as the settings say.
 func (s *Settings) AcquireLock(ctx context.Context, l *core.Locker, key string) (*core.Lock, error) {

@@ -18,7 +18,7 @@ func (k *Claim) Namespace() string { return k.claims.locker.Prefix() }
 //
 // The step is a lock of its own with an orphan, which is sealed with the result. Its key outlives
 // the claim: a later run of the same request finds it. A later run with another fingerprint gets
-// [*MismatchError].
+// [ErrMismatch].
 func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) ([]byte, error), nothingDone func(error) bool) ([]byte, error) {
 	if name == "" {
 		return nil, errors.New("idempotency: Step: pass the name of the step")
@@ -78,7 +78,7 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 func (k *Claim) stepResult(key string, value []byte) ([]byte, error) {
 	r, m, err := k.claims.decode(key, value)
 	if err == nil {
-		err = m.check(k.key, k.fingerprint)
+		err = m.check(k.fingerprint)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the result of a step: %w", err)

@@ -112,11 +112,12 @@ func (q *Queue) Add(key string, lasts time.Duration, free func(context.Context) 
 }
 
 // Expect notes that a call is under way that may need a clean-up. Close waits for it, too, until
-// done is called.
+// done is called. When Close has begun, it waits for further calls only as long as others are under
+// way: they may be parts of those.
 func (q *Queue) Expect() (done func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	if q.closed && q.calls == 0 || q.open.Err() != nil {
 		return func() {}
 	}
 	q.calls++
@@ -181,11 +182,9 @@ func (q *Queue) Close(grace time.Duration) {
 	}
 	q.checkEmpty()
 	q.mu.Unlock()
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
 	select {
 	case <-q.empty:
-	case <-timer.C:
+	case <-time.After(grace):
 	}
 	q.mu.Lock()
 	q.stop() // no worker begins after this
@@ -227,14 +226,11 @@ func (q *Queue) work() {
 			pause = firstPause
 			continue
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause)) // not when all other processes try
 		select {
-		case <-timer.C:
+		case <-time.After(pause/2 + rand.N(pause)): // not when all other processes try
 		case <-closing: // once: the next tries have pauses again
-			timer.Stop()
 			pause, closing = firstPause, nil
 		case <-q.open.Done():
-			timer.Stop()
 		}
 		pause = min(2*pause, longestPause)
 	}

@@ -51,10 +51,7 @@ func Later(l *slog.Logger, level slog.Level, message string, args ...any) {
 	runtime.Callers(2, caller[:])
 	record := slog.NewRecord(time.Now(), level, message, caller[0])
 	record.Add(args...)
-	h, ok := New(l).Handler().(*handler)
-	if !ok {
-		return
-	}
+	h := New(l).Handler().(*handler)
 	if n := (line{ctx, h.Handler, h.labels, record}); h.limiter.admits(&n) {
 		h.limiter.enqueue(n)
 	}

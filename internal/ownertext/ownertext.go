@@ -21,10 +21,6 @@ func New(instance, tag string, orphan time.Duration) string {
 	b := append(make([]byte, 0, longest), instance...)
 	b = append(b, '/')
 	b = hex.AppendEncode(b, random[:])
-	return string(finish(b, tag, orphan))
-}
-
-func finish(b []byte, tag string, orphan time.Duration) []byte {
 	if orphan > 0 {
 		b = append(b, ';')
 		b = strconv.AppendInt(b, Millis(orphan), 10)
@@ -33,7 +29,7 @@ func finish(b []byte, tag string, orphan time.Duration) []byte {
 		b = append(b, '#')
 		b = append(b, tag...)
 	}
-	return b
+	return string(b)
 }
 
 // Split returns the holder, "<instance>/<random>", and the tag. The owner text of another library

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -268,31 +267,8 @@ func (a asking) ask(ctx context.Context, c *driver.Command) error {
 func (a asking) Address() string { return "cluster" }
 func (a asking) Close() error    { return nil }
 
-// slot returns the slot of a key: the CRC16 (XMODEM) of its hash tag.
+// slot returns the slot of a key.
 func slot(key string) uint16 {
-	if begin := strings.IndexByte(key, '{'); begin >= 0 {
-		if n := strings.IndexByte(key[begin+1:], '}'); n > 0 {
-			key = key[begin+1 : begin+1+n]
-		}
-	}
-	crc := uint16(0)
-	for i := range len(key) {
-		crc = crc<<8 ^ crc16[byte(crc>>8)^key[i]]
-	}
-	return crc % slots
+	c := rueidis.Completed{}.SetSlot(key)
+	return c.Slot()
 }
-
-var crc16 = func() (table [256]uint16) {
-	for i := range table {
-		crc := uint16(i) << 8
-		for range 8 {
-			if carry := crc&0x8000 != 0; carry {
-				crc = crc<<1 ^ 0x1021
-			} else {
-				crc <<= 1
-			}
-		}
-		table[i] = crc
-	}
-	return table
-}()

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -106,18 +105,7 @@ func (c *conn) listen(ctx context.Context, heard func(driver.Event)) (driver.Pub
 
 // build makes a command for rueidis.
 func build(b rueidis.Builder, c *driver.Command) rueidis.Completed {
-	if c.Script == nil {
-		return b.Arbitrary(c.Words...).Build()
-	}
-	verb, script := "EVALSHA", c.Script.Hash
-	if c.Source {
-		verb, script = "EVAL", c.Script.Src
-	}
-	a := b.Arbitrary(verb, script, strconv.Itoa(len(c.Keys))).Args(c.Keys...)
-	for _, arg := range c.Args {
-		a = a.Args(driver.Text(arg))
-	}
-	return a.Build()
+	return b.Arbitrary(c.All()...).Build()
 }
 
 // take sets the reply or the error of a command. The error is the connection's, or nil.

@@ -49,29 +49,17 @@ func (s *pubSub) pass(e driver.Event) {
 }
 
 func (s *pubSub) Subscribe(ctx context.Context, sharded bool, channels ...string) error {
-	b := s.wire.client.B()
-	if !sharded {
-		return s.send(ctx, b.Subscribe().Channel(channels...).Build())
+	if sharded {
+		return s.send(ctx, s.wire.client.B().Ssubscribe().Channel(channels...).Build())
 	}
-	for _, name := range channels {
-		if err := s.send(ctx, b.Ssubscribe().Channel(name).Build()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.send(ctx, s.wire.client.B().Subscribe().Channel(channels...).Build())
 }
 
 func (s *pubSub) Unsubscribe(ctx context.Context, sharded bool, channels ...string) error {
-	b := s.wire.client.B()
-	if !sharded {
-		return s.send(ctx, b.Unsubscribe().Channel(channels...).Build())
+	if sharded {
+		return s.send(ctx, s.wire.client.B().Sunsubscribe().Channel(channels...).Build())
 	}
-	for _, name := range channels {
-		if err := s.send(ctx, b.Sunsubscribe().Channel(name).Build()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.send(ctx, s.wire.client.B().Unsubscribe().Channel(channels...).Build())
 }
 
 func (s *pubSub) send(ctx context.Context, c rueidis.Completed) error {

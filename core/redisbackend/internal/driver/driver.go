@@ -54,7 +54,8 @@ type Cluster interface {
 	Asking() Conn
 }
 
-// PubSub is a pub/sub connection. Its methods are called one at a time.
+// PubSub is a pub/sub connection. Its methods are called one at a time, and for one sharded channel
+// at a time.
 type PubSub interface {
 	Subscribe(ctx context.Context, sharded bool, channels ...string) error
 	Unsubscribe(ctx context.Context, sharded bool, channels ...string) error
@@ -131,13 +132,13 @@ func (c *Command) All() []string {
 	}
 	all = append(append(all, strconv.Itoa(len(c.Keys))), c.Keys...)
 	for _, a := range c.Args {
-		all = append(all, Text(a))
+		all = append(all, text(a))
 	}
 	return all
 }
 
-// Text returns an argument of a script as text.
-func Text(a any) string {
+// text returns an argument of a script as text.
+func text(a any) string {
 	switch a := a.(type) {
 	case string:
 		return a
