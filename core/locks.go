@@ -17,8 +17,8 @@ type Locks []*Lock
 // whole call. If a lock is lost while AcquireAll waits for another key, the error matches
 // [ErrLost]. With no keys, AcquireAll returns no locks and no error.
 //
-// Each lock has a context of its own, which does not end when another one is lost. Work under one
-// that ends with each of them:
+// Each lock has a context of its own, which does not end when another one is lost. Work under a
+// context that ends when any of them is lost:
 //
 //	work, cancel := context.WithCancelCause(ctx)
 //	defer cancel(nil)

@@ -17,9 +17,9 @@ import (
 // be longer than the slot plus the largest difference of the instances' clocks. The seal's value is
 // the instance that ran fn ([WithInstance]).
 //
-// If fn may take longer than 15 minutes, pass [WithMaxHold]: after that the lock is lost, and a call
-// that waits runs fn, too. Slots do not exclude each other. If two of them must not overlap, call
-// [Locker.Do] with the name of the job inside fn.
+// If fn may take longer than 15 minutes, pass [WithMaxHold]. Otherwise the lock is lost after 15
+// minutes, and a call that waits runs fn, too. Slots do not exclude each other. If two of them must
+// not overlap, call [Locker.Do] with the name of the job inside fn.
 //
 //   - If fn returns an error or panics, the key is released and another call may run fn. The error
 //     is that of Do.

@@ -60,7 +60,7 @@ func (plainLockOption) GRPCLock()             {}
 // or else its subject. A retry must then come with the credentials of the first call: the metadata
 // authorization, cookie (grpcgateway-cookie behind grpc-gateway) and x-api-key.
 //
-// Only a certificate that crypto/tls verified itself counts, by ClientCAs. If VerifyPeerCertificate
+// Only a certificate that crypto/tls itself verified against ClientCAs counts. If VerifyPeerCertificate
 // verifies it, as in go-spiffe, all callers are anonymous. Then pass Principal.
 func Principal(fn func(context.Context) string) LockOption {
 	return plainLockOption(func(c *config) {

@@ -91,11 +91,14 @@ func startAll(ctx context.Context, o options) (addrs []string, stop func(), err 
 // check reads the books.
 func (r *result) check(db *gorm.DB) error {
 	var stock Stock
-	err := errors.Join(
-		db.Model(&Order{}).Count(&r.Sold).Error,
-		db.Raw("SELECT COUNT(*) FROM (SELECT buyer FROM seckill_orders GROUP BY buyer HAVING COUNT(*) > 1) AS twice").Scan(&r.Doubled).Error,
-		db.First(&stock, "sku = ?", sku).Error,
-	)
+	// In a transaction, so that all is of one moment: orders may still be placed.
+	err := db.Transaction(func(tx *gorm.DB) error {
+		return errors.Join(
+			tx.Model(&Order{}).Count(&r.Sold).Error,
+			tx.Raw("SELECT COUNT(*) FROM (SELECT buyer FROM seckill_orders GROUP BY buyer HAVING COUNT(*) > 1) AS twice").Scan(&r.Doubled).Error,
+			tx.First(&stock, "sku = ?", sku).Error,
+		)
+	})
 	if err != nil {
 		return fmt.Errorf("cannot read the books: %w", err)
 	}

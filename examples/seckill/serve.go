@@ -56,6 +56,7 @@ func serve(ctx context.Context, o options, stdout io.Writer) error {
 	done := make(chan struct{})
 	end := context.AfterFunc(ctx, func() {
 		defer close(done)
+		s.end() // or shutDown waits for the crowd, which goes on buying
 		shutDown(server)
 	})
 	defer end()

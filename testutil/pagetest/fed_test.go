@@ -148,3 +148,22 @@ func TestPage_ChartOfOneSale(t *testing.T) {
 	say(t, ctx, `{began: 0}`) // the program was started again
 	points("in a program without a sale", 0)
 }
+
+// Enter that is held down on Start starts a sale, and does not stop it at the first repeat. That
+// comes after 500 ms or more on most desktops.
+func TestPage_EnterHeldDown(t *testing.T) {
+	address, _ := serve(t)
+	ctx := browser(t, address, desktop)
+	feed(t, ctx)
+	asks(t, ctx)
+	say(t, ctx, saleRuns)
+	enter := input.DispatchKeyEvent(input.KeyDown).WithKey("Enter").WithText("\r").WithWindowsVirtualKeyCode(13)
+	do(t, ctx, chromedp.Focus("#start"), enter.WithAutoRepeat(true))
+	if got := eval[[]string](t, ctx, `asked`); len(got) > 0 {
+		t.Errorf("Enter that is held down on Start asked for %v", got)
+	}
+	do(t, ctx, enter) // pressed anew, it stops the sale
+	if got := eval[[]string](t, ctx, `asked`); !slices.Equal(got, []string{"DELETE"}) {
+		t.Errorf("Enter on Stop asked for %v", got)
+	}
+}

@@ -189,7 +189,7 @@ async function buy(name) {
 let pressed = -Infinity; // when Start was last pressed
 $("#sale").addEventListener("submit", (event) => {
   event.preventDefault();
-  // Start is Stop for the second click of a double click, and while Enter is held down.
+  // Start is Stop for the second click of a double click.
   const again = event.timeStamp - pressed < 500;
   pressed = event.timeStamp;
   if (again) return;
@@ -198,8 +198,8 @@ $("#sale").addEventListener("submit", (event) => {
   return send("POST", "api/sale", { ...sale, clients: 20 });
 });
 $("#sale").addEventListener("keydown", (event) => {
-  // Enter in a field starts a sale, and stops none.
-  if (event.key === "Enter" && event.target.matches("input") && latest?.running) event.preventDefault();
+  // Enter in a field starts a sale, and stops none. Nor does Enter that is held down.
+  if (event.key === "Enter" && (event.repeat || event.target.matches("input") && latest?.running)) event.preventDefault();
 });
 $("#sale").addEventListener("invalid", () => { $("#settings").open = true; }, true);
 $("#sale").addEventListener("input", render);
