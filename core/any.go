@@ -50,10 +50,8 @@ func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireO
 	began, class := time.Now(), l.telemetry.classes.find(sorted[0])
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", sorted[0])
 	k, err := l.acquireAny(ctx, traced, sorted, opts)
-	theirs := callerError(ctx, sorted[0], err)
-	err = measured(began, err, theirs)
-	if theirs != nil {
-		theirs = fmt.Errorf("core: acquire any of %d keys: %w", len(sorted), theirs)
+	if err = callerError(ctx, sorted[0], err); err != nil {
+		err = fmt.Errorf("core: acquire any of %d keys: %w", len(sorted), err)
 	} else {
 		class = k.hold.lease.class
 		if span != nil {
@@ -61,7 +59,7 @@ func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireO
 		}
 	}
 	l.telemetry.acquired(ctx, span, class, began, k, err)
-	return k, theirs
+	return k, err
 }
 
 func (l *Locker) acquireAny(ctx, traced context.Context, keys []string, opts []AcquireOption) (*Lock, error) {

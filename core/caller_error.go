@@ -86,6 +86,7 @@ func callerError(caller context.Context, key string, err error) error {
 
 // measured returns the error that counts in the metrics: the backend's. If the caller's end came
 // before an answer was due, it says nothing about the backend, and the caller's error counts.
+// AcquireAny asks for many keys, one after the other, so there it never does.
 func measured(began time.Time, backends, callers error) error {
 	if time.Since(began) < answerDue {
 		return callers

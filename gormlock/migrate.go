@@ -3,6 +3,7 @@ package gormlock
 import (
 	"embed"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -41,7 +42,7 @@ func Migrate(db *gorm.DB) error {
 		return err
 	}
 	db = unguarded(db)
-	for s := range strings.SplitSeq(strings.TrimRight(string(schema), ";\n"), ";") {
+	for s := range statementsIn(string(schema)) {
 		err := repeat(db.Statement.Context, migrateTries, madeAtOnce, func() error { return db.Exec(s).Error })
 		if err != nil {
 			return fmt.Errorf("gormlock: Migrate: %w", err)
@@ -53,6 +54,11 @@ func Migrate(db *gorm.DB) error {
 		}
 	}
 	return nil
+}
+
+// statementsIn splits a schema. A checkout on Windows may end its lines with \r\n.
+func statementsIn(schema string) iter.Seq[string] {
+	return strings.SplitSeq(strings.TrimRight(schema, ";\r\n"), ";")
 }
 
 // unguarded returns a session of db that keeps only its context, without guards. With dbresolver it

@@ -18,7 +18,7 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	case !conflicts:
 	case saving || upsert.UpdateAll && onPrimaryKey(s, upsert):
 		all, written := s.ReflectValue, settle(db, upsert)
-		defer returnByName(s)()
+		defer returnByName(s, f)()
 		defer func() {
 			s.ReflectValue, s.Clauses["ON CONFLICT"] = all, given
 			db.RowsAffected += written
@@ -42,20 +42,18 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	insertVersioned(db, f, fn, conflicts, upsert.DoNothing)
 }
 
-// returnByName names the columns of a RETURNING of all. Then GORM fills the models that are there,
-// as it does in its own upsert. Otherwise it would put new models into the slice, which settle may
-// have made. The returned function puts back what was there.
-func returnByName(s *gorm.Statement) (restore func()) {
+// returnByName names a column in a RETURNING of all. Then GORM fills the models that are there, as it
+// does in its own upsert. Otherwise it would put new models into the slice, which settle may have
+// made. Not every field is a column, so the others stay "*". The returned function puts back what
+// was there.
+func returnByName(s *gorm.Statement, f *schema.Field) (restore func()) {
 	given, ok := s.Clauses["RETURNING"]
 	asked, _ := given.Expression.(clause.Returning)
 	named := func(c clause.Column) bool { return c.Name != "*" }
 	if !ok || slices.ContainsFunc(asked.Columns, named) {
 		return func() {}
 	}
-	var all clause.Returning
-	for _, name := range s.Schema.DBNames {
-		all.Columns = append(all.Columns, clause.Column{Name: name})
-	}
+	all := clause.Returning{Columns: []clause.Column{{Name: "*", Raw: true}, {Name: f.DBName}}}
 	s.Clauses["RETURNING"] = clause.Clause{Name: given.Name, Expression: all}
 	return func() { s.Clauses["RETURNING"] = given }
 }

@@ -8,6 +8,7 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 )
 
@@ -302,5 +303,33 @@ func TestVersion_SaveSliceReturning(t *testing.T) {
 			t.Errorf("saved were %+v", all)
 		}
 		ok(t, "Update", db.Model(&all[1]).Update("balance", 3).Error)
+	})
+}
+
+// Tallied has a field that is no column of its table. A query with a Select of its own fills it.
+type Tallied struct {
+	ID      uint
+	Name    string `gorm:"size:64"`
+	Notes   int64  `gorm:"->;-:migration"`
+	Version gormlock.Version
+}
+
+// TestVersion_ReturningWithoutColumn: RETURNING * asks for the columns of the table, not for all fields.
+func TestVersion_ReturningWithoutColumn(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Tallied{}))
+		one := Tallied{Name: "one"}
+		ok(t, "upsert", db.Clauses(clause.OnConflict{UpdateAll: true}, clause.Returning{}).Create(&one).Error)
+		wantVersion(t, "the upsert", one.Version, 1)
+		fresh := []Tallied{{Name: "two"}, {Name: "three"}}
+		ok(t, "Save of new ones", db.Clauses(clause.Returning{}).Save(&fresh).Error)
+		mixed := []Tallied{one, {Name: "four"}} // this one panicked at dcc553c
+		ok(t, "Save of both", db.Clauses(clause.Returning{}).Save(&mixed).Error)
+		wantVersion(t, "the old one", mixed[0].Version, 2)
+		wantVersion(t, "the new one", mixed[1].Version, 1)
+		if mixed[1].ID == 0 || mixed[0].ID != one.ID {
+			t.Errorf("saved were %+v", mixed)
+		}
 	})
 }

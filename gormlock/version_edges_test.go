@@ -190,3 +190,22 @@ func TestVersion_ReturnedAsNewModels(t *testing.T) {
 		}
 	})
 }
+
+// TestVersion_DeletedAndRolledBack: DELETE … RETURNING reads rows in the versions that they have. After a
+// rollback they have them still.
+func TestVersion_DeletedAndRolledBack(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Create", db.Create(&[]Seat{{Row: 1, Number: 1}, {Row: 1, Number: 2}}).Error)
+		var gone []Seat
+		want(t, "Delete", db.Transaction(func(tx *gorm.DB) error {
+			ok(t, "Delete", tx.Clauses(clause.Returning{}).Where(map[string]any{"number": 2}).Delete(&gone).Error)
+			return errNo
+		}), errNo)
+		if len(gone) == 0 && db.Name() == "mysql" {
+			return // MySQL has no RETURNING
+		}
+		wantVersion(t, "after the rollback", gone[0].Edition, 1)
+		ok(t, "Update", db.Model(&gone[0]).Update("taken", true).Error)
+	})
+}

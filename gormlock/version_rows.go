@@ -202,6 +202,7 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 		}
 		refuse(db, ErrStale, "%d of %d rows are in the version they were read in%s", db.RowsAffected, v.want, also)
 	}
+	raises := raised
 	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	_, returning := s.Clauses["RETURNING"]
 	kept := make(map[any]bool) // by the pointers of the models
@@ -219,7 +220,7 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 		}
 		setVersion(db, v.field, r.model, r.version, version)
 	}
-	if !returning {
+	if !returning || !raises { // a DELETE returns the versions that the rows had
 		return
 	}
 	// The database returned the other models, each with its version. If that is rolled back, they

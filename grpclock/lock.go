@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -145,16 +146,18 @@ func (i *interceptor) stream(
 		if k == nil {
 			return handler(srv, ss)
 		}
-		return handler(srv, &lockedStream{ServerStream: ss, ctx: ctx, call: c, lock: k})
+		// Once, because each refusal adds a trailer.
+		refusal := sync.OnceValue(func() error { return c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost)) })
+		return handler(srv, &lockedStream{ServerStream: ss, ctx: ctx, refusal: refusal, lock: k})
 	})
 }
 
 // lockedStream ends with its lock.
 type lockedStream struct {
 	grpc.ServerStream
-	ctx  context.Context
-	call *call
-	lock *core.Lock
+	ctx     context.Context
+	refusal func() error
+	lock    *core.Lock
 }
 
 func (s *lockedStream) Context() context.Context { return s.ctx }
@@ -180,7 +183,7 @@ func (s *lockedStream) SendMsg(m any) error {
 // a closed Locker.
 func (s *lockedStream) lost() error {
 	if err := s.lock.Err(); errors.Is(err, core.ErrLost) || errors.Is(err, core.ErrClosed) {
-		return s.call.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
+		return s.refusal()
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
+	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
@@ -285,4 +286,33 @@ func TestStreamLockByKey_LockerClosesDuringAWait(t *testing.T) {
 	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
 	_, err := s.chat(t, "1").Recv()
 	answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
+}
+
+// A handler that ignores the errors of Send gets LOCK_LOST many times. The client gets it once, and its
+// limit of a header list is that of grpc-java, 8 KiB.
+func TestStreamLockByKey_LostOnce(t *testing.T) {
+	t.Parallel()
+	n := testutil.Redis(t)
+	l := lockerOn(t, n, core.WithTTL(time.Second))
+	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+		n.Client().Del(context.Background(), "onelane:{room:1}")
+		<-s.Context().Done()
+		for range 300 {
+			_ = s.Send(&order{})
+		}
+		return s.Send(&order{})
+	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
+	client := testpb.NewOrdersClient(s.dial(grpc.WithMaxHeaderListSize(8 << 10)))
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "room", "1"), 20*time.Second)
+	defer cancel()
+	c, err := client.Chat(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Recv(); (answer{err: err}).reason() != reasonLockLost {
+		t.Fatalf("the client got %v", err)
+	}
+	if pushback := c.Trailer().Get("grpc-retry-pushback-ms"); len(pushback) != 1 || pushback[0] != "-1" {
+		t.Errorf("%d trailers, want one", len(pushback))
+	}
 }

@@ -19,7 +19,8 @@ const (
 	mostWaiting = 1 << 14
 )
 
-// errReplica ends a connection, and the idle ones with it. See driver.FromReplica.
+// errReplica ends a connection, and the idle ones with it. See driver.FromReplica. A new connection
+// is kept for a while: the next one would lead to the same replica, which still answers reads.
 var errReplica = fmt.Errorf("redisbackend: this Redis is a replica: %w", net.ErrClosed)
 
 var errBusy = errors.New("redisbackend: too many calls wait for this Redis, which does not keep up; send fewer at a time or add a Redis")
@@ -237,7 +238,7 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 		}
 	}
 	c.replicas.confirm(commands)
-	if err == nil && driver.FromReplica(commands) {
+	if err == nil && now.Sub(cn.made) > longestDialPause && driver.FromReplica(commands) {
 		err = errReplica
 	}
 	return err

@@ -29,6 +29,7 @@ type connection struct {
 	buffer []byte
 
 	end  time.Time // when it is to be replaced, or zero
+	made time.Time
 	used time.Time
 
 	soft, hard time.Time // when a call without an answer ends, and any call

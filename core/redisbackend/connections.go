@@ -136,9 +136,6 @@ func (c *connections) discard(cn *connection, err error) {
 		gone += len(c.idle)
 		c.idle = nil
 	}
-	if err == errReplica { // the next one may lead there, too
-		c.retry = time.Now().Add(longestDialPause)
-	}
 	c.forget(gone)
 	if len(c.waiting) == 0 {
 		return
@@ -234,8 +231,9 @@ func (c *connections) connect() {
 		return
 	}
 	c.open++
-	cn.used = time.Now()
-	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, time.Now()
+	cn.made = time.Now()
+	cn.used = cn.made
+	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, cn.made
 	c.mu.Unlock()
 	c.put(cn, nil)
 }

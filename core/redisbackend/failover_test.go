@@ -135,3 +135,26 @@ func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
 	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
 	ok(t, "Release", k.Release(t.Context()))
 }
+
+// After a fail-over, clients reach the demoted master until the name leads elsewhere. It knows the
+// recorded answers, and a client that repeats a request gets its answer at once.
+func TestFailover_DemotedMasterAnswersAtOnce(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	l := locker(t, one(node.Client()))
+	ok(t, "Seal", acquire(t, l, "paid").Seal(t.Context(), []byte("answer"), time.Hour))
+	ok(t, "REPLICAOF", node.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	const repeats = 20
+	fast := 0
+	for range repeats {
+		began := time.Now()
+		_, err := l.Acquire(t.Context(), "paid")
+		want(t, "Acquire", err, core.ErrSealed)
+		if time.Since(began) < 200*time.Millisecond {
+			fast++
+		}
+	}
+	if fast < repeats/2 {
+		t.Errorf("%d of %d repeats got their answers at once", fast, repeats)
+	}
+}

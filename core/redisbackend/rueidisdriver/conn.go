@@ -91,6 +91,7 @@ func (c *conn) open() (*wire, error) {
 		w.close()
 		return nil, fmt.Errorf("cannot connect: %w", err)
 	}
+	w.made = time.Now()
 	return w, nil
 }
 

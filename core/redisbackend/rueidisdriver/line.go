@@ -66,7 +66,8 @@ func (l *line) do(ctx context.Context, commands []*driver.Command) (late <-chan 
 	err = w.do(ctx, commands)
 	switch {
 	case err == nil:
-		if driver.FromReplica(commands) {
+		// The next one may lead there, too, so a new one is kept for a while.
+		if time.Since(w.made) > longestDialPause && driver.FromReplica(commands) {
 			l.drop(w)
 		}
 		l.leave(w)
@@ -222,6 +223,7 @@ func (l *line) close() {
 type wire struct {
 	client  rueidis.DedicatedClient
 	release func()
+	made    time.Time
 	places  chan struct{} // one for each call under way
 	once    sync.Once
 
