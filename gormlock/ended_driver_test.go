@@ -91,16 +91,23 @@ func (c *rewordConn) CheckNamedValue(v *driver.NamedValue) error {
 // reworded opens the database of plain with a driver that words errors in its own way.
 func reworded(t *testing.T, plain *gorm.DB, reword func(error) error) *gorm.DB {
 	t.Helper()
+	db := openMySQL(t, plain, func(c driver.Connector) driver.Connector { return rewordConnector{c, reword} })
+	ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+	return db
+}
+
+// openMySQL opens the database of plain with another driver around that of MySQL.
+func openMySQL(t *testing.T, plain *gorm.DB, around func(driver.Connector) driver.Connector) *gorm.DB {
+	t.Helper()
 	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
 	ok(t, "ParseDSN", err)
 	cfg.DBName, cfg.ParseTime, cfg.InterpolateParams = plain.Migrator().CurrentDatabase(), true, true
 	connector, err := gomysql.NewConnector(cfg)
 	ok(t, "NewConnector", err)
-	conns := sql.OpenDB(rewordConnector{connector, reword})
+	conns := sql.OpenDB(around(connector))
 	t.Cleanup(func() { _ = conns.Close() })
 	db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
-	ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
 	return db
 }
 
@@ -112,7 +119,7 @@ func TestEnded_DeadlockInOtherWords(t *testing.T) {
 			return
 		}
 		for name, reword := range map[string]func(error) error{
-			"known driver": func(err error) error { return err }, "other driver": asOtherError, "proxy": asVitess,
+			"known driver": func(err error) error { return err }, "other driver": asOtherError, "proxy": asVitess, "wrapper": asStateError,
 		} {
 			t.Run(name, func(t *testing.T) {
 				db := reworded(t, plain, reword)
@@ -217,43 +224,4 @@ func asStateError(err error) error {
 		return stateError(e.SQLState[:])
 	}
 	return err
-}
-
-// TestEnded_DeadlockWithSQLState: nothing is written after a deadlock, also if the error has a method
-// SQLState, as the errors for PostgreSQL have.
-func TestEnded_DeadlockWithSQLState(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, plain *gorm.DB) {
-		if plain.Name() != "mysql" {
-			return
-		}
-		db := reworded(t, plain, asStateError)
-		put(t, plain, 42, 10)
-		put(t, plain, 43, 10)
-		other := plain.Begin()
-		ok(t, "other", take(other, 43))
-		var second Stock
-		ok(t, "Take", other.Take(&second, "sku = 43").Error)
-		for range 50 { // heavier, so that it is not the victim
-			ok(t, "other", other.Create(&Item{StockID: second.ID, Name: "heavy"}).Error)
-		}
-		done := make(chan error, 1)
-		want(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
-			ok(t, "take", take(tx, 42))
-			go func() { done <- errors.Join(take(other, 42), other.Rollback().Error) }()
-			awaitLockWait(t, plain)
-			if take(tx, 43) == nil {
-				t.Error("no deadlock")
-			}
-			if tx.Create(&Item{StockID: second.ID, Name: "order"}).Error == nil {
-				t.Error("a statement was sent after the deadlock")
-			}
-			return errUndone
-		}), errUndone)
-		ok(t, "other", <-done)
-		var n int64
-		if ok(t, "Count", plain.Model(&Item{}).Count(&n).Error); n != 0 {
-			t.Errorf("the transaction was rolled back, and %d rows of it are committed", n)
-		}
-	})
 }

@@ -2,16 +2,11 @@ package gormlock_test
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
-	"os"
 	"strings"
 	"testing"
 
-	gomysql "github.com/go-sql-driver/mysql"
-	"gorm.io/driver/mysql"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
@@ -46,15 +41,7 @@ func TestGrouped_OtherDriver(t *testing.T) {
 			return
 		}
 		put(t, plain, 42, 10)
-		cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
-		ok(t, "ParseDSN", err)
-		cfg.DBName, cfg.ParseTime, cfg.InterpolateParams = plain.Migrator().CurrentDatabase(), true, true
-		connector, err := gomysql.NewConnector(cfg)
-		ok(t, "NewConnector", err)
-		conns := sql.OpenDB(otherMySQL{connector})
-		t.Cleanup(func() { _ = conns.Close() })
-		db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
-		ok(t, "Open", err)
+		db := openMySQL(t, plain, func(c driver.Connector) driver.Connector { return otherMySQL{c} })
 		l := locker(t, testutil.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		callers := []*caller{taker(42), taker(42), taker(42)}
