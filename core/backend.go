@@ -58,10 +58,10 @@ type Backend interface {
 	Unseal(ctx context.Context, key string) error
 	// Inspect returns the state of key without changing it.
 	Inspect(ctx context.Context, key string) (State, error)
-	// Watch signals changed when key may have become free, and when a signal may have been missed.
-	// The channel has room for one signal. If the subscription ends, the backend closes the
-	// channel, and the caller should call Watch again. The caller must call stop. A backend that
-	// cannot tell returns a nil channel and a no-op stop; its waiters poll.
+	// Watch sends a signal on changed when key may have become free, and when a signal may have
+	// been missed. The channel has room for one signal. If the subscription ends, the backend
+	// closes the channel, and the caller should call Watch again. The caller must call stop. A
+	// backend that cannot tell returns a nil channel and a no-op stop; its waiters poll.
 	Watch(ctx context.Context, key string) (changed <-chan struct{}, stop func(), err error)
 	// Ping returns nil if the backend can decide about keys now. It makes the connections that
 	// Acquire needs, and takes at most one round trip more. The error is an [*UnavailableError]
@@ -136,8 +136,8 @@ type State struct {
 	Status Status
 	// Owner is the owner text of a held or orphaned key. It names the holder's instance.
 	Owner string
-	// Token is the fencing token that the key was sealed with, or the first token of the lease
-	// that holds it or left an orphan. It is 0 if there is none or the backend does not know it.
+	// Token is the fencing token that the key was sealed with. For a held or orphaned key, it is
+	// the first token of the lease. It is 0 if there is none or the backend does not know it.
 	Token uint64
 	// Value is the value of a sealed key. It must not be modified.
 	Value []byte

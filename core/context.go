@@ -20,7 +20,8 @@ func (c *carried) Value(key any) any {
 }
 
 // WithLock returns a context that carries k. Acquire with that context, on the same key and Locker,
-// returns another handle on k at once. It does not wait for itself. The last Release frees the key.
+// returns another handle on k at once. So a caller does not wait for its own lock. The last Release
+// frees the key.
 //
 // The context does not exclude goroutines that share it from each other. Give them
 // WithLock(ctx, nil), which returns a context that carries no lock.

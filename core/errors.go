@@ -120,7 +120,7 @@ func (e *OrphanedError) Is(target error) bool { return target == ErrOrphaned }
 // UnavailableError says why the backend could not decide. It matches [ErrUnavailable] and each
 // cause.
 type UnavailableError struct {
-	// Key is the key as the caller wrote it, or empty if the call was about none.
+	// Key is the key as the caller wrote it, or empty if the call was about no key.
 	Key string
 	// Nodes are the causes, one for each node that failed. There is at least one.
 	Nodes []error

@@ -14,7 +14,7 @@ const (
 
 // Join makes one key of several parts, so that different parts never make the same key. Parts are
 // separated by ":", which is escaped inside them: Join("a:b", "c") and Join("a", "b:c") differ.
-// Plain parts read as written: Join("stock", "42") is "stock:42". Use Join if a part comes from
+// Plain parts stay as they are: Join("stock", "42") is "stock:42". Use Join if a part comes from
 // outside.
 func Join(parts ...string) string {
 	size := len(parts)

@@ -36,8 +36,8 @@ func (k *Lock) Deadline() time.Time {
 	return s.grant.Deadline
 }
 
-// Token returns the lock's fencing token: a number larger than that of every earlier holder of the
-// key that has one. A resource that remembers the largest token, and refuses smaller ones, is safe
+// Token returns the lock's fencing token: a number larger than every token of an earlier holder of
+// the key. A resource that remembers the largest token, and refuses smaller ones, is safe
 // from holders that lost the lock without noticing. See Martin Kleppmann, "How to do distributed
 // locking", 2016.
 //
@@ -126,9 +126,9 @@ func (k *Lock) failed(err error) error {
 
 // Context returns a child of the context that the lock was acquired with. It is canceled when the
 // lock ends. The cause is [ErrLost] as soon as the lock is lost, no later than its deadline. After
-// the machine was suspended that is at the next renewal; [Lock.Err] knows at once. The cause is
-// [ErrClosed] when the Locker is closed. There is no such cause when the lock is released or
-// sealed. Run the work that the lock protects under this context.
+// the machine was suspended, the context ends only at the next renewal, but [Lock.Err] returns the
+// loss at once. The cause is [ErrClosed] when the Locker is closed. There is no such cause when the
+// lock is released or sealed. Run the work that the lock protects under this context.
 func (k *Lock) Context() context.Context {
 	s := k.hold.lease
 	s.mu.Lock()

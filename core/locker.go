@@ -138,7 +138,8 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 // another holder may have run at the same time. A release that fails for another reason is logged
 // and is no error. Then fn ran alone, and the key is free when its lease ends.
 //
-// Commit within fn. Around Do, a database transaction is committed after the lock is released.
+// Commit within fn. If a database transaction encloses Do, it commits only after the lock is
+// released.
 func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context) error, opts ...AcquireOption) (err error) {
 	k, err := l.Acquire(ctx, key, opts...)
 	if err != nil {
@@ -261,19 +262,19 @@ func (l *Locker) isClosed() bool {
 	}
 }
 
-// MeterProvider returns where l's metrics go, so that what is built on l reports to the same place.
+// MeterProvider returns the provider of l's metrics. Packages built on l report there, too.
 func (l *Locker) MeterProvider() metric.MeterProvider { return l.meters }
 
-// TracerProvider returns where l's spans go, so that what is built on l reports to the same place.
+// TracerProvider returns the provider of l's spans. Packages built on l report there, too.
 func (l *Locker) TracerProvider() trace.TracerProvider { return l.tracers }
 
 // Traces reports whether a call with ctx gets a span. Every call inside of a trace gets one. If
-// [WithTelemetry] set the tracer provider, all calls do. A span costs allocations even if nobody
-// records it.
+// [WithTelemetry] set the tracer provider, every call gets one. A span costs allocations even if
+// nobody records it.
 func (l *Locker) Traces(ctx context.Context) bool { return l.telemetry.traces(ctx) }
 
-// Logger returns l's logger, so that what is built on l reports to the same place. It writes each
-// message at most every 10 s; see [WithLogger].
+// Logger returns l's logger. Packages built on l report there, too. The logger writes each message
+// at most every 10 s; see [WithLogger].
 func (l *Locker) Logger() *slog.Logger { return l.logger }
 
 // Prefix returns the prefix of the names in the backend, see [WithPrefix].

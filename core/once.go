@@ -8,9 +8,9 @@ import (
 )
 
 // DoOnce runs fn under the lock on key, as [Locker.Do] does, and seals the key for the retention if
-// fn returns nil. Until then, or until [Locker.Unseal], later calls on the key do nothing. ran
-// reports whether this call ran fn. If another call did, that is no error. A call that comes while
-// fn runs elsewhere waits for it; with [WithWait] of 0 it returns [*TakenError].
+// fn returns nil. Until the retention ends, or until [Locker.Unseal], later calls on the key do
+// nothing. ran reports whether this call ran fn. If another call did, that is no error. A call that
+// comes while fn runs elsewhere waits for it; with [WithWait] of 0 it returns [*TakenError].
 //
 // It is for jobs that run once per time slot on many instances. Put the slot into the key, for
 // example core.Join("report", "2026-11-22"), and give such keys to nothing else. The retention must
@@ -24,8 +24,8 @@ import (
 //   - If fn returns an error or panics, the key is released and another call may run fn. The error
 //     is that of Do.
 //   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed.
-//     Another call may run fn again, or runs it now. A lock with [WithOrphan] that nobody adopted
-//     is still sealed, and that is no error.
+//     Another call may run fn again, or runs it now. With [WithOrphan], the key is still sealed if
+//     nobody adopted the orphan, and DoOnce returns no error.
 //   - If the key cannot be sealed after fn ran, DoOnce tries again for as long as [WithOutageWait]
 //     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's
 //     error. Nobody gets the key before its lease ends. With WithOrphan, the key is orphaned after

@@ -12,15 +12,16 @@ import (
 const maxValue = 16 << 20
 
 // Seal ends the lock by leaving value under its key for the retention, instead of freeing it. Until
-// then, or until [Locker.Unseal], Acquire on the key returns [*SealedError] with the value. Seal is
-// one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can still be
-// sealed after its lease ended, unless somebody adopted the orphan.
+// the retention ends, or until [Locker.Unseal], Acquire on the key returns [*SealedError] with the
+// value. Seal is one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can
+// still be sealed after its lease ended, unless somebody adopted the orphan.
 //
 // If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
 // [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the
-// same value. Nobody gets the key before its lease ends, unless the lock is released. So call
-// [Lock.Lapse] if a deferred Release follows. If ctx has ended before the call, Seal works for up
-// to 100 ms, as Release does. Value must not be modified later; it has at most 16 MiB.
+// same value. Nobody gets the key before its lease ends, unless the lock is released. A deferred
+// Release may free the key: call [Lock.Lapse] to prevent that. If ctx has ended before the call,
+// Seal works for up to 100 ms, as Release does. Value must not be modified later; it has at most
+// 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
 	if ctx.Err() == nil {
 		return k.seal(ctx, ctx, value, retention)

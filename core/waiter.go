@@ -42,13 +42,13 @@ type waiter struct {
 	scout *scout // nil, except for a waiter that an anyQueue made
 
 	// failed has the owners of w's earlier attempts that had no answer in time. Such an attempt may
-	// have got the key, and then leaves an orphan. It also has the owners of orphans that they may
-	// have adopted.
+	// have got the key, and then leaves an orphan. failed also has the owners of orphans that these
+	// attempts may have adopted.
 	failed []string
 }
 
-// limit bounds ctx by WithWait, for a wait that began at the time began. With a wait of 0 or
-// forever, limit returns ctx.
+// limit bounds ctx by WithWait. The wait started at began. With a wait of 0 or forever, limit
+// returns ctx.
 func (s *settings) limit(ctx context.Context, began time.Time) (context.Context, context.CancelFunc) {
 	if s.wait <= 0 {
 		return ctx, func() {}
@@ -233,7 +233,7 @@ func (w *waiter) askOnTurn(ctx context.Context, q *queue) (*Lock, error) {
 	return w.ask(ctx, q)
 }
 
-// answerDue is after how long a backend that has not answered is taken for unavailable, even if the
+// answerDue is a time without an answer. After it, a backend counts as unavailable, even if the
 // callers' waits ended their questions.
 const answerDue = 100 * time.Millisecond
 
@@ -350,7 +350,7 @@ func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 }
 
 // gaveUp returns the error of a wait that ctx ended. last is the last answer, or nil. Without an
-// answer nobody knows that the key is taken.
+// answer, nobody knows whether the key is taken.
 func (w *waiter) gaveUp(ctx context.Context, last error) error {
 	if w.locker.isClosed() {
 		return fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)

@@ -12,8 +12,8 @@
 //
 // Three things to know:
 //
-//   - The handler's context is c.Request.Context(), and not c. It carries the claim or the lock,
-//     and does not end when the client of a claim hangs up.
+//   - The handler's context is c.Request.Context(), and not c. It carries the claim or the lock. If
+//     it carries a claim, it does not end when the client hangs up.
 //   - The principal is the name that gin.BasicAuth left under gin.AuthUserKey, unless [Principal]
 //     is set. If that key holds anything but a name, the request is refused with 500.
 //   - A middleware that makes the answer from c.Errors or c.Keys belongs inside. The order is:

@@ -92,13 +92,13 @@ func user(c *gin.Context) (string, error) {
 	}
 	name, ok := v.(string)
 	if !ok || name == "" {
-		// Formatted, the value could be another text in the next request, which would run twice.
+		// As text, the value could differ in a retry, and the retry would run again.
 		return "", fmt.Errorf("ginlock: gin.AuthUserKey holds a %T, not a name", v)
 	}
 	return name, nil
 }
 
-// request is a request on its way through a middleware, and the context that leads to it.
+// request is a request in a middleware. It is also the context from which others find it.
 type request struct {
 	context.Context
 	c     *gin.Context
@@ -107,8 +107,8 @@ type request struct {
 	ran   bool
 }
 
-// passed reports whether something was written past our writers. Another middleware of this package
-// outside does not see that, so each one is asked.
+// passed reports whether something was written without our writers. A middleware of this package
+// outside of this one does not see that, so passed asks each one.
 func (r *request) passed() bool {
 	for q := r; q != nil && q.c == r.c; q, _ = q.Context.Value(requestKey{}).(*request) {
 		if q.sent.Written() {
@@ -205,8 +205,8 @@ func next(w http.ResponseWriter, r *http.Request) {
 	case req.passed(): // gin.Engine.HandleContext writes to Gin's own writer
 		k.Suggest(claim.NotKept)
 	case inner.decided:
-		// It could not be rendered. Gin sets the content type before that fails. A redirect has
-		// none, and is an answer, also beside a logged error.
+		// The answer could not be rendered: Gin sets the content type before rendering fails. A
+		// redirect has no content type, and is an answer even if an error was logged.
 		if inner.status < 400 && inner.Header()["Content-Type"] != nil && c.IsAborted() && len(c.Errors) > errs {
 			claim.SuggestAll(r.Context(), claim.NotKept) // the keys around get the same answer
 		}

@@ -106,8 +106,8 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 }
 
 // session returns db with ctx. WithContext alone would keep the statement of a hook or of
-// FindInBatches, whose db is a session with NewDB. GORM's Transaction drops it, and so does
-// Clauses.
+// FindInBatches, because their db is a session with NewDB. GORM's Transaction drops that statement,
+// and so does Clauses.
 func session(ctx context.Context, db *gorm.DB) *gorm.DB { return db.Clauses().WithContext(ctx) }
 
 // limited returns the context of a new transaction, which ends after DefaultTransactionTimeout.

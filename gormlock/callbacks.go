@@ -139,8 +139,8 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-// admit returns why a statement must not run. Without an error the statement runs under what its
-// guards ask for, in a transaction that has begun.
+// admit returns why a statement must not run. If there is no error, the locks of its guards are
+// held and its transaction has begun.
 func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) error {
 	if err := p.enter(db, op); err != nil {
 		return err
@@ -165,7 +165,7 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 	return nil
 }
 
-// begun sends BEGIN before a statement's transaction gets its first one. PrepareContext would, but
+// begun sends BEGIN before the first statement of a transaction. PrepareContext would do so, but
 // GORM prepares each statement once for all callers. BEGIN may wait for callers that have the
 // connection or the fence. These would wait for the caller that prepares, and get its error. If
 // preparing fails, GORM also makes an empty sql.Row.
@@ -186,7 +186,7 @@ func begun(db *gorm.DB) error {
 // transaction is open already, and GORM begins none.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
-		// In an open transaction GORM's fails, and would leave that in the result of
+		// In an open transaction GORM's callback fails, and would leave its error in the result of
 		// gorm.WithResult.
 		result := db.Statement.Result
 		if _, open := transactionOf(db.Statement.ConnPool); open {
@@ -230,7 +230,7 @@ func adopt(db *gorm.DB) {
 	}
 }
 
-// enter puts a statement under what its guards ask for.
+// enter takes the locks that a statement's guards ask for.
 func (p *plugin) enter(db *gorm.DB, op operation) error {
 	s := db.Statement
 	guards, inContext := guardsOf(s), demandOf(s.Context)

@@ -31,13 +31,13 @@ import (
 // If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. The UPDATE therefore runs in a
-// transaction even with SkipDefaultTransaction, but hooks after it run outside of that. If nothing
-// is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate hooks have run then. New associations
-// of the model are not written. Joins, Group, Having and a FROM that an UPDATE cannot write are
-// errors. If there is no condition, the error is gorm.ErrMissingWhereClause. With DryRun it is
-// gorm.ErrDryRunModeUnsupported. Decrement needs MySQL, MariaDB, PostgreSQL or SQLite (3.35 or
-// newer). On another database the error is [ErrDialect]. What is left of a column with decimals is
-// rounded down.
+// transaction even with SkipDefaultTransaction, but hooks after it run outside of that transaction.
+// If nothing is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate hooks have run then. New
+// associations of the model are not written. Joins, Group, Having and a FROM that an UPDATE cannot
+// write are errors. If there is no condition, the error is gorm.ErrMissingWhereClause. With DryRun
+// it is gorm.ErrDryRunModeUnsupported. Decrement needs MySQL, MariaDB, PostgreSQL or SQLite (3.35
+// or newer). On another database the error is [ErrDialect]. What is left of a column with decimals
+// is rounded down.
 //
 // [DecrementAll] takes from several rows. [SealWhenOut] turns later buyers away without the
 // database.
@@ -89,7 +89,7 @@ func decrementRow(
 //	left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 2})
 //
 // The map has the quantity for each value of the key column. Each value must name one row. If the
-// key is a field of the model, a number needs numbers, and a text needs texts. The conditions of db
+// key is a field of the model, pass numbers for a number, texts for a text. The conditions of db
 // apply to every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
 // savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
 // deadlock. They can deadlock if they write one key in two ways, such as "a" and "A" if the database

@@ -89,8 +89,8 @@ func (d *decrement) attach(db *gorm.DB) *gorm.DB {
 	return db
 }
 
-// Build implements clause.Expression. It is the value that GORM would write, if a hook took the SET
-// of d away. The statement fails then, because its condition may be gone too.
+// Build implements clause.Expression. GORM writes d itself as a value if a hook removed the SET of
+// d. The statement fails then, because its condition may be gone too.
 func (d *decrement) Build(b clause.Builder) {
 	_ = b.(*gorm.Statement).AddError(d.replaced())
 }
@@ -159,7 +159,8 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 }
 
 // addZeroParts adds the parts of a model's primary key that are zero, which GORM would leave out:
-// the statement would take from another row. A part that d.key names is not the model's.
+// the statement would take from another row. It skips a part that d.key names, because d.key and
+// not the model gives its value.
 func (d *decrement) addZeroParts() {
 	s := d.statement
 	for _, m := range structsOf(s.ReflectValue) {
@@ -241,7 +242,8 @@ func (d *decrement) row(db *gorm.DB) string {
 	return db.Explain(s.SQL.String(), s.Vars...)
 }
 
-// readLeft reads the newest value of the column, for an error; -1 if there is no such number.
+// readLeft reads the newest value of the column for an InsufficientError. It returns -1 if there is
+// no such number.
 func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
 	var left []any
 	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
@@ -290,7 +292,7 @@ func (p *decrementPool) ExecContext(
 	if err := d.exec(ctx, p.ConnPool, query, args); err != nil {
 		return nil, err
 	}
-	if d.matched == 0 { // nothing follows what was not taken
+	if d.matched == 0 { // nothing was taken: run no hook, write no association
 		d.statement.SkipHooks = true
 		d.statement.Omits = append(d.statement.Omits, clause.Associations)
 	}
@@ -319,8 +321,9 @@ func (d *decrement) exec(ctx context.Context, c gorm.ConnPool, query string, arg
 	return nil
 }
 
-// readInsertID is for MySQL and MariaDB. LAST_INSERT_ID is one more than what is left, because the
-// answer to an UPDATE has 0 if a trigger of the table inserts. The connection knows it then.
+// readInsertID is for MySQL and MariaDB. LAST_INSERT_ID is one more than what is left, so it is
+// never 0. If a trigger of the table inserts, the answer to an UPDATE has 0. Then the connection
+// knows LAST_INSERT_ID.
 func (d *decrement) readInsertID(
 	ctx context.Context, c gorm.ConnPool, query string, args []any,
 ) error {

@@ -15,10 +15,10 @@
 //
 //   - The lock is acquired before BEGIN and the first snapshot, and released after the answer to COMMIT.
 //   - If the outcome of COMMIT is unknown, the error is [ErrCommitUnknown], and the key stays locked
-//     until its lease ends. Only an error with which a database itself rolls back is definite.
+//     until its lease ends. An error is a definite outcome only if the database rolls back with it.
 //   - If the lock is lost or the context ends before COMMIT, the transaction is rolled back.
 //   - Panics in blocks and hooks roll back, then unlock.
-//   - If the database ends a guarded transaction, a single goroutine writes nothing after it.
+//   - If the database ends a guarded transaction, later statements of one goroutine write nothing.
 //   - Several keys are all acquired or none, in one order everywhere.
 //   - A guard that cannot guard is an error, and what it guards is not sent.
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says.
@@ -34,7 +34,7 @@
 // # Does not guarantee
 //
 //   - Exclusion of writers without the guard. [Protect] refuses those that GORM builds.
-//   - That a block under [Guard] locks before its first statement, or statements that drop scopes.
+//   - A lock before a block's first statement under [Guard], or for statements that drop scopes.
 //   - Exclusion after Redis lost the lock, unless the guard is [Fenced] or the database decides.
 //
 // Without a guard, transactions begin in the database with their first statement.

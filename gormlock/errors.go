@@ -31,9 +31,9 @@ var (
 	// ErrUnguarded reports a write to a table of [Protect] without a guard.
 	ErrUnguarded = errors.New("the table is protected and no guard is held: write it in gormlock.Transaction, " +
 		"under a context of gormlock.WithGuard, or after db.Scopes(gormlock.Guard(key))")
-	// ErrCommitUnknown reports that COMMIT was sent and that its answer, if one came, is not one with
-	// which the database itself rolls back. The writes are there, or they are not. The key stays
-	// locked until its lease ends.
+	// ErrCommitUnknown reports that COMMIT was sent and that its outcome is unknown. No answer came,
+	// or the answer is not an error with which the database itself rolls back. The writes are there,
+	// or they are not. The key stays locked until its lease ends.
 	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
 	// ErrInsufficient reports that [Decrement] found less than it should take. See
 	// [InsufficientError].

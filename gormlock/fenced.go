@@ -24,8 +24,8 @@ var ErrFenced = errors.New("fenced off")
 // the transaction is rolled back, with an error that matches [ErrFenced] and core.ErrLost.
 //
 // So a holder that lost its lock without noticing does not write, and reads nothing that others
-// change before it ends. Its process may have been stopped, or Redis failed over to a replica that
-// did not know the lock. It costs one row per key and two statements.
+// change before its transaction ends. Its process may have been stopped, or Redis failed over to a
+// replica that did not know the lock. Fenced costs one row per key and two statements.
 //
 // Fenced is an option of [Guard], [Transaction] and [Once]. As an option of [New] it is the default
 // for all guards, those of [WithGuard] too. If guards are combined and one is fenced, all are.

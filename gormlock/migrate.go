@@ -22,13 +22,13 @@ const migrateTries = 3
 // package.
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as
-// text. A collation that takes two keys for one would refuse the wrong holder. Columns that are too
+// text. A collation that treats two keys as one would refuse the wrong holder. Columns that are too
 // short are an error too, because MySQL may truncate silently. On databases other than MySQL,
 // MariaDB, PostgreSQL and SQLite it returns [ErrDialect].
 //
 // With dbresolver, Migrate and [Purge] use the source, where writes outside a transaction go.
-// Transactions begin on the database of gorm.Open. If that is another one, call both with a gorm.DB
-// without dbresolver, too.
+// Transactions begin on the database of gorm.Open. If that is another database, also call Migrate
+// and Purge with a gorm.DB without dbresolver.
 func Migrate(db *gorm.DB) error {
 	d, err := dialectOf(db)
 	if err != nil {

@@ -84,14 +84,14 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 
 // WithRetry runs the function of a [Transaction] again, at most n more times, if the database
 // rolled it back because of other transactions. The reason is a deadlock, a serialization failure
-// or a busy SQLite. It does the same after [ErrStale]. [Once] does so without it, nine times. It
-// pauses for some milliseconds between two tries, and stops when the context ends; the error is
-// that of the last try. n must be at least 1.
+// or a busy SQLite. It does the same after [ErrStale]. [Once] runs its function again up to nine
+// times, even without WithRetry. WithRetry pauses for some milliseconds between two tries, and
+// stops when the context ends; the error is that of the last try. n must be at least 1.
 //
 // Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The
 // locks are released between two tries, and each try waits for them anew. The function must be
-// repeatable: what it does outside of tx happens once for each try. It reads itself what it writes,
-// as a rollback leaves the new values in a model.
+// repeatable: what it does outside of tx happens once for each try. In each try it must read what
+// it writes, because a rollback leaves the new values in a model.
 //
 // Only a transaction that is known to be rolled back runs again, never one that ended with
 // [ErrCommitUnknown]. In a transaction that is open already WithRetry does nothing: the error goes

@@ -36,9 +36,9 @@ var purgedTables = []purged{
 //
 //   - results of [Once] that are older than olderThan; such a key runs anew if it is asked for
 //     again;
-//   - fences that no transaction has registered at since then, and at least for a day;
-//   - free rows of [Table] that were acquired before that, at least an hour ago. Held, sealed and
-//     orphaned keys stay.
+//   - fences at which no transaction has registered for olderThan, and for at least a day;
+//   - free rows of [Table] that were acquired longer ago than olderThan, and at least an hour ago.
+//     Held, sealed and orphaned keys stay.
 //
 // Fencing tokens go on increasing after it. Ages are by the database's clock.
 //

@@ -32,9 +32,9 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 //
 // A model has the version that was read or written with it. A write of a model with its primary key
 // needs the row in that version, and adds 1 to the versions of both. Otherwise the error is
-// [ErrStale]. Then the statement wrote nothing, neither of a slice nor of associations, even in
-// your own transaction. A rollback also takes the new versions back out of the models, but not the
-// new values. Read again what you read or wrote inside the transaction.
+// [ErrStale]. Then the statement wrote nothing: no element of a slice and no association. That
+// holds in your own transaction, too. A rollback also takes the new versions back out of the
+// models, but not the new values. Read again what you read or wrote inside the transaction.
 //
 // A create of a new model writes 1. If the model has a version, as a deleted one has, a create
 // writes 1 more. Others may delete a row for good and create it anew under its key. If it reaches

@@ -24,10 +24,10 @@
 //     Use grpc.WaitForHandlers and idempotency.Shutdown when the server stops.
 //   - Use this order: recovery, telemetry, authentication and rate limit, this interceptor, the
 //     interceptor that turns errors into statuses, the handler. An interceptor that begins and
-//     commits a database transaction belongs inside, or the lock ends before COMMIT. Before
-//     authentication, this interceptor would replay answers to anyone who has the key. Nothing
-//     outside this interceptor should call grpc.SetHeader before a call is answered: clients retry
-//     a refusal only if it has nothing but trailers.
+//     commits a database transaction belongs inside, or the lock ends before COMMIT. If this
+//     interceptor came before authentication, it would replay answers to anyone who has the key.
+//     Nothing outside this interceptor should call grpc.SetHeader before a call is answered:
+//     clients retry a refusal only if it has nothing but trailers.
 //
 // The services grpc.health and grpc.reflection are never protected. The promises and their limits
 // are in docs/. Package ginlock is the same for Gin.

@@ -134,7 +134,7 @@ func eachField(raw []byte) iter.Seq[start] {
 	return func(yield func(start) bool) {
 		for at := 0; at < len(raw); {
 			number, _, n := protowire.ConsumeField(raw[at:])
-			if n < 0 { // not received, but it must count
+			if n < 0 { // such a field is never received, but it must count
 				number, n = math.MaxInt32, len(raw)-at
 			}
 			if !yield(newStart(number, at)) {

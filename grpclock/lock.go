@@ -89,8 +89,8 @@ func (c *call) locked(l *core.Locker, key string) (resp any, err error) {
 	return resp, err
 }
 
-// underLock calls run with a context that carries the lock, or without a lock and with the context
-// of the call if it runs unprotected.
+// underLock calls run with a context that carries the lock. If the call runs unprotected, run gets
+// no lock and the context of the call.
 func (c *call) underLock(
 	l *core.Locker, key string, run func(context.Context, *core.Lock) error,
 ) (err error) {
@@ -113,7 +113,7 @@ func (c *call) underLock(
 		closed := errors.Is(k.Err(), core.ErrClosed) // the Locker, while the handler ran
 		lost := claim.ReleaseLock(c.ctx, k, c.Logger(), c.full)
 		if returned && (lost && err == nil || (lost || closed) && gaveUp(err)) {
-			// An interceptor on the way out may make another error of the refusal.
+			// An interceptor outside may turn the refusal into another error.
 			claim.SuggestAll(c.ctx, claim.Unknown)
 			err = c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
 		}
@@ -162,8 +162,8 @@ type lockedStream struct {
 
 func (s *lockedStream) Context() context.Context { return s.ctx }
 
-// RecvMsg looks at the lock when the message, or the end, is there. The wait for it may have been
-// long, and a handler commits at the end.
+// RecvMsg looks at the lock when the message, or the end of the stream, has arrived. The wait for
+// it may have been long, and a handler commits at the end.
 func (s *lockedStream) RecvMsg(m any) error {
 	err := s.ServerStream.RecvMsg(m)
 	if err != nil && !errors.Is(err, io.EOF) {

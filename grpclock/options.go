@@ -56,9 +56,10 @@ func (plainLockOption) GRPCLock()             {}
 // the caller is anonymous. The key of a plain lock contains the caller only if its template has
 // {principal}.
 //
-// Without Principal the caller is the client's verified TLS certificate: its issuer, and its URIs
-// or else its subject. A retry must then come with the credentials of the first call: the metadata
-// authorization, cookie (grpcgateway-cookie behind grpc-gateway) and x-api-key.
+// Without Principal the client's verified TLS certificate names the caller: by its issuer and its
+// URIs. If it has no URIs, its subject counts instead. A retry must then come with the credentials
+// of the first call: the metadata authorization, cookie (grpcgateway-cookie behind grpc-gateway)
+// and x-api-key.
 //
 // Only a certificate that crypto/tls itself verified against ClientCAs counts. If VerifyPeerCertificate
 // verifies it, as in go-spiffe, all callers are anonymous. Then pass Principal.
@@ -71,8 +72,8 @@ func Principal(fn func(context.Context) string) LockOption {
 
 // Decide sets what becomes of the key after an answer with this code. Unauthenticated always frees
 // it. [DefaultFate] is the default. If the handler gave up because the lock was lost or the Locker
-// closed, the outcome is unknown. It is also unknown if fn frees the key, but the error is another
-// server's refusal that says that the call ran or is running.
+// closed, the outcome is unknown. The error may be another server's refusal that says that the call
+// ran or is running. If fn frees the key then, the outcome is unknown, too.
 func Decide(fn func(codes.Code) idempotency.Fate) Option {
 	return option(func(c *config) {
 		c.decide = fn
@@ -142,9 +143,9 @@ func Recover(
 //   - InvalidArgument, Unauthenticated, PermissionDenied and Aborted: nothing was done, and the key
 //     is free.
 //   - Canceled, DeadlineExceeded, ResourceExhausted and Unavailable: the outcome is unknown. gRPC
-//     makes these codes itself, also after the other server has acted: the connection broke, or the
-//     answer was too large. A handler may pass such an error on. If it did nothing, it calls
-//     [idempotency.NothingDone], or answers Aborted.
+//     itself makes these codes, for example if the connection breaks or the answer is too large.
+//     The other server may have acted before that. A handler may pass such an error on. If it did
+//     nothing, it calls [idempotency.NothingDone], or answers Aborted.
 //   - Everything else, Internal and Unknown included, is recorded.
 func DefaultFate(code codes.Code) idempotency.Fate {
 	switch code {

@@ -31,8 +31,8 @@ import (
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of RetryStatuses
 //
-// Any other answer is returned, including 500, 502 and 504. A server that has no record of the call
-// would run it a second time. After the last attempt its answer or error is returned as it is. The
+// Any other answer is returned, including 500, 502 and 504, because a server without a record of
+// the call would run it again. After the last attempt its answer or error is returned as it is. The
 // key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
 // context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
 // Transport are new calls with new keys, unless they share such a context. A redirect that repeats
@@ -301,8 +301,8 @@ func (t *Transport) retryable(ctx context.Context, resp *http.Response, err erro
 	return slices.Contains(t.RetryStatuses, resp.StatusCode)
 }
 
-// pause returns how long to wait: what Retry-After asks for, or about planned, whichever is longer.
-// It returns false if Retry-After asks for more than the longest pause.
+// pause returns how long to wait: the time of Retry-After, or about the planned time if it is
+// longer. It returns false if Retry-After asks for more than the longest pause.
 func (t *Transport) pause(resp *http.Response, planned time.Duration) (time.Duration, bool) {
 	var random [1]byte
 	_, _ = rand.Read(random[:])

@@ -73,9 +73,9 @@ const (
 // whatever the handler answers, and even if it panics. This does not hold if a part of the answer
 // was already sent. Without a claim in ctx NothingDone does nothing.
 //
-// It frees every key that ctx carries. Suppose a handler does something and then calls another one
-// in the same process, with its own context. Then the inner one must not call NothingDone: a status
-// such as 409 frees the inner key alone.
+// It frees every key that ctx carries. Suppose a handler does something, and then passes its
+// context to another handler in the same process. The inner handler must not call NothingDone: a
+// status such as 409 frees the inner key alone.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
 // decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of

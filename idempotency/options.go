@@ -64,7 +64,7 @@ func Retain(d time.Duration) Option {
 
 // MaxRun sets how long a handler may run before its context ends. The default is 5 min. The
 // client's context does not count: a handler runs to its end even if its client has hung up. If
-// its context ended and it has written nothing, the answer over HTTP is 409
+// the handler's context ended and the handler has written nothing, the answer over HTTP is 409
 // idempotency_outcome_unknown.
 func MaxRun(d time.Duration) Option {
 	return claim.Shared(func(s *claim.Settings) {
@@ -238,8 +238,8 @@ func MaxRequestBody(n int) LockOption {
 }
 
 // Decide sets what becomes of the key after an answer with this status and header. 401 and 407
-// always free it. [DefaultFate] is the default. If fn frees the key, but the answer is another
-// server's refusal that says that the request ran or is running, the outcome is unknown.
+// always free it. [DefaultFate] is the default. The answer may be another server's refusal that
+// says that the request ran or is running. If fn frees the key then, the outcome is unknown.
 func Decide(fn func(status int, header http.Header) Fate) HTTPOption {
 	return httpOption(func(c *httpConfig) {
 		c.decide = fn

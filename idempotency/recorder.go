@@ -31,8 +31,8 @@ type recorder struct {
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
 
-	// headerID tells the writers of one answer from others: they share its header. It is kept, because
-	// other goroutines must not call Header.
+	// headerID tells the writers of this answer from those of other answers: writers of one answer
+	// share its header. The ID is stored here, because other goroutines must not call Header.
 	headerID uintptr
 
 	unknown  bool // a part was sent that leaves the outcome unknown
@@ -117,7 +117,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write(b)
 }
 
-// longestRefusal is more than a refusal of this package has.
+// longestRefusal is more than the length of any refusal of this package.
 const longestRefusal = 4 << 10
 
 func bodyless(status int) bool {
@@ -144,8 +144,8 @@ func (w *recorder) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// flushes reports whether w can flush, looking where [http.ResponseController] looks, but not at
-// Gin's writers: they have a Flush in any case.
+// flushes reports whether w can flush. It looks at the writers that [http.ResponseController] looks
+// at, except Gin's writers, which have a Flush in any case.
 func flushes(w http.ResponseWriter) bool {
 	for {
 		switch v := w.(type) {
@@ -271,9 +271,9 @@ func (w *recorder) cut() bool {
 }
 
 // noteRefusal tells the recorders around w that a refusal is written, until the function that it
-// returns is called. A refusal is not the answer of the handler. The claims in ctx know the
-// recorders, because a writer between them and w need not have Unwrap. A writer with another header
-// belongs to another answer.
+// returns is called. A refusal is not the answer of the handler. noteRefusal finds the recorders
+// through the claims in ctx, because a writer between a recorder and w need not have Unwrap. A
+// writer with another header belongs to another answer.
 func noteRefusal(ctx context.Context, w http.ResponseWriter) (end func()) {
 	var around []*recorder
 	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {

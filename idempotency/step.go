@@ -33,9 +33,9 @@ var (
 // claim of [RefuseRepeats] does not count: the same form has the same key when it is sent again
 // later.
 //
-// A result is kept for the time of [Retain], or of [RetainFor] if that is longer, and that of
-// [MaxRun] and ten minutes more. The time begins when it is recorded. A retry that comes later
-// calls fn again.
+// A result is kept for the time of [Retain] plus that of [MaxRun] plus ten minutes. If [RetainFor]
+// is longer than Retain, it counts instead. The time begins when the result is recorded. A retry
+// that comes later calls fn again.
 //
 // If a new version of the service changes T, keep the name, and let T read what was recorded
 // before. Under another name fn would run again.

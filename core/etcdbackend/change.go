@@ -26,7 +26,7 @@ var errOvertaken = errors.New("etcdbackend: other processes change the key all t
 
 // change decides what to do with a key. It begins with e, the key as it was last known, and takes
 // the step if the key is still so. Otherwise it decides anew. It returns the key as it is after a
-// write, and when the write was sent. If attempt is not empty, cleanUp can void it.
+// write, and the time at which the write was sent. If attempt is not empty, cleanUp can void it.
 func (b *backend) change(
 	ctx context.Context, e entry, attempt string, decide func(entry) (step, error),
 ) (changed entry, sent time.Time, err error) {

@@ -2,10 +2,10 @@
 //
 //	locker, err := core.New(etcdbackend.New(client))
 //
-// A key is held from one write to the next: its value names the owner and the length of the lease.
-// Every change is one transaction, and succeeds only if the key is as it was last read. So nobody
-// overwrites or deletes a write that it does not know. etcd replicates each write to a majority: no
-// lock is lost if any minority of the members fails.
+// Each write of a key sets its state until the next write. The value of a held key names the owner
+// and the length of the lease. Every change is one transaction, and succeeds only if the key is as
+// it was last read. So nobody overwrites or deletes a write that it does not know. etcd replicates
+// each write to a majority: no lock is lost if any minority of the members fails.
 //
 // The deadline of a lease is certain because two things end it, and neither does so early:
 //
@@ -15,10 +15,10 @@
 //     compared. They only need to run at about the same speed, and the deadline leaves 1 % for
 //     that.
 //   - If no process removes a key, etcd itself removes it, with an etcd lease that outlasts the
-//     TTL. That lease began before the write was sent, is long enough for it, and is never renewed.
-//     A new leader lets it last longer, never shorter. A leader that was cut off cannot end it
-//     early. Therefore a process that sees an orphan for the first time may ask etcd for the age of
-//     that lease.
+//     TTL. That lease began before the write was sent, lasts long enough for the key, and is never
+//     renewed. A new leader lets it last longer, never shorter. A leader that was cut off cannot
+//     end it early. Therefore a process that sees an orphan for the first time may ask etcd for the
+//     age of that lease.
 //
 // A lost reply is resolved: the backend marks the failed attempt void in etcd and undoes it. If a
 // request of that attempt is still under way, it has no effect when it arrives.

@@ -84,7 +84,8 @@ func (b *backend) Seal(
 	return err
 }
 
-// Unseal implements core.Backend. If a reply was lost, it frees nothing that came later.
+// Unseal implements core.Backend. If a reply was lost, a repeated try does not free what another
+// owner wrote later.
 func (b *backend) Unseal(ctx context.Context, key string) error {
 	owner := ""
 	_, _, err := b.changeOwn(ctx, core.Grant{Key: key}, func(e entry) (step, error) {

@@ -42,7 +42,7 @@ type Config struct {
 	// the key's shard confirm.
 	Replicas int
 	// ReplicaTimeout is set together with Replicas. It is at most an eighth of the Locker's TTL. If
-	// the caller's context leaves less time, it is cut to three quarters of that time. While
+	// the caller's context leaves less time, the time-out is three quarters of that time. While
 	// replicas hang, each attempt takes that long, also on a held key. An attempt that comes behind
 	// another takes twice as long. Calls that need no replicas (Release, Inspect) have connections
 	// of their own and do not wait.

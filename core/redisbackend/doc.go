@@ -12,12 +12,12 @@
 //   - 3, 5 or 7 *redis.Client are a quorum, on which a majority decides.
 //
 // [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. The module
-// rueidisdriver takes rueidis clients. The next paragraph does not apply to them.
+// rueidisdriver takes rueidis clients. The next paragraph applies to neither of these two.
 //
 // The backend makes a few connections of its own with the client's options. Up to four are for
 // calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
-// Over a slow link, up to four times as many are for calls and renewals, and Config.Replicas doubles
-// their number. The backend does not use the client's pool or hooks, so it never waits behind the
+// Over a slow link, calls and renewals get up to four times as many. Config.Replicas doubles their
+// number. The backend does not use the client's pool or hooks, so it never waits behind the
 // application's commands. Connections are made in the background, within the client's DialTimeout. A
 // call that finds all connections busy shares a pipeline with others.
 //

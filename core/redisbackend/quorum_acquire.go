@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// acquireTries is how often Acquire asks if others are repairing the key at the same time.
+	// acquireTries is how often Acquire tries while others repair the key.
 	acquireTries = 5
 	repairPause  = 3 * time.Millisecond
 )
@@ -88,7 +88,8 @@ func (q *quorum) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 		}
 		a := &attempt{Request: r, quorum: q}
 		g, again, err := a.run(ctx)
-		// The clean-up of this attempt would take the lease of a next one with the same owner.
+		// An attempt that is not clean gets a clean-up later. That would release the lease of a next
+		// attempt with the same owner.
 		if !again || try == acquireTries || !a.clean {
 			return g, err
 		}
@@ -211,10 +212,10 @@ func (a *attempt) granted(ctx context.Context) (core.Grant, error) {
 	return g, err
 }
 
-// withdraws undoes what granted wrote for a lease that nobody gets. It does so only if that changes
-// the answers to others, and reports whether it did. It writes VOID in place of the lease's own
-// orphan record. If the lease was to adopt an orphan, it writes that orphan again. The leases stay
-// until then. So nobody sees the orphan of an owner that never held the key.
+// withdraws undoes what granted wrote for a lease that nobody gets. It does so only if other
+// callers then get another answer, and reports whether it did. It writes VOID in place of the
+// lease's own orphan record. If the lease was to adopt an orphan, it writes that orphan again. The
+// leases stay until then. So nobody sees the orphan of an owner that never held the key.
 func (a *attempt) withdraws(ctx context.Context, g core.Grant) bool {
 	adopted := a.tally.newest(vote.yes)
 	before, life := void, outlive(a.TTL+a.Orphan)
@@ -237,8 +238,8 @@ var (
 	errRepair    = errors.New("redisbackend: a minority of the nodes has a sealed value that could not be copied to the others; try again")
 )
 
-// repair follows rule 4. If decided, value is what a majority has now. After VOID it is not
-// decided: the key is free.
+// repair follows rule 4. If decided is true, value is what a majority has now. After a repair with
+// VOID, decided is false, because the key is free.
 func (a *attempt) repair(ctx context.Context) (value accepted, decided bool, err error) {
 	q := a.quorum
 	b := a.tally.ballot() + 1
@@ -248,7 +249,7 @@ func (a *attempt) repair(ctx context.Context) (value accepted, decided bool, err
 	if t.yes() < q.majority() || value.value == "" {
 		return value, false, t.unavailable(a.Key, errRepair)
 	}
-	// The value keeps the end that it had.
+	// The repair does not change when the value ends.
 	t, _ = q.askMajority(ctx, q.acceptRound(a.Key, a.Owner, stamp{b, 1}, value.value, value.life(), modeRepair))
 	if t.yes() < q.majority() {
 		return value, false, t.unavailable(a.Key, errRepair)
@@ -277,7 +278,7 @@ func (a *attempt) taken(v vote, contested bool) error {
 
 // giveBack releases what the nodes granted. A node that granted is released now. A node without a
 // known answer is cleaned up later. If heal is set, giveBack writes a decided value to the nodes
-// that lack it. After a repair heal is not set: the repair has asked all nodes already.
+// that lack it. After a repair, heal is not set: the repair has asked all nodes already.
 func (a *attempt) giveBack(ctx context.Context, heal bool, value accepted) {
 	q := a.quorum
 	a.clean = len(a.tally.votes) == len(q.nodes)

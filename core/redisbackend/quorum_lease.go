@@ -87,7 +87,8 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 		l.released.Store(true)
 		l.over.Store(true)
 	} else {
-		// Somebody else revokes the lease and may not know its ballot. The largest one is enough.
+		// Somebody else revokes the lease and may not know its ballot. The largest ballot in the
+		// answers is enough.
 		revokes = "1"
 		t := q.read(ctx, g.Key, func(*tally, int) bool { return false })
 		if t.answered() < q.majority() {
@@ -147,9 +148,9 @@ func (q *quorum) releaseOrphan(ctx context.Context, g core.Grant) error {
 	return err
 }
 
-// withdraw replaces the record of a lease that nobody got by the value before, and then calls
-// giveBack. It returns after one try, or when ctx ends. If the outcome is not known then, it goes
-// on in the background (see insist).
+// withdraw replaces the record of a lease that nobody got with the earlier value, before. Then it
+// calls giveBack. It returns after one try, or when ctx ends. If the outcome is not known then, it
+// goes on in the background (see insist).
 func (q *quorum) withdraw(ctx context.Context, g core.Grant, before string, life int64, giveBack func()) {
 	tried := make(chan struct{})
 	go func() {
@@ -182,7 +183,7 @@ func (q *quorum) insist(g core.Grant, value string, life int64, err error) {
 
 func (q *quorum) closed() bool { return q.nodes[0].done.Err() != nil }
 
-// forgetAll is forget that also waits for the nodes that answer after the majority.
+// forgetAll is like forget, and also waits for the nodes that answer after the majority.
 func (q *quorum) forgetAll(g core.Grant, votes []vote, rest <-chan vote) {
 	if len(votes) == len(q.nodes) {
 		q.forget(g, votes)

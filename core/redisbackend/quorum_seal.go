@@ -66,8 +66,8 @@ func (q *quorum) Seal(ctx context.Context, g core.Grant, value []byte, retention
 	return err
 }
 
-// sealedBefore is the outcome of a Seal after the lease ended: an earlier Seal may have done it. A
-// new one could reach only nodes whose clocks are late.
+// sealedBefore returns the outcome of a Seal that comes after the lease ended. An earlier Seal may
+// have sealed the key. A new Seal could succeed only on nodes whose clocks are late.
 func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) error {
 	lost := fmt.Errorf("%w: the lease expired", core.ErrLost)
 	if l, ok := g.Backend.(*traces); ok && l.seal.Load() == nil {
@@ -90,10 +90,11 @@ func (q *quorum) sealedBefore(ctx context.Context, g core.Grant, seal string) er
 // conclude ends a lease with a value: a seal, or VOID for an orphan that its owner withdraws. It
 // returns the value that stays.
 //
-// It needs a larger ballot if nodes promised one since the lease began. It also needs one for
-// another value than an earlier Seal sent, because nobody could tell two values under one stamp
-// apart. If somebody else revokes the lease, its holder may have sent one. Without an orphan, conclude
-// takes a larger ballot before the deadline only: later another holder may have a smaller one.
+// It needs a larger ballot if nodes promised one since the lease began. It also needs one if an
+// earlier Seal sent another value, because nobody could tell two values under one stamp apart. If
+// somebody else revokes the lease, its holder may have sent another value. Without an orphan,
+// conclude takes a larger ballot only before the deadline. After that, another holder may have a
+// smaller ballot.
 func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life int64) (string, error) {
 	at := stamp{g.Token / tokenBlock, 1}
 	first := at
@@ -128,7 +129,7 @@ func (q *quorum) conclude(ctx context.Context, g core.Grant, value string, life 
 			break
 		}
 		at, larger = stamp{b, 1}, false
-		// What was accepted since the lease began may be decided.
+		// A value that was accepted since the lease began may be decided.
 		if h := p.newest(vote.yes); !h.at.less(first) && h.value != value {
 			if owner, _, ok := orphan(h.value); !ok || owner != g.Owner {
 				if value != void || !sealedBy(g, h.value) {
@@ -154,7 +155,7 @@ func (q *quorum) askToEnd(ctx context.Context, g core.Grant, at stamp, value str
 	r.traces, _ = g.Backend.(*traces)
 	rest = q.ask(ctx, r, func(v vote, _ int) bool {
 		t.votes = append(t.votes, v)
-		// Otherwise the last answer may be that the value is there.
+		// Otherwise wait, because the last answer may be that the value is there.
 		return t.yes() >= q.majority() || t.superseded(at) >= q.majority()
 	})
 	return t, rest
@@ -222,7 +223,8 @@ type unsealing struct {
 func (u *unsealing) run(ctx context.Context) (done bool, err error) {
 	q := u.quorum
 	t := q.read(ctx, u.key, func(t *tally, _ int) bool {
-		// If no node has a value, a last copy on a node that has not answered would come back.
+		// If no node so far has a value, wait for all nodes. A last copy on a node that has not
+		// answered would come back.
 		return t.count(has(voteSealed)) > 0 && t.answered() >= q.majority()
 	})
 	if t.answered() < q.majority() {
@@ -238,7 +240,7 @@ func (u *unsealing) run(ctx context.Context) (done bool, err error) {
 	case t.yes() < q.majority():
 		u.tried = true
 		return false, t.unavailable(u.key)
-	case u.tried && u.isLater(t, vote.yes): // other answers cut long values
+	case u.tried && u.isLater(t, vote.yes): // only yes answers have whole values
 		return true, nil
 	}
 	u.tried = true
@@ -262,14 +264,15 @@ func (u *unsealing) concerns(t tally) bool {
 	if t.count(has(voteSealed)) > 0 {
 		return !u.isLater(t, notFailed)
 	}
-	// VOID that no majority has voids nothing, and a node that has not answered may have the value.
+	// A VOID without a majority voids nothing. A node that has not answered may still have the
+	// value.
 	_, most := t.decided(notFailed)
 	voids := t.count(func(v vote) bool { return v.value == void })
 	return voids > 0 && most < u.quorum.majority() && t.answered() < len(u.quorum.nodes)
 }
 
-// isLater reports whether the newest value of such answers is that of a holder that came after the
-// first try. The answers must have whole values.
+// isLater looks at the newest value of the answers that match such. It reports whether a holder
+// that came after the first try wrote it. The answers must have whole values.
 func (u *unsealing) isLater(t tally, such func(vote) bool) bool {
 	top := t.newest(such)
 	return top.closed() && !slices.Contains(u.seen, top.value)

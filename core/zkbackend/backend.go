@@ -36,7 +36,7 @@ type backend struct {
 	authed bool
 
 	mu       sync.Mutex
-	closing  bool // holders' last calls go to after
+	closing  bool // holders' last calls go to the field after
 	closed   bool // no more requests begin
 	conn     *zk.Conn
 	events   <-chan zk.Event
@@ -44,7 +44,7 @@ type backend struct {
 	work     sync.WaitGroup // requests, the sweep
 	cleaning *cleanup.Queue
 	after    *backend // for the last calls of holders after Close
-	lasting  int      // those
+	lasting  int      // how many of those calls are under way
 }
 
 func newBackend(o opener, logger *slog.Logger) *backend {

@@ -14,18 +14,18 @@
 // A deadline is certain because no clocks are compared, and no session decides. A process takes a
 // key over only after it has itself seen the node unchanged for the whole TTL. It measures that
 // time on its own monotonic clock, from an answer that came after the holder's last write. The
-// holder counts the same TTL from before it sent that write. It subtracts 1 % and 2 ms for clocks
-// that run at different speeds, so its deadline comes first. An old answer of a server that lags
-// behind does no harm: the version in it is refused. Therefore a process that has just started
-// waits for a whole TTL before it takes over the key of a holder that died. Until then it calls the
-// key held.
+// holder counts the same TTL from a time before it sent that write. It subtracts 1 % and 2 ms for
+// clocks that run at different speeds, so its deadline comes first. An old answer of a server that
+// lags behind does no harm: the version in it is refused. Therefore a process that has just started
+// waits for a whole TTL before it takes over the key of a holder that died. Until then it reports
+// the key as held.
 //
 // Seals and orphans may last longer than any process. So they also end by the clock of ZooKeeper's
 // leader, but one minute later. The servers' clocks must not differ by more than that.
 //
 // Waiters of a process share one watch for each key. Every process looks at all keys about once a
-// minute and removes what has expired. Of very many keys it looks at a random part each time.
-// Nothing else stays behind.
+// minute and removes what has expired. If there are very many keys, it looks at a random part of
+// them each time. Nothing else stays behind.
 //
 // ZooKeeper keeps all nodes in memory, so a sealed value should be small. It may have up to 16 MiB,
 // in pieces of 512 KiB.

@@ -69,7 +69,7 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 		sent := time.Now()
 		h := n.header
 		// Other processes count the TTL from this write on. So the write must not shorten a lease
-		// that was granted before, also not one from a later Extend than that of g.
+		// that was granted before. A later Extend than that of g may have granted it.
 		_, left := b.status(n)
 		h.lasts = max(ttl, left)
 		n, err := b.change(ctx, n, h)

@@ -37,8 +37,8 @@ func (b *backend) get(ctx context.Context, path string, watched bool) (*node, er
 	return b.note(ctx, n, watched)
 }
 
-// note remembers since when a node that was read is as it is. If this process knows already that
-// the node has changed since, note reads it once more.
+// note remembers the time since which a node that was read is unchanged. If this process knows
+// already that the node has changed since, note reads it once more.
 func (b *backend) note(ctx context.Context, n *node, watched bool) (*node, error) {
 	seen, _, late := b.sightings.See(n.path, n.zxid, n.seen)
 	if late {
@@ -145,8 +145,8 @@ func (b *backend) made(path string, data []byte) *zk.CreateRequest {
 	return &zk.CreateRequest{Path: path, Data: data, Acl: b.acl}
 }
 
-// parents makes the missing nodes above a key. It does not try to make further nodes: ZooKeeper may
-// forbid that, and would report this before it reports that a node exists.
+// parents makes the missing nodes above a key. It makes no node above one that exists: ZooKeeper
+// may forbid such a request, and would report this before it reports that the node exists.
 func (b *backend) parents(ctx context.Context, path string) error {
 	parent := parentOf(path)
 	for {
@@ -203,7 +203,7 @@ func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) erro
 		if err != nil {
 			return err
 		}
-		if len(names) == 0 { // of the key's node, and not ours
+		if len(names) == 0 { // the key's node has nodes below it that are not ours
 			return zk.ErrNotEmpty
 		}
 		pieces = nil
