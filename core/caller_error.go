@@ -86,7 +86,8 @@ func callerError(caller context.Context, key string, err error) error {
 
 // measured returns the error that counts in the metrics: the backend's. If the caller's end came
 // before an answer was due, it says nothing about the backend, and the caller's error counts.
-// AcquireAny asks for many keys, one after the other, so there it never does.
+// AcquireAny does not use it. It asks for its keys one after the other, and most of the time one of
+// them has no answer yet.
 func measured(began time.Time, backends, callers error) error {
 	if time.Since(began) < answerDue {
 		return callers

@@ -32,8 +32,8 @@ func (c notAtomicConn) ExecContext(ctx context.Context, query string, args []dri
 	return c.rewordConn.ExecContext(ctx, query, args)
 }
 
-// TestGrouped_OtherDriver: with a driver whose errors are not known, MySQL's refusal of BEGIN NOT ATOMIC
-// costs nobody its turn.
+// TestGrouped_OtherDriver: with a driver whose errors are not known, MySQL's refusal of BEGIN NOT
+// ATOMIC costs nobody its turn.
 func TestGrouped_OtherDriver(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, plain *gorm.DB) {

@@ -81,8 +81,8 @@ var lengths = map[string]map[string]int64{
 	"onelane_locks":  {"name": maxTableKey, "owner": maxOwner, "value": 16 << 20},
 }
 
-// checkColumns fails if the primary key of a table is not one binary column "name". It also fails if
-// a column is too short, which only MySQL's can be.
+// checkColumns fails if the primary key of a table is not one binary column "name". It also fails
+// if a column is too short, which only MySQL's can be.
 func checkColumns(db *gorm.DB, table string) error {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("gormlock: Migrate: table %s is there already, %s; drop the table, or see the package's folder schema",

@@ -11,7 +11,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// barePool is a pool whose transactions are a gorm.TxCommitter, which is enough for GORM, and no gorm.Tx.
+// barePool is a pool whose transactions are a gorm.TxCommitter, which is enough for GORM, and no
+// gorm.Tx.
 type barePool struct{ *sql.DB }
 
 func (p barePool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
@@ -45,8 +46,8 @@ func TestBegin_NotATx(t *testing.T) {
 	})
 }
 
-// taggedPool and meteredPool are wrappers without pointers. Two meteredPools have a type that can be
-// compared, and cannot be compared, because of what is in them.
+// taggedPool and meteredPool are wrappers without pointers. Two meteredPools have a type that can
+// be compared, and cannot be compared, because of what is in them.
 type taggedPool struct {
 	*sql.DB
 	tags []string

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestStatementsIn_Windows: git for Windows writes \r\n into a checkout, also of a vendored copy. MySQL
-// refuses the empty statement that would be left.
+// TestStatementsIn_Windows: git for Windows writes \r\n into a checkout, also of a vendored copy.
+// MySQL refuses the empty statement that would be left.
 func TestStatementsIn_Windows(t *testing.T) {
 	t.Parallel()
 	for name := range dialects {

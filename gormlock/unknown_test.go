@@ -332,8 +332,8 @@ type stuckTx struct{}
 func (stuckTx) Commit() error   { return errStuck }
 func (stuckTx) Rollback() error { return errStuck }
 
-// TestCommit_AnsweredWithRollback: the server answered COMMIT with ROLLBACK. That is definite, in the words
-// of lib/pq since v1.11, and if a wrapper of the driver adds a text of its own.
+// TestCommit_AnsweredWithRollback: the server answered COMMIT with ROLLBACK. That is definite, in
+// the words of lib/pq since v1.11, and if a wrapper of the driver adds a text of its own.
 func TestCommit_AnsweredWithRollback(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

@@ -42,10 +42,10 @@ func createVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	insertVersioned(db, f, fn, conflicts, upsert.DoNothing)
 }
 
-// returnByName names a column in a RETURNING of all. Then GORM fills the models that are there, as it
-// does in its own upsert. Otherwise it would put new models into the slice, which settle may have
-// made. Not every field is a column, so the others stay "*". The returned function puts back what
-// was there.
+// returnByName names a column in a RETURNING of all. Then GORM fills the models that are there, as
+// it does in its own upsert. Otherwise it would put new models into the slice, which settle may
+// have made. Not every field is a column, so the others stay "*". The returned function puts back
+// what was there.
 func returnByName(s *gorm.Statement, f *schema.Field) (restore func()) {
 	given, ok := s.Clauses["RETURNING"]
 	asked, _ := given.Expression.(clause.Returning)

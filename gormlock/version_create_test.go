@@ -314,7 +314,8 @@ type Tallied struct {
 	Version gormlock.Version
 }
 
-// TestVersion_ReturningWithoutColumn: RETURNING * asks for the columns of the table, not for all fields.
+// TestVersion_ReturningWithoutColumn: RETURNING * asks for the columns of the table, not for all
+// fields.
 func TestVersion_ReturningWithoutColumn(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {

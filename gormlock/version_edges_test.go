@@ -191,8 +191,8 @@ func TestVersion_ReturnedAsNewModels(t *testing.T) {
 	})
 }
 
-// TestVersion_DeletedAndRolledBack: DELETE … RETURNING reads rows in the versions that they have. After a
-// rollback they have them still.
+// TestVersion_DeletedAndRolledBack: DELETE … RETURNING reads rows in the versions that they have.
+// After a rollback they have them still.
 func TestVersion_DeletedAndRolledBack(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

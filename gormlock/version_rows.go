@@ -192,7 +192,7 @@ func (v *versions) demand(db *gorm.DB) (withdraw func()) {
 
 // check finds stale rows by the number of those that were written, and gives the models their
 // versions.
-func (v *versions) check(db *gorm.DB, raised bool) {
+func (v *versions) check(db *gorm.DB, raises bool) {
 	s := db.Statement
 	if db.Error == nil && !db.DryRun && s.SQL.Len() > 0 && db.RowsAffected < v.want {
 		instrumentsOf(db).stale.Add(s.Context, 1)
@@ -202,8 +202,7 @@ func (v *versions) check(db *gorm.DB, raised bool) {
 		}
 		refuse(db, ErrStale, "%d of %d rows are in the version they were read in%s", db.RowsAffected, v.want, also)
 	}
-	raises := raised
-	raised = raised && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
+	raised := raises && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	_, returning := s.Clauses["RETURNING"]
 	kept := make(map[any]bool) // by the pointers of the models
 	for _, r := range v.rows {

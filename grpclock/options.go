@@ -61,8 +61,9 @@ func (plainLockOption) GRPCLock()             {}
 // of the first call: the metadata authorization, cookie (grpcgateway-cookie behind grpc-gateway)
 // and x-api-key.
 //
-// Only a certificate that crypto/tls itself verified against ClientCAs counts. If VerifyPeerCertificate
-// verifies it, as in go-spiffe, all callers are anonymous. Then pass Principal.
+// Only a certificate that crypto/tls itself verified against ClientCAs counts. If
+// VerifyPeerCertificate verifies it, as in go-spiffe, all callers are anonymous. Then pass
+// Principal.
 func Principal(fn func(context.Context) string) LockOption {
 	return plainLockOption(func(c *config) {
 		c.principal = fn

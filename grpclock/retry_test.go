@@ -276,7 +276,8 @@ func TestByMetadata_Hedging(t *testing.T) {
 	}
 }
 
-// The client's policy names Aborted, because of LOCK_BUSY. LOCK_LOST has the same code, but the handler ran.
+// The client's policy names Aborted, because of LOCK_BUSY. LOCK_LOST has the same code, but the
+// handler ran.
 func TestLockByKey_LostIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)

@@ -288,8 +288,8 @@ func TestStreamLockByKey_LockerClosesDuringAWait(t *testing.T) {
 	answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
 }
 
-// A handler that ignores the errors of Send gets LOCK_LOST many times. The client gets it once, and its
-// limit of a header list is that of grpc-java, 8 KiB.
+// A handler that ignores the errors of Send gets LOCK_LOST many times. The client gets it once, and
+// its limit of a header list is that of grpc-java, 8 KiB.
 func TestStreamLockByKey_LostOnce(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)

@@ -211,8 +211,8 @@ func TestGarbage_MachineWasSuspended(t *testing.T) {
 	}
 }
 
-// With a user, etcd (3.4.44, 3.5.30, 3.6.11 and later) checks at each write the permission on every key of
-// the write's etcd lease. So there must be few.
+// With a user, etcd (3.4.44, 3.5.30, 3.6.11 and later) checks at each write the permission on every
+// key of the write's etcd lease. So there must be few.
 func TestGarbage_FewKeysPerEtcdLease(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t)

@@ -230,8 +230,8 @@ func TestWatch_ShardedOnRedisCluster(t *testing.T) {
 	eventually(t, "no subscription is left", func() bool { shard, _ := listening(); return shard == -1 })
 }
 
-// Channels of different slots are left one by one. In one command, Redis refuses them and would cost
-// all waiters of the shard their signals.
+// Channels of different slots are left one by one. In one command, Redis refuses them and would
+// cost all waiters of the shard their signals.
 func TestWatch_ClusterLeavesManyChannels(t *testing.T) {
 	t.Parallel()
 	node := testutil.RedisCluster(t, 1).Nodes[0].Client()

@@ -104,8 +104,8 @@ func TestSentinel_OldMasterStillAnswers(t *testing.T) {
 	})
 }
 
-// The name of a server leads to another one after a planned fail-over, as with ElastiCache or a Service of
-// Kubernetes. The old master is a replica now and keeps its connections open.
+// The name of a server leads to another one after a planned fail-over, as with ElastiCache or a
+// Service of Kubernetes. The old master is a replica now and keeps its connections open.
 func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
 	t.Parallel()
 	old, replicas := replicated(t, 1)

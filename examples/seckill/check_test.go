@@ -8,8 +8,8 @@ import (
 	"gorm.io/gorm"
 )
 
-// The books are read at one moment. Otherwise an order that is placed meanwhile, as after a sale was
-// stopped, makes right books look wrong.
+// The books are read at one moment. Otherwise an order that is placed meanwhile, as after a sale
+// was stopped, makes right books look wrong.
 func TestCheck_OneMoment(t *testing.T) {
 	spec := "sqlite:" + filepath.Join(t.TempDir(), "sale.db")
 	open := func() *gorm.DB {

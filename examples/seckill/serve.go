@@ -37,7 +37,7 @@ type show struct {
 	changed chan struct{}      // closed when something is new; nil while nobody watches
 	sales   sync.WaitGroup
 	options options // of the latest sale
-	began   int64   // the same, in ms
+	began   int64   // when it began, in ms; 0 before the first
 }
 
 // serve shows the page at o.serve until ctx ends.

@@ -71,8 +71,8 @@ func embedServers(o *options) (stop func(), err error) {
 }
 
 // expire makes keys of the embedded Redis expire: the clock of that server stands still by itself.
-// A move looks at all keys, so the clock moves ten times a second at most. It moves before a command
-// runs: after a quiet time, what the command sets must not expire at once.
+// A move looks at all keys, so the clock moves ten times a second at most. It moves before a
+// command runs: after a quiet time, what the command sets must not expire at once.
 func expire(m *miniredis.Miniredis) {
 	const tick = 100 * time.Millisecond
 	var mu sync.Mutex

@@ -220,7 +220,7 @@ const events = new EventSource("api/events");
 events.onmessage = (event) => {
   const state = JSON.parse(event.data);
   if (latest && latest.began !== state.began) {
-    // The books are new. A key of before would get the answer to an order that is gone.
+    // The books are new. An old key would get the answer to an order that is gone.
     samples = [];
     Object.values(shops).forEach(fresh);
   }

@@ -97,9 +97,9 @@ type Command struct {
 // Plain makes a command of words. The second one is the key, if there is one.
 func Plain(words ...string) *Command { return &Command{Words: words} }
 
-// FromReplica reports whether a replica refused one of the commands, which write. After a fail-over,
-// the name of the server may lead to another one, while the old master keeps its connections. So
-// the connection must not be used again. Redis 6 puts text around the code.
+// FromReplica reports whether a replica refused one of the commands, which write. After a
+// fail-over, the name of the server may lead to another one, while the old master keeps its
+// connections. So the connection must not be used again. Redis 6 puts text around the code.
 func FromReplica(commands []*Command) bool {
 	return slices.ContainsFunc(commands, func(c *Command) bool {
 		return c.Err != nil && strings.Contains(c.Err.Error(), "READONLY ")
