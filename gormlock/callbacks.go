@@ -142,6 +142,9 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 // admit returns why a statement must not run. If there is no error, the locks of its guards are
 // held and its transaction has begun.
 func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) error {
+	if err := unsharded(db); err != nil { // registered after the plugin
+		return err
+	}
 	if err := p.enter(db, op); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 const (
 	pluginName   = "gormlock"
 	resolverName = "gorm:db_resolver"
+	shardingName = "gorm:sharding" // the callback of gorm.io/sharding, in each operation
 )
 
 type plugin struct {
@@ -65,6 +66,9 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
 			"register gormlock before it")
 	}
+	if err := unsharded(db); err != nil {
+		return err
+	}
 	if err := p.seals.valid(); err != nil {
 		return err
 	}
@@ -100,6 +104,16 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 		db.ConnPool, db.Statement.ConnPool = wrapped, wrapped
 	}
 	return p.registerCallbacks(db, tables)
+}
+
+// unsharded refuses gorm.io/sharding. It puts a connection pool of its own around each statement,
+// and there adds the suffix to the table. In the transaction of a single write that pool is missing.
+func unsharded(db *gorm.DB) error {
+	if db.Callback().Query().Get(shardingName) == nil {
+		return nil
+	}
+	return errors.New(`gormlock: gorm.io/sharding does not work with guards: remove it, ` +
+		`and name the table yourself, as in db.Table("orders_07")`)
 }
 
 // wrap returns the pool that begins transactions under guards.
