@@ -62,8 +62,10 @@ func docsRedsync(pool redis.Pool) (*core.Locker, error) {
 }
 
 func docsGuard(db *gorm.DB) error {
+	type Stock struct{ SKU, Remaining int64 }
 	return db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error {
-		return tx.Exec("UPDATE stocks SET remaining = remaining - 1 WHERE sku = 42").Error
+		_, err := gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", 42), "remaining", 1)
+		return err // ErrInsufficient if nothing is left
 	})
 }
 

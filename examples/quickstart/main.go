@@ -74,7 +74,7 @@ func routes(pay, grab gin.HandlerFunc) http.Handler {
 	r.Use(gin.Recovery(), login)               // authenticate first: keys belong to users
 	r.Use(ginlock.ByHeader("Idempotency-Key")) // a retried POST runs once; the retry gets the first answer
 	r.POST("/payments", pay)
-	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab) // one at a time per order
+	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab) // one at a time per order; 07 is not 7: see LockBy
 	return r
 }
 
