@@ -151,3 +151,37 @@ func TestForUpdate_Refusals(t *testing.T) {
 
 // reregister is another gorm.DB on the same connections, with the plugin and a Locker.
 func reregister(t testing.TB, db *gorm.DB) *gorm.DB { return holder(t, db, 1) }
+
+// TestForUpdate_Generics: the form in the docs locks rows, and is refused where it cannot.
+func TestForUpdate_Generics(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		put(t, db, 42, 0)
+		lock := func(s *gorm.Statement) { gormlock.ForUpdate()(s.DB) }
+		read := func(db *gorm.DB) (Stock, error) {
+			return gorm.G[Stock](db).Scopes(lock).Where("sku = ?", 42).Take(t.Context())
+		}
+		_, err := read(db)
+		want(t, "outside a transaction", err, gormlock.ErrNoTransaction)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for range 5 {
+					err := db.Transaction(func(tx *gorm.DB) error {
+						s, err := read(tx)
+						if err != nil {
+							return err
+						}
+						_, err = gorm.G[Stock](tx).Where("id = ?", s.ID).Update(t.Context(), "left", s.Left+1)
+						return err
+					})
+					if err != nil {
+						t.Errorf("Transaction: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		wantLeft(t, db, 42, 40)
+	})
+}

@@ -29,6 +29,11 @@ func oneStatement(s *gorm.Statement, op operation) error {
 	for _, g := range guardsOf(s) {
 		keys = append(keys[:len(keys):len(keys)], g.keys.text)
 	}
+	return severalStatements(keys, method)
+}
+
+// severalStatements is the error of a method of GORM that is refused outside a transaction.
+func severalStatements(keys []string, method string) error {
 	return guardError(keys, fmt.Errorf("%w: %s is several statements, which need one lock and one transaction: "+
 		"call it in gormlock.Transaction", ErrNoTransaction, methodName(method)))
 }

@@ -26,10 +26,11 @@ const (
 	outcomeTaken       = "taken"
 	outcomeSealed      = "sealed"
 	outcomeUnavailable = "unavailable"
+	outcomeCancelled   = "cancelled" // the caller's context ended
 	outcomeFailed      = "failed"
 )
 
-var outcomes = []string{outcomeGranted, outcomeTaken, outcomeSealed, outcomeUnavailable, outcomeFailed}
+var outcomes = []string{outcomeGranted, outcomeTaken, outcomeSealed, outcomeUnavailable, outcomeCancelled, outcomeFailed}
 
 // instruments report what guards do, to where their Locker reports.
 type instruments struct {
@@ -133,6 +134,8 @@ func waitOutcome(err error) string {
 		return outcomeSealed
 	case errors.Is(err, core.ErrUnavailable):
 		return outcomeUnavailable
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return outcomeCancelled
 	}
 	return outcomeFailed
 }

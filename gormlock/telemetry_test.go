@@ -73,6 +73,9 @@ func TestTelemetry_Metrics(t *testing.T) {
 		want(t, "sealed", gormlock.Transaction(db, "taken", buy), core.ErrSealed)
 		want(t, "remembered", gormlock.Transaction(db, "taken", buy), core.ErrSealed)
 		want(t, "invalid", gormlock.Transaction(db, "", buy), core.ErrInvalidKey)
+		gone, cancel := context.WithCancel(ctx)
+		cancel()
+		want(t, "cancelled", gormlock.Transaction(db.WithContext(gone), "k", buy), context.Canceled)
 		ok(t, "Grouped", gormlock.Transaction(db, "g", buy, gormlock.Grouped(4)))
 
 		ok(t, "Fenced", gormlock.Transaction(db, "f", buy, gormlock.Fenced()))
@@ -101,16 +104,17 @@ func TestTelemetry_Metrics(t *testing.T) {
 
 		got := readMetrics(t, reader)
 		expected := map[string]int64{
-			"onelane.gormlock.unknown_commits":       1,
-			"onelane.gormlock.fence_refusals":        1,
-			"onelane.gormlock.stale_writes":          1,
-			"onelane.gormlock.retries":               2,
-			"onelane.gormlock.seals_met":             2,
-			"onelane.gormlock.group.size":            1,
-			"onelane.gormlock.wait.duration granted": 8,
-			"onelane.gormlock.wait.duration taken":   1,
-			"onelane.gormlock.wait.duration sealed":  1,
-			"onelane.gormlock.wait.duration failed":  1,
+			"onelane.gormlock.unknown_commits":         1,
+			"onelane.gormlock.fence_refusals":          1,
+			"onelane.gormlock.stale_writes":            1,
+			"onelane.gormlock.retries":                 2,
+			"onelane.gormlock.seals_met":               2,
+			"onelane.gormlock.group.size":              1,
+			"onelane.gormlock.wait.duration granted":   8,
+			"onelane.gormlock.wait.duration taken":     1,
+			"onelane.gormlock.wait.duration sealed":    1,
+			"onelane.gormlock.wait.duration cancelled": 1,
+			"onelane.gormlock.wait.duration failed":    1,
 		}
 		if !maps.Equal(got, expected) {
 			t.Errorf("got  %v\nwant %v", got, expected)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/gormlock"
 )
@@ -229,5 +230,29 @@ func TestVersion_KeyOfOtherText(t *testing.T) {
 		ok(t, "Save", db.Save([]*Coupon{&c}).Error)
 		wantVersion(t, "Save", c.Version, 2)
 		want(t, "a stale one", db.Save([]*Coupon{&stale}).Error, gormlock.ErrStale)
+	})
+}
+
+// TestVersion_GenericSetOfMany shows the limit: GORM writes a many-to-many association by its
+// table's name, without a model, so that no version rises. It also writes the tags of all shops.
+func TestVersion_GenericSetOfMany(t *testing.T) {
+	t.Parallel()
+	shopDB(t, func(t *testing.T, db *gorm.DB) {
+		one, other := newShop(), newShop()
+		other.Racks = nil // their keys are those of the first one
+		ok(t, "Create", db.Create(one).Error)
+		ok(t, "Create", db.Create(other).Error)
+		text := clause.Assignment{Column: clause.Column{Name: "text"}, Value: "theirs"}
+		_, err := gorm.G[Shop](db).Where("id = ?", one.ID).Set(clause.Association{
+			Association: "Tags", Type: clause.OpUpdate, Set: []clause.Assignment{text},
+		}).Update(t.Context())
+		ok(t, "Set", err)
+		// gormlock.ErrStale, if GORM wrote by the model:
+		ok(t, "what was read before", db.Model(&one.Tags[0]).Update("text", "mine").Error)
+		var tag Tag
+		ok(t, "Take", db.Take(&tag, other.Tags[0].ID).Error)
+		if tag.Text != "theirs" {
+			t.Errorf("GORM looks at the owners now: mend the sentence in docs/guarantees.md")
+		}
 	})
 }
