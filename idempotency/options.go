@@ -79,6 +79,10 @@ func MaxRun(d time.Duration) Option {
 // DataLoss. RunAgain is for handlers that are harmless to repeat after they have succeeded. One
 // database transaction is not enough: it may have been committed before the crash or the 500. Put
 // it into gormlock.Once with gormlock.ClaimKey.
+//
+// Deploy such a handler first, and RunAgain when no process runs the handler before it. Otherwise a
+// process that dies with RunAgain leaves a free key, and the retry may run the old handler. The
+// outcome of a run without RunAgain stays unknown.
 func RunAgain() Option { return claim.Shared(func(s *claim.Settings) { s.RunAgain = true }) }
 
 // MaxBody sets the largest body of an answer that is recorded, in bytes. A larger answer is sent in

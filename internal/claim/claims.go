@@ -33,9 +33,11 @@ func New(l *core.Locker, transport string, s Settings) *Claims {
 	if c.FailOpen {
 		c.options = append(c.options, core.WithOutageWait(0)) // the request runs unprotected instead
 	}
-	if !c.RunAgain {
-		c.options = append(c.options, core.WithOrphan(c.Retention))
+	orphan := c.Retention
+	if c.RunAgain {
+		orphan = 0 // also if the Locker has another default
 	}
+	c.options = append(c.options, core.WithOrphan(orphan))
 	return c
 }
 
@@ -196,14 +198,14 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	} else {
 		return nil, unknown // not even whose request it was can be read
 	}
-	if !a.Recovers && !a.RunAgain {
+	// A run with RunAgain leaves no mark. This mark is of a version of the service without RunAgain, so
+	// nobody said that its run may be repeated.
+	if !a.Recovers {
 		return nil, unknown
 	}
-	opts := a.with(core.WithTag(a.tag(a.name, a.mark)))
-	if !a.RunAgain { // the mark ends when the first one would have ended
-		left := ownertext.Orphan(orphan.Owner) - time.Since(orphan.Since)
-		opts = append(opts, core.WithOrphan(max(left, time.Minute)))
-	}
+	// The mark ends when the first one would have ended.
+	left := ownertext.Orphan(orphan.Owner) - time.Since(orphan.Since)
+	opts := a.with(core.WithTag(a.tag(a.name, a.mark)), core.WithOrphan(max(left, time.Minute)))
 	lock, err := a.locker.Adopt(ctx, orphan, opts...)
 	if err == nil {
 		a.adopted = unknown

@@ -28,6 +28,9 @@ func (c *Claims) NewTag(name string, fp Fingerprint, requestID string) string {
 // OutcomeNames are the values of onelane.outcome.
 var OutcomeNames = outcomeNames[:]
 
+// ForgetRoutes lets routes be counted anew.
+func ForgetRoutes() { nRoutes.Store(0) }
+
 // MaxDetached is how many handlers may go on without their clients.
 const MaxDetached = maxDetached
 

@@ -60,9 +60,8 @@ type instruments struct {
 	add    [outcomes][]metric.AddOption
 	record [outcomes][]metric.RecordOption
 
-	attrs   []attribute.KeyValue
-	routes  sync.Map // []metric.AddOption by outcome and route
-	nRoutes atomic.Int64
+	attrs  []attribute.KeyValue
+	routes sync.Map // []metric.AddOption by outcome and route
 }
 
 func newInstruments(l *core.Locker, transport string) *instruments {
@@ -111,7 +110,7 @@ func (i *instruments) count(ctx context.Context, o outcome, route string) {
 	if !ok {
 		attrs := append([]attribute.KeyValue{o.attribute(), attribute.String("onelane.route", route)}, i.attrs...)
 		opts = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
-		if i.nRoutes.Add(1) > maxRoutes {
+		if nRoutes.Add(1) > maxRoutes {
 			opts = i.add[o]
 		} else {
 			i.routes.Store(key, opts)
@@ -120,9 +119,13 @@ func (i *instruments) count(ctx context.Context, o outcome, route string) {
 	i.requests.Add(ctx, 1, opts.([]metric.AddOption)...)
 }
 
-// maxRoutes bounds the attributes of the counter of requests. Later routes are counted without a
-// route.
-const maxRoutes = 10_000
+// maxRoutes bounds the series with a route, of all Claims of the process. Later ones are counted
+// without a route. OpenTelemetry's SDK keeps 2,000 series of a counter. A further one would lose its
+// outcome, too, and no alert would see it.
+const maxRoutes = 1_500
+
+// nRoutes counts the pairs of an outcome and a route that were met.
+var nRoutes atomic.Int64
 
 // over counts a claim that ends with o.
 func (i *instruments) over(ctx context.Context, o outcome, route string, began time.Time) {

@@ -100,7 +100,7 @@ func TestAdopt_AdopterDies(t *testing.T) {
 		leave(t, newClaims(locker(core.WithTTL(time.Second)), recovers), "k", fp("a"))
 		becomes(t, l, "k", core.Orphaned)
 		refused(t, newClaims(locker()), "k", fp("a"), claim.ErrUnknown)
-		k := begin(t, newClaims(locker(), runAgain), "k", fp("a"))
+		k := begin(t, newClaims(locker(), recovers), "k", fp("a"))
 		if k.Adopted() == nil {
 			t.Error("the claim was not adopted")
 		}
@@ -253,5 +253,29 @@ func TestWait_MismatchAtOnceAndAfter(t *testing.T) {
 		_, err := ask(short, c, "long", fp("a"))
 		want(t, "a wait whose context ended", err, claim.ErrInFlight)
 		free(t, k)
+	})
+}
+
+// A version of the service without RunAgain charged and died. The next version has RunAgain, because its
+// own handler may be repeated. That says nothing about the handler before it.
+func TestRunAgain_RunOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := memoryLocker(t)
+		charges := 0
+		earlier := begin(t, newClaims(l), "k", fp("a"))
+		charges++ // without Once, Step or DeriveKey
+		earlier.LeaveUnknown()
+		earlier.Close() // its pod is replaced
+		time.Sleep(time.Minute)
+		out, err := ask(t.Context(), newClaims(l, runAgain), "k", fp("a"))
+		if out.Claim != nil {
+			charges++ // in Once, which has no row of the first charge
+			complete(t, out.Claim, "paid")
+		}
+		if charges != 1 {
+			t.Errorf("%d charges for one key", charges)
+		}
+		want(t, "the retry", err, claim.ErrUnknown)
 	})
 }
