@@ -37,7 +37,8 @@ type health struct {
 	mu       sync.Mutex
 	failures int
 	probeAt  time.Time
-	reason   string // why it has no vote, or empty
+	reason   string    // why it has no vote, or empty
+	until    time.Time // when a node that has restarted abstains no more
 }
 
 // admits reports whether the node is asked. needed says that too few others are left.
@@ -89,6 +90,9 @@ func (h *health) saw(v vote) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if reason == reasonRestarted {
+		h.until = time.Now().Add(v.abstains())
+	}
 	if h.reason != reason && h.reason != reasonTimeouts {
 		h.change(reason, v.failure(h.node))
 	}
@@ -118,6 +122,9 @@ func (h *health) change(reason string, why error) {
 func (h *health) excluded() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.reason == reasonRestarted && !time.Now().Before(h.until) {
+		return "" // no answer says so if nobody asks, or if others have all the keys
+	}
 	return h.reason
 }
 

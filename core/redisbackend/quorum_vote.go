@@ -119,6 +119,12 @@ func (v vote) ahead() time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
+// abstains returns for how long the node still abstains, from an answer about that.
+func (v vote) abstains() time.Duration {
+	ms, _ := strconv.ParseInt(v.extra, 10, 64)
+	return time.Duration(ms) * time.Millisecond
+}
+
 // failure returns why the node did not do what it was asked for.
 func (v vote) failure(n *node) error {
 	what := ""

@@ -80,7 +80,7 @@ func TestHealth_HungNodeIsExcluded(t *testing.T) {
 					if m.Name != "onelane.nodes.excluded" {
 						continue
 					}
-					for _, p := range m.Data.(metricdata.Gauge[int64]).DataPoints {
+					for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
 						n += p.Value
 					}
 				}

@@ -15,14 +15,16 @@ import (
 // called once.
 func observe(m metric.Meter, nodes func() []*node) (end func() error, err error) {
 	var errs [6]error
-	gauge := func(i int, name, unit, description string) (g metric.Int64ObservableGauge) {
-		g, errs[i] = m.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
+	// They are sums, because a process may have several backends on one node. Of a gauge only the
+	// backend that was made last would count.
+	counter := func(i int, name, unit, description string) (g metric.Int64ObservableUpDownCounter) {
+		g, errs[i] = m.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		return g
 	}
-	down := gauge(0, "onelane.subscriptions.down", "{subscription}", "1 if the pub/sub connection to a Redis is down while callers wait for it, or was refused, else 0.")
-	cleanUps := gauge(1, "onelane.cleanups.waiting", "{cleanup}", "Keys of failed calls that are to be released.")
-	stuck := gauge(2, "onelane.calls.stuck", "{call}", "Calls that were given up and whose pool has not returned.")
-	excluded := gauge(3, "onelane.nodes.excluded", "{node}", "1 for a node of a quorum that has no vote now, by reason.")
+	down := counter(0, "onelane.subscriptions.down", "{subscription}", "1 if the pub/sub connection to a Redis is down while callers wait for it, or was refused, else 0.")
+	cleanUps := counter(1, "onelane.cleanups.waiting", "{cleanup}", "Keys of failed calls that are to be released.")
+	stuck := counter(2, "onelane.calls.stuck", "{call}", "Calls that were given up and whose pool has not returned.")
+	excluded := counter(3, "onelane.nodes.excluded", "{node}", "1 for a node of a quorum that has no vote now, by reason.")
 	unanswered, err := m.Int64ObservableCounter("onelane.calls.unanswered", metric.WithUnit("{call}"),
 		metric.WithDescription("Calls that had no answer in time or could not connect."))
 	errs[4] = err

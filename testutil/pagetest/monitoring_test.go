@@ -2,6 +2,7 @@ package pagetest
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"github.com/glebarez/sqlite"
 	prom "github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/common/model"
@@ -25,10 +27,13 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/sdk/metric"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
@@ -179,6 +184,7 @@ func emitted(t *testing.T) string {
 	locks(t, locker(testutil.Memory()), locker(testutil.Memory(), core.WithTTL(900*time.Millisecond)), until)
 	requests(t, locker(testutil.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
 	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
+	unknownCommit(t, locker(testutil.Memory()))
 	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) }, until)
 
 	answer := httptest.NewRecorder()
@@ -265,6 +271,44 @@ func requests(t *testing.T, l *core.Locker, paths ...string) {
 		}
 		_ = answer.Body.Close()
 	}
+}
+
+// unknownCommit has a COMMIT without an answer.
+func unknownCommit(t *testing.T, l *core.Locker) {
+	t.Helper()
+	db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Use(gormlock.New(l)); err != nil {
+		t.Fatal(err)
+	}
+	pool, err := db.DB()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pool.Close() })
+	session := db.WithContext(t.Context())
+	session.Statement.ConnPool = &deaf{pool}
+	err = gormlock.Transaction(session, "commit", func(tx *gorm.DB) error { return tx.Exec("CREATE TABLE a (b)").Error })
+	if !errors.Is(err, gormlock.ErrCommitUnknown) {
+		t.Fatal(err)
+	}
+}
+
+// deaf is a database whose answers to COMMIT are lost.
+type deaf struct{ *sql.DB }
+
+type deafTx struct{ *sql.Tx }
+
+func (d *deaf) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	tx, err := d.DB.BeginTx(ctx, opts)
+	return &deafTx{tx}, err
+}
+
+func (d *deafTx) Commit() error {
+	_ = d.Rollback()
+	return errors.New("the connection is gone")
 }
 
 // hungNode lets one Redis of five hang until it is left out.
