@@ -20,7 +20,7 @@ var errEndsItself = errors.New("the rest of the transaction would not be guarded
 // staysOpen returns an error for a statement that would end a guarded transaction in its middle, as
 // many do on MySQL and MariaDB. A guarded single statement may be one: nothing follows it.
 func (t *transaction) staysOpen(s *gorm.Statement) error {
-	if s.SQL.Len() == 0 || t.turn != nil || !t.guarded() {
+	if s.SQL.Len() == 0 || !t.guarded() {
 		return nil
 	}
 	why := errEndsTransaction

@@ -27,6 +27,9 @@ func TestTransaction_DDL(t *testing.T) {
 			"fenced": func(fn func(tx *gorm.DB) error) error {
 				return gormlock.Transaction(db, "k", fn, gormlock.Fenced())
 			},
+			"grouped": func(fn func(tx *gorm.DB) error) error {
+				return gormlock.Transaction(db, "k", fn, gormlock.Grouped(8))
+			},
 			"nested": func(fn func(tx *gorm.DB) error) error {
 				return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return tx.Transaction(fn) })
 			},

@@ -32,7 +32,7 @@ var errGroupTime = errors.New("the group took too long")
 // deadlock on MySQL or MariaDB, a broken connection, the loss of the lock, or a refused COMMIT.
 // Nothing was written then, and no function runs again unless [WithRetry] asks for it. A COMMIT
 // without an answer is [ErrCommitUnknown] for all of them. The error is the same if a function ends
-// the transaction itself, by DDL on MySQL or MariaDB or by its own COMMIT.
+// the transaction in a way that the plugin does not see.
 //
 // A group takes callers in for 100 ms at most. After its first read on MySQL, MariaDB or SQLite, it
 // takes in only callers that came before that read. A group lasts 10 s at most. WithWait bounds the

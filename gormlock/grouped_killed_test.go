@@ -102,7 +102,7 @@ func TestGrouped_KilledBetweenTwoTurns(t *testing.T) {
 					stop.Store(true)
 					err := take(tx, 42)
 					if first != "" {
-						err = errors.Join(err, tx.Exec(first).Error)
+						err = errors.Join(err, unseen(tx, first))
 					}
 					return err
 				}}, taker(42)

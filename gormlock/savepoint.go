@@ -123,7 +123,7 @@ func (g *group) fail(err error) error {
 	case g.err != nil:
 	case noSavepoint(err):
 		g.err = g.error("%w: a function of the group ended its transaction, "+
-			"by DDL or by a COMMIT or ROLLBACK of its own: %w", ErrCommitUnknown, err)
+			"by DDL, COMMIT or ROLLBACK: %w", ErrCommitUnknown, err)
 	case g.ctx.Err() != nil:
 		g.err = g.t.explain(err)
 	default:
@@ -137,7 +137,7 @@ func (g *group) fail(err error) error {
 func (g *group) doubt() {
 	if g.err != nil && g.doubtful && !errors.Is(g.err, ErrCommitUnknown) {
 		g.err = g.error("%w: a function of the group may have ended its transaction, "+
-			"by DDL or a COMMIT of its own: %w", ErrCommitUnknown, g.err)
+			"by DDL or COMMIT: %w", ErrCommitUnknown, g.err)
 	}
 }
 
