@@ -147,8 +147,8 @@ func unseen(tx *gorm.DB, statement string) error {
 	return err
 }
 
-// TestGrouped_EndedInTheMiddle: DDL commits on MariaDB and MySQL, and anywhere a function may send COMMIT past the plugin: who
-// came before does not know, and is not told success.
+// TestGrouped_EndedInTheMiddle: a function ends the transaction past the plugin, by DDL on MariaDB or MySQL, or by COMMIT. The
+// callers before it are not told success.
 func TestGrouped_EndedInTheMiddle(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

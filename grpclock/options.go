@@ -57,7 +57,8 @@ func (plainLockOption) GRPCLock()             {}
 // {principal}.
 //
 // Without Principal the client's verified TLS certificate names the caller: by its issuer and its
-// URIs. If it has no URIs, its subject counts instead. A retry must then come with the credentials
+// URIs. If it has no URIs, its subject counts instead, and the alternative names count, too, if the
+// subject has no common name. A retry must then come with the credentials
 // of the first call: the metadata authorization, cookie (grpcgateway-cookie behind grpc-gateway)
 // and x-api-key.
 //

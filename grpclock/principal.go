@@ -65,7 +65,8 @@ func (c *call) requestID() string {
 
 // certified returns the name in the client's certificate, or "" if no certificate was verified. The
 // name stays when the certificate is renewed. It begins with the issuer. Then follow the URIs (a
-// SPIFFE ID is one), or else the subject, or else the DNS names and e-mail addresses. If the
+// SPIFFE ID is one), or else the subject. A subject without a common name may be that of all
+// callers, such as O=bank. Then the DNS names, e-mail and IP addresses follow, too. If the
 // certificate has none of these, a digest of its key follows.
 func certified(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
@@ -81,11 +82,16 @@ func certified(ctx context.Context) string {
 	for _, u := range leaf.URIs {
 		names = append(names, u.String())
 	}
-	if subject := nameOf(leaf.RawSubject); len(names) == 0 && subject != "" {
-		names = []string{subject}
-	}
 	if len(names) == 0 {
-		names = append(append(names, leaf.DNSNames...), leaf.EmailAddresses...)
+		if subject := nameOf(leaf.RawSubject); subject != "" {
+			names = []string{subject}
+		}
+		if leaf.Subject.CommonName == "" {
+			names = append(append(names, leaf.DNSNames...), leaf.EmailAddresses...)
+			for _, ip := range leaf.IPAddresses {
+				names = append(names, ip.String())
+			}
+		}
 	}
 	if len(names) == 0 {
 		key := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)

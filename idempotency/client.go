@@ -32,16 +32,25 @@ import (
 //   - a status of RetryStatuses
 //
 // Any other answer is returned, including 500, 502 and 504, because a server without a record of
-// the call would run it again. After the last attempt its answer or error is returned as it is. The
-// key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
+// the call would run it again. After the last attempt its answer or error is returned. The answer is
+// about the last attempt. 425, 429 and 503 with Retry-After would say that nothing was done. They
+// become an error if an earlier attempt may have been carried out. Another refusal, such as 401, is
+// returned: it does not say what an earlier attempt did. The key is in the header of the answer's
+// Request. A call is one RoundTrip. If its header or its
 // context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
 // Transport are new calls with new keys, unless they share such a context. A redirect that repeats
 // the call, such as 307, keeps its key.
 //
 // To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
 // bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent
-// once. With the header Idempotency-Key, net/http itself also sends a request again, with the same
-// key, if an idle connection turns out to be closed. The server must honour the key.
+// once. If an idle connection turns out to be closed, net/http itself also sends a request again
+// that has the header Idempotency-Key or X-Idempotency-Key. The key is the same then, and the server
+// must honour it.
+//
+// The draft wants the key in quotes, and the transport sends it so. A key in the call's header is
+// sent as it is. Most payment providers take the quotes for a part of the key: "k" and k are two
+// payments there. Always send a payment in the same way, and ask the provider for the key with its
+// quotes.
 //
 // A Transport is safe for concurrent use. Its fields must not change after the first call. A field
 // that is zero has its default. If a field is wrong, each call returns an error that names the
@@ -71,7 +80,8 @@ type Transport struct {
 	RetryStatuses []int
 	// OnKey, if it is set, is called with each call's request and its key before the call is sent
 	// for the first time. Store the key there if the call must survive a crash of the client: after
-	// a restart send it again with [ContextWithKey]. If OnKey returns an error, the call is not sent
+	// a restart send it again with [ContextWithKey]. A key that you set in the header is without its
+	// quotes here: store and set the header itself. If OnKey returns an error, the call is not sent
 	// and its error wraps that of OnKey.
 	OnKey func(r *http.Request, key string) error
 }
@@ -124,7 +134,7 @@ func (t *Transport) base() http.RoundTripper {
 // ContextWithKey returns a context whose calls have this key instead of a new one. It is for
 // retries of your own, and for retries after a crash with a key that was stored before. Make such a
 // key with crypto/rand.Text, and store it before the first attempt. The key has 1 to 255 printable
-// ASCII characters.
+// ASCII characters. It is sent in quotes: see [Transport].
 func ContextWithKey(ctx context.Context, key string) context.Context {
 	return keytext.WithKey(ctx, key)
 }
@@ -156,22 +166,33 @@ func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, unsent(r, err)
 	}
+	var unknown error // how an attempt ended that may have been carried out
+	last := func(resp *http.Response, err error) (*http.Response, error) {
+		if unknown == nil || !nothingDone(resp) {
+			return resp, err
+		}
+		discard(resp.Body)
+		return nil, fmt.Errorf("idempotency: the last attempt got %s; an earlier one may have been carried out: %w", resp.Status, unknown)
+	}
 	for attempt, pause := 1, t.FirstPause; ; attempt, pause = attempt+1, min(2*pause, t.LongestPause) {
 		resp, err := t.attempt(call)
 		if attempt >= t.Attempts || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil || !t.retryable(r.Context(), resp, err) {
-			return resp, err
+			return last(resp, err)
 		}
 		wait, ok := t.pause(resp, pause)
 		if end, ends := r.Context().Deadline(); !ok || resp != nil && ends && time.Until(end) <= wait {
-			return resp, err // there is no time for another
+			return last(resp, err) // there is no time for another
 		}
 		why := err
 		if resp != nil {
 			why = errors.New(resp.Status)
 			discard(resp.Body)
 		}
+		if unknown == nil && !nothingDone(resp) {
+			unknown = why
+		}
 		if call, err = again(call, wait); err != nil {
-			return nil, fmt.Errorf("idempotency: %w; not sent again after attempt %d: %w", err, attempt, why)
+			return nil, &notAgain{fmt.Errorf("idempotency: %w; not sent again after attempt %d: %w", err, attempt, why), err}
 		}
 	}
 }
@@ -182,13 +203,15 @@ func (t *Transport) attempt(call *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(call.Context())
 	timer := time.AfterFunc(t.Timeout, func() { cancel(errNoAnswer) })
 	resp, err := t.Base.RoundTrip(call.WithContext(ctx))
+	if err == nil && resp.Body == nil { // http.Client allows that, too
+		resp.Body = http.NoBody
+	}
 	if timer.Stop() && err == nil {
 		resp.Request = call
-		body := &attemptBody{resp.Body, cancel}
-		if w, ok := resp.Body.(io.Writer); ok { // after 101
-			resp.Body = &attemptConn{body, w}
+		if resp.StatusCode == http.StatusSwitchingProtocols {
+			cancel(nil) // the body is the connection, and is not under this context
 		} else {
-			resp.Body = body
+			resp.Body = &attemptBody{resp.Body, cancel}
 		}
 		return resp, nil
 	}
@@ -198,7 +221,7 @@ func (t *Transport) attempt(call *http.Request) (*http.Response, error) {
 	}
 	cancel(nil)
 	if cause := context.Cause(ctx); cause == errNoAnswer && call.Context().Err() == nil {
-		err = fmt.Errorf("idempotency: %w: %w", errNoAnswer, err)
+		err = errNoAnswer // alone: url.Error does not look into an error that wraps it
 	}
 	return nil, err
 }
@@ -208,12 +231,21 @@ var errNoAnswer error = &attemptTimeout{}
 
 type attemptTimeout struct{}
 
-func (*attemptTimeout) Error() string   { return "an attempt took too long" }
+func (*attemptTimeout) Error() string   { return "idempotency: an attempt took too long" }
 func (*attemptTimeout) Timeout() bool   { return true }
 func (*attemptTimeout) Temporary() bool { return true }
 func (*attemptTimeout) Is(target error) bool {
 	return target == context.DeadlineExceeded
 }
+
+// notAgain is why a call is not sent again. It is a time-out if the call's deadline passed.
+type notAgain struct {
+	error
+	cause error
+}
+
+func (e *notAgain) Unwrap() error { return e.error }
+func (e *notAgain) Timeout() bool { return errors.Is(e.cause, context.DeadlineExceeded) }
 
 // attemptBody ends the context of its attempt when it is closed.
 type attemptBody struct {
@@ -226,15 +258,10 @@ func (b *attemptBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// attemptConn is the body of a 101 answer. That body is the connection.
-type attemptConn struct {
-	*attemptBody
-	io.Writer
-}
-
 // withKey returns a copy of r that has a key.
 func (t *Transport) withKey(r *http.Request) (*http.Request, error) {
 	call := r.Clone(r.Context())
+	call.Trailer = r.Trailer // its values may be set while the body is read
 	key, hop, err := t.key(r)
 	if err != nil {
 		return nil, err
@@ -301,6 +328,20 @@ func (t *Transport) retryable(ctx context.Context, resp *http.Response, err erro
 	return slices.Contains(t.RetryStatuses, resp.StatusCode)
 }
 
+// nothingDone reports whether a server says by its answer that it did nothing.
+func nothingDone(resp *http.Response) bool {
+	if resp == nil {
+		return false
+	}
+	switch resp.StatusCode {
+	case http.StatusTooEarly, http.StatusTooManyRequests:
+		return true
+	case http.StatusServiceUnavailable:
+		return resp.Header.Get("Retry-After") != ""
+	}
+	return false
+}
+
 // pause returns how long to wait: the time of Retry-After, or about the planned time if it is
 // longer. It returns false if Retry-After asks for more than the longest pause.
 func (t *Transport) pause(resp *http.Response, planned time.Duration) (time.Duration, bool) {
@@ -335,7 +376,8 @@ func again(call *http.Request, wait time.Duration) (*http.Request, error) {
 	case <-call.Context().Done():
 		return nil, context.Cause(call.Context())
 	}
-	call = call.Clone(call.Context()) // base may have kept the other
+	call = call.WithContext(call.Context()) // base may have kept the other
+	call.Header = call.Header.Clone()
 	if call.GetBody != nil {
 		body, err := call.GetBody()
 		if err != nil {

@@ -92,6 +92,19 @@ func (f *front) lockerInUse(w http.ResponseWriter, r *http.Request) *core.Locker
 // route returns the name of the route for logs and metrics.
 func (f *front) route(r *http.Request) string { return f.router.pattern(r) }
 
+// method returns the name of the method for the log. Each name has log lines of its own, and a client
+// may send any name, of any length.
+func (f *front) method(r *http.Request) string {
+	switch r.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect:
+		return r.Method
+	}
+	if safe[r.Method] || f.methods[r.Method] {
+		return r.Method
+	}
+	return "other"
+}
+
 // refuseKey answers a request whose key could not be read.
 func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
 	place, form := f.place, f.form
@@ -139,7 +152,7 @@ func (f *front) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
 
 // misconfigured answers a request that cannot be protected because of a mistake in the program.
 func (f *front) misconfigured(w http.ResponseWriter, r *http.Request, text string, args ...any) {
-	f.Logger().ErrorContext(r.Context(), text, append(args, "route", f.route(r), "method", r.Method)...)
+	f.Logger().ErrorContext(r.Context(), text, append(args, "route", f.route(r), "method", f.method(r))...)
 	f.refuse(w, r, refusals[CodeMisconfigured])
 }
 
@@ -185,5 +198,5 @@ func (f *front) logUnprotected(r *http.Request, err error) {
 func (f *front) warn(r *http.Request, text string, err error) { f.log(r, slog.LevelWarn, text, err) }
 
 func (f *front) log(r *http.Request, level slog.Level, text string, err error) {
-	f.Logger().Log(context.WithoutCancel(r.Context()), level, text, "route", f.route(r), "method", r.Method, "error", err)
+	f.Logger().Log(context.WithoutCancel(r.Context()), level, text, "route", f.route(r), "method", f.method(r), "error", err)
 }

@@ -126,8 +126,9 @@ type EncryptionKey struct {
 	// ID names the key in each record. It has 1 to 32 letters, digits, "-" and "_", and is not secret.
 	ID string
 	// AEAD encrypts. It must be safe for concurrent use, as those of the standard library are. Nonces
-	// are random, and each request takes one or two. With the 96 bits of AES-GCM, use a new key after
-	// 2^31 requests (NIST SP 800-38D, 8.3). XChaCha20-Poly1305 has no such limit.
+	// are random. Each request takes one or two, one more after [Recover], and two for each [Step]. With
+	// the 96 bits of AES-GCM, use a new key after 2^32 nonces (NIST SP 800-38D, 8.3). These are 2^31
+	// requests without a Step, or 2^29 with three. XChaCha20-Poly1305 has no such limit.
 	AEAD cipher.AEAD
 }
 

@@ -17,7 +17,7 @@ import (
 var (
 	logs = []string{"Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext", "Log", "Later",
 		"log", "note", "misconfigured", "warn", "warnOnce", "NewQueue"}
-	instruments = []string{"seconds", "gauge", "Int64Counter", "Int64Histogram", "Int64UpDownCounter", "Float64Histogram",
+	instruments = []string{"seconds", "counter", "Int64Counter", "Int64Histogram", "Int64UpDownCounter", "Float64Histogram",
 		"Int64ObservableGauge", "Int64ObservableCounter", "Float64ObservableGauge"}
 
 	verb     = regexp.MustCompile(`%[a-z]`)

@@ -60,7 +60,8 @@ func TestForeignValue_IsLeftAlone(t *testing.T) {
 	}
 	client := etcd.Client()
 	b := open(t, client)
-	for _, text := range []string{"", "text", "{}\n", `{"onelane":2,"state":"held"}` + "\n", `{"onelane":1,"state":"other"}` + "\n"} {
+	for _, text := range []string{"", "text", "{}\n", `{"onelane":2,"state":"held"}` + "\n", `{"onelane":1,"state":"other"}` + "\n",
+		`{"onelane":1,"state":"held","owner":"billing/1","ttl_ms":9223372036854775807}` + "\n"} {
 		_, err := client.Put(t.Context(), "k", text)
 		ok(t, "Put", err)
 		_, err = b.Acquire(t.Context(), request("k", time.Minute, 0))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"time"
 	"unicode/utf8"
 
@@ -15,6 +16,10 @@ const (
 	maxKey   = 2 << 10
 	maxOwner = 1 << 10
 	maxValue = 1<<20 + 1<<18
+
+	// maxMillis keeps the sum of two durations in range. Beyond it a record that lasts very long
+	// would look as if it had ended.
+	maxMillis = math.MaxInt64 / 2 / int64(time.Millisecond)
 )
 
 const (
@@ -68,7 +73,10 @@ func decode(key string, text []byte) (r record, err error) {
 		return r, fmt.Errorf("etcdbackend: key %q: %w", key, errForeign)
 	}
 	known := r.Format == format && (r.State == stateHeld || r.State == stateSealed)
-	if !known || r.TTL < 0 || r.Orphan < 0 || r.Lag < 0 {
+	for _, ms := range []int64{r.TTL, r.Orphan, r.Lag} {
+		known = known && ms >= 0 && ms <= maxMillis
+	}
+	if !known {
 		return r, fmt.Errorf("etcdbackend: key %q has format %d and state %q: a newer version of this "+
 			"module wrote it; update this service: %w", key, r.Format, r.State, core.ErrInvalidKey)
 	}

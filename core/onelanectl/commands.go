@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 
 	"github.com/onelane/onelane/core"
@@ -40,8 +39,7 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	case "forget":
 		return o.forget(ctx, locker, at, out)
 	}
-	key := lockKey(locker, o.args[1])
-	before, err := locker.Inspect(ctx, key)
+	key, before, err := look(ctx, locker, o.args[1])
 	// Nobody may know the state of a key whose value is on a minority of a quorum. Unseal decides it.
 	unknown := o.args[0] == "unseal" && errors.Is(err, core.ErrUnavailable)
 	if err != nil && !unknown {
@@ -53,7 +51,11 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 		return out.one(key, before)
 	case "unseal":
 		done = "unsealed"
-		if !unknown && before.Status != core.Sealed && before.Status != core.Orphaned {
+		switch {
+		case unknown:
+		case before.Status == core.Sealed && isClaim(key) && !o.yes: // it may have come since the operator looked
+			return fmt.Errorf("key %q has a record, so its outcome is known; with -yes the record is deleted, and the request may run again: %w", key, errNothing)
+		case before.Status != core.Sealed && before.Status != core.Orphaned:
 			return fmt.Errorf("key %q is %v, not sealed or orphaned: %w", key, before.Status, errNothing)
 		}
 		if err := unseal(ctx, locker, key, !unknown); err != nil {
@@ -67,17 +69,36 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	return out.done(key, done)
 }
 
-var hashed = regexp.MustCompile(claim.HashMark + "[0-9a-f]{64}$")
+// look returns the key of a lock and its state. ls has the key of the lock itself. The log has the
+// whole key of a claim, whose lock may have a hash in its key. A whole key can look like that of a
+// lock, so both are tried.
+func look(ctx context.Context, l *core.Locker, key string) (string, core.State, error) {
+	st, err := l.Inspect(ctx, key)
+	whole := lockKey(l, key)
+	if whole == key || err == nil && st.Status != core.Free || err != nil && !errors.Is(err, core.ErrInvalidKey) {
+		return key, st, err
+	}
+	other, failed := l.Inspect(ctx, whole)
+	if err == nil && failed == nil && other.Status == core.Free {
+		return key, st, nil
+	}
+	return whole, other, failed
+}
 
-// lockKey returns the key of a lock. The log has the whole key of a claim, which may be longer than
-// a key of core. ls has the key of the lock itself.
+// lockKey returns the key of the lock of a claim or step with this whole key, and other keys as they
+// are.
 func lockKey(l *core.Locker, key string) string {
 	for _, prefix := range []string{claim.KeyPrefix, claim.StepPrefix} {
-		if rest, ok := strings.CutPrefix(key, prefix); ok && !hashed.MatchString(rest) {
+		if rest, ok := strings.CutPrefix(key, prefix); ok {
 			return claim.LockKey(l, prefix, rest)
 		}
 	}
 	return key
+}
+
+// isClaim reports whether a key is that of a claim or of a step.
+func isClaim(key string) bool {
+	return strings.HasPrefix(key, claim.KeyPrefix) || strings.HasPrefix(key, claim.StepPrefix)
 }
 
 // unseal frees a key that is known to be sealed or orphaned, or else may be. Locker.Unseal says
@@ -112,7 +133,7 @@ func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out
 		failed = errors.Join(failed, err)
 		for _, key := range keys {
 			st, err := locker.Inspect(ctx, key)
-			if errors.Is(err, core.ErrInvalidKey) || err == nil && st.Status != core.Sealed && st.Status != core.Orphaned {
+			if o.foreign(err) || err == nil && st.Status != core.Sealed && st.Status != core.Orphaned {
 				continue
 			}
 			done := "would forget"
@@ -144,6 +165,13 @@ func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out
 	return nil
 }
 
+// foreign reports whether err says that a key is another program's: without a prefix, all keys of
+// the database come by. With a prefix, the operator has to know of a key that cannot be read. A
+// newer version may have written it.
+func (o *options) foreign(err error) bool {
+	return o.prefix == "" && errors.Is(err, core.ErrInvalidKey)
+}
+
 // list prints the keys that begin with the argument, in their order.
 func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *printer) error {
 	var start string
@@ -159,7 +187,7 @@ func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *
 		}
 		st, inspected := locker.Inspect(ctx, key)
 		switch {
-		case errors.Is(inspected, core.ErrInvalidKey): // not ours: without a prefix all keys of the database come by
+		case o.foreign(inspected):
 		case inspected != nil:
 			err = errors.Join(err, inspected)
 		case st.Status == core.Sealed && o.held: // a lease on a minority of a quorum

@@ -60,7 +60,7 @@ func (e etcdPlace) scan(ctx context.Context, s search) (keys []string, more bool
 		for _, kv := range page.Kvs {
 			begin = string(kv.Key) + "\x00"
 			key, ok := userKey(s.prefix, string(kv.Key))
-			if !ok {
+			if !ok || strings.Contains(key, "\x00") { // the mark of a void attempt
 				continue
 			}
 			if !s.held && len(keys) == s.limit {

@@ -1,12 +1,13 @@
 // Command onelanectl is for the person on call: it shows who holds what, and frees it. It knows one
 // Redis, Redis Cluster, Sentinel, a quorum of independent masters, etcd and ZooKeeper.
 //
-//	go run github.com/onelane/onelane/core/onelanectl -redis 127.0.0.1:6379 ls order:
-//	go run github.com/onelane/onelane/core/onelanectl inspect order:42
-//	go run github.com/onelane/onelane/core/onelanectl release order:42 -owner 'shop-1:4711/6f3c…'
+//	go build github.com/onelane/onelane/core/onelanectl
+//	./onelanectl -redis 127.0.0.1:6379 ls order:
+//	./onelanectl inspect order:42
+//	./onelanectl release order:42 -owner 'shop-1:4711/6f3c…'
 //
 // It exits with 1 when there was nothing to do: the key is not held by that owner. It exits with 2
-// when it does not know.
+// when it does not know. With "go run" both are 1.
 package main
 
 import (
@@ -30,6 +31,7 @@ const usage = `onelanectl shows and frees the locks of onelane.
   onelanectl [flags] ls [PREFIX]                 the keys that are held, sealed or orphaned now
   onelanectl [flags] unseal KEY                  frees a sealed or orphaned key: a request may run again, a sale goes on
                                                  A key is orphaned if its holder disappeared: check first how far it came.
+                                                 The record of a request or a step is only deleted with -yes.
   onelanectl [flags] forget PREFIX -yes          frees all sealed and orphaned keys that begin with PREFIX, such as the
                                                  answers to one caller; without -yes it only shows them
   onelanectl [flags] release KEY -owner OWNER    frees a held key; OWNER as inspect shows it
@@ -94,7 +96,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
 	f.BoolVar(&o.held, "held", false, "of ls: only keys that are held or orphaned, without the records and seals, of which there may be many")
-	f.BoolVar(&o.yes, "yes", false, "of forget: do it")
+	f.BoolVar(&o.yes, "yes", false, "of forget: do it; of unseal: also if a request or a step has a record")
 	f.IntVar(&o.limit, "limit", 1000, "of ls and forget: how many keys at most")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
 	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")
@@ -140,8 +142,8 @@ func (o *options) valid() error {
 		return fmt.Errorf("%s: -owner is for release", command)
 	case command != "ls" && o.held:
 		return fmt.Errorf("%s: -held is for ls", command)
-	case command != "forget" && o.yes:
-		return fmt.Errorf("%s: -yes is for forget", command)
+	case command != "forget" && command != "unseal" && o.yes:
+		return fmt.Errorf("%s: -yes is for forget and unseal", command)
 	case command == "forget" && o.args[1] == "":
 		return errors.New("forget: an empty prefix would forget everything")
 	case o.limit < 1:

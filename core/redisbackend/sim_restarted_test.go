@@ -10,8 +10,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// A node that has restarted counts as excluded for as long as it abstains, also for a process that
-// from then on only asks for a key that another process holds, as the standbys of a leader do.
+// A node that has restarted counts as excluded only for as long as it abstains. So it is also for a
+// process that only asks for a key of another process, as the standbys of a leader do.
 func TestHealth_RestartedNodeIsNotExcludedForEver(t *testing.T) {
 	t.Parallel()
 	if err := stage(t, 3, simRules{}, func(s *simStage) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,10 @@ const (
 )
 
 const format = "onelane1" // the first word of a node
+
+// maxMillis keeps the sum of two durations in range. Beyond it a node that lasts very long would
+// look as if it had ended.
+const maxMillis = math.MaxInt64 / 2 / uint64(time.Millisecond)
 
 // header is the text of a key's node. Its durations are whole milliseconds.
 type header struct {
@@ -71,6 +76,9 @@ func parse(text []byte) (h header, ok bool) {
 			return h, false
 		}
 		numbers[i] = n
+	}
+	if numbers[0] > maxMillis || numbers[1] > maxMillis || numbers[4] > maxValue/pieceSize {
+		return h, false
 	}
 	h = header{
 		state: words[1], lasts: millis(numbers[0]), orphan: millis(numbers[1]),

@@ -14,6 +14,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
@@ -65,8 +66,10 @@ func (s *service) grab(c *gin.Context) {
 		c.JSON(http.StatusUnauthorized, gin.H{"code": "unknown_driver"})
 		return
 	}
+	// FOR UPDATE is read at the primary. A replica may not have what the last holder of the lock wrote.
+	primary := clause.Locking{Strength: clause.LockingStrengthUpdate}
 	var order Order
-	if err := db.First(&order, "id = ?", c.Param("id")).Error; err != nil {
+	if err := db.Clauses(primary).First(&order, "id = ?", c.Param("id")).Error; err != nil {
 		c.JSON(http.StatusInternalServerError, gin.H{"code": err.Error()})
 		return
 	}

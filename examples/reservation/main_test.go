@@ -256,3 +256,17 @@ func TestSale_IDsInAnotherCase(t *testing.T) {
 		}
 	})
 }
+
+// Until a sweep comes, an order whose time is over holds nothing either: confirm refuses it.
+func TestSale_AgainAfterItsTime(t *testing.T) {
+	onSale(t, 3, func(t *testing.T, s *sale) {
+		ok(t, "reserve", s.reserve(t.Context(), "ann", 42, 2))
+		s.clock.Add(time.Minute.Milliseconds())
+		if err := s.confirm(t.Context(), "ann"); !errors.Is(err, errExpired) {
+			t.Errorf("confirm after its time: %v", err)
+		}
+		if err := s.reserve(t.Context(), "ann", 42, 2); !errors.Is(err, errExpired) {
+			t.Errorf("reserve after its time: %v", err)
+		}
+	})
+}

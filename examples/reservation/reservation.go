@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -44,6 +45,10 @@ var (
 	errConfirmed = errors.New("the reservation is confirmed")
 )
 
+// primary makes a SELECT ask the primary (FOR UPDATE). dbresolver and proxies send others to a replica,
+// which may not have yet what was written last.
+var primary = clause.Locking{Strength: clause.LockingStrengthUpdate}
+
 // shop sells from one database. Any number of processes may each have one.
 type shop struct {
 	db   *gorm.DB
@@ -69,7 +74,7 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 		return nil
 	}
 	var earlier Reservation
-	switch found := db.Limit(1).Find(&earlier, "id = ?", id); {
+	switch found := db.Clauses(primary).Limit(1).Find(&earlier, "id = ?", id); {
 	case found.Error != nil:
 		return errors.Join(err, found.Error)
 	case found.RowsAffected == 0:
@@ -77,14 +82,16 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 	// A database that ignores case finds "ann" for "ANN", which is another order and holds nothing.
 	case earlier.ID != id || earlier.SKU != sku || earlier.Units != units:
 		return fmt.Errorf("order %s was used for %d of %d: %w", id, earlier.Units, earlier.SKU, err)
-	case earlier.State == returned:
+	// confirm refuses it from now on, whether a sweep has come or not.
+	case earlier.State == returned, earlier.State == reserved && earlier.Until <= s.now().UnixMilli():
 		return fmt.Errorf("order %s: %w", id, errExpired)
 	}
 	return nil
 }
 
 // confirm makes a reservation a sale: call it when the payment arrived, and pay the buyer back if
-// it returns errExpired. The WHERE decides between it and a sweep: only one of them finds
+// it returns errExpired. It does not tell a second payment from a second call: charge each order
+// under one idempotency key, made of its id. The WHERE decides between it and a sweep: only one of them finds
 // "reserved".
 func (s *shop) confirm(ctx context.Context, id string) error {
 	db := s.db.WithContext(ctx)
@@ -100,7 +107,7 @@ func (s *shop) confirm(ctx context.Context, id string) error {
 // cancel gives the units of a reservation back before it expires.
 func (s *shop) cancel(ctx context.Context, id string) error {
 	var r Reservation
-	if err := s.db.WithContext(ctx).Take(&r, "id = ?", id).Error; err != nil {
+	if err := s.db.WithContext(ctx).Clauses(primary).Take(&r, "id = ?", id).Error; err != nil {
 		return fmt.Errorf("order %s: %w", id, err)
 	}
 	if err := s.giveBack(ctx, r); err != nil {
@@ -137,7 +144,7 @@ func (s *shop) giveBack(ctx context.Context, r Reservation) error {
 // expect returns otherwise, unless the order is in a state already.
 func (s *shop) expect(db *gorm.DB, id, state string, otherwise error) error {
 	var r Reservation
-	if err := db.Take(&r, "id = ?", id).Error; err != nil {
+	if err := db.Clauses(primary).Take(&r, "id = ?", id).Error; err != nil {
 		return fmt.Errorf("order %s: %w", id, err)
 	}
 	if r.State != state {

@@ -1,0 +1,88 @@
+package idempotency_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// The answer of the charge is lost. The gateway before the payments refuses the retry with 429, by
+// which it says that it did nothing. The shop believes it, and the customer's retry charges again.
+func TestTransport_LastAnswerIsNotAboutTheFirstAttempt(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	var charges, sent atomic.Int64
+	payments := orders(t, l, func(w http.ResponseWriter, _ *http.Request) {
+		charges.Add(1)
+		w.WriteHeader(http.StatusCreated)
+	})
+	network := roundTripper(func(r *http.Request) (*http.Response, error) {
+		n := sent.Add(1)
+		if n == 2 { // the gateway
+			_ = r.Body.Close()
+			return &http.Response{StatusCode: 429, Status: "429 Too Many Requests", Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+		}
+		resp, err := payments.client.Transport.RoundTrip(r)
+		if err == nil && n == 1 { // charged, and the connection breaks
+			_ = resp.Body.Close()
+			return nil, errCut
+		}
+		return resp, err
+	})
+	client := &http.Client{Transport: &idempotency.Transport{Base: network, Attempts: 2, FirstPause: time.Millisecond}}
+	shop := orders(t, l, func(w http.ResponseWriter, r *http.Request) {
+		status, err := idempotency.Step(r.Context(), "charge", func(ctx context.Context) (int, error) {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, payments.url+"/orders/7", strings.NewReader("7 EUR"))
+			if err != nil {
+				return 0, err
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				return 0, err // nobody knows
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode == http.StatusTooManyRequests { // "by which a server says that it did nothing"
+				return 0, fmt.Errorf("payments: %s: %w", resp.Status, idempotency.ErrNothingDone)
+			}
+			return resp.StatusCode, nil
+		})
+		switch {
+		case errors.Is(err, idempotency.ErrNothingDone):
+			http.Error(w, err.Error(), http.StatusTooManyRequests)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusGatewayTimeout)
+		default:
+			w.WriteHeader(status)
+		}
+	})
+	first := shop.order("")
+	again := shop.order("")
+	if n := charges.Load(); n != 1 {
+		t.Errorf("%d charges for one order; its client got %d, then %d", n, first.status, again.status)
+	}
+}
+
+// A refusal after an attempt with an unknown outcome is an error that wraps that outcome. After an
+// attempt that did nothing, it is returned.
+func TestTransport_RefusedAfterAnUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	for _, refusal := range []any{425, 429, retryAfter(503, "0"), retryAfter(429, "3600")} {
+		b := &base{answers: []any{errCut, refusal}}
+		resp, err := (&idempotency.Transport{Base: b, Attempts: 2, FirstPause: 1}).RoundTrip(request(t, t.Context(), "POST", "pay"))
+		if resp != nil || !errors.Is(err, errCut) || b.open != 0 {
+			t.Errorf("%v: got %v, %v, %d bodies open; want an error that wraps %q", refusal, resp, err, b.open, errCut)
+		}
+	}
+	b := &base{answers: []any{429, 429}}
+	if resp, err := (&idempotency.Transport{Base: b, Attempts: 2, FirstPause: 1}).RoundTrip(request(t, t.Context(), "POST", "pay")); err != nil || resp.StatusCode != 429 {
+		t.Errorf("%v, %v", resp, err)
+	}
+}
