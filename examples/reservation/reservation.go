@@ -45,8 +45,8 @@ var (
 	errConfirmed = errors.New("the reservation is confirmed")
 )
 
-// primary makes a SELECT ask the primary (FOR UPDATE). dbresolver and proxies send others to a replica,
-// which may not have yet what was written last.
+// primary makes a SELECT ask the primary (FOR UPDATE). dbresolver and proxies send others to a
+// replica, which may not have yet what was written last.
 var primary = clause.Locking{Strength: clause.LockingStrengthUpdate}
 
 // shop sells from one database. Any number of processes may each have one.
@@ -91,8 +91,8 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 
 // confirm makes a reservation a sale: call it when the payment arrived, and pay the buyer back if
 // it returns errExpired. It does not tell a second payment from a second call: charge each order
-// under one idempotency key, made of its id. The WHERE decides between it and a sweep: only one of them finds
-// "reserved".
+// under one idempotency key, made of its id. The WHERE decides between it and a sweep: only one of
+// them finds "reserved".
 func (s *shop) confirm(ctx context.Context, id string) error {
 	db := s.db.WithContext(ctx)
 	moved := db.Model(&Reservation{}).
