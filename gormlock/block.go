@@ -91,9 +91,7 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 	defer func() { _ = t.Rollback() }() // if fn panics
 	tx := session(t.carry(db.Statement.Context), db)
 	tx.Statement.ConnPool = t.in(wrapped)
-	if t.turn != nil {
-		tx.Statement.ConnPool = newTurnConn(t.turn, tx.Statement.ConnPool)
-	}
+	keepTurn(tx)
 	if err = fn(tx); err != nil {
 		_ = t.Rollback()
 	} else if err = t.Commit(); err != nil {

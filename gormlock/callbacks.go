@@ -124,7 +124,7 @@ func (p *plugin) register(db *gorm.DB, op operation, processor processor, protec
 
 // before runs before every statement.
 func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
-	keepTurnConn(db)
+	keepTurn(db)
 	if db.Error != nil {
 		sendSavepoint(db, op, db.Error)
 		return

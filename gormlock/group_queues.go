@@ -63,7 +63,6 @@ func (p *pool) join(ctx context.Context, d demand) (*transaction, error) {
 		return nil, err
 	}
 	g := s.group
-	s.Tx = g.t
 	s.t = &transaction{pool: p, ctx: ctx, keys: d.keys, locks: g.locks, fenced: g.t.fenced,
 		real: s, turn: s}
 	s.t.holds.Store(true)

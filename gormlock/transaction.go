@@ -52,8 +52,6 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 		switch x := c.(type) {
 		case *transaction:
 			return x, x != nil
-		case *turnConn:
-			return x.turn.t, true
 		case *gorm.PreparedStmtTX:
 			c = x.Tx
 		case *pool:

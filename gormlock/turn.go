@@ -5,22 +5,21 @@ import (
 	"database/sql"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"gorm.io/gorm"
 )
 
-// turn is one caller's part of a group. It is the gorm.Tx below the caller's transaction: Commit
-// releases the savepoint, and await waits for the group's outcome. Statements of the function come
-// through a turnConn.
+// turn is one caller's part of a group. It is the gorm.Tx below the caller's transaction: it sees
+// each statement begin and end, so that none runs in another caller's turn. Commit releases the
+// savepoint, and await waits for the group's outcome.
 type turn struct {
-	gorm.Tx                 // the group's, once the turn has come
-	ctx     context.Context // the caller's
-	came    time.Time
-	ready   chan error // has room for one: nil when the turn comes, or why it never does
-	group   *group
-	t       *transaction
-	ended   chan struct{} // closed when its savepoint is decided
+	ctx      context.Context // the caller's
+	came     time.Time
+	ready    chan error // has room for one: nil when the turn comes, or why it never does
+	group    *group
+	t        *transaction
+	prepares atomic.Bool   // each statement is prepared once
+	ended    chan struct{} // closed when its savepoint is decided
 
 	mu      sync.Mutex
 	running int           // statements

@@ -24,12 +24,9 @@ func (c statementContext) Value(key any) any { return c.values.Value(key) }
 
 // enter lets a statement run and returns its context.
 func (s *turn) enter(ctx context.Context, query string) (context.Context, error) {
-	if _, err := s.t.conn(ctx); err != nil {
-		return nil, err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed { // since then
+	if s.closed { // since the transaction was asked for its connection
 		return nil, sql.ErrTxDone
 	}
 	s.rows = slices.DeleteFunc(s.rows, s.rowsClosed)
