@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
@@ -123,7 +124,8 @@ func WithMaxHold(d time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.maxHold = d })
 }
 
-// WithTag sets a text of up to 256 bytes that travels with the lock. Others see it in [TakenError].
+// WithTag sets a text of up to 256 bytes of UTF-8 that travels with the lock. Others see it in
+// [TakenError].
 func WithTag(tag string) AcquireOption { return acquireOption(func(s *settings) { s.tag = tag }) }
 
 // WithToken mints the lock's fencing token in the same round trip as Acquire. Without it,
@@ -133,7 +135,8 @@ func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.toke
 // WithOrphan keeps the key from becoming free if the lease ends without Release or Seal. In that
 // case the holder died, hung or lost its connection, and nobody knows how far its work came. The
 // key is then orphaned for the retention, and Acquire returns [*OrphanedError] until somebody
-// adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends.
+// adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends. The minimum
+// is 10 ms. With 0 the key becomes free.
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })
 }
@@ -147,7 +150,7 @@ func WithPrefix(prefix string) Option {
 }
 
 // WithInstance sets the name of this process in [TakenError] and in the backend. The default is
-// "<host>:<pid>". It has at most 128 bytes and no "/", "#" or control characters.
+// "<host>:<pid>". It has at most 128 bytes of UTF-8 and no "/", "#" or control characters.
 func WithInstance(name string) Option {
 	return lockerOption(func(c *config) { c.instance = name })
 }
@@ -202,7 +205,7 @@ func newConfig(opts []Option) (*config, error) {
 	c := &config{
 		settings: settings{ttl: defaultTTL, wait: forever, outage: defaultOutage, maxHold: defaultMaxHold},
 		prefix:   defaultPrefix,
-		instance: fmt.Sprintf("%s:%d", host, os.Getpid()),
+		instance: fmt.Sprintf("%s:%d", strings.ToValidUTF8(host, "?"), os.Getpid()),
 		logger:   slog.Default(),
 		meters:   otel.GetMeterProvider(),
 		tracers:  otel.GetTracerProvider(),
@@ -227,9 +230,9 @@ func newConfig(opts []Option) (*config, error) {
 }
 
 func validInstance(name string) error {
-	if name == "" || len(name) > maxInstance || strings.ContainsAny(name, "/#") ||
+	if name == "" || len(name) > maxInstance || !utf8.ValidString(name) || strings.ContainsAny(name, "/#") ||
 		strings.IndexFunc(name, unicode.IsControl) >= 0 {
-		return fmt.Errorf("core: instance %q must have 1 to %d bytes and no \"/\", \"#\" or control characters",
+		return fmt.Errorf("core: instance %q must have 1 to %d bytes of UTF-8 and no \"/\", \"#\" or control characters",
 			name, maxInstance)
 	}
 	return nil
@@ -264,10 +267,10 @@ func (s *settings) valid() error {
 		return fmt.Errorf("core: WithOutageWait: %v must not be negative", s.outage)
 	case s.maxHold < 0:
 		return fmt.Errorf("core: WithMaxHold: %v must not be negative", s.maxHold)
-	case s.orphan < 0 || s.orphan > maxDuration:
-		return fmt.Errorf("core: WithOrphan: %v must be between 0 and %v", s.orphan, maxDuration)
-	case len(s.tag) > maxTag || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
-		return fmt.Errorf("core: WithTag: a tag must have at most %d bytes and no control characters", maxTag)
+	case s.orphan != 0 && (s.orphan < minTTL || s.orphan > maxDuration):
+		return fmt.Errorf("core: WithOrphan: %v must be between %v and %v, or 0 for no orphan", s.orphan, minTTL, maxDuration)
+	case len(s.tag) > maxTag || !utf8.ValidString(s.tag) || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
+		return fmt.Errorf("core: WithTag: %q must have at most %d bytes of UTF-8 and no control characters", s.tag, maxTag)
 	}
 	return nil
 }

@@ -43,6 +43,10 @@ func Migrate(db *gorm.DB) error {
 	}
 	db = unguarded(db)
 	for s := range statementsIn(string(schema)) {
+		// IF NOT EXISTS waits for all who write to the table, and all who come later wait behind it.
+		if strings.Contains(s, "CREATE INDEX") && d.name == "postgres" && db.Migrator().HasIndex("onelane_once", "onelane_once_created_at") {
+			continue
+		}
 		err := repeat(db.Statement.Context, migrateTries, madeAtOnce, func() error { return db.Exec(s).Error })
 		if err != nil {
 			return fmt.Errorf("gormlock: Migrate: %w", err)

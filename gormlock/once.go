@@ -175,12 +175,16 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 func (o *once) error(err error) error { return fmt.Errorf("gormlock: Once %q: %w", o.name, err) }
 
 // Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts. Parts
-// are, for example, the amount and the currency of a payment. Only a salted hash of them is stored.
-// A run without a fingerprint is not compared, except with a key of [ClaimKey].
+// are, for example, the amount and the currency of a payment. There is at least one. Only a salted
+// hash of them is stored. A run without a fingerprint is not compared, except with a key of
+// [ClaimKey].
 func Fingerprint(parts ...[]byte) TransactionOption {
 	return transactionOption(func(g *guard) {
 		digest := claim.Digest(parts...)
 		g.fingerprint = digest[:]
+		if len(parts) == 0 { // all calls would be the same
+			g.err = errors.New("Fingerprint(): pass at least one part, or omit the option")
+		}
 	})
 }
 

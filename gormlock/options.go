@@ -3,6 +3,7 @@ package gormlock
 import (
 	"database/sql"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -98,7 +99,7 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 // up to the outermost Transaction.
 func WithRetry(n int) TransactionOption {
 	return transactionOption(func(g *guard) {
-		g.retries = n
+		g.retries = min(n, math.MaxInt-1) // the first run counts, too
 		if n < 1 {
 			g.err = fmt.Errorf("WithRetry(%d): the number must be at least 1; omit it to run once", n)
 		}

@@ -29,6 +29,7 @@ import (
 // from writes. With exec it is a network that loses or delays answers.
 type relay struct {
 	primary, replica *sql.DB
+	untilWrite       bool         // as Pgpool, which reads at the replica until a transaction writes
 	statements       atomic.Int32 // that were sent
 	sent             func(ctx context.Context, query string)
 	exec             func(query string, args []any, run func() (driver.Result, error)) (driver.Result, error)
@@ -64,6 +65,7 @@ type relayConn struct {
 	relay            *relay
 	primary, replica *sql.Conn
 	begun            bool // until the transaction ends, all statements go to the primary
+	wrote            bool // in the transaction, or before it
 }
 
 func (c *relayConn) Begin() (driver.Tx, error) {
@@ -78,7 +80,7 @@ func (c *relayConn) BeginTx(ctx context.Context, opts driver.TxOptions) (tx driv
 		tx, err = raw.(driver.ConnBeginTx).BeginTx(ctx, opts)
 		return err
 	})
-	c.begun = err == nil
+	c.begun, c.wrote = err == nil, false
 	return &relayTx{tx, c}, err
 }
 
@@ -101,7 +103,10 @@ func (c *relayConn) Close() error {
 func (c *relayConn) Prepare(query string) (driver.Stmt, error) {
 	c.relay.statements.Add(1)
 	conn := c.primary
-	if c.replica != nil && !c.begun && strings.HasPrefix(query, "SELECT") && !strings.Contains(query, "FOR UPDATE") {
+	reads := strings.HasPrefix(query, "SELECT") && !strings.Contains(query, "FOR UPDATE")
+	c.wrote = c.wrote || !reads
+	pinned := c.begun && (c.wrote || !c.relay.untilWrite)
+	if c.replica != nil && !pinned && reads {
 		conn = c.replica
 	}
 	var stmt driver.Stmt

@@ -7,6 +7,7 @@ import (
 	"encoding/asn1"
 	"encoding/hex"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -66,8 +67,9 @@ func (c *call) requestID() string {
 // certified returns the name in the client's certificate, or "" if no certificate was verified. The
 // name stays when the certificate is renewed. It begins with the issuer. Then follow the URIs (a
 // SPIFFE ID is one), or else the subject. A subject without a common name may be that of all
-// callers, such as O=bank. Then the DNS names, e-mail and IP addresses follow, too. If the
-// certificate has none of these, a digest of its key follows.
+// callers, such as O=bank. So the DNS names and e-mail addresses follow it, in their order as texts.
+// An IP address may be that of a pod, and counts only if there is no such name. If the certificate
+// has nothing of all this, a digest of its key follows.
 func certified(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -87,10 +89,14 @@ func certified(ctx context.Context) string {
 			names = []string{subject}
 		}
 		if leaf.Subject.CommonName == "" {
-			names = append(append(names, leaf.DNSNames...), leaf.EmailAddresses...)
-			for _, ip := range leaf.IPAddresses {
-				names = append(names, ip.String())
+			others := slices.Concat(leaf.DNSNames, leaf.EmailAddresses)
+			if len(others) == 0 {
+				for _, ip := range leaf.IPAddresses {
+					others = append(others, ip.String())
+				}
 			}
+			slices.Sort(others)
+			names = append(names, others...)
 		}
 	}
 	if len(names) == 0 {

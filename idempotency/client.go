@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/onelane/onelane/internal/keytext"
@@ -35,17 +37,18 @@ import (
 // the call would run it again. After the last attempt its answer or error is returned. The answer is
 // about the last attempt. 425, 429 and 503 with Retry-After would say that nothing was done. They
 // become an error if an earlier attempt may have been carried out. Another refusal, such as 401, is
-// returned: it does not say what an earlier attempt did. The key is in the header of the answer's
-// Request. A call is one RoundTrip. If its header or its
+// returned: it does not say what an earlier attempt did.
+//
+// The key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
 // context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
 // Transport are new calls with new keys, unless they share such a context. A redirect that repeats
 // the call, such as 307, keeps its key.
 //
 // To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
 // bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent
-// once. If an idle connection turns out to be closed, net/http itself also sends a request again
-// that has the header Idempotency-Key or X-Idempotency-Key. The key is the same then, and the server
-// must honour it.
+// once. So is a call with a Trailer, which two bodies would set at the same time. If an idle
+// connection turns out to be closed, net/http itself also sends a request again that has the header
+// Idempotency-Key or X-Idempotency-Key. The key is the same then, and the server must honour it.
 //
 // The draft wants the key in quotes, and the transport sends it so. A key in the call's header is
 // sent as it is. Most payment providers take the quotes for a part of the key: "k" and k are two
@@ -63,7 +66,7 @@ type Transport struct {
 	// Header is the name of the header that carries the key. The default is Idempotency-Key.
 	Header string
 	// Attempts is how many times a call is sent at most. The default is 4. With 1 attempt the
-	// transport only adds the key.
+	// transport adds the key and sends nothing again. Timeout counts then, too.
 	Attempts int
 	// Timeout is how long one attempt may take until the header of its answer arrives. The default
 	// is 10 s. http.Client.Timeout limits all attempts and pauses together: leave it 0, or make it
@@ -175,8 +178,12 @@ func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("idempotency: the last attempt got %s; an earlier one may have been carried out: %w", resp.Status, unknown)
 	}
 	for attempt, pause := 1, t.FirstPause; ; attempt, pause = attempt+1, min(2*pause, t.LongestPause) {
-		resp, err := t.attempt(call)
-		if attempt >= t.Attempts || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil || !t.retryable(r.Context(), resp, err) {
+		resp, twice, err := t.attempt(call)
+		if twice && unknown == nil {
+			unknown = errSentTwice
+		}
+		once := len(r.Trailer) > 0 || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil
+		if attempt >= t.Attempts || once || !t.retryable(r.Context(), resp, err) {
 			return last(resp, err)
 		}
 		wait, ok := t.pause(resp, pause)
@@ -198,11 +205,16 @@ func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // attempt sends a call once. If the header of the answer does not come in time, the attempt ends.
-// The body may take as long as the call's own context allows.
-func (t *Transport) attempt(call *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithCancelCause(call.Context())
+// The body may take as long as the call's own context allows. twice says that net/http may have sent
+// the call again itself, because a connection broke.
+func (t *Transport) attempt(call *http.Request) (resp *http.Response, twice bool, err error) {
+	var conns atomic.Int32
+	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(call.Context(), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { conns.Add(1) },
+	}))
 	timer := time.AfterFunc(t.Timeout, func() { cancel(errNoAnswer) })
-	resp, err := t.Base.RoundTrip(call.WithContext(ctx))
+	resp, err = t.Base.RoundTrip(call.WithContext(ctx))
+	twice = conns.Load() > 1
 	if err == nil && resp.Body == nil { // http.Client allows that, too
 		resp.Body = http.NoBody
 	}
@@ -213,7 +225,7 @@ func (t *Transport) attempt(call *http.Request) (*http.Response, error) {
 		} else {
 			resp.Body = &attemptBody{resp.Body, cancel}
 		}
-		return resp, nil
+		return resp, twice, nil
 	}
 	if err == nil { // the answer came too late
 		_ = resp.Body.Close()
@@ -223,8 +235,10 @@ func (t *Transport) attempt(call *http.Request) (*http.Response, error) {
 	if cause := context.Cause(ctx); cause == errNoAnswer && call.Context().Err() == nil {
 		err = errNoAnswer // alone: url.Error does not look into an error that wraps it
 	}
-	return nil, err
+	return nil, twice, err
 }
+
+var errSentTwice = errors.New("idempotency: a connection broke, and net/http sent the call again")
 
 // errNoAnswer is a time-out: it implements net.Error.
 var errNoAnswer error = &attemptTimeout{}

@@ -130,3 +130,17 @@ func TestTransport_SwitchingProtocolsCloseWrite(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 }
+
+// A call with a trailer is sent once: the reader of an earlier body may set its values at any time.
+func TestTransport_TrailerIsSentOnce(t *testing.T) {
+	t.Parallel()
+	b := &base{answers: []any{503, 201}}
+	r := request(t, t.Context(), "POST", "pay")
+	r.Trailer = http.Header{"X-Sum": nil}
+	resp, err := (&idempotency.Transport{Base: b, FirstPause: 1}).RoundTrip(r)
+	must(t, err)
+	if resp.StatusCode != 503 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	must(t, resp.Body.Close())
+}

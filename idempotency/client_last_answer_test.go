@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -84,5 +85,39 @@ func TestTransport_RefusedAfterAnUnknownOutcome(t *testing.T) {
 	b := &base{answers: []any{429, 429}}
 	if resp, err := (&idempotency.Transport{Base: b, Attempts: 2, FirstPause: 1}).RoundTrip(request(t, t.Context(), "POST", "pay")); err != nil || resp.StatusCode != 429 {
 		t.Errorf("%v, %v", resp, err)
+	}
+}
+
+// A kept-alive connection breaks after the charge. net/http sends the request again by itself, because
+// of the header Idempotency-Key, and the gateway says 429. That is not about the first sending.
+func TestTransport_RefusedAfterNetHTTPSentAgain(t *testing.T) {
+	t.Parallel()
+	var charges, posts atomic.Int64
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		if posts.Add(1) > 1 {
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		charges.Add(1)
+		conn, _, err := http.NewResponseController(w).Hijack() // the process dies
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = conn.Close()
+	}))
+	client := &http.Client{Transport: &idempotency.Transport{Base: s.client.Transport, Attempts: 2, FirstPause: time.Millisecond}}
+	resp, err := client.Get(s.url) // its connection is used again
+	must(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	must(t, resp.Body.Close())
+	resp, err = client.Post(s.url, "text/plain", strings.NewReader("7 EUR"))
+	if err == nil {
+		defer resp.Body.Close()
+		t.Errorf("got %s, by which the server says that it did nothing, after %d charge in %d sendings; want an error", resp.Status, charges.Load(), posts.Load())
 	}
 }

@@ -199,11 +199,12 @@ func (c *httpConfig) UseRouter(r claim.Router) { c.router = router(r) }
 
 // Methods sets which methods are covered. By default idempotency covers all methods except GET,
 // HEAD, OPTIONS and TRACE. These have no effect to protect, and naming one for idempotency panics.
-// A plain lock covers all methods by default.
+// A plain lock covers all methods by default. Each name is one method: "POST, PUT" panics.
 func Methods(methods ...string) LockOption {
 	return lockOption(func(c *httpConfig) {
 		c.methods = make(map[string]bool, len(methods))
 		for _, m := range methods {
+			c.Check(validToken(m), "Methods(%q): it is no method; pass each one by itself, without spaces", m)
 			c.methods[strings.ToUpper(m)] = true
 		}
 		c.Check(len(methods) > 0, "Methods(): name at least one, or omit the option")

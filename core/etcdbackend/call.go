@@ -79,7 +79,8 @@ var advice = []struct {
 
 // failed returns the error of a request.
 func (b *backend) failed(ctx context.Context, key string, err error) *core.UnavailableError {
-	unconnected := isTimeout(err) && b.client.ActiveConnection().GetState() != connectivity.Ready
+	conn := b.client.ActiveConnection() // nil for the client of an embedded etcd
+	unconnected := conn != nil && isTimeout(err) && conn.GetState() != connectivity.Ready
 	switch {
 	case ctx.Err() == nil && isTimeout(err):
 		err = fmt.Errorf("etcd did not answer within %v; look at the servers, or raise WithTimeout", b.timeout/tries)

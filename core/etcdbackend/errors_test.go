@@ -120,3 +120,21 @@ func TestPermanentErrors_SayWhatToDo(t *testing.T) {
 		t.Errorf("Seal: %#v", err)
 	}
 }
+
+// hungKV does not answer.
+type hungKV struct{ clientv3.KV }
+
+func (hungKV) Get(ctx context.Context, _ string, _ ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// The client of an embedded etcd (v3client.New) has no connection.
+func TestTimeout_ClientWithoutConnection(t *testing.T) {
+	t.Parallel()
+	client := clientv3.NewCtxClient(t.Context())
+	client.KV = hungKV{}
+	b := open(t, client, etcdbackend.WithTimeout(100*time.Millisecond))
+	_, err := b.Inspect(t.Context(), "k")
+	want(t, "Inspect", err, core.ErrUnavailable)
+}

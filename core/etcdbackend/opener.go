@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -77,6 +78,7 @@ type backend struct {
 	stop    context.CancelFunc
 	mu      sync.Mutex // held while a watch begins, and while Close ends the context open
 	watches sync.WaitGroup
+	stream  atomic.Int64 // the number of the stream that new watches use
 
 	ago       func(t, now time.Time) time.Duration // tests replace it
 	sightings leases.Sightings

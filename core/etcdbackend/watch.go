@@ -3,10 +3,12 @@ package etcdbackend
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 )
 
 // longestCreation bounds how long a watch that nobody waits for any more may take to be created.
@@ -14,17 +16,19 @@ const longestCreation = time.Minute
 
 var errClosed = errors.New("etcdbackend: the backend is closed")
 
-// Watch implements core.Backend. The client sends all watches over one stream. A member that is cut
-// off from the others ends its watches.
+// Watch implements core.Backend. The client sends all watches over one stream, until etcd ends one
+// of them. A member that is cut off from the others ends its watches.
 func (b *backend) Watch(
 	ctx context.Context, key string,
 ) (changed <-chan struct{}, stop func(), err error) {
-	ctx, done := b.bound(ctx)
+	ctx, done := b.oneTry(ctx) // the caller asks for the key by itself if there is no watch
 	defer done()
 	if ctx.Err() != nil {
 		return nil, func() {}, b.failed(ctx, key, ctx.Err())
 	}
-	own, cancel := context.WithCancel(clientv3.WithRequireLeader(b.open))
+	stream := b.stream.Load()
+	own, cancel := context.WithCancel(metadata.AppendToOutgoingContext(
+		clientv3.WithRequireLeader(b.open), "onelane-stream", strconv.FormatInt(stream, 10)))
 	created, signals := make(chan struct{}), make(chan struct{}, 1)
 	begun := b.begin(func() {
 		defer cancel()
@@ -35,7 +39,7 @@ func (b *backend) Watch(
 		// server. So own is canceled only now, if the caller has gone.
 		select {
 		case created <- struct{}{}:
-			b.forward(key, events, signals)
+			b.forward(key, stream, events, signals)
 		case <-ctx.Done():
 		}
 	})
@@ -62,11 +66,14 @@ func (b *backend) begin(fn func()) bool {
 	return true
 }
 
-// forward signals until the watch ends.
-func (b *backend) forward(key string, events clientv3.WatchChan, signals chan<- struct{}) {
+// forward signals until the watch ends. If etcd ended it, later watches use another stream. The
+// client keeps a stream for as long as one of its watches lasts, with the token that it began with.
+// When that has expired, etcd refuses all further watches on the stream.
+func (b *backend) forward(key string, stream int64, events clientv3.WatchChan, signals chan<- struct{}) {
 	defer close(signals)
 	for answer := range events {
 		if answer.Err() != nil {
+			b.stream.CompareAndSwap(stream, stream+1)
 			return
 		}
 		if b.mayBeFree(key, answer.Events) {

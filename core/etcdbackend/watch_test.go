@@ -14,6 +14,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
@@ -233,4 +234,104 @@ func TestClose_WatchBeginsMeanwhile(t *testing.T) {
 	}
 	<-first
 	ok(t, "Close", <-closed)
+}
+
+// expiring is the Watcher of a client whose tokens expire. As the client does, it has a stream for
+// each set of metadata, with the token that the stream began with.
+type expiring struct {
+	clientv3.Watcher
+	mu      sync.Mutex
+	expired map[string]bool // by stream
+}
+
+func (w *expiring) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	sent, _ := metadata.FromOutgoingContext(ctx)
+	stream := fmt.Sprint(map[string][]string(sent)) // sent prints no values
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.expired[stream] {
+		refused := make(chan clientv3.WatchResponse, 1)
+		refused <- clientv3.WatchResponse{Canceled: true}
+		close(refused)
+		return refused
+	}
+	w.expired[stream] = false
+	return w.Watcher.Watch(ctx, key, opts...)
+}
+
+// The token with which the stream of the watches began has expired. A watch that stays keeps this
+// stream open. Further watches work nevertheless, after one that is refused.
+func TestWatch_TokenExpired(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	client := etcd.Client()
+	w := &expiring{Watcher: client.Watcher, expired: make(map[string]bool)}
+	client.Watcher = w
+	b := open(t, client)
+	_, stop, err := b.Watch(t.Context(), "leader")
+	ok(t, "Watch", err)
+	defer stop()
+	w.mu.Lock()
+	for stream := range w.expired {
+		w.expired[stream] = true
+	}
+	w.mu.Unlock()
+	changed, stop, err := b.Watch(t.Context(), "k")
+	ok(t, "Watch", err)
+	defer stop()
+	if _, more := <-changed; more {
+		t.Error("a watch that is refused signals")
+	}
+	changed, stop, err = b.Watch(t.Context(), "k")
+	ok(t, "Watch", err)
+	defer stop()
+	_, err = client.Put(t.Context(), "k", "text")
+	ok(t, "Put", err)
+	if _, more := <-changed; !more {
+		t.Error("the next watch is refused, too")
+	}
+}
+
+// stuckWatcher is the Watcher of a client whose watches go to a member that hangs.
+type stuckWatcher struct {
+	clientv3.Watcher
+	asked chan struct{}
+}
+
+func (w stuckWatcher) Watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv3.WatchChan {
+	select {
+	case w.asked <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	over := make(chan clientv3.WatchResponse)
+	close(over)
+	return over
+}
+
+// A member that hangs costs a waiter at most a quarter of the time-out. The key is free meanwhile,
+// and the waiter gets it.
+func TestWatch_MemberHangs(t *testing.T) {
+	t.Parallel()
+	etcd := testutil.Etcd(t)
+	if etcd == nil {
+		return
+	}
+	k, err := locker(t, etcd.Client()).Acquire(t.Context(), "k", core.WithTTL(time.Minute))
+	ok(t, "Acquire", err)
+	client := etcd.Client()
+	w := stuckWatcher{client.Watcher, make(chan struct{}, 1)}
+	client.Watcher = w
+	waiting := locker(t, client) // its time-out is 20 s
+	got := make(chan error, 1)
+	go func() {
+		_, err := waiting.Acquire(t.Context(), "k", core.WithWait(15*time.Second))
+		got <- err
+	}()
+	<-w.asked
+	ok(t, "Release", k.Release(t.Context()))
+	ok(t, "Acquire of a key that is free", <-got)
 }

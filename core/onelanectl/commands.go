@@ -52,6 +52,8 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	case "unseal":
 		done = "unsealed"
 		switch {
+		case unknown && isClaim(key) && !o.yes:
+			return fmt.Errorf("key %q may have a record on a node that does not answer; with -yes it is deleted, and the request may run again: %w: %w", key, errNothing, err)
 		case unknown:
 		case before.Status == core.Sealed && isClaim(key) && !o.yes: // it may have come since the operator looked
 			return fmt.Errorf("key %q has a record, so its outcome is known; with -yes the record is deleted, and the request may run again: %w", key, errNothing)
@@ -71,7 +73,7 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 
 // look returns the key of a lock and its state. ls has the key of the lock itself. The log has the
 // whole key of a claim, whose lock may have a hash in its key. A whole key can look like that of a
-// lock, so both are tried.
+// lock, so both are tried. One that ls may have shown is not free if it cannot be read.
 func look(ctx context.Context, l *core.Locker, key string) (string, core.State, error) {
 	st, err := l.Inspect(ctx, key)
 	whole := lockKey(l, key)
@@ -79,8 +81,8 @@ func look(ctx context.Context, l *core.Locker, key string) (string, core.State, 
 		return key, st, err
 	}
 	other, failed := l.Inspect(ctx, whole)
-	if err == nil && failed == nil && other.Status == core.Free {
-		return key, st, nil
+	if failed == nil && other.Status == core.Free && (err == nil || strings.Contains(key, claim.HashMark)) {
+		return key, st, err
 	}
 	return whole, other, failed
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -122,5 +123,26 @@ func TestList_TimeoutOnAHungZooKeeper(t *testing.T) {
 	ctl(t, 2, "-zookeeper", node.Addr(), "-timeout", "200ms", "ls", "a")
 	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("ls -timeout 200ms took %v", took)
+	}
+}
+
+// The record of a claim is on two nodes of three, which is a majority. One of them is down, so nobody can
+// tell. Without -yes unseal must not delete the other copy: the retry would run again.
+func TestUnseal_RecordWhoseMajorityIsNotSeen(t *testing.T) {
+	t.Parallel()
+	nodes, cs, locker := quorum(t)
+	const key = "claim:ann:1"
+	now := time.Now().UnixMicro()
+	for _, n := range []int{0, 2} {
+		must[string](t)(nodes[n].Client().Set(t.Context(), "onelane:{"+key+"}:accepted", fmt.Sprintf("%d 1 \x00%d:201", now, now), time.Hour).Result())
+	}
+	nodes[2].Kill()
+	o := options{prefix: "onelane:", limit: 10, args: []string{"unseal", key}, timeout: 10 * time.Second}
+	err := o.on(t.Context(), locker, cs, &printer{w: t.Output()})
+	if !errors.Is(err, errNothing) {
+		t.Errorf("unseal without -yes: %v", err)
+	}
+	if st, err := locker.Inspect(t.Context(), key); err == nil && st.Status == core.Free {
+		t.Error("the record is deleted, and the retry runs again")
 	}
 }

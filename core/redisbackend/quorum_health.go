@@ -125,6 +125,9 @@ func (h *health) excluded() string {
 	if h.reason == reasonRestarted && !time.Now().Before(h.until) {
 		return "" // no answer says so if nobody asks, or if others have all the keys
 	}
+	if ahead := time.Duration(h.node.skew.ahead.Load()); h.reason == reasonClock && ahead.Abs() < clockTolerance {
+		return "" // a Ping has seen it
+	}
 	return h.reason
 }
 

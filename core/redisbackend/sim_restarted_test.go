@@ -43,3 +43,29 @@ func TestHealth_RestartedNodeIsNotExcludedForEver(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A process that started before NTP had set its clock counts the nodes as excluded only until it sees
+// that its clock is right. So it is also for a standby, which never gets a key of its own.
+func TestHealth_ClockIsRightAgain(t *testing.T) {
+	t.Parallel()
+	if err := stage(t, 3, simRules{}, func(s *simStage) error {
+		s.ahead("A", time.Minute)
+		if _, err := s.acquire("A"); !errors.Is(err, core.ErrUnavailable) {
+			return fmt.Errorf("A was told %v", err)
+		}
+		s.must("B")
+		s.as("A").now = time.Now
+		if _, err := s.acquire("A"); !errors.Is(err, core.ErrTaken) {
+			return fmt.Errorf("A was told %v beside B", err)
+		}
+		for _, n := range s.as("A").nodes {
+			n.skew.note(0) // by a Ping, as the readiness check does
+			if reason := n.health.excluded(); reason != "" {
+				return fmt.Errorf("a node counts as excluded, for the reason %q", reason)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}

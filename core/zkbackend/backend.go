@@ -28,6 +28,7 @@ type backend struct {
 	clock     clock
 	watches   watches
 	slots     chan struct{} // one for each request under way
+	turns     servers       // which server is next
 
 	open context.Context // until Close
 	stop context.CancelFunc

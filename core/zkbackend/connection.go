@@ -50,6 +50,13 @@ func (s *servers) Next() (addr string, round bool) {
 	return addr, s.failed > 1 && s.failed%len(s.addrs) == 1%len(s.addrs)
 }
 
+// allFailed reports whether each server failed since the last connection.
+func (s *servers) allFailed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed > len(s.addrs)
+}
+
 func (s *servers) Connected() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +67,8 @@ func (s *servers) Connected() {
 // a read deadline once.
 type line struct {
 	net.Conn
-	begun int // deadlines of the handshake
+	begun  int  // deadlines of the handshake
+	forget bool // the handshake is to say that this client has seen nothing
 }
 
 const handshakeDeadlines = 2
@@ -72,6 +80,26 @@ func (l *line) SetReadDeadline(t time.Time) error {
 		return nil
 	}
 	return l.Conn.SetReadDeadline(t)
+}
+
+// Write is called by one goroutine at a time.
+//
+// Servers that were set back to a backup answer nobody who has seen more than they have, and the
+// library would try them forever. No lock depends on it: a change needs the version that was read.
+//
+// Write returns no error: the library would answer a request of its own twice, and wait forever for
+// somebody who takes the second answer. It notices the end of the connection when it reads.
+func (l *line) Write(p []byte) (int, error) {
+	if l.forget {
+		l.forget = false
+		const seen = 8 // where the first message has the last zxid
+		p = slices.Clone(p)
+		clear(p[seen : seen+8])
+	}
+	if _, err := l.Conn.Write(p); err != nil {
+		_ = l.Conn.Close()
+	}
+	return len(p), nil
 }
 
 // dial makes a connection, which Close ends.
@@ -90,7 +118,7 @@ func (b *backend) dial(network, addr string, timeout time.Duration) (net.Conn, e
 		return nil, zk.ErrClosing
 	}
 	b.line = conn
-	return &line{Conn: conn}, nil
+	return &line{Conn: conn, forget: b.turns.allFailed()}, nil
 }
 
 // libraryLog writes what the library reports: connections that fail.
@@ -121,7 +149,7 @@ func (b *backend) library() (*zk.Conn, error) {
 		return nil, zk.ErrClosing
 	}
 	if b.conn == nil {
-		conn, events, err := zk.Connect(b.servers, sessionTimeout, zk.WithHostProvider(&servers{}),
+		conn, events, err := zk.Connect(b.servers, sessionTimeout, zk.WithHostProvider(&b.turns),
 			zk.WithDialer(b.dial), zk.WithLogger(libraryLog{b}), zk.WithLogInfo(false),
 			zk.WithEventCallback(b.event))
 		if err != nil {

@@ -31,8 +31,9 @@ func WithTimeout(d time.Duration) Option { return func(o *opener) { o.timeout = 
 // WithAuth authenticates each connection, for example with "digest" and "user:password". Only this
 // identity may then use the nodes that the backend makes. So all services that share locks must use
 // the same identity. Without WithAuth the nodes are open to everybody, as is ZooKeeper's default.
+// Without a scheme core.New returns an error.
 func WithAuth(scheme, credentials string) Option {
-	return func(o *opener) { o.scheme, o.credentials = scheme, credentials }
+	return func(o *opener) { o.identified, o.scheme, o.credentials = true, scheme, credentials }
 }
 
 // WithDialer makes the connections, for example with crypto/tls. The default is net.DialTimeout.
@@ -57,6 +58,7 @@ type opener struct {
 	servers             []string
 	root                string
 	timeout             time.Duration
+	identified          bool // WithAuth was called
 	scheme, credentials string
 	dial                zk.Dialer
 }
@@ -80,6 +82,9 @@ func (o *opener) valid() error {
 	}
 	if o.timeout <= 0 {
 		return fmt.Errorf("time-out %v must be positive", o.timeout)
+	}
+	if o.identified && o.scheme == "" {
+		return errors.New("WithAuth has no scheme, and the nodes would be open to everybody: pass one such as \"digest\", or omit the option")
 	}
 	if o.dial == nil {
 		return errors.New("the dialer must not be nil")

@@ -286,3 +286,39 @@ func TestConnect_NothingWasSent(t *testing.T) {
 		t.Errorf("%d clean-ups of a request that was not sent", n)
 	}
 }
+
+// brokenWrite is a connection that breaks with one of its writes.
+type brokenWrite struct {
+	net.Conn
+	left int // writes until then; below 0 it does not break
+}
+
+func (c *brokenWrite) Write(p []byte) (int, error) {
+	if c.left--; c.left == 0 {
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(p)
+}
+
+// The connection breaks while the library authenticates it anew. Then go-zookeeper 1.0.4 answers its
+// own request twice, and waits forever for somebody who takes the second answer.
+func TestAuth_ConnectionBreaksMeanwhile(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t, shared(t).Addr())
+	var dials atomic.Int64
+	dial := func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		c, err := dialPatiently(network, addr, timeout)
+		if err != nil {
+			return nil, err
+		}
+		broken := &brokenWrite{Conn: c}
+		if dials.Add(1) == 2 {
+			broken.left = 2 // the first is the handshake, and the second the authentication
+		}
+		return broken, nil
+	}
+	b := open(t, at(t, p.addr(), zkbackend.WithAuth("digest", "me:secret"), zkbackend.WithDialer(dial)))
+	ok(t, "Ping", b.Ping(t.Context()))
+	p.end()
+	eventually(t, "the backend connects a third time", func() bool { return b.Ping(t.Context()) == nil && dials.Load() > 2 })
+}

@@ -290,12 +290,12 @@ func TestKeys(t *testing.T) {
 // A text that protobuf does not take must not keep an answer from being recorded.
 func TestComplete_OddInstanceAndRequestID(t *testing.T) {
 	t.Parallel()
-	c := newClaims(memoryLocker(t, core.WithInstance("h\xe9te")))
+	c := newClaims(memoryLocker(t, core.WithInstance("hôte")))
 	for _, id := range []string{strings.Repeat("é", 30) + "x", "x" + strings.Repeat("é", 30), "\xff", strings.Repeat("r", 300)} {
 		out, err := c.Begin(t.Context(), claim.Request{Key: id, ID: id})
 		ok(t, "Begin", err)
 		complete(t, out.Claim, "done")
-		if out, err = c.Begin(t.Context(), claim.Request{Key: id}); err != nil || out.Replay == nil || out.Replay.Run.Instance != "hte" ||
+		if out, err = c.Begin(t.Context(), claim.Request{Key: id}); err != nil || out.Replay == nil || out.Replay.Run.Instance != "hôte" ||
 			!strings.HasPrefix(id, out.Replay.Run.RequestID) || len(out.Replay.Run.RequestID) > 36 {
 			t.Errorf("%q: %+v, %v", id, out.Replay, err)
 		}

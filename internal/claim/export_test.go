@@ -29,7 +29,10 @@ func (c *Claims) NewTag(name string, fp Fingerprint, requestID string) string {
 var OutcomeNames = outcomeNames[:]
 
 // ForgetRoutes lets routes be counted anew.
-func ForgetRoutes() { nRoutes.Store(0) }
+func ForgetRoutes() {
+	routes.Clear()
+	nRoutes.Store(0)
+}
 
 // MaxDetached is how many handlers may go on without their clients.
 const MaxDetached = maxDetached

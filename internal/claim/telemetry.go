@@ -60,8 +60,8 @@ type instruments struct {
 	add    [outcomes][]metric.AddOption
 	record [outcomes][]metric.RecordOption
 
-	attrs  []attribute.KeyValue
-	routes sync.Map // []metric.AddOption by outcome and route
+	attrs     []attribute.KeyValue
+	transport string
 }
 
 func newInstruments(l *core.Locker, transport string) *instruments {
@@ -82,7 +82,7 @@ func newInstruments(l *core.Locker, transport string) *instruments {
 	if transport != "" {
 		common = append(common, attribute.String("onelane.transport", transport))
 	}
-	i.attrs = common
+	i.attrs, i.transport = common, transport
 	i.common = []trace.SpanStartOption{trace.WithAttributes(common...)}
 	for o := range outcomes {
 		set := metric.WithAttributeSet(attribute.NewSet(append([]attribute.KeyValue{o.attribute()}, common...)...))
@@ -103,17 +103,17 @@ func (i *instruments) count(ctx context.Context, o outcome, route string) {
 	}
 	type routed struct {
 		outcome
-		route string
+		route, transport string
 	}
-	key := routed{o, route}
-	opts, ok := i.routes.Load(key)
+	key := routed{o, route, i.transport}
+	opts, ok := routes.Load(key)
 	if !ok {
 		attrs := append([]attribute.KeyValue{o.attribute(), attribute.String("onelane.route", route)}, i.attrs...)
 		opts = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
 		if nRoutes.Add(1) > maxRoutes {
 			opts = i.add[o]
 		} else {
-			i.routes.Store(key, opts)
+			routes.Store(key, opts)
 		}
 	}
 	i.requests.Add(ctx, 1, opts.([]metric.AddOption)...)
@@ -124,8 +124,12 @@ func (i *instruments) count(ctx context.Context, o outcome, route string) {
 // outcome, too, and no alert would see it.
 const maxRoutes = 1_500
 
-// nRoutes counts the pairs of an outcome and a route that were met.
-var nRoutes atomic.Int64
+// routes are the series with a route, and nRoutes counts them. All Claims share them: those that are
+// made later, as after core.SetDefault, have the same series.
+var (
+	routes  sync.Map // []metric.AddOption by outcome, route and transport
+	nRoutes atomic.Int64
+)
 
 // over counts a claim that ends with o.
 func (i *instruments) over(ctx context.Context, o outcome, route string, began time.Time) {

@@ -32,3 +32,24 @@ func TestTelemetry_ManyRoutes(t *testing.T) {
 	}
 	t.Error("a request of unknown outcome is counted without its outcome")
 }
+
+// Claims are made anew for each middleware, and when core.SetDefault is called again. Their series are the
+// same ones, and must not use up what the process has for routes.
+func TestTelemetry_OneRouteOfManyClaims(t *testing.T) {
+	t.Cleanup(claim.ForgetRoutes)
+	m := newMeter(t)
+	l := memoryLocker(t, m)
+	const claims = 1_600
+	for range claims {
+		newClaims(l).CountWithoutKey(t.Context(), "/pay")
+	}
+	var withRoute int64
+	for _, p := range m.read("onelane.idempotency.requests").Data.(metricdata.Sum[int64]).DataPoints {
+		if route, _ := p.Attributes.Value("onelane.route"); route.AsString() == "/pay" {
+			withRoute += p.Value
+		}
+	}
+	if withRoute != claims {
+		t.Errorf("%d of %d requests are counted with their only route", withRoute, claims)
+	}
+}

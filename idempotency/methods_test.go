@@ -1,0 +1,55 @@
+package idempotency_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A name that no request has as its method is a mistake: nothing would be protected, and nobody would
+// notice. It comes from a list in a configuration: strings.Split("POST, PUT", ",") has " PUT", and
+// strings.Split("", ",") has "".
+func TestMethods_ThatAreNone(t *testing.T) {
+	t.Parallel()
+	for _, names := range [][]string{{""}, {"POST, PUT"}, {"POST,PUT"}, {"POST", " PUT"}, {"POST "}} {
+		for what, wire := range map[string]func(){
+			"ByHeader":  func() { idempotency.ByHeader("Idempotency-Key", idempotency.Methods(names...)) },
+			"LockByKey": func() { idempotency.LockByKey("stock", idempotency.Methods(names...)) },
+		} {
+			t.Run(fmt.Sprintf("%s %q", what, names), func(t *testing.T) {
+				defer func() {
+					if got := fmt.Sprint(recover()); !strings.Contains(got, "it is no method") {
+						t.Errorf("panic %q does not say that a name is no method", got)
+					}
+				}()
+				wire()
+			})
+		}
+	}
+}
+
+// The retry of a payment must not run the handler again because of a space.
+func TestMethods_ASpaceProtectsNothing(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	l := idempotency.WithLocker(testutil.Locker(t))
+	wire := func() (h http.Handler) {
+		defer func() { _ = recover() }()
+		return idempotency.ByHeader("Idempotency-Key", l, idempotency.Require(), idempotency.Methods("POST, PUT"))(counter(&runs))
+	}
+	h := wire()
+	if h == nil {
+		return // refused where it is wired
+	}
+	s := serve(t, h)
+	s.order("")
+	s.order("")
+	if runs.Load() != 1 {
+		t.Errorf("the handler ran %d times for one key", runs.Load())
+	}
+}
