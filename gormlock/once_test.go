@@ -256,7 +256,7 @@ func TestOnce_Fingerprint(t *testing.T) {
 		if ok(t, "Once again", err); again != first {
 			t.Errorf("got %+v, want %+v", again, first)
 		}
-		for _, other := range []gormlock.TransactionOption{amount("11", "EUR"), amount("10E", "UR"), amount()} {
+		for _, other := range []gormlock.TransactionOption{amount("11", "EUR"), amount("10E", "UR"), amount("")} {
 			_, err = gormlock.Once(t.Context(), db, "k", charge, other)
 			want(t, "another fingerprint", err, gormlock.ErrMismatch)
 			if strings.Count(err.Error(), "gormlock: Once") != 1 {
