@@ -24,6 +24,10 @@
 //     that status without a body. A middleware outside that reads the body must use
 //     ShouldBindBodyWith, parse the body as a form, or put it back.
 //
+// The middlewares run what follows in Gin's chain. The Middlewares of GinServerOptions of
+// oapi-codegen do not stand in the chain: the last handler calls them. Such a request is refused
+// with 500. Pass them to r.Use, r.Group or the route.
+//
 // Requests that match no route run unprotected, even if engine.NoRoute has a handler for them. Give
 // such a handler a route: r.POST("/*path", …). If such a request may have had an effect, a
 // warning is logged once.

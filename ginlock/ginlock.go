@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"sync"
 	"time"
 
@@ -148,6 +149,15 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			}
 			return
 		}
+		if last(c) {
+			slog.ErrorContext(c.Request.Context(),
+				"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
+				"route", c.FullPath())
+			p := idempotency.RefusalOf(idempotency.CodeMisconfigured)
+			c.Header("Content-Type", "application/problem+json")
+			c.AbortWithStatusJSON(p.Status, p)
+			return
+		}
 		outside := c.Request
 		req := &request{Context: outside.Context(), c: c, sent: sender{ResponseWriter: c.Writer}}
 		r := outside.WithContext(req)
@@ -162,6 +172,27 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			c.Abort()
 		}
 	}
+}
+
+// Gin does not show these fields of its Context.
+var index, handlers = field("index", reflect.Int8), field("handlers", reflect.Slice)
+
+// field returns where a field of gin.Context is, or nil with another version of Gin.
+func field(name string, kind reflect.Kind) []int {
+	if f, ok := reflect.TypeFor[gin.Context]().FieldByName(name); ok && f.Type.Kind() == kind {
+		return f.Index
+	}
+	return nil
+}
+
+// last reports whether c.Next would run nothing. Then the last handler of the chain has called the
+// middleware, as the code of oapi-codegen does. It would go on without the lock or the claim.
+func last(c *gin.Context) bool {
+	if index == nil || handlers == nil {
+		return false
+	}
+	v := reflect.ValueOf(c).Elem()
+	return int(v.FieldByIndex(index).Int())+1 >= v.FieldByIndex(handlers).Len()
 }
 
 // acted reports whether a request without a route may have had an effect.

@@ -95,16 +95,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // CloseNotify implements http.CloseNotifier, which gin.ResponseWriter asks for.
 func (w *writer) CloseNotify() <-chan bool {
-	for inner := w.ResponseWriter; ; {
-		switch x := inner.(type) {
-		case interface{ CloseNotify() <-chan bool }:
-			return x.CloseNotify()
-		case interface{ Unwrap() http.ResponseWriter }:
-			inner = x.Unwrap()
-		default:
-			return nil
-		}
-	}
+	return w.ResponseWriter.(interface{ CloseNotify() <-chan bool }).CloseNotify() // package idempotency's
 }
 
 // Pusher implements gin.ResponseWriter.
@@ -118,7 +109,7 @@ func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // change it until then.
 type sender struct {
 	gin.ResponseWriter
-	answered bool
+	answered bool // with a status, and no body so far
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -130,6 +121,16 @@ func (w *sender) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 	w.answered = true
 }
+
+// Write implements io.Writer. The header goes with the body, when the writer outside sends that: a
+// writer that holds it back need not hold back WriteHeaderNow.
+func (w *sender) Write(b []byte) (int, error) {
+	w.answered = false
+	return w.ResponseWriter.Write(b)
+}
+
+// WriteString implements io.StringWriter.
+func (w *sender) WriteString(s string) (int, error) { return w.Write([]byte(s)) }
 
 // inform sends an informational status past Gin's writer, which would take no other status after
 // it. If a writer cannot be unwrapped, inform sends nothing.

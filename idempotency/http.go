@@ -155,7 +155,7 @@ func requestID(r *http.Request) string {
 
 // run runs the handler under its claim, and records its answer before it is sent.
 func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
-	rec := newRecorder(w, m, k)
+	rec := newRecorder(w, r, m, k)
 	inner := r.WithContext(k.Context())
 	returned := false
 	defer func() {

@@ -80,7 +80,7 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 }
 
 func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *core.Lock) {
-	sent := newTracker(w)
+	sent := newTracker(w, r)
 	inner := r.WithContext(claim.WithLock(k))
 	returned := false
 	defer func() {

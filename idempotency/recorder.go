@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/onelane/onelane/internal/claim"
 )
@@ -23,6 +24,8 @@ type recorder struct {
 	http.ResponseWriter // the writer outside
 	m                   *middleware
 	claim               *claim.Claim
+
+	bodyRead bool // by this package, before the handler
 
 	passing bool
 	wrote   bool
@@ -42,15 +45,17 @@ type recorder struct {
 
 var errHijackWritten = errors.New("idempotency: the response has a body already and cannot be hijacked")
 
-func newRecorder(w http.ResponseWriter, m *middleware, k *claim.Claim) *recorder {
-	rec := &recorder{ResponseWriter: w, m: m, claim: k, before: w.Header().Clone(), headerID: headerID(w)}
+func newRecorder(w http.ResponseWriter, r *http.Request, m *middleware, k *claim.Claim) *recorder {
+	rec := newTracker(w, r)
+	rec.m, rec.claim, rec.passing = m, k, false
 	k.Answer = rec
 	return rec
 }
 
 // newTracker returns a recorder that passes on everything and only notes the status.
-func newTracker(w http.ResponseWriter) *recorder {
-	return &recorder{ResponseWriter: w, passing: true, before: w.Header().Clone(), headerID: headerID(w)}
+func newTracker(w http.ResponseWriter, r *http.Request) *recorder {
+	_, read := r.Body.(*restored)
+	return &recorder{ResponseWriter: w, bodyRead: read, passing: true, before: w.Header().Clone(), headerID: headerID(w)}
 }
 
 // final returns the status of the answer. A handler that wrote nothing has answered 200.
@@ -172,6 +177,10 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if !w.passing && len(w.body) > 0 {
 		return nil, nil, errHijackWritten
 	}
+	// Gin's writer has only noted a status that went through, such as 101. Hijack does not send it.
+	if gin, ok := w.ResponseWriter.(interface{ WriteHeaderNow() }); ok && w.passing && w.wrote {
+		gin.WriteHeaderNow()
+	}
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
@@ -182,6 +191,30 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		w.endEarly()
 	}
 	return conn, rw, nil
+}
+
+// SetReadDeadline is what [http.ResponseController] calls. If the body was read for the key or the
+// fingerprint, there is nothing left to limit. net/http is waiting for the client to hang up then, and
+// would end the request's context at the deadline.
+func (w *recorder) SetReadDeadline(deadline time.Time) error {
+	if w.bodyRead {
+		return nil
+	}
+	return http.NewResponseController(w.ResponseWriter).SetReadDeadline(deadline)
+}
+
+// CloseNotify implements http.CloseNotifier, which Gin's writer asks for.
+func (w *recorder) CloseNotify() <-chan bool {
+	for outer := w.ResponseWriter; ; {
+		switch x := outer.(type) {
+		case interface{ CloseNotify() <-chan bool }:
+			return x.CloseNotify()
+		case interface{ Unwrap() http.ResponseWriter }:
+			outer = x.Unwrap()
+		default:
+			return nil
+		}
+	}
 }
 
 // Push implements http.Pusher.

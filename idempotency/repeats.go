@@ -98,7 +98,7 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 // run runs the handler under its claim, and leaves a tombstone. The answer does not wait for the
 // tombstone, because a repeat is also refused while the claim is held.
 func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
-	sent, inner := newTracker(w), r.WithContext(k.Context())
+	sent, inner := newTracker(w, r), r.WithContext(k.Context())
 	k.Answer = sent
 	f := claim.Unknown // after a panic
 	defer func() {

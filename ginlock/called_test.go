@@ -1,0 +1,54 @@
+package ginlock_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/onelane/onelane/ginlock"
+	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/testutil"
+)
+
+// oapi-codegen generates this for GinServerOptions{Middlewares: …}: the middlewares are called before
+// the handler, and not around it.
+func generated(handler gin.HandlerFunc, middlewares ...gin.HandlerFunc) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		for _, middleware := range middlewares {
+			middleware(c)
+			if c.IsAborted() {
+				return
+			}
+		}
+		handler(c)
+	}
+}
+
+// A middleware that cannot protect the handler refuses the request.
+func TestWiring_CalledByTheLastHandler(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	var runs atomic.Int64
+	handler := func(c *gin.Context) {
+		if _, err := idempotency.Token(c.Request.Context()); err != nil {
+			t.Errorf("%s: the handler runs without its lock: %v", c.Request.URL.Path, err)
+		}
+		counter(&runs)(c)
+	}
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders/:id/grab", generated(handler, ginlock.LockByKey("order:{param.id}", l)))
+		r.POST("/orders", generated(handler, ginlock.ByHeader(idempotencyKey, l)))
+		r.POST("/chained", ginlock.ByHeader(idempotencyKey, l), generated(handler))
+	})
+	for _, path := range []string{"/orders/7/grab", "/orders"} {
+		if a := s.do("POST", path, "", idempotencyKey, "k"); a.status != 500 || runs.Load() != 0 {
+			t.Errorf("%s: got %d %q after %d runs, want a refusal", path, a.status, a.body, runs.Load())
+		} else {
+			a.wantProblem(t, 500, idempotency.CodeMisconfigured)
+		}
+	}
+	runs.Store(0)
+	s.do("POST", "/chained", "", idempotencyKey, "k").want(t, 201, "run 1", false)
+	s.do("POST", "/chained", "", idempotencyKey, "k").want(t, 201, "run 1", true)
+}
