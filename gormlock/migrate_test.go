@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -182,5 +183,24 @@ func TestMigrate_TooShort(t *testing.T) {
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "wider", db.Exec("ALTER TABLE onelane_once MODIFY name VARBINARY(1024) NOT NULL, MODIFY attempt LONGBLOB NOT NULL").Error)
 		ok(t, "wider columns", gormlock.Migrate(db))
+	})
+}
+
+// TestMigrate_BesideWriters: a process that starts does not wait for an open Once of another one.
+// All other calls of Once would wait behind it.
+func TestMigrate_BesideWriters(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" { // one writer at a time
+			return
+		}
+		ok(t, "Migrate", gormlock.Migrate(db))
+		writer := db.Begin()
+		ok(t, "Begin", writer.Error)
+		defer writer.Rollback()
+		ok(t, "INSERT", writer.Exec("INSERT INTO onelane_once (name, attempt, created_at) VALUES ('k', 'a', 1)").Error)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		ok(t, "Migrate beside a writer", gormlock.Migrate(db.WithContext(ctx)))
 	})
 }

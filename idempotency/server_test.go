@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gin-gonic/gin"
+
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
@@ -135,4 +137,45 @@ func lockerOn(t testing.TB, n *testutil.Node) *core.Locker {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	return l
+}
+
+// A handler limits the time of its body, as huma does with 5 s, and then works for longer. The body was
+// read before, for the key. The deadline must not end the work.
+func TestBody_ReadDeadlineOfTheHandler(t *testing.T) {
+	t.Parallel()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).SetReadDeadline(time.Now()); err != nil {
+			t.Error(err)
+		}
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-r.Context().Done():
+			t.Errorf("the context ended: %v", context.Cause(r.Context()))
+		case <-time.After(500 * time.Millisecond):
+		}
+		_, _ = w.Write(b)
+	})
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders", idempotency.LockByKey("order:{json.order}", idempotency.WithLocker(testutil.Locker(t)))(handler))
+	a := serve(t, mux).post(context.Background(), "/orders", strings.NewReader(`{"order":7}`), "Content-Type", "application/json")
+	a.want(t, 200, `{"order":7}`, false)
+}
+
+// A Gin engine stands behind a middleware of net/http, and streams.
+func TestRouter_GinStreamsBehindNetHTTP(t *testing.T) {
+	t.Parallel()
+	r := gin.New()
+	r.POST("/orders/7", func(c *gin.Context) {
+		n := 0
+		c.Stream(func(w io.Writer) bool {
+			n++
+			_, _ = io.WriteString(w, "x")
+			return n < 3
+		})
+	})
+	lock := idempotency.LockBy(func(*http.Request) (string, error) { return "stream", nil }, idempotency.WithLocker(testutil.Locker(t)))
+	serve(t, lock(r)).post(context.Background(), "/orders/7", strings.NewReader("")).want(t, 200, "xxx", false)
 }
