@@ -13,7 +13,7 @@ import (
 )
 
 // suspendedBy is how far the wall clock must run ahead of the monotonic clock before a lease counts
-// as lost. It tolerates small corrections of the clock.
+// as lost, whatever is left of it. A smaller difference shortens the lease.
 const suspendedBy = 2 * time.Second
 
 // lease is what the backend granted to this process for one key. Local holders have it one after
@@ -132,15 +132,15 @@ func (s *lease) expire(h *hold) {
 		return
 	}
 	now := time.Now()
-	suspended := s.suspended(now)
-	if now.Before(s.grant.Deadline) && !suspended {
+	ahead := s.wallAhead(now)
+	if now.Add(ahead).Before(s.grant.Deadline) && ahead <= suspendedBy {
 		return
 	}
 	reason, why := reasonExpired, "its lease ended without an answer from the backend"
 	switch {
 	case h.lapsed:
 		reason, why = reasonLapsed, "it was given up, and its lease ended"
-	case suspended:
+	case ahead > suspendedBy || now.Before(s.grant.Deadline):
 		why = "the machine was suspended"
 	case s.noRenew:
 		reason, why = reasonTTL, "its lease ended"
@@ -150,12 +150,11 @@ func (s *lease) expire(h *hold) {
 	s.lose(h, reason, fmt.Errorf("core: key %q: %s: %w", s.key, why, ErrLost))
 }
 
-// suspended reports whether the wall clock ran ahead of the monotonic clock since the lease was
-// last confirmed. On a suspended machine the monotonic clock stops, and the lease ended meanwhile.
-// s.mu is held.
-func (s *lease) suspended(now time.Time) bool {
+// wallAhead returns how far the wall clock ran ahead of the monotonic clock since the lease was last
+// confirmed. On a suspended machine the monotonic clock stops, and the lease goes on. s.mu is held.
+func (s *lease) wallAhead(now time.Time) time.Duration {
 	wall, monotonic := s.locker.chance.clocks(s.asOf, now)
-	return wall-monotonic > suspendedBy
+	return max(wall-monotonic, 0)
 }
 
 // clocks returns how far the two clocks of a time went.

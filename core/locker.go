@@ -138,7 +138,8 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 //
 // Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]:
 // another holder may have run at the same time. A release that fails for another reason is logged
-// and is no error. Then fn ran alone, and the key is free when its lease ends.
+// and is no error. Then fn ran alone, and the key is free when its lease ends. If the lock was lost
+// and fn returned an error, a key with [WithOrphan] stays orphaned.
 //
 // Commit within fn. If a database transaction encloses Do, it commits only after the lock is
 // released.
@@ -153,6 +154,10 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context
 
 // releaseAfter releases k after a function that returned err, and returns the error of Do.
 func (l *Locker) releaseAfter(ctx context.Context, k *Lock, err error) error {
+	if lost := k.Err(); err != nil && k.hold.lease.orphan > 0 && errors.Is(lost, ErrLost) {
+		k.Lapse() // the function stopped somewhere in the middle: Release would free the orphan
+		return errors.Join(err, lost)
+	}
 	released := k.Release(ctx)
 	switch {
 	case released == nil:

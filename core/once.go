@@ -22,7 +22,8 @@ import (
 // not overlap, call [Locker.Do] with the name of the job inside fn.
 //
 //   - If fn returns an error or panics, the key is released and another call may run fn. The error
-//     is that of Do.
+//     is that of Do. If the lock was lost before, a key with [WithOrphan] stays orphaned after an
+//     error.
 //   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed.
 //     Another call may run fn again, or runs it now. With [WithOrphan], the key is still sealed if
 //     nobody adopted the orphan, and DoOnce returns no error.

@@ -52,3 +52,33 @@ func TestWiring_CalledByTheLastHandler(t *testing.T) {
 	s.do("POST", "/chained", "", idempotencyKey, "k").want(t, 201, "run 1", false)
 	s.do("POST", "/chained", "", idempotencyKey, "k").want(t, 201, "run 1", true)
 }
+
+// Nothing was done, so the key around is free, as after any other refusal. When the wiring is right, the
+// retry must run.
+func TestWiring_RefusalIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", ginlock.ByHeader(idempotencyKey, l), generated(counter(&runs), ginlock.LockByKey("orders", l)))
+	})
+	for range 2 {
+		a := s.do("POST", "/orders", "", idempotencyKey, "k")
+		a.wantProblem(t, 500, idempotency.CodeMisconfigured)
+		if a.replayed() {
+			t.Errorf("the refusal is replayed: %d %s", a.status, a.body)
+		}
+	}
+}
+
+// Two middlewares that one function calls: the first has run the handler, and its answer was sent.
+func TestWiring_CalledAfterTheHandler(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	var runs atomic.Int64
+	s := serve(t, func(r *gin.Engine) {
+		first, second := ginlock.ByHeader(idempotencyKey, l), ginlock.LockByKey("orders", l)
+		r.POST("/orders", func(c *gin.Context) { first(c); second(c) }, counter(&runs))
+	})
+	s.do("POST", "/orders", "", idempotencyKey, "k").want(t, 201, "run 1", false)
+}

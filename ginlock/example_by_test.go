@@ -100,17 +100,25 @@ func ExampleLockByKey() {
 	// ann: 200
 }
 
-// A payment provider calls back with the number of its event, and again when it got no answer.
+// A payment provider calls back with its event, and for three days again when it got no answer. The
+// id stays the same, but the body has how many deliveries are pending.
 func ExampleByKey() {
 	locker := exampleLocker()
 	defer locker.Close()
 	r := gin.New()
-	r.POST("/webhook", ginlock.ByKey("{query.event}", idempotency.WithLocker(locker)), func(c *gin.Context) {
-		fmt.Println("booked", c.Query("event"))
-		c.Status(http.StatusNoContent)
+	idAlone := func(*http.Request, []byte) []byte { return nil } // the rest may change
+	once := ginlock.ByKey("{json.id}", idempotency.Fingerprint(idAlone), idempotency.Retain(7*24*time.Hour), idempotency.WithLocker(locker))
+	r.POST("/webhook", once, func(c *gin.Context) {
+		var event struct{ ID string }
+		if err := c.ShouldBindJSON(&event); err != nil { // a real handler checks the signature first
+			c.Status(http.StatusBadRequest)
+			return
+		}
+		fmt.Println("booked", event.ID)
+		c.Status(http.StatusNoContent) // a 500 would be recorded, and the event never be booked
 	})
-	for range 2 {
-		fmt.Println(code(send(r, "POST", "/webhook?event=evt-1", `{"paid":true}`)))
+	for _, pending := range []int{2, 1} {
+		fmt.Println(code(send(r, "POST", "/webhook", fmt.Sprintf(`{"id":"evt-1","pending_webhooks":%d}`, pending))))
 	}
 	// Output:
 	// booked evt-1

@@ -149,10 +149,17 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			}
 			return
 		}
-		if last(c) {
+		if past := pastEnd(c); past >= 0 {
 			slog.ErrorContext(c.Request.Context(),
 				"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
 				"route", c.FullPath())
+			if c.Writer.Written() { // the chain has run before, and answered
+				c.Abort()
+				return
+			}
+			if past == 0 { // nothing was done: the keys around are free, as after other refusals
+				claim.SuggestAll(c.Request.Context(), claim.Free)
+			}
 			p := idempotency.RefusalOf(idempotency.CodeMisconfigured)
 			c.Header("Content-Type", "application/problem+json")
 			c.AbortWithStatusJSON(p.Status, p)
@@ -185,14 +192,15 @@ func field(name string, kind reflect.Kind) []int {
 	return nil
 }
 
-// last reports whether c.Next would run nothing. Then the last handler of the chain has called the
-// middleware, as the code of oapi-codegen does. It would go on without the lock or the claim.
-func last(c *gin.Context) bool {
+// pastEnd returns 0 or more if c.Next would run nothing. With 0 the last handler of the chain has
+// called the middleware, as the code of oapi-codegen does. It would go on without the lock or the
+// claim. With more the chain has run before, or was aborted.
+func pastEnd(c *gin.Context) int {
 	if index == nil || handlers == nil {
-		return false
+		return -1
 	}
 	v := reflect.ValueOf(c).Elem()
-	return int(v.FieldByIndex(index).Int())+1 >= v.FieldByIndex(handlers).Len()
+	return int(v.FieldByIndex(index).Int()) + 1 - v.FieldByIndex(handlers).Len()
 }
 
 // acted reports whether a request without a route may have had an effect.

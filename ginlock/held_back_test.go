@@ -2,6 +2,7 @@ package ginlock_test
 
 import (
 	"bytes"
+	"net/http"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -54,4 +55,27 @@ func TestOrder_HeldBackOutside(t *testing.T) {
 		}
 	}
 	s.order("k", "other").wantProblem(t, 422, idempotency.CodeKeyReused)
+}
+
+// An answer may be a status alone, as that of a redirection after a form is.
+func TestOrder_StatusAloneHeldBackOutside(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		done := func(c *gin.Context) { c.Redirect(http.StatusSeeOther, "/orders/7") }
+		r.POST("/without", signed, done)
+		r.POST("/orders", signed, ginlock.ByHeader(idempotencyKey, l), done)
+		r.POST("/twice", signed, ginlock.ByHeader(idempotencyKey, l), ginlock.LockByKey("orders", l), done)
+	})
+	s.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	s.do("POST", "/without", "").want(t, 303, "", false)
+	for _, path := range []string{"/orders", "/twice"} {
+		for _, replayed := range []bool{false, true} {
+			a := s.do("POST", path, "", idempotencyKey, "k")
+			a.want(t, 303, "", replayed)
+			if got := a.header.Get("X-Signature"); got != "0" {
+				t.Errorf("%s, replayed %v: the signature is %q", path, replayed, got)
+			}
+		}
+	}
 }

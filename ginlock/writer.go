@@ -109,7 +109,7 @@ func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // change it until then.
 type sender struct {
 	gin.ResponseWriter
-	answered bool // with a status, and no body so far
+	answered int // the status, as long as no body follows; or 0
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -119,13 +119,13 @@ func (w *sender) WriteHeader(status int) {
 		return
 	}
 	w.ResponseWriter.WriteHeader(status)
-	w.answered = true
+	w.answered = status
 }
 
 // Write implements io.Writer. The header goes with the body, when the writer outside sends that: a
 // writer that holds it back need not hold back WriteHeaderNow.
 func (w *sender) Write(b []byte) (int, error) {
-	w.answered = false
+	w.answered = 0
 	return w.ResponseWriter.Write(b)
 }
 
@@ -150,7 +150,15 @@ func (w *sender) inform(status int) {
 
 // finish sends the header of an answer without a body.
 func (w *sender) finish() {
-	if w.answered {
+	if w.answered != 0 {
+		w.WriteHeaderNow()
+	}
+}
+
+// WriteHeaderNow implements gin.ResponseWriter. A writer outside that holds the status back sends it
+// later. Its WriteHeaderNow may be that of Gin's writer, which would send 200.
+func (w *sender) WriteHeaderNow() {
+	if w.answered == 0 || w.answered == w.Status() {
 		w.ResponseWriter.WriteHeaderNow()
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -199,7 +200,7 @@ func TestMigrate_BesideWriters(t *testing.T) {
 		ok(t, "Begin", writer.Error)
 		defer writer.Rollback()
 		ok(t, "INSERT", writer.Exec("INSERT INTO onelane_once (name, attempt, created_at) VALUES ('k', 'a', 1)").Error)
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), check.Patience)
 		defer cancel()
 		ok(t, "Migrate beside a writer", gormlock.Migrate(db.WithContext(ctx)))
 	})

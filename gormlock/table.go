@@ -50,7 +50,9 @@ func WithTimeout(d time.Duration) TableOption {
 // If transactions can use up all connections, give Table a gorm.DB of its own. Otherwise renewals
 // wait for a connection, and locks are lost. On SQLite, always do so, with a file of its own,
 // because a transaction there blocks all other writers. A database that fails over to a replica may
-// lose locks unless it replicates synchronously. On a multi-master cluster, write to one master.
+// lose locks unless it replicates synchronously. Leases end early if the clock of that replica is
+// ahead, or if the database's clock steps forward: two may hold a lock then. On a multi-master
+// cluster, write to one master.
 // Behind a proxy that sends SELECT to replicas, Table reads at the writer. With dbresolver it uses
 // the source of onelane_locks, as [Migrate] does; of several sources each process takes one, so
 // configure exactly one.

@@ -42,7 +42,8 @@ import (
 // The key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
 // context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
 // Transport are new calls with new keys, unless they share such a context. A redirect that repeats
-// the call, such as 307, keeps its key.
+// the call, such as 307, keeps its key. If the machine stands still for longer than the server keeps
+// keys, the next attempt may run the call again. A laptop that is closed does so.
 //
 // To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
 // bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent

@@ -139,10 +139,17 @@ func TestUnseal_RecordWhoseMajorityIsNotSeen(t *testing.T) {
 	nodes[2].Kill()
 	o := options{prefix: "onelane:", limit: 10, args: []string{"unseal", key}, timeout: 10 * time.Second}
 	err := o.on(t.Context(), locker, cs, &printer{w: t.Output()})
-	if !errors.Is(err, errNothing) {
+	if !errors.Is(err, core.ErrUnavailable) || errors.Is(err, errNothing) {
 		t.Errorf("unseal without -yes: %v", err)
 	}
 	if st, err := locker.Inspect(t.Context(), key); err == nil && st.Status == core.Free {
 		t.Error("the record is deleted, and the retry runs again")
 	}
+}
+
+// The server is down, so nobody knows what the key is. That is not "nothing to do".
+func TestUnseal_ClaimOnAServerThatIsDown(t *testing.T) {
+	t.Parallel()
+	_, errs := ctl(t, 2, "-redis", "127.0.0.1:1", "unseal", "claim:ann:1")
+	contains(t, errs, "127.0.0.1:1")
 }

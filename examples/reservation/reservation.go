@@ -90,9 +90,9 @@ func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) err
 }
 
 // confirm makes a reservation a sale: call it when the payment arrived, and pay the buyer back if
-// it returns errExpired. It does not tell a second payment from a second call: charge each order
-// under one idempotency key, made of its id. The WHERE decides between it and a sweep: only one of
-// them finds "reserved".
+// it returns errExpired. It does not tell a second payment from a second call. Charge each order
+// under one idempotency key, made of its id, and pay it back under another one. The WHERE decides
+// between it and a sweep: only one of them finds "reserved". After another error, call it again.
 func (s *shop) confirm(ctx context.Context, id string) error {
 	db := s.db.WithContext(ctx)
 	moved := db.Model(&Reservation{}).
@@ -100,6 +100,17 @@ func (s *shop) confirm(ctx context.Context, id string) error {
 		Update("state", confirmed)
 	if moved.Error != nil || moved.RowsAffected == 1 {
 		return moved.Error
+	}
+	var r Reservation
+	if err := db.Clauses(primary).Take(&r, "id = ?", id).Error; err != nil {
+		return fmt.Errorf("order %s: %w", id, err)
+	}
+	// The buyer is paid back after errExpired. Another call, by a clock that is behind, must not
+	// confirm the order then.
+	if r.State == reserved {
+		if err := s.giveBack(ctx, r); err != nil {
+			return err
+		}
 	}
 	return s.expect(db, id, confirmed, errExpired)
 }

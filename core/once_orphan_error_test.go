@@ -1,0 +1,48 @@
+package core_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+)
+
+// The backend was away for longer than the lease, and is back. The function stopped in the middle
+// when its context ended. docs/guarantees.md: with WithOrphan it does not run again.
+func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
+	t.Parallel()
+	for name, do := range map[string]func(l *core.Locker, fn func(context.Context) error) error{
+		"DoOnce": func(l *core.Locker, fn func(context.Context) error) error {
+			_, err := l.DoOnce(context.Background(), "payout", time.Hour, fn, core.WithOrphan(24*time.Hour))
+			return err
+		},
+		"Do": func(l *core.Locker, fn func(context.Context) error) error {
+			return l.Do(context.Background(), "payout", fn, core.WithOrphan(24*time.Hour))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memorySpy()
+				s.on("extend", away)
+				l, other := locker(t, s), locker(t, s.Backend)
+				err := do(l, func(ctx context.Context) error {
+					<-ctx.Done() // half of the customers are paid
+					return ctx.Err()
+				})
+				want(t, "the error", err, core.ErrLost)
+				want(t, "the error", err, context.Canceled)
+				time.Sleep(time.Second)
+				if got := status(t, other, "payout"); got != core.Orphaned {
+					t.Errorf("the key is %v, want orphaned", got)
+				}
+				ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
+				if ran {
+					t.Error("the customers are paid twice")
+				}
+				want(t, "the next DoOnce", err, core.ErrOrphaned)
+			})
+		})
+	}
+}
