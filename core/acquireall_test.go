@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // Sets that overlap, in every order, with keys that are prefixes of each other and that are escaped.
@@ -22,7 +23,7 @@ func TestAcquireAll_OverlappingSetsNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	keys := []string{"a", "a:", "a:b", "a{", "a}", "a{b}", "ab", "A", "é", core.Join("a", "b:c"), core.Join("a:b", "c")}
 	for name, open := range map[string]func(t *testing.T) core.Opener{
-		"memory": func(*testing.T) core.Opener { return testutil.Memory() },
+		"memory": func(*testing.T) core.Opener { return backendtest.Memory() },
 		"redis": func(t *testing.T) core.Opener {
 			b := redisbackend.New(testutil.Redis(t).Client())
 			b.NodeTimeout = time.Minute // a busy machine may answer late
@@ -126,7 +127,7 @@ func away(context.Context) error { return unavailable("k") }
 func TestLocks_ReleaseWhenOneIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l := locker(t, b)
 		locks, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
 		ok(t, "AcquireAll", err)
@@ -171,7 +172,7 @@ func TestLocks_ReleaseIsBoundedAltogether(t *testing.T) {
 
 func TestAcquireAll_OfNothingAndAgain(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	none, err := l.AcquireAll(t.Context(), nil)
 	ok(t, "AcquireAll of nothing", err)
 	ok(t, "Release of nothing", none.Release(t.Context()))
@@ -210,7 +211,7 @@ func TestAcquireAll_GivesBackAfterALateAnswer(t *testing.T) {
 // A context that is done gets no lock, and that holds for a key it carries, too.
 func TestAcquire_AgainWithADoneContextIsAnError(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	k := acquire(t, l, "k")
 	ctx, cancel := context.WithCancel(core.WithLock(t.Context(), k))
 	cancel()
@@ -227,7 +228,7 @@ func TestAcquire_AgainWithADoneContextIsAnError(t *testing.T) {
 func TestWithMaxHold_ZeroTheNextInLineHasItsWholeTTL(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithMaxHold(0), core.WithTTL(90*time.Millisecond))
+		l := locker(t, backendtest.Memory(), core.WithMaxHold(0), core.WithTTL(90*time.Millisecond))
 		k := acquire(t, l, "k")
 		got := make(chan *core.Lock, 1)
 		go func() {

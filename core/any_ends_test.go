@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A key that hangs does not keep a caller with a short wait from one that is free.
 func TestAcquireAny_ShortWaitHungKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, keyed{testutil.Memory(), func(ctx context.Context, key string) error {
+		l := locker(t, keyed{backendtest.Memory(), func(ctx context.Context, key string) error {
 			if strings.Contains(key, "slot:0") {
 				select {
 				case <-ctx.Done():
@@ -37,7 +37,7 @@ func TestAcquireAny_WaitEndsAllHung(t *testing.T) {
 	t.Parallel()
 	for _, wait := range []time.Duration{500 * time.Millisecond, 1500 * time.Millisecond, 2500 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
-			l := locker(t, keyed{testutil.Memory(), func(ctx context.Context, key string) error {
+			l := locker(t, keyed{backendtest.Memory(), func(ctx context.Context, key string) error {
 				select {
 				case <-ctx.Done():
 				case <-time.After(time.Second):
@@ -62,7 +62,7 @@ func TestAcquireAny_WaitEndsAllHung(t *testing.T) {
 // A wait that is over before anything was asked says nothing about the backend.
 func TestAcquireAny_ShortestWait(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	for range 100 {
 		k, err := l.AcquireAny(t.Context(), slots(3), core.WithWait(1))
 		if err == nil {
@@ -93,7 +93,7 @@ func TestAcquireAny_ContextEndsAtASeal(t *testing.T) {
 	t.Parallel()
 	for n := range 20 {
 		synctest.Test(t, func(t *testing.T) {
-			b := testutil.Memory()
+			b := backendtest.Memory()
 			l, other := locker(t, b), locker(t, b)
 			ok(t, "Seal", acquire(t, l, "slot:0").Seal(t.Context(), nil, time.Hour))
 			held := acquire(t, other, "slot:1")
@@ -110,7 +110,7 @@ func TestAcquireAny_ContextEndsAtASeal(t *testing.T) {
 func TestAcquireAny_TryManyHung(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, keyed{testutil.Memory(), func(ctx context.Context, key string) error {
+		l := locker(t, keyed{backendtest.Memory(), func(ctx context.Context, key string) error {
 			if strings.Contains(key, "slot:0") {
 				return nil
 			}
@@ -134,7 +134,7 @@ func TestAcquireAny_TryManyHung(t *testing.T) {
 func TestAcquireAny_ContextEndsAtAKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, keyed{testutil.Memory(), func(ctx context.Context, key string) error {
+		l := locker(t, keyed{backendtest.Memory(), func(ctx context.Context, key string) error {
 			if strings.Contains(key, "slot:0") {
 				return &core.TakenError{Key: key}
 			}
@@ -155,7 +155,7 @@ func TestAcquireAny_ContextEndsAtAKey(t *testing.T) {
 func TestAcquireAny_FreedBesideManyHung(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		l, other := locker(t, keyed{memory, func(_ context.Context, key string) error {
 			if strings.Contains(key, "slot:0}") {
 				return nil

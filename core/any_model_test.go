@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestAcquireAny_Model lets callers of three processes want any of random keys, over a backend with
@@ -37,7 +38,7 @@ func TestAcquireAny_Model(t *testing.T) {
 
 func anyModel(t *testing.T) {
 	const callers = 24
-	memory := testutil.Memory()
+	memory := backendtest.Memory()
 	var later, all sync.WaitGroup
 	failures := []float64{0, 0, .05}[rand.N(3)]
 	polls := rand.N(3) == 0

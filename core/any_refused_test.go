@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // seal seals a key for an hour. orphan leaves an orphan under it.
@@ -33,7 +33,7 @@ func TestAcquireAny_SealedAndOrphaned(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				b := testutil.Memory()
+				b := backendtest.Memory()
 				l, other := locker(t, b), locker(t, b)
 				keys := slots(4)
 				orphan(t, other, keys[0])
@@ -75,7 +75,7 @@ func TestAcquireAny_SealedMeanwhile(t *testing.T) {
 			t.Run(fmt.Sprint(elsewhere, unsealed), func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
-					b := testutil.Memory()
+					b := backendtest.Memory()
 					l := locker(t, b)
 					holder := l
 					if elsewhere {
@@ -130,7 +130,7 @@ func TestAcquireAny_SealedMeanwhile(t *testing.T) {
 func TestAcquireAny_NoOldAnswers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l, other := locker(t, b), locker(t, b)
 		keys := slots(40)
 		for _, key := range keys[1:] {
@@ -177,7 +177,7 @@ func TestAcquireAny_OneKeyUnavailable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				b := testutil.Memory()
+				b := backendtest.Memory()
 				broken := keyed{b, func(_ context.Context, key string) error {
 					if strings.Contains(key, "slot:0") {
 						time.Sleep(hang)
@@ -265,7 +265,7 @@ func TestAcquireAny_ManyKeysHang(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const hang = time.Second
-		l := locker(t, keyed{testutil.Memory(), func(_ context.Context, key string) error {
+		l := locker(t, keyed{backendtest.Memory(), func(_ context.Context, key string) error {
 			if !strings.Contains(key, "slot:0") {
 				time.Sleep(hang)
 				return unavailable(key)
@@ -288,7 +288,7 @@ func TestAcquireAny_OutageKeyByKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		l := locker(t, keyed{testutil.Memory(), func(_ context.Context, key string) error {
+		l := locker(t, keyed{backendtest.Memory(), func(_ context.Context, key string) error {
 			for i, name := range slots(4) {
 				if strings.Contains(key, name) && time.Since(start) < time.Duration(i)*5*time.Second {
 					return &core.TakenError{Key: key, Holder: "other/1"}

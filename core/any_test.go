@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // slots are n keys.
@@ -111,7 +111,7 @@ func TestAcquireAny_OneRoundTrip(t *testing.T) {
 
 func TestAcquireAny_BadCalls(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	for name, c := range map[string]struct {
 		keys []string
 		opts []core.AcquireOption
@@ -200,7 +200,7 @@ func TestAcquireAny_FirstComeFirstServed(t *testing.T) {
 func TestAcquireAny_TakesTurnsWithOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		calls := []func(context.Context) (*core.Lock, error){
 			func(ctx context.Context) (*core.Lock, error) { return l.Acquire(ctx, "slot:0") },
 			func(ctx context.Context) (*core.Lock, error) { return l.AcquireAny(ctx, slots(2)) },
@@ -241,7 +241,7 @@ func TestAcquireAny_TakesTurnsWithOthers(t *testing.T) {
 func TestAcquireAny_NoneTooMany(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		s := spyOn(remote{Backend: memory, oneWay: time.Millisecond})
 		l, other := locker(t, s), locker(t, memory)
 		keys := slots(20)
@@ -266,7 +266,7 @@ func TestAcquireAny_CallerAtADistance(t *testing.T) {
 	t.Parallel()
 	for _, polls := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			memory := testutil.Memory()
+			memory := backendtest.Memory()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var all sync.WaitGroup
@@ -313,7 +313,7 @@ func TestAcquireAny_CallerAtADistance(t *testing.T) {
 func TestAcquireAny_LeavesTurnsToOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var all sync.WaitGroup

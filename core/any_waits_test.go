@@ -11,13 +11,13 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A lock that the context carries counts as got.
 func TestAcquireAny_Reentrance(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	k := acquireAny(t, l, slots(3))
 	ctx := core.WithLock(t.Context(), k)
 	again, err := l.AcquireAny(ctx, slots(3))
@@ -48,7 +48,7 @@ func TestAcquireAny_LockOutlivesTheWait(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			l := locker(t, testutil.Memory())
+			l := locker(t, backendtest.Memory())
 			var held []*core.Lock
 			for _, key := range slots(2) {
 				if waits {
@@ -83,7 +83,7 @@ func TestAcquireAny_WaitEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				b := testutil.Memory()
+				b := backendtest.Memory()
 				l := locker(t, b)
 				holder := l
 				if elsewhere {
@@ -143,7 +143,7 @@ func TestAcquireAny_AsksSeldom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s, memory := memorySpy(), testutil.Memory()
+				s, memory := memorySpy(), backendtest.Memory()
 				s.Backend = memory
 				var b core.Backend = s
 				if c.polls {
@@ -173,7 +173,7 @@ func TestAcquireAny_AsksSeldom(t *testing.T) {
 // Waits that are given up leave no memory, no goroutine and no subscription.
 func TestAcquireAny_AbandonedWaits(t *testing.T) {
 	const waits, keys = 20_000, 3
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, other := locker(t, b), locker(t, b)
 	for _, key := range slots(keys) {
 		acquire(t, l, key)
@@ -234,7 +234,7 @@ func TestAcquireAny_AbandonedWaits(t *testing.T) {
 func TestAcquireAny_SeveralHandOvers(t *testing.T) {
 	t.Parallel()
 	const keys = 4
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	for range 1000 {
 		held, err := l.AcquireAll(t.Context(), slots(keys))
 		ok(t, "AcquireAll", err)
@@ -260,7 +260,7 @@ func TestAcquireAny_SeveralHandOvers(t *testing.T) {
 func TestAcquireAny_TakenNamesTheHoldersKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		other := locker(t, b)
 		for _, key := range slots(3) {
 			acquire(t, other, key, core.WithTag(key))

@@ -9,10 +9,12 @@ import (
 )
 
 // Opener makes the [Backend] of a Locker. [New] calls Open once and returns its error.
-// redisbackend.New, zkbackend.New, etcdbackend.New, gormlock.Table and testutil.Memory return an
+// redisbackend.New, zkbackend.New, etcdbackend.New, gormlock.Table and backendtest.Memory return an
 // Opener.
 type Opener interface {
-	// Open returns a new backend for one Locker. It does not talk to the server.
+	// Open returns a new backend for one Locker. It does not talk to the server. If the Opener is a
+	// Backend, the Locker uses the Opener itself. So a test may embed backendtest.Memory and replace a
+	// method.
 	Open(Environment) (Backend, error)
 }
 
@@ -33,7 +35,9 @@ type Environment struct {
 // Implementations are safe for concurrent use and bound every call. A method returns soon after
 // ctx's deadline. If ctx has no deadline or was canceled, it returns after a time-out of its own.
 // If the outcome of a change is unknown, the error is an [*UnavailableError]. If ctx ended the
-// call, that error also matches ctx's error. testutil.TestBackend is the conformance suite.
+// call, that error also matches ctx's error. Return the error types of this package as they are: a
+// Locker does not look for them in errors that wrap them. backendtest.TestBackend is the conformance
+// suite.
 type Backend interface {
 	// Acquire makes one attempt to hold r.Key in the name of r.Owner. It returns *TakenError if the
 	// key is held, *SealedError if it is sealed, *OrphanedError if it is orphaned, and

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // lateTimer is a context whose own timer is a while late, as it is on a busy machine: a connection notices the deadline before it.
@@ -70,7 +70,7 @@ func (b *grants) Open(core.Environment) (core.Backend, error) { return b, nil }
 // that it is taken.
 func TestEnded_WhileTheBackendGrants(t *testing.T) {
 	t.Parallel()
-	b := &grants{Backend: testutil.Memory()}
+	b := &grants{Backend: backendtest.Memory()}
 	l := locker(t, b)
 	for _, verb := range []string{"Acquire", "Acquire with wait", "TryAcquire", "AcquireAll", "Do"} {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -117,7 +117,7 @@ func TestEnded_AnothersErrorIsNotThisOnes(t *testing.T) {
 		mine, fmt.Errorf("job: %w", &core.SealedError{Key: "other", Value: []byte("another's")}), &core.TakenError{Key: "other"},
 		unavailable("other"), core.ErrInvalidKey, core.ErrReleased,
 	} {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		k := acquire(t, l, "k")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)

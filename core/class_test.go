@@ -15,7 +15,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/version"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func firstPart(key string) string {
@@ -40,7 +40,7 @@ func TestClass_LabelsTheMetrics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := newMeters()
-		l := locker(t, testutil.Memory(), core.WithClass(firstPart), core.WithTelemetry(m, nil))
+		l := locker(t, backendtest.Memory(), core.WithClass(firstPart), core.WithTelemetry(m, nil))
 		ok(t, "Release", acquire(t, l, "order:7").Release(t.Context()))
 		acquire(t, l, "stock:42", core.WithMaxHold(0), core.WithTTL(time.Second))
 		time.Sleep(2 * time.Second)
@@ -113,7 +113,7 @@ func TestWaiters_AreCounted(t *testing.T) {
 func TestClass_AtMost64(t *testing.T) {
 	t.Parallel()
 	m := newMeters()
-	l := locker(t, testutil.Memory(), core.WithTelemetry(m, nil), core.WithClass(func(key string) string {
+	l := locker(t, backendtest.Memory(), core.WithTelemetry(m, nil), core.WithClass(func(key string) string {
 		return strings.TrimPrefix(key, "-")
 	}))
 	for i := range 1000 {
@@ -143,7 +143,7 @@ func TestClass_Panics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log, m := &records{}, newMeters()
-		l := locker(t, testutil.Memory(), core.WithTelemetry(m, nil), core.WithLogger(slog.New(log)),
+		l := locker(t, backendtest.Memory(), core.WithTelemetry(m, nil), core.WithLogger(slog.New(log)),
 			core.WithClass(func(key string) string { return key[:100] }))
 		for range 5 {
 			ok(t, "Release", acquire(t, l, "stock:42").Release(t.Context()))
@@ -162,7 +162,7 @@ func TestClass_Panics(t *testing.T) {
 func TestMetrics_ScopeVersion(t *testing.T) {
 	t.Parallel()
 	m := newMeters()
-	l := locker(t, testutil.Memory(), core.WithTelemetry(m, nil))
+	l := locker(t, backendtest.Memory(), core.WithTelemetry(m, nil))
 	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
 	var all metricdata.ResourceMetrics
 	ok(t, "Collect", m.reader.Collect(t.Context(), &all))
@@ -197,7 +197,7 @@ func TestClass_PanicsWithASlowLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log := &busyHandler{Handler: slog.DiscardHandler}
-		l := locker(t, testutil.Memory(), core.WithLogger(slog.New(log)), core.WithClass(func(string) string { panic("no class") }))
+		l := locker(t, backendtest.Memory(), core.WithLogger(slog.New(log)), core.WithClass(func(string) string { panic("no class") }))
 		start := time.Now()
 		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
 		if took := time.Since(start); took > 0 {
@@ -211,7 +211,7 @@ func TestClass_PanicsWithASlowLog(t *testing.T) {
 func TestClass_AcquireAny(t *testing.T) {
 	t.Parallel()
 	m := newMeters()
-	l := locker(t, testutil.Memory(), core.WithClass(firstPart), core.WithTelemetry(m, nil))
+	l := locker(t, backendtest.Memory(), core.WithClass(firstPart), core.WithTelemetry(m, nil))
 	k := acquire(t, l, "fax:1")
 	ok(t, "Release", acquireAny(t, l, []string{"fax:1", "phone:1"}).Release(t.Context()))
 	ok(t, "Release", k.Release(t.Context()))

@@ -5,13 +5,13 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A process that shuts down can still leave the answers of what it has done.
 func TestClose_HoldersCanStillSeal(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, err := core.New(b)
 	ok(t, "New", err)
 	k, released := acquire(t, l, "k"), acquire(t, l, "released")
@@ -29,7 +29,7 @@ func TestClose_HoldersCanStillSeal(t *testing.T) {
 // Whichever of several handles comes first, it can be released.
 func TestClose_EveryHandleCanBeReleased(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, err := core.New(b)
 	ok(t, "New", err)
 	k := acquire(t, l, "k")

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestReentrance_ByContext(t *testing.T) {
@@ -42,7 +42,7 @@ func TestReentrance_ByContext(t *testing.T) {
 
 func TestReentrance_NotWithoutTheContextOrForAnotherLocker(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, other := locker(t, b), locker(t, b)
 	k := acquire(t, l, "k")
 	ctx := core.WithLock(t.Context(), k)
@@ -67,7 +67,7 @@ func TestReentrance_NotWithoutTheContextOrForAnotherLocker(t *testing.T) {
 
 func TestCarries_UntilItIsGivenUp(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	end := map[string]func(k *core.Lock) error{
 		"Release": func(k *core.Lock) error { return k.Release(t.Context()) },
 		"Seal":    func(k *core.Lock) error { return k.Seal(t.Context(), nil, time.Minute) },
@@ -88,7 +88,7 @@ func TestCarries_UntilItIsGivenUp(t *testing.T) {
 
 func TestReentrance_OfALostLockIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		k := acquire(t, l, "k", core.WithMaxHold(0))
 		time.Sleep(time.Minute)
 		_, err := l.Acquire(core.WithLock(t.Context(), k), "k")
@@ -98,7 +98,7 @@ func TestReentrance_OfALostLockIsLost(t *testing.T) {
 
 func TestDo(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	failed := errors.New("failed")
 	err := l.Do(t.Context(), "k", func(ctx context.Context) error {
 		if status(t, l, "k") != core.Held {
@@ -122,7 +122,7 @@ func TestDo(t *testing.T) {
 
 func TestDo_SaysWhenTheLockWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		err := l.Do(t.Context(), "k", func(ctx context.Context) error {
 			<-ctx.Done()
 			want(t, "cause", context.Cause(ctx), core.ErrLost)
@@ -138,7 +138,7 @@ func TestDo_SaysWhenTheLockWasLost(t *testing.T) {
 
 func TestAcquireAll_AllOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l, other := locker(t, b), locker(t, b)
 		locks, err := l.AcquireAll(t.Context(), []string{"b", "a", "b", "c"})
 		ok(t, "AcquireAll", err)

@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // exampleLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker(opts ...core.Option) *core.Locker {
-	locker, err := core.New(testutil.Memory(), opts...)
+	locker, err := core.New(backendtest.Memory(), opts...)
 	if err != nil {
 		panic(err)
 	}

@@ -15,12 +15,12 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A service makes one Locker when it starts and closes it when it ends.
 func ExampleNew() {
-	locker, err := core.New(testutil.Memory(), // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory(), // redisbackend.New(redisClient) in a service
 		core.WithPrefix("shop:"),      // before every key
 		core.WithInstance("shop-1"),   // names the holder
 		core.WithTTL(5*time.Second),   // a crashed holder blocks others so long
@@ -36,7 +36,7 @@ func ExampleNew() {
 	}
 	fmt.Println(strings.HasPrefix(lock.Owner(), "shop-1/"))
 
-	_, err = core.New(testutil.Memory(), core.WithTTL(0))
+	_, err = core.New(backendtest.Memory(), core.WithTTL(0))
 	fmt.Println(err)
 	// Output:
 	// true
@@ -45,7 +45,7 @@ func ExampleNew() {
 
 // The adapters use the default Locker if none is named.
 func ExampleSetDefault() {
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		panic(err)
 	}
@@ -73,7 +73,7 @@ func ExampleWithLogger() {
 		}
 		return slog.Attr{} // times and owners differ from run to run
 	}}))
-	locker, err := core.New(testutil.Memory(), core.WithLogger(logger))
+	locker, err := core.New(backendtest.Memory(), core.WithLogger(logger))
 	if err != nil {
 		panic(err)
 	}
@@ -100,7 +100,7 @@ func ExampleWithClass() {
 	}
 	reader := sdkmetric.NewManualReader()
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	locker, err := core.New(testutil.Memory(), core.WithClass(class), core.WithTelemetry(meters, nil))
+	locker, err := core.New(backendtest.Memory(), core.WithClass(class), core.WithTelemetry(meters, nil))
 	if err != nil {
 		panic(err)
 	}
@@ -130,7 +130,7 @@ func ExampleWithClass() {
 
 // A readiness check of a service.
 func ExampleLocker_Ping() {
-	locker, err := core.New(testutil.Memory())
+	locker, err := core.New(backendtest.Memory())
 	if err != nil {
 		panic(err)
 	}
@@ -149,7 +149,7 @@ func ExampleLocker_Ping() {
 // By default metrics go to otel.GetMeterProvider.
 func ExampleWithTelemetry_metrics() {
 	reader := sdkmetric.NewManualReader() // a service has an exporter, for Prometheus for instance
-	locker, err := core.New(testutil.Memory(), core.WithTelemetry(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), nil))
+	locker, err := core.New(backendtest.Memory(), core.WithTelemetry(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), nil))
 	if err != nil {
 		panic(err)
 	}
@@ -176,7 +176,7 @@ func ExampleWithTelemetry_metrics() {
 func ExampleWithTelemetry_spans() {
 	spans := tracetest.NewSpanRecorder() // a service has an exporter
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
-	locker, err := core.New(testutil.Memory(), core.WithTelemetry(nil, provider))
+	locker, err := core.New(backendtest.Memory(), core.WithTelemetry(nil, provider))
 	if err != nil {
 		panic(err)
 	}

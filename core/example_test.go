@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // In production the backend is redisbackend.New(redisClient).
 func Example() {
-	locker, err := core.New(testutil.Memory())
+	locker, err := core.New(backendtest.Memory())
 	if err != nil {
 		panic(err)
 	}
@@ -28,7 +28,7 @@ func Example() {
 }
 
 func ExampleLocker_TryAcquire() {
-	locker, _ := core.New(testutil.Memory(), core.WithInstance("shop-1"))
+	locker, _ := core.New(backendtest.Memory(), core.WithInstance("shop-1"))
 	defer locker.Close()
 	ctx := context.Background()
 	lock, err := locker.TryAcquire(ctx, core.Join("order", "7"), core.WithTag("taker 1"))
@@ -47,7 +47,7 @@ func ExampleLocker_TryAcquire() {
 
 // A seal ends a lock by leaving a value instead of freeing the key.
 func ExampleLock_Seal() {
-	locker, _ := core.New(testutil.Memory())
+	locker, _ := core.New(backendtest.Memory())
 	defer locker.Close()
 	ctx := context.Background()
 	lock, _ := locker.Acquire(ctx, "payment:9")
@@ -66,7 +66,7 @@ func ExampleLock_Seal() {
 }
 
 func ExampleWithLock() {
-	locker, _ := core.New(testutil.Memory())
+	locker, _ := core.New(backendtest.Memory())
 	defer locker.Close()
 	lock, _ := locker.Acquire(context.Background(), "k")
 	ctx := core.WithLock(context.Background(), lock)

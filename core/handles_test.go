@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func allocated() uint64 {
@@ -27,7 +27,7 @@ func inUse() int64 {
 
 // A lock that is held for long does not remember the handles that came and went meanwhile.
 func TestReentrance_ReleasedHandlesAreForgotten(t *testing.T) { // not parallel: it measures memory
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ok(t, "Do", l.Do(t.Context(), "k", func(ctx context.Context) error {
 		before := inUse()
 		for range 100_000 {
@@ -51,7 +51,7 @@ func (b slowExtend) Extend(ctx context.Context, g core.Grant, ttl time.Duration)
 
 func TestExtend_OfALockThatWasLostMeanwhileIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, slowExtend{testutil.Memory()})
+		l := locker(t, slowExtend{backendtest.Memory()})
 		k := acquire(t, l, "k", core.WithMaxHold(0), core.WithTTL(time.Second))
 		ctx := k.Context()
 		err := k.Extend(t.Context(), time.Minute)
@@ -87,7 +87,7 @@ func (c slowValue) Value(key any) any {
 
 func TestAcquireAll_AWaitThatIsOverBetweenTwoKeysIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		_, err := l.AcquireAll(slowValue{t.Context()}, []string{"a", "b"}, core.WithWait(time.Millisecond))
 		want(t, "AcquireAll", err, core.ErrTaken)
 	})

@@ -8,13 +8,13 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A holder that extended its lease to an hour does not leave the hour to the next one, who chose a second.
 func TestHandOver_IsNotOfALeaseLongerThanItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		opts := []core.AcquireOption{core.WithTTL(time.Second), core.WithMaxHold(0)}
 		k := acquire(t, l, "k", opts...)
 		ok(t, "Extend", k.Extend(t.Context(), time.Hour))
@@ -50,7 +50,7 @@ func (c entering) Done() <-chan struct{} {
 
 func TestHandOver_ADoneContextNeverGetsALock(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	for range 50 { // the lock and the end of the context are there at once: either may be seen first
 		k := acquire(t, l, "k")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -101,7 +101,7 @@ func TestWait_TheDeadlineOfTheFirstIsNotAnAnswerForTheOthers(t *testing.T) {
 // Leaving a long line does not copy it for each who leaves.
 func TestWait_ManyLeaveAtOnce(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	k := acquire(t, l, "k")
 	const waiters = 5000
 	leave := func() float64 {

@@ -6,12 +6,12 @@ import (
 	"testing"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestKeys_Rules(t *testing.T) {
 	t.Parallel()
-	l, bare := locker(t, testutil.Memory()), locker(t, testutil.Memory(), core.WithPrefix(""))
+	l, bare := locker(t, backendtest.Memory()), locker(t, backendtest.Memory(), core.WithPrefix(""))
 	for _, key := range []string{"", strings.Repeat("x", 513), "a\nb", "a\x00b", "a\x7f", "\xff", "a\u0085b"} {
 		_, err := l.TryAcquire(t.Context(), key)
 		want(t, "TryAcquire", err, core.ErrInvalidKey)

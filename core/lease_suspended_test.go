@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A machine that was suspended for a short time finds its lease lost if that took the rest of it.
@@ -24,7 +24,7 @@ func TestLease_SuspendedForTheRestOfTheLease(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var ahead atomic.Int64 // the wall clock, by
-			l := locker(t, testutil.Memory(), core.WithMaxHold(0), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+			l := locker(t, backendtest.Memory(), core.WithMaxHold(0), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
 				return now.Sub(began) + time.Duration(ahead.Load()), now.Sub(began)
 			}))
 			k := acquire(t, l, "k", core.WithTTL(c.ttl))

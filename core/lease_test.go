@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A renewal without an answer, or two in a row, do not lose a lock, however short its TTL.
@@ -45,7 +45,7 @@ func TestRenewal_LostPacketsLoseNoLock(t *testing.T) {
 func TestLease_SuspendedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ahead atomic.Int64 // the wall clock, by
-		l := locker(t, testutil.Memory(), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+		l := locker(t, backendtest.Memory(), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
 			return now.Sub(began) + time.Duration(ahead.Load()), now.Sub(began)
 		}))
 		k := acquire(t, l, "k")
@@ -76,7 +76,7 @@ func (s suspending) Acquire(ctx context.Context, r core.Request) (core.Grant, er
 func TestLease_SuspendedBeforeTheAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var woke atomic.Int64
-		l := locker(t, opener{suspending{testutil.Open(t, testutil.Memory()), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+		l := locker(t, opener{suspending{backendtest.Open(t, backendtest.Memory()), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
 			if at := woke.Load(); at > 0 && began.UnixNano() < at && at <= now.UnixNano() {
 				wall = time.Minute
 			}
@@ -95,7 +95,7 @@ func TestLease_SuspendedBeforeTheAnswer(t *testing.T) {
 // keys. Leaving is compared with joining, in CPU time: with a search through 100,000 waiters it takes
 // hundreds of times as long.
 func TestWait_ManyWaitersEndTogether(t *testing.T) { // not parallel: it measures CPU time
-	join, quit := locker(t, testutil.Memory()).JoinAndQuit(100_000)
+	join, quit := locker(t, backendtest.Memory()).JoinAndQuit(100_000)
 	best := math.Inf(1)
 	for range 3 {
 		start := cpuTime(t)

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestTryAcquire_TakenThenFree(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, other := locker(t, b, core.WithInstance("one")), locker(t, b, core.WithInstance("two"))
 	k := acquire(t, l, "stock:42", core.WithTag("mine"))
 	for name, who := range map[string]*core.Locker{"the same process": l, "another": other} {
@@ -32,7 +32,7 @@ func TestTryAcquire_TakenThenFree(t *testing.T) {
 
 func TestRelease_TwiceIsAnError(t *testing.T) {
 	t.Parallel()
-	k := acquire(t, locker(t, testutil.Memory()), "k")
+	k := acquire(t, locker(t, backendtest.Memory()), "k")
 	if k.Err() != nil {
 		t.Errorf("Err of a held lock: %v", k.Err())
 	}
@@ -69,7 +69,7 @@ func TestRenewal_KeepsTheLock(t *testing.T) {
 
 func TestRenewal_EndsAtMaxHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		start := time.Now()
 		k := acquire(t, l, "k", core.WithMaxHold(time.Minute))
 		<-k.Context().Done()
@@ -203,7 +203,7 @@ func TestRelease_DoesNotWaitForAHungRenewalBeyondItsContext(t *testing.T) {
 
 func TestRelease_WorksWithADoneContext(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ctx, cancel := context.WithCancel(t.Context())
 	k, err := l.Acquire(ctx, "k")
 	ok(t, "Acquire", err)
@@ -216,7 +216,7 @@ func TestRelease_WorksWithADoneContext(t *testing.T) {
 
 func TestExtend_KeepsTheLockWithoutRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithMaxHold(0))
 		ok(t, "Extend", k.Extend(t.Context(), time.Minute))
 		time.Sleep(59 * time.Second)
@@ -240,7 +240,7 @@ func TestExtend_UnavailableIsNotALoss(t *testing.T) {
 
 func TestSeal_EndsTheLock(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	k := acquire(t, l, "k", core.WithToken())
 	ok(t, "Seal", k.Seal(t.Context(), []byte("answer"), time.Minute))
 	ok(t, "Seal again", k.Seal(t.Context(), []byte("answer"), time.Minute))
@@ -292,7 +292,7 @@ func k2seal(t *testing.T, s *spy, k *core.Lock) error {
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	l, err := core.New(testutil.Memory())
+	l, err := core.New(backendtest.Memory())
 	ok(t, "New", err)
 	k := acquire(t, l, "k")
 	waited := make(chan error, 1)

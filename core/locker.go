@@ -47,6 +47,9 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
+	if own, ok := o.(Backend); ok {
+		b = own // it may embed another backend, whose Open returns only that one
+	}
 	return &Locker{backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}, nil
 }
 

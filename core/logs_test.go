@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // logged returns how many lines begin with a message, and how many such there would be if none had
@@ -200,7 +200,7 @@ func TestClose_FlushesTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log := &records{}
-		l := locker(t, testutil.Memory(), core.WithLogger(slog.New(log)), core.WithTTL(time.Second), core.WithMaxHold(0))
+		l := locker(t, backendtest.Memory(), core.WithLogger(slog.New(log)), core.WithTTL(time.Second), core.WithMaxHold(0))
 		for i := range 10 {
 			acquire(t, l, strconv.Itoa(i))
 		}
@@ -219,7 +219,7 @@ func TestClose_FlushesTheLog(t *testing.T) {
 func TestLogger_IsLimited(t *testing.T) {
 	t.Parallel()
 	log := &records{}
-	l := locker(t, testutil.Memory(), core.WithLogger(slog.New(log)))
+	l := locker(t, backendtest.Memory(), core.WithLogger(slog.New(log)))
 	for range 100 {
 		for _, route := range []string{"/orders", "/payments"} {
 			l.Logger().Error("shop: no lock", "route", route)

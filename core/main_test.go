@@ -10,7 +10,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 )
@@ -75,7 +75,7 @@ func spyOn(b core.Backend) *spy {
 	return &spy{Backend: b, before: make(map[string]func(context.Context) error)}
 }
 
-func memorySpy() *spy { return spyOn(testutil.Memory()) }
+func memorySpy() *spy { return spyOn(backendtest.Memory()) }
 
 // Open makes the spy a core.Opener.
 func (s *spy) Open(core.Environment) (core.Backend, error) { return s, nil }

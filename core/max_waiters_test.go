@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // full reports whether err refused a call because the queue is full.
@@ -39,7 +39,7 @@ func TestWithMaxWaiters_CountsExactly(t *testing.T) {
 	} {
 		for _, elsewhere := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				b := testutil.Memory()
+				b := backendtest.Memory()
 				l := locker(t, b, core.WithMaxWaiters(most))
 				holder := l
 				if elsewhere {
@@ -94,7 +94,7 @@ func TestWithMaxWaiters_CountsExactly(t *testing.T) {
 func TestWithMaxWaiters_NotWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithMaxWaiters(1))
+		l := locker(t, backendtest.Memory(), core.WithMaxWaiters(1))
 		k := acquire(t, l, "k")
 		got := acquiring(t, l)
 		_, err := l.TryAcquire(t.Context(), "k")
@@ -114,7 +114,7 @@ func TestWithMaxWaiters_NotWaiting(t *testing.T) {
 		}
 	})
 	for _, n := range []int{0, -1} {
-		if _, err := core.New(testutil.Memory(), core.WithMaxWaiters(n)); err == nil || !strings.Contains(err.Error(), "WithMaxWaiters") {
+		if _, err := core.New(backendtest.Memory(), core.WithMaxWaiters(n)); err == nil || !strings.Contains(err.Error(), "WithMaxWaiters") {
 			t.Errorf("WithMaxWaiters(%d): %v", n, err)
 		}
 	}
@@ -125,7 +125,7 @@ func TestWithMaxWaiters_NotWaiting(t *testing.T) {
 func TestWithMaxWaiters_Race(t *testing.T) {
 	t.Parallel()
 	const most = 3
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, other := locker(t, b, core.WithMaxWaiters(most)), locker(t, b)
 	var all sync.WaitGroup
 	for i := range 12 {
@@ -180,7 +180,7 @@ func TestWithMaxWaiters_Race(t *testing.T) {
 func TestWithMaxWaiters_AnyHasItsOwnLine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithMaxWaiters(1))
+		l := locker(t, backendtest.Memory(), core.WithMaxWaiters(1))
 		var all sync.WaitGroup
 		held, err := l.AcquireAll(t.Context(), slots(2))
 		ok(t, "AcquireAll", err)

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // chaos is a Backend with latency, failures before and after the effect, and odd counts of others.
@@ -129,7 +129,7 @@ func TestModel(t *testing.T) {
 }
 
 func model(t *testing.T) {
-	memory := testutil.Memory()
+	memory := backendtest.Memory()
 	var later sync.WaitGroup
 	tokenRate := rand.Float64()
 	var lockers []*core.Locker

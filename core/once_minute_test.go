@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // docs/migration.md, "From SET NX": "once a minute" is DoOnce with the minute in its key.
 func TestDoOnce_OnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		start, runs := time.Now(), 0
 		for i := range 10 {
 			time.Sleep(time.Until(start.Add(time.Duration(i) * time.Minute)))

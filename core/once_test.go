@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 var errJob = errors.New("the job failed")
@@ -22,7 +22,7 @@ func nothing(context.Context) error { return nil }
 func TestDoOnce_OneOfManyRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		instances := []*core.Locker{
 			locker(t, b, core.WithInstance("i0")), locker(t, b, core.WithInstance("i1")), locker(t, b, core.WithInstance("i2")),
 		}
@@ -66,7 +66,7 @@ func TestDoOnce_OneOfManyRuns(t *testing.T) {
 // A call that does not wait learns that the job runs. Bad calls run nothing.
 func TestDoOnce_RefusedCalls(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	never := func(context.Context) error { t.Error("fn ran"); return nil }
 	k := acquire(t, l, "job")
 	ran, err := l.DoOnce(t.Context(), "job", time.Hour, never, core.WithWait(0))
@@ -102,7 +102,7 @@ func TestDoOnce_FailureLetsAnotherRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				b := testutil.Memory()
+				b := backendtest.Memory()
 				l, other := locker(t, b), locker(t, b)
 				waiters := make(chan bool, 2)
 				began := make(chan bool)
@@ -255,7 +255,7 @@ func TestDoOnce_SealFails(t *testing.T) {
 // The Locker is closed while the job runs: the job is still sealed.
 func TestDoOnce_Closed(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l, other := locker(t, b), locker(t, b)
 	ran, err := l.DoOnce(t.Context(), "job", time.Hour, func(context.Context) error { return l.Close() })
 	if !ran || err != nil || status(t, other, "job") != core.Sealed {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // orphanOf leaves an orphan under key, as a holder that died does, and returns it.
@@ -30,7 +30,7 @@ func orphanOf(t *testing.T, l *core.Locker, key string) *core.OrphanedError {
 
 func TestOrphan_IsNotFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		orphanOf(t, l, "k")
 		_, err := l.Acquire(t.Context(), "k", core.WithWait(time.Minute))
 		want(t, "Acquire", err, core.ErrOrphaned)
@@ -44,7 +44,7 @@ func TestOrphan_IsNotFree(t *testing.T) {
 
 func TestOrphan_Adopt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		orphan := orphanOf(t, l, "k")
 		k := adopt(t, l, orphan, core.WithOrphan(time.Hour))
 		want(t, "TryAcquire", tryError(l, "k"), core.ErrTaken)
@@ -64,7 +64,7 @@ func TestOrphan_Adopt(t *testing.T) {
 
 func TestOrphan_AdoptNothing(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	for _, orphan := range []*core.OrphanedError{nil, {Key: "k"}} {
 		if k, err := l.Adopt(t.Context(), orphan); k != nil || err == nil || !strings.Contains(err.Error(), "pass the *OrphanedError") {
 			t.Errorf("Adopt(%v): %v", orphan, err)
@@ -74,7 +74,7 @@ func TestOrphan_AdoptNothing(t *testing.T) {
 
 func TestOrphan_UnsealFrees(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		orphanOf(t, l, "k")
 		ok(t, "Unseal", l.Unseal(t.Context(), "k"))
 		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
@@ -83,7 +83,7 @@ func TestOrphan_UnsealFrees(t *testing.T) {
 
 func TestOrphan_OwnerSealsAfterItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		opts := []core.AcquireOption{core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(time.Second)}
 		k := acquire(t, l, "k", opts...)
 		time.Sleep(2 * time.Second)
@@ -114,7 +114,7 @@ func TestOrphan_WhatLeavesOne(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := locker(t, testutil.Memory(), core.WithTTL(3*time.Second))
+				l := locker(t, backendtest.Memory(), core.WithTTL(3*time.Second))
 				k := acquire(t, l, "k", append(c.opts, core.WithOrphan(time.Hour))...)
 				c.end(t, k)
 				time.Sleep(time.Minute)
@@ -150,7 +150,7 @@ func TestOrphan_AnswersAllWaiters(t *testing.T) {
 // An adoption whose caller is gone when the answer arrives leaves the orphan.
 func TestOrphan_AdopterIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l := locker(t, b)
 		orphan := orphanOf(t, l, "k")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -186,7 +186,7 @@ func (b *lateBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, 
 // The orphan of an attempt whose answer came too late is nobody's: no holder ever worked under it.
 func TestOrphan_OfOwnLateAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &lateBackend{Backend: testutil.Memory()}
+		b := &lateBackend{Backend: backendtest.Memory()}
 		l := locker(t, b)
 		orphan := orphanOf(t, l, "k")
 		b.late = 1
@@ -226,7 +226,7 @@ func (b *restoringBackend) Acquire(ctx context.Context, r core.Request) (core.Gr
 // An adoption that failed may be undone after its own caller has seen it.
 func TestOrphan_AdoptionIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &restoringBackend{Backend: testutil.Memory()}
+		b := &restoringBackend{Backend: backendtest.Memory()}
 		l := locker(t, b)
 		orphan := orphanOf(t, l, "k")
 		ok(t, "Release", adopt(t, l, orphan, core.WithOrphan(time.Hour)).Release(t.Context()))

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // These tests do two things at the same moment: a verb of a lease and its release, or a grant and
@@ -98,7 +98,7 @@ func (b *overdueGrant) Acquire(ctx context.Context, r core.Request) (core.Grant,
 
 func TestAcquire_ALeaseThatEndsOnTheWayBlocksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, &overdueGrant{Backend: testutil.Memory()})
+		l := locker(t, &overdueGrant{Backend: backendtest.Memory()})
 		if k, err := l.Acquire(t.Context(), "k"); err == nil {
 			want(t, "Err", k.Err(), core.ErrLost)
 		}
@@ -178,7 +178,7 @@ func TestClose_EndsTheWaitAtOnce(t *testing.T) {
 func TestWait_ALockDeliveredToWhoLeavesGoesOn(t *testing.T) {
 	for range 50 { // which of the two is seen first is chance
 		synctest.Test(t, func(t *testing.T) {
-			l := locker(t, testutil.Memory())
+			l := locker(t, backendtest.Memory())
 			k := acquire(t, l, "k")
 			ctx, cancel := context.WithCancel(t.Context())
 			left := make(chan struct{})

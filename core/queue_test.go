@@ -11,6 +11,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestAcquire_IsFirstComeFirstServedInAProcess(t *testing.T) {
@@ -57,7 +58,7 @@ func TestAcquire_IsFirstComeFirstServedInAProcess(t *testing.T) {
 
 func TestHandOver_EndsSoThatOtherProcessesGetTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l, other := locker(t, polling{b}), locker(t, polling{b})
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
@@ -88,7 +89,7 @@ func TestHandOver_EndsSoThatOtherProcessesGetTheirTurn(t *testing.T) {
 
 func TestHandOver_GivesALockWithTheWaitersOwnTagAndTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l, other := locker(t, b), locker(t, b)
 		k := acquire(t, l, "k", core.WithTag("a"))
 		got := make(chan *core.Lock)
@@ -136,7 +137,7 @@ func TestHandOver_NeverPassesOnALostLease(t *testing.T) {
 
 func TestWait_EndsWithTheContextOrWithWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		holder, l := locker(t, b), locker(t, b)
 		k := acquire(t, holder, "k")
 		for _, who := range []*core.Locker{holder, l} { // behind a local holder, and another process's
@@ -166,7 +167,7 @@ func TestWait_EndsWithTheContextOrWithWait(t *testing.T) {
 
 func TestWait_ADepartedWaiterIsSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		k := acquire(t, l, "k")
 		ctx, cancel := context.WithCancel(t.Context())
 		gone, got := make(chan error), make(chan *core.Lock)
@@ -236,7 +237,7 @@ func (unsignaled) Watch(context.Context, string) (<-chan struct{}, func(), error
 func TestWait_AnotherLibrarysRelease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		l := locker(t, unsignaled{memory}, core.WithPrefix(""))
 		for range 5 {
 			g, err := memory.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "bm90IG91cnM=", TTL: time.Minute})
@@ -259,7 +260,7 @@ func TestWait_AnotherLibrarysRelease(t *testing.T) {
 
 func TestTryAcquire_DoesNotPushIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l, other := locker(t, polling{b}), locker(t, polling{b})
 		k := acquire(t, other, "k", core.WithTag("theirs"))
 		got := make(chan *core.Lock)
@@ -292,7 +293,7 @@ func (b afterAcquire) Acquire(ctx context.Context, r core.Request) (core.Grant, 
 func TestAcquire_ADoneContextNeverGetsALock(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
-	l := locker(t, afterAcquire{testutil.Memory(), cancel})
+	l := locker(t, afterAcquire{backendtest.Memory(), cancel})
 	for _, acquire := range []func(context.Context, string, ...core.AcquireOption) (*core.Lock, error){l.Acquire, l.TryAcquire} {
 		if k, err := acquire(ctx, "k"); k != nil || !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v, %v", k, err)

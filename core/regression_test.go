@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // panics calls fn and swallows its panic, as an HTTP server does with its handlers'.
@@ -161,7 +161,7 @@ func (h slowHandler) Handle(context.Context, slog.Record) error {
 // The context of a lost lock is canceled no later than its deadline.
 func TestLoss_SlowLogger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l := locker(t, b, core.WithLogger(slog.New(slowHandler{slog.DiscardHandler, func() { time.Sleep(5 * time.Second) }})))
 		k := acquire(t, l, "k", core.WithTTL(time.Second), core.WithMaxHold(0))
 		ctx, deadline := k.Context(), k.Deadline()
@@ -269,7 +269,7 @@ func TestLease_SuspendedSinceLastRenewal(t *testing.T) {
 					}
 					return d
 				}
-				l := locker(t, testutil.Memory(), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+				l := locker(t, backendtest.Memory(), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
 					mu.Lock()
 					defer mu.Unlock()
 					return now.Sub(began) + ahead(now) - ahead(began), now.Sub(began)
@@ -294,7 +294,7 @@ func TestLease_SuspendedSinceLastRenewal(t *testing.T) {
 // After Lapse nobody gets the key before its lease ends, and Release returns ErrReleased.
 func TestLapse_AfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := testutil.Memory()
+		b := backendtest.Memory()
 		l, other := locker(t, b), locker(t, b)
 		k := acquire(t, l, "k")
 		ok(t, "Close", l.Close())
@@ -309,7 +309,7 @@ func TestLapse_AfterClose(t *testing.T) {
 // With Lapse and WithOrphan the key is orphaned when the lease ends; it is never free by itself.
 func TestLapse_OfALostLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithMaxHold(0), core.WithTTL(time.Second))
+		l := locker(t, backendtest.Memory(), core.WithMaxHold(0), core.WithTTL(time.Second))
 		var k *core.Lock
 		for name, late := range map[string]time.Duration{"in time": 0, "late": 2 * time.Second} {
 			k = acquire(t, l, name, core.WithOrphan(time.Hour))
@@ -327,7 +327,7 @@ func TestLapse_OfALostLock(t *testing.T) {
 // Other handles on the same lock end with a Lapse, and nobody renews the lease any more.
 func TestLapse_EndsOtherHandles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		k := acquire(t, l, "k")
 		other := acquireWith(t, l, core.WithLock(t.Context(), k), "k")
 		k.Lapse()
@@ -419,7 +419,7 @@ func TestErrors_SharedByTheBackend(t *testing.T) {
 // The second Release returns ErrReleased; Release returns ErrReleased after Lapse.
 func TestRelease_SecondCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory(), core.WithMaxHold(0))
+		l := locker(t, backendtest.Memory(), core.WithMaxHold(0))
 		k, lapsed := acquire(t, l, "k"), acquire(t, l, "lapsed")
 		lapsed.Lapse()
 		time.Sleep(time.Minute)
@@ -435,7 +435,7 @@ func TestRelease_SecondCall(t *testing.T) {
 // After Lapse the context says when the lock is lost: it ends with the lease.
 func TestLapse_ContextEndsWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		k := acquire(t, l, "k")
 		k.Lapse()
 		ctx, start := k.Context(), time.Now()
@@ -460,7 +460,7 @@ func TestSeal_Refused(t *testing.T) {
 // ErrClosed is about the Locker that was asked.
 func TestErrors_ClosedIsOfThisLocker(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	closed, l := locker(t, b), locker(t, b)
 	ctx := acquire(t, closed, "k").Context()
 	ok(t, "Close", closed.Close())
@@ -514,7 +514,7 @@ func (b *notes) Release(ctx context.Context, g core.Grant) (int, error) {
 // The engine passes the backend's notes back unread.
 func TestGrant_NotesArePassedBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &notes{Backend: testutil.Memory()}
+		b := &notes{Backend: backendtest.Memory()}
 		l := locker(t, b)
 		k := acquire(t, l, "k")
 		token(t, k)
@@ -547,7 +547,7 @@ func TestOrphan_AdoptedByAnotherCaller(t *testing.T) {
 // Every error names the key.
 func TestErrors_AfterSealNameTheKey(t *testing.T) {
 	t.Parallel()
-	k := acquire(t, locker(t, testutil.Memory()), "stock:42")
+	k := acquire(t, locker(t, backendtest.Memory()), "stock:42")
 	ok(t, "Seal", k.Seal(t.Context(), []byte("v"), time.Minute))
 	_, err := k.Token(t.Context())
 	for what, err := range map[string]error{"Err": k.Err(), "Token": err, "Extend": k.Extend(t.Context(), time.Minute)} {

@@ -9,13 +9,14 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 	"github.com/redis/go-redis/v9"
 )
 
 func TestRevoke(t *testing.T) {
 	t.Parallel()
 	for name, backend := range map[string]core.Opener{
-		"memory": testutil.Memory(), "one Redis": patient(testutil.Redis(t).Client()),
+		"memory": backendtest.Memory(), "one Redis": patient(testutil.Redis(t).Client()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -83,7 +84,7 @@ func TestRevoke_Orphan(t *testing.T) {
 	quorum := redisbackend.New(testutil.Cluster(t, 3).Clients()...)
 	quorum.NewInstallation, quorum.NodeTimeout = true, 5*time.Second
 	for name, backend := range map[string]core.Opener{
-		"memory": testutil.Memory(), "one Redis": patient(testutil.Redis(t).Client()), "quorum": quorum,
+		"memory": backendtest.Memory(), "one Redis": patient(testutil.Redis(t).Client()), "quorum": quorum,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // The client hung up while the work ran. Its seal gets the time that a Release gets, or the deferred Release would free
 // the key of what was done.
 func TestSeal_AfterTheCallersContext(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ctx, hangUp := context.WithCancel(t.Context())
 	k := acquire(t, l, "pay:7")
 	hangUp()

@@ -24,20 +24,20 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestTelemetryIsConfiguredAtTheLocker(t *testing.T) {
 	t.Parallel()
 	log := &records{}
 	logger, meters, tracers := slog.New(log), sdkmetric.NewMeterProvider(), sdktrace.NewTracerProvider()
-	l := locker(t, testutil.Memory(), core.WithLogger(logger), core.WithTelemetry(meters, tracers),
+	l := locker(t, backendtest.Memory(), core.WithLogger(logger), core.WithTelemetry(meters, tracers),
 		core.WithLogger(nil), core.WithTelemetry(nil, nil))
 	l.Logger().Info("core: a test")
 	if !log.has("core: a test") || l.MeterProvider() != meters || l.TracerProvider() != tracers {
 		t.Error("the locker does not return what it was given")
 	}
-	l = locker(t, testutil.Memory())
+	l = locker(t, backendtest.Memory())
 	if l.MeterProvider() != otel.GetMeterProvider() || l.TracerProvider() != otel.GetTracerProvider() {
 		t.Error("by default telemetry does not go to the global providers")
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // remote is a Backend at a distance: each message takes the one-way time and up to 200 µs more.
@@ -88,7 +88,7 @@ type share struct {
 func contend(t *testing.T, last time.Duration, contenders ...contender) []share {
 	shares := make([]share, len(contenders))
 	synctest.Test(t, func(t *testing.T) {
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		ctx, cancel := context.WithTimeout(context.Background(), last)
 		defer cancel()
 		var mu sync.Mutex

@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // BenchmarkMiddleware compares the middleware with the bare handler, and with what people write by
@@ -26,7 +27,7 @@ import (
 func BenchmarkMiddleware(b *testing.B) {
 	n := testutil.Redis(b)
 	l := lockerOn(b, n)
-	memory, err := core.New(testutil.Memory())
+	memory, err := core.New(backendtest.Memory())
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // lockedAs is a server that answers POST /orders/:id with the name of the one lock that a middleware took, as core
@@ -101,7 +102,7 @@ func TestByKey_BadRequests(t *testing.T) {
 			if strings.HasPrefix(tc.field, "json") {
 				opts = append(opts, idempotency.MaxRequestBody(1000))
 			}
-			l, err := core.New(testutil.Memory())
+			l, err := core.New(backendtest.Memory())
 			if err != nil {
 				t.Fatal(err)
 			}

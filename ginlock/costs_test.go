@@ -11,14 +11,14 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // The allocations of a request are counted beside those of its handler, with a backend in memory.
 // BenchmarkMiddleware compares with a middleware that is written by hand. The test is not parallel: it
 // measures the whole process.
 func TestCosts_Allocations(t *testing.T) {
-	l, err := core.New(testutil.Memory())
+	l, err := core.New(backendtest.Memory())
 	if err != nil {
 		t.Fatal(err)
 	}

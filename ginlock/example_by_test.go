@@ -13,12 +13,12 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // exampleLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker() *core.Locker {
-	locker, err := core.New(testutil.Memory())
+	locker, err := core.New(backendtest.Memory())
 	if err != nil {
 		panic(err)
 	}

@@ -12,11 +12,11 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func Example() {
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -55,7 +55,7 @@ func Example() {
 }
 
 func ExampleRefuseRepeats() {
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return

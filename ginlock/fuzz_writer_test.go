@@ -13,7 +13,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // played answers as a text of operations says, two bytes each, and returns what the handler saw of the writer. Without
@@ -53,7 +53,7 @@ func played(c *gin.Context, ops []byte) (seen []string) {
 // A handler may do anything with its writer. It and its client see what they see without the
 // middleware, and the replay is the same again.
 func FuzzWriter(f *testing.F) {
-	l, err := core.New(testutil.Memory())
+	l, err := core.New(backendtest.Memory())
 	if err != nil {
 		f.Fatal(err)
 	}

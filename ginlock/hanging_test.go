@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // hanging is a backend that can be made to give no answer: Acquire then fails when its context ends.
@@ -19,7 +19,7 @@ type hanging struct {
 
 func newHanging(t testing.TB, opts ...core.Option) (*hanging, *core.Locker) {
 	t.Helper()
-	b := &hanging{Backend: testutil.Memory()}
+	b := &hanging{Backend: backendtest.Memory()}
 	l, err := core.New(b, opts...)
 	if err != nil {
 		t.Fatal(err)

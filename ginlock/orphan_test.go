@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // orphan leaves an orphan under the key.
@@ -30,7 +30,7 @@ func orphan(t *testing.T, l *core.Locker, key string) {
 
 func TestLockByKey_OrphanedKey(t *testing.T) {
 	t.Parallel()
-	l, err := core.New(testutil.Memory())
+	l, err := core.New(backendtest.Memory())
 	if err != nil {
 		t.Fatal(err)
 	}

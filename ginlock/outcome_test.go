@@ -20,6 +20,7 @@ import (
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestFirstRequest_Runs(t *testing.T) {
@@ -180,7 +181,7 @@ func TestRetry_WaitIsWoken(t *testing.T) {
 				synctest.Wait()
 				return answered
 			}
-			b := testutil.Memory()
+			b := backendtest.Memory()
 			here, there := check.Locker(t, b, core.WithTTL(time.Minute)), check.Locker(t, b)
 			first := order(serve(here))
 			waiters := map[string]<-chan answer{"this process": order(serve(here)), "another process": order(serve(there))}

@@ -19,6 +19,7 @@ import (
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestFate_WhatIsRecorded(t *testing.T) {
@@ -301,7 +302,7 @@ func TestTombstone_SealThenSend(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spy := &sealSpy{Backend: testutil.Memory()}
+			spy := &sealSpy{Backend: backendtest.Memory()}
 			l, err := core.New(spy)
 			if err != nil {
 				t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // Alipay's schedule, with the options of ExampleByKey. The first answer is lost. Each try has
@@ -20,7 +20,7 @@ import (
 func TestWebhook_OptionsOfTheExample(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := check.Locker(t, testutil.Memory())
+		l := check.Locker(t, backendtest.Memory())
 		booked := 0
 		r := gin.New()
 		idAlone := idempotency.Fingerprint(func(*http.Request, []byte) []byte { return nil })

@@ -9,7 +9,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestAfterCommit_DeadlockIgnored: MySQL rolls the whole transaction back, and its COMMIT succeeds.
@@ -74,7 +74,7 @@ func TestAfterCommit_LockWaitTimeout(t *testing.T) {
 	t.Parallel()
 	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		proxied, p := behindProxy(t, db)
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		for name, wait := range lockWaits {
 			for _, rollsBack := range []bool{false, true} {
 				p.rollBackOnTimeout(rollsBack)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // blocks are the ways to run a function in a transaction.
@@ -162,7 +162,7 @@ func TestAfterCommit_RollbackTooLate(t *testing.T) {
 		var inBlock *gorm.DB
 		late := make(chan error, 2)
 		rollback := func() { late <- inBlock.Session(&gorm.Session{}).Rollback().Error }
-		h := &hooked{Backend: testutil.Memory()}
+		h := &hooked{Backend: backendtest.Memory()}
 		ok(t, "Use", db.Use(gormlock.New(locker(t, h))))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}))
 		for _, name := range []string{"Transaction", "Transaction by context", "Grouped by context"} {

@@ -14,6 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // withoutAutocommit opens the MariaDB database of db again, with autocommit off in each session.
@@ -70,7 +71,7 @@ func TestAutocommitOff_GuardsAndPurge(t *testing.T) {
 		off := withoutAutocommit(t, db)
 		ok(t, "Migrate", gormlock.Migrate(off))
 		put(t, db, 42, 10)
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", off.Use(gormlock.New(l)))
 		ok(t, "single", take(off.Scopes(gormlock.Guard("k")), 42))
 		ok(t, "block", off.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) }))

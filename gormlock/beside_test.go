@@ -12,7 +12,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A transaction on db with the context of the block would commit by itself, under the lock that the block relies on.
@@ -110,7 +110,7 @@ func TestTransaction_PoolThatIsNotComparable(t *testing.T) {
 		ok(t, "DB", err)
 		db.ConnPool = labeledPool{DB: conns}
 		db.Statement.ConnPool = db.ConnPool
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		ok(t, "outer", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 			return gormlock.Transaction(db.WithContext(tx.Statement.Context), "other", func(*gorm.DB) error { return nil })
 		}))

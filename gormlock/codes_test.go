@@ -13,7 +13,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/gormlock/testdata/sqlite3"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // codedDriver is SQLite's, with errors that have a field Code instead of a method.
@@ -52,7 +52,7 @@ func TestGrouped_CodeInAField(t *testing.T) {
 	ok(t, "Open", err)
 	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 	put(t, db, 42, 10)
-	ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+	ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 	ok(t, "Grouped", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 		want(t, "Exec", tx.Exec("INSERT INTO stocks (id) SELECT id FROM stocks").Error, sqlite3.Error{Code: 19})
 		return take(tx, 42)

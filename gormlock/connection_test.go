@@ -14,7 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // connectionForms are what may be guarded inside db.Connection: a form works, or its error matches refused.
@@ -138,7 +138,7 @@ func TestBegin_FailsOnSQLite(t *testing.T) {
 	defer pool(t, db).Close()
 	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 	put(t, db, 42, 10)
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ok(t, "Use", db.Use(gormlock.New(l)))
 	writer, err := pool(t, db).BeginTx(t.Context(), nil)
 	ok(t, "BeginTx", err)

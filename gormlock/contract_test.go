@@ -12,6 +12,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestContract has the lines of the README, word for word.
@@ -154,7 +155,7 @@ func TestForms(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		locks := 0
-		h := &hooked{Backend: testutil.Memory(), unlock: func(string) { locks++ }}
+		h := &hooked{Backend: backendtest.Memory(), unlock: func(string) { locks++ }}
 		l := locker(t, h)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		statements := 0

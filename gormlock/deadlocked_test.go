@@ -13,7 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // lateReads read rows of which a later one ends the transaction, and drop the error. "%d" is the
@@ -150,7 +150,7 @@ func TestEnded_LockWaitTimeout(t *testing.T) {
 	t.Parallel()
 	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		proxied, p := behindProxy(t, db)
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		left := int64(10)
 		for name, wait := range lockWaits {
@@ -250,7 +250,7 @@ func TestGrouped_LockWaitTimeout(t *testing.T) {
 	t.Parallel()
 	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		proxied, p := behindProxy(t, db)
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		p.rollBackOnTimeout(true)
 		before, waited := taker(42), &caller{fn: func(tx *gorm.DB) error {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // fullConnector is a driver whose server prepares no statement that asks for LAST_INSERT_ID, as if
@@ -59,7 +60,7 @@ func TestDecrement_TriggerUnprepared(t *testing.T) {
 		t.Cleanup(func() { _ = conns.Close() })
 		db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard, PrepareStmt: true})
 		ok(t, "Open", err)
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		func() {
 			defer func() {
 				if p := recover(); p != nil {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 type cancelKey struct{} // in a context: what a Coaster's hook cancels
@@ -45,7 +45,7 @@ func TestDecrementAll_Canceled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, db *gorm.DB) {
 				if way.plugin {
-					ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+					ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 				}
 				ok(t, "AutoMigrate", db.AutoMigrate(&Coaster{}))
 				ok(t, "Create", db.Create(&[]Coaster{{SKU: 1, Left: 5}, {SKU: 2, Left: 5}}).Error)
@@ -88,7 +88,7 @@ func TestDecrementAll_ReadDeadlock(t *testing.T) {
 					return
 				}
 				if plugin {
-					ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+					ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 				}
 				ok(t, "AutoMigrate", db.AutoMigrate(&Peg{}))
 				ok(t, "Create", db.Create(&[]Peg{{Code: 1, Left: 5}, {Code: 2, Left: 0}}).Error)

@@ -12,7 +12,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // ownRollback is SQLite with a driver that rolls back by itself after a COMMIT that failed, as that
@@ -58,7 +58,7 @@ func TestCommitRejected_DriverRollsBack(t *testing.T) {
 	ok(t, "PRAGMA", db.Exec("PRAGMA foreign_keys = 1").Error)
 	ok(t, "CREATE", db.Exec("CREATE TABLE parts (id int PRIMARY KEY, stock_id bigint REFERENCES stocks (id) DEFERRABLE INITIALLY DEFERRED)").Error)
 	put(t, db, 42, 10)
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ok(t, "Use", db.Use(gormlock.New(l)))
 	err = gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 		return errors.Join(take(tx, 42), tx.Exec("INSERT INTO parts VALUES (1, 999)").Error)

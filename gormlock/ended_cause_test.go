@@ -10,6 +10,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // An errgroup cancels its context with the first error, and that is the cause. ErrCommitUnknown "reports that
@@ -20,7 +21,7 @@ func TestEnded_AnothersOutcomeIsNotThisOnes(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
 		ok(t, "Migrate", gormlock.Migrate(db))
 		put(t, db, 42, 10)
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		for _, outcome := range []error{
 			gormlock.ErrCommitUnknown, &gormlock.InsufficientError{Table: "stocks", Row: "sku = 43", N: 1, Left: 0},
 			gormlock.ErrInsufficient, gormlock.ErrStale, gormlock.ErrMismatch, gormlock.ErrUnfinished,

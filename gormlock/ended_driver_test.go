@@ -17,7 +17,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // otherError is the error of another driver for MySQL: that of go-mysql-org/go-mysql is like it.
@@ -92,7 +92,7 @@ func (c *rewordConn) CheckNamedValue(v *driver.NamedValue) error {
 func reworded(t *testing.T, plain *gorm.DB, reword func(error) error) *gorm.DB {
 	t.Helper()
 	db := openMySQL(t, plain, func(c driver.Connector) driver.Connector { return rewordConnector{c, reword} })
-	ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+	ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 	return db
 }
 

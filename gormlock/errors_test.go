@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestErrNotRegistered(t *testing.T) {
@@ -78,7 +79,7 @@ func TestErrUnmanagedTransaction(t *testing.T) {
 		statements.Close()
 		ok(t, "Rollback", plain.Rollback())
 
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		guard := gormlock.Guard("k")
 		if _, prepared := db.ConnPool.(*gorm.PreparedStmtDB); !prepared {
@@ -139,7 +140,7 @@ func TestErrUnguarded(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		ok(t, "AutoMigrate", db.AutoMigrate(&Shelf{}))
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l, nil, gormlock.Protect(&Stock{}))))
 		dropped := func(tx *gorm.DB) error { return take(tx.Session(&gorm.Session{NewDB: true}), 42) }
 		_, generics := gorm.G[Stock](db).Where("sku = ?", 42).Update(t.Context(), "name", "new")
@@ -288,7 +289,7 @@ func TestLocker_Default(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "core.SetDefault") {
 			t.Errorf("without a Locker: %v", err)
 		}
-		core.SetDefault(locker(t, testutil.Memory()))
+		core.SetDefault(locker(t, backendtest.Memory()))
 		defer core.SetDefault(nil)
 		ok(t, "with a default", take(db.Scopes(gormlock.Guard("k")), 42))
 		for _, d := range []time.Duration{0, -time.Second} {
@@ -307,7 +308,7 @@ func TestLocker_Default(t *testing.T) {
 func TestProtect_TableOfAClause(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()), gormlock.Protect(&Stock{}))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()), gormlock.Protect(&Stock{}))))
 		ok(t, "Exec", db.Exec("INSERT INTO stocks (sku, name) VALUES (42, 'a')").Error)
 		table := clause.Table{Name: "stocks"}
 		for name, err := range map[string]error{

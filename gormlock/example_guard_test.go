@@ -14,7 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A shop registers the plugin when it opens its database: here with fences behind all guards, and a table that nobody
@@ -22,7 +22,7 @@ import (
 func ExampleNew() {
 	db, end := memoryDB(&Stock{})
 	defer end()
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func ExampleClaimKey() {
 		ID    uint
 		Cents int
 	}
-	locker, err := core.New(testutil.Memory())
+	locker, err := core.New(backendtest.Memory())
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // The tables that Fenced, Once and Table need are made when a service starts, as often as it starts.
@@ -40,7 +40,7 @@ func ExampleMigrate() {
 func ExamplePurge() {
 	db, end := memoryDB()
 	defer end()
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}

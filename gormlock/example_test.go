@@ -12,12 +12,12 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// open opens a database in memory with the plugin; an application has redisbackend.New(redisClient) for testutil.Memory().
+// open opens a database in memory with the plugin; an application has redisbackend.New(redisClient) for backendtest.Memory().
 func open(models ...any) (db *gorm.DB, end func()) {
-	locker, err := core.New(testutil.Memory())
+	locker, err := core.New(backendtest.Memory())
 	if err != nil {
 		log.Fatal(err)
 	}

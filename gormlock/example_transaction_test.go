@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A transfer needs the keys of both accounts. It runs again after a deadlock, and tells the receiver
@@ -65,7 +65,7 @@ func ExampleReopen() {
 func ExampleResetFence() {
 	db, end := memoryDB()
 	defer end()
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}

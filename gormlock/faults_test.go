@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // steal frees a key under its holder, as a Redis that loses its data does.
@@ -33,7 +33,7 @@ func loser(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker, lose
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		// A lease of a minute is renewed after 20 s: here after 1 s.
-		h := &hooked{Backend: testutil.Memory(), sooner: 19 * time.Second}
+		h := &hooked{Backend: backendtest.Memory(), sooner: 19 * time.Second}
 		l := locker(t, h, core.WithTTL(time.Minute))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		fn(t, db, l, func() { steal(t, h, l, "k") })
@@ -181,7 +181,7 @@ func TestLost_CheckedAtCommit(t *testing.T) {
 		put(t, db, 42, 10)
 		var took error
 		for ttl := 2 * time.Second; ttl < time.Minute; ttl *= 4 {
-			l := locker(t, testutil.Memory(), core.WithTTL(ttl), core.WithMaxHold(0))
+			l := locker(t, backendtest.Memory(), core.WithTTL(ttl), core.WithMaxHold(0))
 			own := reopen(t, db)
 			ok(t, "Use", own.Use(gormlock.New(l)))
 			err := own.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // numbered is a backend that grants every request, with a token that the test chooses. A Redis does
@@ -50,7 +50,7 @@ func reopen(t testing.TB, db *gorm.DB) *gorm.DB {
 func holder(t testing.TB, db *gorm.DB, token uint64, opts ...gormlock.Option) *gorm.DB {
 	t.Helper()
 	own := reopen(t, db)
-	ok(t, "Use", own.Use(gormlock.New(locker(t, &numbered{testutil.Memory(), token}), opts...)))
+	ok(t, "Use", own.Use(gormlock.New(locker(t, &numbered{backendtest.Memory(), token}), opts...)))
 	return own
 }
 
@@ -257,7 +257,7 @@ func TestFenced_WaitForTheFenceEnds(t *testing.T) {
 		defer cancel()
 		want(t, "the context ends", take(holder(t, db, 2).WithContext(ctx).Scopes(fenced), 42), context.DeadlineExceeded)
 		short := reopen(t, db)
-		ok(t, "Use", short.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTTL(300*time.Millisecond), core.WithMaxHold(0)))))
+		ok(t, "Use", short.Use(gormlock.New(locker(t, backendtest.Memory(), core.WithTTL(300*time.Millisecond), core.WithMaxHold(0)))))
 		want(t, "the lock is lost", take(short.Scopes(fenced), 42), core.ErrLost)
 		if took := time.Since(start); took > 30*time.Second {
 			t.Errorf("it took %v", took)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A caller of a group gets the error of its function at once. From then on its arguments are its own
@@ -16,7 +17,7 @@ import (
 func TestGrouped_ArgumentsOfACallerThatIsBack(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		ok(t, "Create", db.Create(&[]Stock{{SKU: 42, Name: "A", Left: 3}, {SKU: 43, Name: "B", Left: 0}}).Error)
 		gormlock.SetGroupTimes(db, time.Minute, time.Minute)

@@ -14,6 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestGrouped_StatementAfterItsTurn: a goroutine that a function left behind does not write in somebody else's turn.
@@ -80,7 +81,7 @@ func TestGrouped_StatementOnItsWay(t *testing.T) {
 		put(t, db, 43, 10)
 		slow := &slow{DB: pool(t, db), sent: make(chan struct{}), pass: make(chan struct{})}
 		db.ConnPool, db.Statement.ConnPool = slow, slow
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		behind := make(chan error, 1)
 		a := &caller{fn: func(tx *gorm.DB) error {

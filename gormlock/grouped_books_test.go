@@ -13,7 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // Entry is what one call writes into the books.
@@ -61,7 +61,7 @@ func TestGrouped_Books(t *testing.T) {
 			defer p.chance.Store(0)
 			p.chance.Store(5)
 		}
-		h := &hooked{Backend: testutil.Memory()}
+		h := &hooked{Backend: backendtest.Memory()}
 		l := locker(t, h, core.WithTTL(150*time.Millisecond))
 		ok(t, "Use", through.Use(gormlock.New(l)))
 		gormlock.SetGroupTimes(through, 20*time.Millisecond, 300*time.Millisecond)

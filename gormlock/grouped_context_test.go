@@ -15,7 +15,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A caller's statements carry the values of its own context, as traces need it.
@@ -34,7 +34,7 @@ func TestGrouped_ContextValues(t *testing.T) {
 				spans = append(spans, ctx.Value(span{}))
 			}
 		}
-		db, l := r.open(t, plain), locker(t, testutil.Memory())
+		db, l := r.open(t, plain), locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		_, prepared := plain.ConnPool.(*gorm.PreparedStmtDB)
 		db = db.Session(&gorm.Session{PrepareStmt: prepared})
@@ -124,7 +124,7 @@ func TestGrouped_MultiStatements(t *testing.T) {
 		db := openMode(t, plain, func(my *gomysql.Config, _ *pgx.ConnConfig) {
 			my.InterpolateParams, my.MultiStatements = true, true
 		})
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
 		c := func() *caller {

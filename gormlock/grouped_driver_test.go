@@ -9,7 +9,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // otherMySQL is another driver, connected to MySQL, which has no BEGIN NOT ATOMIC.
@@ -42,7 +42,7 @@ func TestGrouped_OtherDriver(t *testing.T) {
 		}
 		put(t, plain, 42, 10)
 		db := openMySQL(t, plain, func(c driver.Connector) driver.Connector { return otherMySQL{c} })
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		callers := []*caller{taker(42), taker(42), taker(42)}
 		together(t, db, l, callers...)

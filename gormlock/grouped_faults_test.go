@@ -14,7 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestGrouped_CommitUnknown cuts the connection before and after COMMIT is done. All callers get
@@ -27,7 +27,7 @@ func TestGrouped_CommitUnknown(t *testing.T) {
 			if p == nil {
 				return
 			}
-			h := &hooked{Backend: testutil.Memory(), sooner: 19900 * time.Millisecond} // it is renewed after 100 ms
+			h := &hooked{Backend: backendtest.Memory(), sooner: 19900 * time.Millisecond} // it is renewed after 100 ms
 			l := locker(t, h, core.WithTTL(time.Minute))
 			ok(t, "Use", proxied.Use(gormlock.New(l)))
 			put(t, db, 42, 10)

@@ -10,13 +10,14 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // docs/guarantees.md: "At most WithMaxWaiters callers wait for one key in one process, counted exactly.
 // One more is refused at once."
 func TestGrouped_MaxWaiters(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, testutil.Memory(), core.WithMaxWaiters(2))
+		l := locker(t, backendtest.Memory(), core.WithMaxWaiters(2))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		k, err := l.Acquire(t.Context(), "k")
 		ok(t, "Acquire", err)

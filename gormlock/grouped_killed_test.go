@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // lingering is a pool that delays the block which ends a turn and begins the next. The block stops
@@ -90,7 +91,7 @@ func TestGrouped_KilledBetweenTwoTurns(t *testing.T) {
 		}}
 		under := reopen(t, db)
 		under.ConnPool, under.Statement.ConnPool = p, p
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", under.Use(gormlock.New(l)))
 		n := int64(10)
 		for _, first := range []string{"", "CREATE TABLE ended (id int)"} {

@@ -10,6 +10,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestGrouped_BooksOfLargeGroups is TestGrouped_Books with as many callers in one group as there may be.
@@ -33,7 +34,7 @@ func TestGrouped_BooksOfLargeGroups(t *testing.T) {
 		} else {
 			defer p.chance.Store(0)
 		}
-		h := &hooked{Backend: testutil.Memory()}
+		h := &hooked{Backend: backendtest.Memory()}
 		l := locker(t, h, core.WithTTL(time.Second))
 		ok(t, "Use", through.Use(gormlock.New(l)))
 		gormlock.SetGroupTimes(through, time.Second, 2*time.Second)

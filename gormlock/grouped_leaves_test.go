@@ -12,7 +12,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // standsAt waits until a goroutine waits for a mutex in a function.
@@ -38,7 +38,7 @@ func TestGrouped_ComesWhenTheLastLeaves(t *testing.T) {
 	}
 	conns, _ := db.DB()
 	defer conns.Close()
-	l, err := core.New(testutil.Memory())
+	l, err := core.New(backendtest.Memory())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestGrouped_SeesWhatWasCommittedBeforeItCame: on MariaDB and MySQL a transaction reads what was
@@ -162,7 +162,7 @@ func TestGrouped_BeginFails(t *testing.T) {
 		} else {
 			db.ConnPool, db.Statement.ConnPool = fails, fails
 		}
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		a, b := taker(42), taker(42)
 		together(t, db, l, a, b)

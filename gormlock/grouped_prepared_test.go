@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestGrouped_PreparesOnce: a group prepares a statement once for all turns, and no more than 64 of them.
@@ -22,7 +23,7 @@ func TestGrouped_PreparesOnce(t *testing.T) {
 		put(t, db, 42, 1000)
 		p := &preparing{DB: pool(t, db)}
 		db.ConnPool, db.Statement.ConnPool = p, p
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		prepared := func(fn func(tx *gorm.DB) error) func(tx *gorm.DB) error {
 			return func(tx *gorm.DB) error { return fn(tx.Session(&gorm.Session{PrepareStmt: true})) }

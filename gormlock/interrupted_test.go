@@ -7,7 +7,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestInterrupted: KILL QUERY ends a ROLLBACK or COMMIT with an error, and the transaction stays open
@@ -50,7 +50,7 @@ func TestInterrupted(t *testing.T) {
 			failure[len(failure)-1] = 'T' // the transaction is open
 			p.failure.Store(failure)
 		}
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		put(t, db, 42, 10)
 		n := int64(10)
 		for name, way := range ways {

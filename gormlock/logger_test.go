@@ -14,7 +14,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // timer is a logger that keeps when the last statement began.
@@ -48,7 +48,7 @@ func slowLocks(t *testing.T, fn func(t *testing.T, db *gorm.DB, granted func() t
 	t.Helper()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		var last atomic.Value
-		l := locker(t, &hooked{Backend: testutil.Memory(), locked: func(string) {
+		l := locker(t, &hooked{Backend: backendtest.Memory(), locked: func(string) {
 			time.Sleep(5 * time.Millisecond)
 			last.Store(time.Now())
 		}})

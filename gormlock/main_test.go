@@ -22,6 +22,7 @@ import (
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 var ok, want, eventually = check.OK, check.Want, check.Eventually
@@ -88,7 +89,7 @@ func (config) AfterInitialize(*gorm.DB) error { return nil }
 func guarded(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker), opts ...gorm.Option) {
 	t.Helper()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		fn(t, db, l)
 	}, opts...)
@@ -244,7 +245,7 @@ func (j *journal) want(t testing.TB, what string, events ...string) {
 
 func (j *journal) backend() core.Opener {
 	return &hooked{
-		Backend: testutil.Memory(),
+		Backend: backendtest.Memory(),
 		locked:  func(key string) { j.note("lock %s", key) },
 		unlock:  func(key string) { j.note("unlock %s", key) },
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // otherModes are ways to open a database that change what drivers send, count and isolate.
@@ -132,7 +133,7 @@ func TestOtherModes(t *testing.T) {
 			suites.Go(func() {
 				t.Run(name+", Table", func(t *testing.T) {
 					t.Cleanup(func() { ok(t, "Close", b.Close()) })
-					testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+					backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
 				})
 			})
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestNested_SharesTheOuterLock: savepoints roll back alone; the lock ends with the outermost transaction.
@@ -134,7 +135,7 @@ func TestSQLTx(t *testing.T) {
 // TestPlugin_OnTwoDatabases: one plugin serves both.
 func TestPlugin_OnTwoDatabases(t *testing.T) {
 	t.Parallel()
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	plugin := gormlock.New(l)
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))

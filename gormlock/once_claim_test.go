@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // underClaim runs fn in the context of a claim, which is free after it.
@@ -74,7 +74,7 @@ func TestClaimKey_TwoPrefixes(t *testing.T) {
 	t.Parallel()
 	keys := make(map[string]bool)
 	for _, prefix := range []string{"shop:", "bank:", ""} {
-		l, err := core.New(testutil.Memory(), core.WithPrefix(prefix))
+		l, err := core.New(backendtest.Memory(), core.WithPrefix(prefix))
 		ok(t, "New", err)
 		t.Cleanup(func() { _ = l.Close() })
 		underClaim(t, l, claim.Request{Key: "k"}, func(ctx context.Context) { keys[gormlock.ClaimKey(ctx, "pay")] = true })

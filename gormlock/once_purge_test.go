@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // claiming is a pool that runs functions before and after Once claims its row.
@@ -57,7 +58,7 @@ func claimingDB(t *testing.T, db *gorm.DB) (*gorm.DB, *claiming) {
 	p := &claiming{DB: pool(t, db), before: func() {}, after: func() {}}
 	through := reopen(t, db)
 	through.ConnPool, through.Statement.ConnPool = p, p
-	ok(t, "Use", through.Use(gormlock.New(locker(t, testutil.Memory()))))
+	ok(t, "Use", through.Use(gormlock.New(locker(t, backendtest.Memory()))))
 	return through, p
 }
 
@@ -241,7 +242,7 @@ func TestOnce_ReadsNothingUncommitted(t *testing.T) {
 		for variable, value := range map[string]string{"transaction_isolation": "'READ-UNCOMMITTED'", "autocommit": "0"} {
 			own := withSetting(t, db, variable, value)
 			pool(t, own).SetMaxOpenConns(1)
-			l := locker(t, testutil.Memory())
+			l := locker(t, backendtest.Memory())
 			ok(t, "Use", own.Use(gormlock.New(l)))
 			_, err := l.Acquire(t.Context(), "k") // another process's
 			ok(t, "Acquire", err)

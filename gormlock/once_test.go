@@ -20,7 +20,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 type receipt struct {
@@ -404,7 +404,7 @@ func TestOnce_Deadlock(t *testing.T) {
 
 func TestClaimKey(t *testing.T) {
 	t.Parallel()
-	claims := claim.New(locker(t, testutil.Memory()), "", claim.DefaultSettings())
+	claims := claim.New(locker(t, backendtest.Memory()), "", claim.DefaultSettings())
 	key := func(request, name string) string {
 		got, err := claims.Begin(t.Context(), claim.Request{Key: request})
 		ok(t, "Begin", err)

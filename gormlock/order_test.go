@@ -13,6 +13,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func column(name string) clause.Column { return clause.Column{Name: name} }
@@ -136,7 +137,7 @@ func TestOrder_NoConnectionWhileLocking(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		var seen []int64
-		h := &hooked{Backend: testutil.Memory()}
+		h := &hooked{Backend: backendtest.Memory()}
 		h.locked = func(string) {
 			if n := inUse(t, db); n != 0 {
 				t.Errorf("%d connections in use when the lock is had", n)

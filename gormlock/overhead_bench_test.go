@@ -17,7 +17,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // nothing is a database that does nothing: what is left is what the Go side of a write costs.
@@ -42,7 +42,7 @@ func openNothing(t testing.TB, with bool) *gorm.DB {
 	db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns, SkipInitializeWithVersion: true}), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
 	if with {
-		l, err := core.New(testutil.Memory())
+		l, err := core.New(backendtest.Memory())
 		ok(t, "core.New", err)
 		t.Cleanup(func() { _ = l.Close() })
 		ok(t, "Use", db.Use(gormlock.New(l)))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // behindPgpool opens db through a proxy that reads at a standby until a transaction writes. The
@@ -29,7 +30,7 @@ func TestTransaction_BehindPgpool(t *testing.T) {
 		ok(t, "AutoMigrate", plain.AutoMigrate(&Stock{}, &Item{}))
 		put(t, plain, 42, 0) // sold out, which the standby does not know
 		db := behindPgpool(t, plain, 1)
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		read := func(scope func(*gorm.DB) *gorm.DB, opts ...gormlock.TransactionOption) (s Stock) {
 			ok(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 				return tx.Scopes(scope).Take(&s, "sku = ?", 42).Error

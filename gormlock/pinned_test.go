@@ -18,6 +18,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A BEGIN on a dead connection is sent on another one, as database/sql does. The driver here does not
@@ -41,7 +42,7 @@ func TestPinned_DeadConnectionAtBegin(t *testing.T) {
 		defer conns.Close()
 		proxied, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
 		ok(t, "Open", err)
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		conns.SetMaxIdleConns(8)
 		stale := func() {
 			var open []*sql.Conn
@@ -88,7 +89,7 @@ func TestPinned_SQLiteInterrupts(t *testing.T) {
 			}
 			db, other := open(), open()
 			ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
-			ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+			ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 			for sku := range 200 {
 				put(t, db, sku, 10)
 			}
@@ -129,7 +130,7 @@ func TestPinned_DatabaseInMemoryStays(t *testing.T) {
 	pool(t, db).SetMaxOpenConns(1)
 	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 	put(t, db, 42, 10)
-	ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+	ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 	err = execCanceled(db.Scopes(gormlock.Guard("k")), "", "INSERT INTO items (id) SELECT x FROM n WHERE x < 1000")
 	if err == nil { // the driver returns the context's error, or SQLite's "interrupted"
 		t.Error("the INSERT ended")
@@ -195,7 +196,7 @@ func TestPinned_DriverPanics(t *testing.T) {
 		ok(t, "Open", err)
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		put(t, db, 42, 10)
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		done := make(chan any, 1)
 		go func() {
 			defer func() { done <- recover() }()
@@ -231,7 +232,7 @@ func TestPinned_ResetFence(t *testing.T) {
 		pool(t, proxied).SetMaxOpenConns(1)
 		p.failure.Store(mysqlFailure(1317))
 		ok(t, "Migrate", gormlock.Migrate(db))
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", proxied.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		ok(t, "row", db.Exec("INSERT INTO onelane_fences (name, token, owner, registered_at) VALUES ('k', 1000000000, 'x', 0)").Error)
 		token := func() (n int64) {
 			ok(t, "token", db.Raw("SELECT token FROM onelane_fences WHERE name = 'k'").Scan(&n).Error)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // barePool is a pool whose transactions are a gorm.TxCommitter, which is enough for GORM, and no
@@ -34,7 +35,7 @@ func TestBegin_NotATx(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		conns := pool(t, db)
 		db.ConnPool, db.Statement.ConnPool = barePool{conns}, barePool{conns}
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		for range 3 {
 			// A context that never ends: database/sql rolls back by itself when one ends.
 			err := db.WithContext(context.Background()).Transaction(func(tx *gorm.DB) error { return tx.Exec("SELECT 1").Error })
@@ -67,7 +68,7 @@ func TestPool_NotComparable(t *testing.T) {
 		put(t, db, 42, 10)
 		p := meteredPool{taggedPool{DB: pool(t, db), tags: []string{"shop"}}}
 		db.ConnPool, db.Statement.ConnPool = p, p
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		sell := func(tx *gorm.DB) error { return take(tx, 42) }
 		ok(t, "Transaction", gormlock.Transaction(db, "k", sell))
 		ok(t, "Grouped", gormlock.Transaction(db, "k", sell, gormlock.Grouped(4)))

@@ -7,7 +7,7 @@ import (
 	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // QuotedStock has the table of Stock, in quotes.
@@ -27,7 +27,7 @@ func TestProtect_QuotedTableName(t *testing.T) {
 				if db.Name() == "postgres" {
 					return // another quote
 				}
-				ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()), gormlock.Protect(protected))))
+				ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()), gormlock.Protect(protected))))
 				want(t, "Stock", db.Create(&Stock{SKU: 1}).Error, gormlock.ErrUnguarded)
 				want(t, "QuotedStock", db.Create(&QuotedStock{SKU: 1}).Error, gormlock.ErrUnguarded)
 				ok(t, "another table", db.Delete(&Item{}, 1).Error)
@@ -45,7 +45,7 @@ func TestProtect_Clauses(t *testing.T) {
 		}
 		put(t, db, 42, 5)
 		ok(t, "Create", db.Create(&Item{StockID: 1, Name: "a"}).Error)
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()), gormlock.Protect(&Stock{}))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()), gormlock.Protect(&Stock{}))))
 		for _, table := range []string{
 			"items JOIN stocks ON stocks.id = items.stock_id", "items,`stocks`",
 		} {

@@ -13,6 +13,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // age makes all rows of the kit's tables older.
@@ -145,7 +146,7 @@ func TestPurge_Refusals(t *testing.T) {
 		}
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "Purge", purge(db, time.Hour))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) { return 1, nil })
 		ok(t, "Once", err)
 		if n, err := gormlock.Purge(t.Context(), db, math.MaxInt64); n != 0 || err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestTransaction_LocksBeforeGORMMakesAnything: a caller that does not get the key, as it is sealed
@@ -22,7 +22,7 @@ func TestTransaction_LocksBeforeGORMMakesAnything(t *testing.T) { // not paralle
 		db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard, PrepareStmt: prepared})
 		ok(t, "Open", err)
 		defer func() { _ = pool(t, db).Close() }()
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		pool(t, db).SetMaxOpenConns(1)
 		conn, err := pool(t, db).Conn(t.Context()) // there is no other

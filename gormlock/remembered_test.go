@@ -11,7 +11,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestSealWhenOut_RememberedCostsNothing: an attempt that is answered from memory is over before
@@ -23,7 +23,7 @@ func TestSealWhenOut_RememberedCostsNothing(t *testing.T) { // not parallel: it 
 	pool(t, db).SetMaxOpenConns(1)
 	defer func() { _ = pool(t, db).Close() }()
 	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(time.Hour))))
 	put(t, db, 42, 0)
 	sellsOut(t, "the first", l, func() error { return sellers["Transaction"](db, 42, 1) })
@@ -45,7 +45,7 @@ func TestRememberSeals_Bounded(t *testing.T) {
 	db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
 	defer func() { _ = pool(t, db).Close() }()
-	b := &asked{Backend: testutil.Memory()}
+	b := &asked{Backend: backendtest.Memory()}
 	l := locker(t, b)
 	ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(time.Hour))))
 	asks := func(key string) bool {

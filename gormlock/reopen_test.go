@@ -12,6 +12,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // giveBack are the ways to put n of stock 42 back under the guard "k".
@@ -38,7 +39,7 @@ func TestReopen(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 0)
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l, gormlock.Protect(&Stock{}), gormlock.RememberSeals(time.Hour))))
 		for name, back := range giveBack {
 			sellsOut(t, name, l, func() error { return sellers["Transaction"](db, 42, 1) })
@@ -97,7 +98,7 @@ func TestReopen_OtherValues(t *testing.T) {
 func TestReopen_SealedAgain(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := &asked{Backend: testutil.Memory()}
+		b := &asked{Backend: backendtest.Memory()}
 		ok(t, "Use", db.Use(gormlock.New(locker(t, b))))
 		put(t, db, 42, 0)
 		buyer := locker(t, b)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // beside opens another database, of the same kind as db and without plugins, that has one stock.
@@ -68,7 +68,7 @@ func TestDBResolver(t *testing.T) {
 			t.Errorf("Use after dbresolver: %v", err)
 		}
 
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", main.Use(gormlock.New(l, gormlock.Protect(&Item{}))))
 		ok(t, "Use", main.Use(readers()))
 		from := func(what, name string, tx *gorm.DB) {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // collide runs fn in two transactions under two keys. In its first try each calls meet when it is half done, which
@@ -114,7 +114,7 @@ func TestWithRetry_SQLiteBusy(t *testing.T) {
 	db, err := gorm.Open(sqlite.Open(dsn), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
 	t.Cleanup(func() { _ = pool(t, db).Close() })
-	l := locker(t, testutil.Memory())
+	l := locker(t, backendtest.Memory())
 	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 	ok(t, "Use", db.Use(gormlock.New(l)))
 	put(t, db, 42, 10)
@@ -212,7 +212,7 @@ func TestWithRetry_CommitUnknown(t *testing.T) {
 			return
 		}
 		put(t, db, 42, 10)
-		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		l := locker(t, backendtest.Memory(), core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		for _, cut := range []int32{cutBefore, cutAfter} {
 			tries, called := 0, 0

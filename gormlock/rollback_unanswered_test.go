@@ -21,6 +21,7 @@ import (
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // lossyNetwork forwards to a server until it is lost. From then on it takes everything and answers
@@ -92,7 +93,7 @@ func TestRollback_WithoutAnswer(t *testing.T) {
 		t.Cleanup(func() { _ = conns.Close() })
 		proxied, err := gorm.Open(postgres.New(postgres.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
 		ok(t, "Open", err)
-		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		l := locker(t, backendtest.Memory(), core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // slowAnswer keeps the answer to the next Acquire that meets a seal, after the backend has decided.
@@ -59,7 +60,7 @@ func soldOutElsewhere(t *testing.T, db *gorm.DB, b core.Opener) (elsewhere *core
 func TestGrouped_NoOldSeal(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		_, other := soldOutElsewhere(t, db, memory)
 		slow := newSlowAnswer(memory)
 		ok(t, "Use", db.Use(gormlock.New(locker(t, slow), gormlock.WithWait(time.Minute))))
@@ -121,7 +122,7 @@ func (h stoppingHistogram) Record(ctx context.Context, _ float64, _ ...metric.Re
 func TestRememberSeals_NotAfterReopen(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		soldOutElsewhere(t, db, memory)
 		stop := &stopAfterWait{at: make(chan struct{}), goOn: make(chan struct{})}
 		l := locker(t, memory, core.WithTelemetry(stop, nil))
@@ -149,7 +150,7 @@ func TestRememberSeals_LateAnswer(t *testing.T) {
 	const d = 300 * time.Millisecond
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
-		memory := testutil.Memory()
+		memory := backendtest.Memory()
 		_, other := soldOutElsewhere(t, db, memory)
 		slow := newSlowAnswer(memory)
 		ok(t, "Use", db.Use(gormlock.New(locker(t, slow), gormlock.RememberSeals(d), gormlock.WithWait(time.Minute))))
@@ -169,7 +170,7 @@ func TestRememberSeals_LateAnswer(t *testing.T) {
 // As an option of New, Reopen would let every guard open what is sold out.
 func TestReopen_NotForAllGuards(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		err := db.Use(gormlock.New(locker(t, testutil.Memory()), gormlock.Reopen()))
+		err := db.Use(gormlock.New(locker(t, backendtest.Memory()), gormlock.Reopen()))
 		if err == nil || !strings.Contains(err.Error(), "give it to the guard that puts stock back") {
 			t.Errorf("db.Use: %v", err)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func sealed(t testing.TB, l *core.Locker, key string) bool {
@@ -124,7 +125,7 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		sql := counting(t, db)
-		b := &asked{Backend: testutil.Memory()}
+		b := &asked{Backend: backendtest.Memory()}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		elsewhere := locker(t, b)
@@ -408,7 +409,7 @@ func TestSealWhenOut_LookPanics(t *testing.T) {
 func TestSealWhenOut_Restocked(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := &asked{Backend: testutil.Memory()}
+		b := &asked{Backend: backendtest.Memory()}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		put(t, db, 42, 0)
@@ -435,7 +436,7 @@ func TestSealWhenOut_SealOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
-		b := &asked{Backend: testutil.Memory(), hangs: true}
+		b := &asked{Backend: backendtest.Memory(), hangs: true}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		put(t, db, 42, 0)
@@ -460,7 +461,7 @@ func TestSealWhenOut_Remembered(t *testing.T) {
 	const memory = 300 * time.Millisecond
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
-		b := &asked{Backend: testutil.Memory()}
+		b := &asked{Backend: backendtest.Memory()}
 		l, elsewhere := locker(t, b), locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(memory))))
 		put(t, db, 42, 0)

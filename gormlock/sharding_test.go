@@ -10,6 +10,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // sharding is gorm.io/sharding with one shard: a callback puts a connection pool around each
@@ -74,7 +75,7 @@ func TestSharding_Refused(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
 		ok(t, "AutoMigrate", db.Table("stocks_1").AutoMigrate(&Stock{}))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		ok(t, "Use of sharding", db.Use(sharding{}))
 
 		refused(t, "Create", db.Create(&Stock{SKU: 1, Left: 5}).Error)

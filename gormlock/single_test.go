@@ -9,7 +9,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestGuard_InHookOfUnguarded: the transaction that GORM begins around a statement has begun when
@@ -73,7 +73,7 @@ func TestNew_BeginCallbackReplaced(t *testing.T) {
 			n++
 			callbacks.BeginTransaction(db)
 		}))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		ok(t, "Create", db.Create(&Stock{SKU: 42, Left: 1}).Error)
 		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error { return tx.Create(&Stock{SKU: 43}).Error }))
 		ok(t, "Guard", db.Scopes(gormlock.Guard("k")).Create(&Stock{SKU: 44}).Error)

@@ -14,7 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func lockTable(t testing.TB, db *gorm.DB, opts ...gormlock.TableOption) openTable {
@@ -37,7 +37,7 @@ func (o openTable) release(ctx context.Context, g core.Grant) error {
 
 func opened(t testing.TB, o core.Opener) openTable {
 	t.Helper()
-	return openTable{testutil.Open(t, o), o}
+	return openTable{backendtest.Open(t, o), o}
 }
 
 func request(key, owner string, ttl time.Duration) core.Request {
@@ -56,7 +56,7 @@ func TestTable_Conformance(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		testutil.TestBackend(t, func(t *testing.T) core.Backend { return testutil.Open(t, gormlock.Table(db)) })
+		backendtest.TestBackend(t, func(t *testing.T) core.Backend { return backendtest.Open(t, gormlock.Table(db)) })
 	})
 }
 

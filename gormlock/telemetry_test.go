@@ -18,7 +18,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // readMetrics returns what each series of gormlock counted.
@@ -57,7 +57,7 @@ func TestTelemetry_Metrics(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		reader := sdkmetric.NewManualReader()
 		meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-		l := locker(t, testutil.Memory(), core.WithTelemetry(meters, nil))
+		l := locker(t, backendtest.Memory(), core.WithTelemetry(meters, nil))
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}))
 		ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(time.Hour))))
@@ -128,7 +128,7 @@ func TestTelemetry_Span(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		spans := tracetest.NewInMemoryExporter()
 		tracers := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory(), core.WithTelemetry(nil, tracers)))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory(), core.WithTelemetry(nil, tracers)))))
 		put(t, db, 42, 10)
 		guards := func() (all []tracetest.SpanStub) {
 			return slices.DeleteFunc(spans.GetSpans(), func(s tracetest.SpanStub) bool { return s.Name != "gormlock.guard" })

@@ -9,6 +9,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 type Ticket struct {
@@ -86,7 +87,7 @@ func TestTemplate_WithoutValue(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Ticket{}, &TicketPart{}))
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		one := func(template string) *gorm.DB { return db.Scopes(gormlock.Guard(template)) }
 		null := &Ticket{ID: 1, Holder: sql.NullString{String: "not valid"}, Price: 1.5}

@@ -9,7 +9,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestTelemetry_TracingPlugin registers what gorm.io/plugin/opentelemetry/tracing registers. It
@@ -19,7 +19,7 @@ func TestTelemetry_TracingPlugin(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		spans := tracetest.NewInMemoryExporter()
 		tracer := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)).Tracer("test")
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		put(t, db, 42, 10)
 		before := func(tx *gorm.DB) { tx.Statement.Context, _ = tracer.Start(tx.Statement.Context, "gorm.Update") }
 		after := func(tx *gorm.DB) {

@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestTransaction_WithKeys(t *testing.T) {
@@ -102,7 +103,7 @@ func TestNew_DefaultWait(t *testing.T) {
 		db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
 		ok(t, "Open", err)
 		defer pool(t, db).Close()
-		l, err := core.New(testutil.Memory(), core.WithMaxHold(0), core.WithTTL(time.Hour))
+		l, err := core.New(backendtest.Memory(), core.WithMaxHold(0), core.WithTTL(time.Hour))
 		ok(t, "core.New", err)
 		defer l.Close()
 		ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))
@@ -188,7 +189,7 @@ func TestTransaction_ContextCarriesTheLock(t *testing.T) {
 func TestTransaction_NestedContextEndsWithTheLock(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, testutil.Memory(), core.WithTTL(200*time.Millisecond), core.WithMaxHold(0))
+		l := locker(t, backendtest.Memory(), core.WithTTL(200*time.Millisecond), core.WithMaxHold(0))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		err := db.Transaction(func(tx *gorm.DB) error {
 			return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error {

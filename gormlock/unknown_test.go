@@ -23,6 +23,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // TestCommitUnknown cuts the connection before and after COMMIT is done. Both look the same to the
@@ -49,7 +50,7 @@ func TestCommitUnknown(t *testing.T) {
 		if p == nil {
 			return
 		}
-		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		l := locker(t, backendtest.Memory(), core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
 		n := int64(10)
@@ -93,7 +94,7 @@ func TestCommitUnknown_ErrorOfAProxy(t *testing.T) {
 		if p == nil {
 			return
 		}
-		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		l := locker(t, backendtest.Memory(), core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
 		n := int64(10)
@@ -134,7 +135,7 @@ func TestCommitUnknown_ContextEndsInside(t *testing.T) {
 		if db.Name() != "postgres" {
 			return
 		}
-		l := locker(t, testutil.Memory(), core.WithTTL(time.Minute))
+		l := locker(t, backendtest.Memory(), core.WithTTL(time.Minute))
 		ok(t, "Use", proxied.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -244,7 +245,7 @@ func TestCommit_Outcomes(t *testing.T) {
 		errors.New("something else"),
 	}
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		f := &faulty{DB: pool(t, db)}
 		db.ConnPool, db.Statement.ConnPool = f, f
 		ok(t, "Use", db.Use(gormlock.New(l)))
@@ -282,7 +283,7 @@ func TestCommitUnknown_StuckTransaction(t *testing.T) {
 		defer conns.Close()
 		db, err := gorm.Open(&sqlite.Dialector{Conn: conns}, &gorm.Config{Logger: logger.Discard})
 		ok(t, "Open", err)
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		want(t, "Exec", db.Scopes(gormlock.Guard("k")).Exec("CREATE TABLE t (i int)").Error, gormlock.ErrCommitUnknown)
 		eventually(t, "the connection is closed", func() bool { return stuck.closed.Load() == 1 })
@@ -337,7 +338,7 @@ func (stuckTx) Rollback() error { return errStuck }
 func TestCommit_AnsweredWithRollback(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		f := &faulty{DB: pool(t, db)}
 		db.ConnPool, db.Statement.ConnPool = f, f
 		ok(t, "Use", db.Use(gormlock.New(l)))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // leafParsed stops the next goroutine that parses a Leaf.
@@ -50,7 +51,7 @@ func TestVersion_ParsedTooEarly(t *testing.T) {
 		}
 		ok(t, "AutoMigrate", db.AutoMigrate(&Leaf{}, &Branch{}, &Tree{}))
 		db = reopen(t, db) // as in a process that starts, no model is parsed
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		reached := make(chan struct{})
 		leafParsed.reached, leafParsed.goOn = reached, make(chan struct{})
 		parsed, created := make(chan error, 1), make(chan error, 1)

@@ -6,7 +6,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // bookkeeper has no version. Its hooks create models that have one.
@@ -57,7 +57,7 @@ func TestVersion_UnmanagedTransaction(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}, &Hooked{}, &bookkeeper{}))
 		early := db.WithContext(t.Context())
-		ok(t, "Use", db.Use(gormlock.New(locker(t, testutil.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		for name, way := range ways {
 			_, shared := early.Statement.ConnPool.(*gorm.PreparedStmtDB)
 			if name == "a session of before Use" && shared {

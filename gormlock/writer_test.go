@@ -10,6 +10,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // splitDB returns db behind a proxy that sends plain SELECTs to a replica, and the replica.
@@ -57,7 +58,7 @@ func TestOnce_StaleReplica(t *testing.T) {
 			return
 		}
 		split, replica := splitDB(t, db)
-		l := locker(t, testutil.Memory())
+		l := locker(t, backendtest.Memory())
 		for _, db := range []*gorm.DB{split, replica} {
 			ok(t, "Use", db.Use(gormlock.New(l)))
 		}

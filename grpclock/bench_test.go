@@ -16,6 +16,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // BenchmarkUnary compares an interceptor with the bare server, on sockets. It measures the
@@ -23,7 +24,7 @@ import (
 //
 //	go run ./testutil/servers go test -run '^$' -bench Unary -benchmem ./grpclock
 func BenchmarkUnary(b *testing.B) {
-	memory, err := core.New(testutil.Memory())
+	memory, err := core.New(backendtest.Memory())
 	if err != nil {
 		b.Fatal(err)
 	}

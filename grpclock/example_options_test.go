@@ -24,7 +24,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // count is a method that counts its calls.
@@ -262,7 +262,7 @@ func ExampleByMetadata_encryption() {
 
 // The process died, or the provider did not answer in time: nobody knows whether the customer paid. The retry asks.
 func ExampleRecover() {
-	locker, err := core.New(testutil.Memory(), core.WithTTL(100*time.Millisecond)) // a service keeps the default
+	locker, err := core.New(backendtest.Memory(), core.WithTTL(100*time.Millisecond)) // a service keeps the default
 	if err != nil {
 		panic(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // shop makes an order with each call.
@@ -28,7 +28,7 @@ func (s *shop) Create(context.Context, *testpb.Request) (*testpb.Order, error) {
 }
 
 func Example() {
-	locker, err := core.New(testutil.Memory()) // redisbackend.New(redisClient) in a service
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -13,12 +13,12 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // exampleShortLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleShortLocker() *core.Locker {
-	locker, err := core.New(testutil.Memory(), core.WithTTL(20*time.Millisecond),
+	locker, err := core.New(backendtest.Memory(), core.WithTTL(20*time.Millisecond),
 		core.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		panic(err)

@@ -17,12 +17,12 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // exampleLocker returns a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
 func exampleLocker(opts ...core.Option) *core.Locker {
-	locker, err := core.New(testutil.Memory(), opts...)
+	locker, err := core.New(backendtest.Memory(), opts...)
 	if err != nil {
 		panic(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // stepLocker has short leases: a step that failed is unknown when its lease has ended. They are longer
@@ -82,7 +83,7 @@ func TestStep(t *testing.T) {
 	quorum.NewInstallation = true
 	one.NodeTimeout, quorum.NodeTimeout = 10*time.Second, 10*time.Second // the machine may be busy
 	for name, b := range map[string]core.Opener{
-		"memory": testutil.Memory(), "Redis": one, "quorum": quorum,
+		"memory": backendtest.Memory(), "Redis": one, "quorum": quorum,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,7 +114,7 @@ func TestStep(t *testing.T) {
 
 func TestStep_Panic(t *testing.T) {
 	t.Parallel()
-	l := stepLocker(t, testutil.Memory())
+	l := stepLocker(t, backendtest.Memory())
 	runStep(t, l, "7 EUR", func(ctx context.Context) {
 		defer func() {
 			if recover() != "oh" {
@@ -130,7 +131,7 @@ func TestStep_Panic(t *testing.T) {
 // Two goroutines with the same step: one runs it, and both get its result.
 func TestStep_SameNameAtOnce(t *testing.T) {
 	t.Parallel()
-	l := longLocker(t, testutil.Memory())
+	l := longLocker(t, backendtest.Memory())
 	runStep(t, l, "7 EUR", func(ctx context.Context) {
 		var runs atomic.Int64
 		results := make(chan error, 4)
@@ -156,7 +157,7 @@ func TestStep_SameNameAtOnce(t *testing.T) {
 
 func TestStep_InsideItself(t *testing.T) {
 	t.Parallel()
-	runStep(t, longLocker(t, testutil.Memory()), "7 EUR", func(ctx context.Context) {
+	runStep(t, longLocker(t, backendtest.Memory()), "7 EUR", func(ctx context.Context) {
 		_, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (int, error) {
 			if n, err := idempotency.Step(ctx, "another", func(context.Context) (int, error) { return 1, nil }); n != 1 || err != nil {
 				t.Errorf("another step inside: %d, %v", n, err)
@@ -175,7 +176,7 @@ func TestStep_InsideItself(t *testing.T) {
 // A freed key may serve another request, which must not get the steps of the first.
 func TestStep_OfAnotherPayload(t *testing.T) {
 	t.Parallel()
-	l := longLocker(t, testutil.Memory())
+	l := longLocker(t, backendtest.Memory())
 	if _, ran, err := oneStep(t, l, "charge", nil); !ran || err != nil {
 		t.Fatalf("ran %v, %v", ran, err)
 	}
@@ -192,7 +193,7 @@ func TestStep_OfAnotherPayload(t *testing.T) {
 
 func TestStep_ResultDoesNotDecode(t *testing.T) {
 	t.Parallel()
-	l := stepLocker(t, testutil.Memory())
+	l := stepLocker(t, backendtest.Memory())
 	if _, _, err := oneStep(t, l, "charge", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -290,12 +291,12 @@ func TestDeriveKey(t *testing.T) {
 		})
 		return key
 	}
-	a := longLocker(t, testutil.Memory())
+	a := longLocker(t, backendtest.Memory())
 	one := derive(a, "charge")
 	if again := derive(a, "charge"); len(one) != 32 || again != one {
 		t.Errorf("%q and %q", one, again)
 	}
-	b, err := core.New(testutil.Memory(), core.WithPrefix("other:"))
+	b, err := core.New(backendtest.Memory(), core.WithPrefix("other:"))
 	must(t, err)
 	defer b.Close()
 	if refund, other := derive(a, "refund"), derive(b, "charge"); refund == one || other == one {
@@ -324,7 +325,7 @@ func TestDeriveKey_AnotherCaller(t *testing.T) {
 // A recorded result that cannot be read is an error that names the step and its key.
 func TestStep_UnreadableResultIsNamed(t *testing.T) {
 	t.Parallel()
-	l := longLocker(t, testutil.Memory())
+	l := longLocker(t, backendtest.Memory())
 	block, err := aes.NewCipher(make([]byte, 32))
 	must(t, err)
 	aead, err := cipher.NewGCM(block)
@@ -341,7 +342,7 @@ func TestStep_UnreadableResultIsNamed(t *testing.T) {
 // run again, so the error does not advise that.
 func TestStep_ResultOfAnotherType(t *testing.T) {
 	t.Parallel()
-	l := longLocker(t, testutil.Memory())
+	l := longLocker(t, backendtest.Memory())
 	runStep(t, l, "7 EUR", func(ctx context.Context) { // the old version
 		_, err := idempotency.Step(ctx, "charge", func(context.Context) (string, error) { return "ch_1", nil })
 		must(t, err)
@@ -362,7 +363,7 @@ func TestStep_ResultOfAnotherType(t *testing.T) {
 func saga(t *testing.T, decide func(ctx context.Context, take func() bool) bool) (booked, paid int) {
 	t.Helper()
 	seats := 0
-	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(longLocker(t, testutil.Memory())),
+	h := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(longLocker(t, backendtest.Memory())),
 		idempotency.Principal(anyone))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		pay := func(name string, n int) {
 			_, err := idempotency.Step(r.Context(), name, func(context.Context) (bool, error) {

@@ -1,11 +1,12 @@
-// Package testutil is for our tests and for those of our users. It has an in-memory core.Backend,
-// private Redis processes and databases, and the conformance suite that every core.Backend passes.
+// Package testutil starts private Redis, ZooKeeper and etcd processes for tests, and has databases
+// for them. It registers drivers with database/sql. Tests that need no server import package
+// backendtest alone, which has an in-memory core.Backend.
 //
-// [Memory], [Locker], [Redis] and [Cluster] need nothing installed. The last three start
-// redis-server if it is installed, and an embedded miniredis otherwise. Functions that act on
-// processes ([Node.Stop], [RedisCluster], [Sentinel]) need redis-server. Without etcd, [Etcd]
-// returns nil. Without ZooKeeper, [ZooKeeper] fails the test. Two environment variables name
-// MariaDB and PostgreSQL, see [Databases].
+// [Locker], [Redis] and [Cluster] need nothing installed. They start redis-server if it is
+// installed, and an embedded miniredis otherwise. Functions that act on processes ([Node.Stop],
+// [RedisCluster], [Sentinel]) need redis-server. Without etcd, [Etcd] returns nil. Without
+// ZooKeeper, [ZooKeeper] fails the test. Two environment variables name MariaDB and PostgreSQL, see
+// [Databases].
 //
 // This command starts real servers for a whole run of tests:
 //

@@ -1,9 +1,7 @@
 package testutil_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -14,26 +12,6 @@ import (
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
-
-// A unit test of what runs under a lock needs no Redis.
-func ExampleMemory() {
-	locker, err := core.New(testutil.Memory())
-	if err != nil {
-		panic(err)
-	}
-	defer locker.Close()
-	ctx := context.Background()
-	lock, err := locker.Acquire(ctx, "stock:42")
-	if err != nil {
-		panic(err)
-	}
-	_, err = locker.TryAcquire(ctx, "stock:42")
-	fmt.Println(errors.Is(err, core.ErrTaken))
-	fmt.Println(lock.Release(ctx))
-	// Output:
-	// true
-	// <nil>
-}
 
 // The tests below are the code in the comments of the functions that take a test.
 
@@ -104,25 +82,6 @@ func TestUsage_Databases(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-func TestUsage_TestBackend(t *testing.T) {
-	t.Parallel()
-	testutil.TestBackend(t, func(t *testing.T) core.Backend {
-		return testutil.Open(t, testutil.Memory())
-	})
-}
-
-func TestUsage_Open(t *testing.T) {
-	t.Parallel()
-	b := testutil.Open(t, testutil.Memory())
-	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Release(t.Context(), g); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestUsage_RedisCluster(t *testing.T) {

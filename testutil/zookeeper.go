@@ -94,7 +94,7 @@ func (n *ZooKeeperNode) Ask(command string) string {
 		if time.Now().After(end) {
 			n.t.Fatalf("testutil: %v", err)
 		}
-		time.Sleep(look)
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

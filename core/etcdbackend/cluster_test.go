@@ -8,6 +8,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestConformance_Cluster(t *testing.T) {
@@ -17,8 +18,8 @@ func TestConformance_Cluster(t *testing.T) {
 		return
 	}
 	client := etcd.Client()
-	testutil.TestBackend(t, func(t *testing.T) core.Backend {
-		return testutil.Open(t, etcdbackend.New(client, etcdbackend.WithTimeout(20*time.Second)))
+	backendtest.TestBackend(t, func(t *testing.T) core.Backend {
+		return backendtest.Open(t, etcdbackend.New(client, etcdbackend.WithTimeout(20*time.Second)))
 	})
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // listed is a place that has these keys.
@@ -30,7 +30,7 @@ func (r slowReader) Write(p []byte) (int, error) {
 // A script that reads the lines of ls slowly does not take a part of the keys for all of them.
 func TestList_SaysThatItsTimeWasOver(t *testing.T) {
 	t.Parallel()
-	locker := must[*core.Locker](t)(core.New(testutil.Memory()))
+	locker := must[*core.Locker](t)(core.New(backendtest.Memory()))
 	defer locker.Close()
 	for _, key := range []string{"a", "b"} {
 		must[*core.Lock](t)(locker.Acquire(t.Context(), key))

@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // redigoPool is a redsync pool on redigo.
@@ -29,7 +30,7 @@ func redigoPool(t testing.TB, n *testutil.Node) redsyncredis.Pool {
 func TestBackend_Redigo(t *testing.T) {
 	t.Parallel()
 	b := open(t, pooled(redigoPool(t, testutil.Redis(t))))
-	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
 // askedPool counts how often a connection is asked for with a context that is done.

@@ -18,6 +18,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // quorumOf is a quorum whose nodes do not abstain and have time on a busy machine.
@@ -43,7 +44,7 @@ func TestQuorum_Backend(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		nodes := testutil.Cluster(t, n)
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			testutil.TestBackend(t, func(t *testing.T) core.Backend {
+			backendtest.TestBackend(t, func(t *testing.T) core.Backend {
 				return openQuorum(t, quorumOf(nodes), time.Minute)
 			})
 		})

@@ -18,6 +18,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // replicated starts a master with n replicas.
@@ -418,7 +419,7 @@ func TestBackend_Replicas(t *testing.T) {
 	t.Parallel()
 	master, _ := replicated(t, 1)
 	b := openQuorum(t, confirmed(master.Client(), 1, 5*time.Second), time.Minute)
-	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
 func TestReplicas_Refused(t *testing.T) {

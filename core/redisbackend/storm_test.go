@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // storm is two processes on one backend that is slow and fails. Callers change their minds at any
@@ -165,7 +165,7 @@ func TestStorm(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &storm{t: t, random: rand.New(rand.NewPCG(1, uint64(seed))), held: make(map[string]*core.Lock), tokens: make(map[string]uint64)}
-				b := slow{testutil.Memory(), s}
+				b := slow{backendtest.Memory(), s}
 				opts := []core.Option{core.WithTTL(60 * time.Millisecond), core.WithToken(), core.WithOutageWait(0)}
 				first, second := locker(t, b, opts...), locker(t, b, opts...)
 				var all sync.WaitGroup

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // far is a distant Backend. Its signals to watchers take a while, too.
@@ -87,7 +87,7 @@ func wakeModel(t *testing.T, seed uint64, rash, deaf bool) (longest time.Duratio
 			defer mu.Unlock()
 			return random.IntN(most)
 		}
-		b := far{testutil.Memory(), n, rash, deaf}
+		b := far{backendtest.Memory(), n, rash, deaf}
 		var all sync.WaitGroup
 		waiting, free := make(map[int]time.Time), time.Time{} // since when
 		for i := range 3 * (1 + n(3)) {

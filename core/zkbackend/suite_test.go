@@ -8,13 +8,14 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestBackend_OneServer(t *testing.T) {
 	t.Parallel()
 	node := shared(t)
 	b := open(t, at(t, node.Addr()))
-	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
 func TestBackend_Ensemble(t *testing.T) {
@@ -22,7 +23,7 @@ func TestBackend_Ensemble(t *testing.T) {
 	nodes := testutil.ZooKeeperEnsemble(t)
 	t.Run("Inspect_OtherServer", func(t *testing.T) { inspectElsewhere(t, nodes) })
 	b := open(t, zkbackend.New(nodes.Addrs(), zkbackend.WithTimeout(10*time.Second)))
-	testutil.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
 }
 
 // inspectElsewhere checks that what one process was answered, another one sees at once, on another

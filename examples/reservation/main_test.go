@@ -14,6 +14,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestRun(t *testing.T) {
@@ -48,7 +49,7 @@ func onSale(t *testing.T, units int64, fn func(t *testing.T, s *sale)) {
 		pool, err := db.DB()
 		ok(t, "DB", err)
 		pool.SetMaxOpenConns(16)
-		l, err := core.New(testutil.Memory())
+		l, err := core.New(backendtest.Memory())
 		ok(t, "core.New", err)
 		t.Cleanup(func() { _ = l.Close() })
 		ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))

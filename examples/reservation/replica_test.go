@@ -9,14 +9,14 @@ import (
 	"gorm.io/plugin/dbresolver"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A replica that is behind must not decide: whoever calls confirm pays the buyer back after errExpired,
 // and the units are sold.
 func TestSale_ReplicaIsBehind(t *testing.T) {
 	t.Parallel()
-	l, err := core.New(testutil.Memory())
+	l, err := core.New(backendtest.Memory())
 	ok(t, "core.New", err)
 	t.Cleanup(func() { _ = l.Close() })
 	db, closeDB, err := openDB(l)

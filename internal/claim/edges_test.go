@@ -10,7 +10,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // onceThenDown answers the first of the acquires after arm, and none after that.
@@ -32,7 +32,7 @@ func (b *onceThenDown) Acquire(ctx context.Context, r core.Request) (core.Grant,
 // The backend has just said that the outcome is unknown, and then goes away: FailOpen must not run the handler.
 func TestFailOpen_AfterOrphaned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &onceThenDown{Backend: testutil.Memory()}
+		b := &onceThenDown{Backend: backendtest.Memory()}
 		l := newLocker(t, b, core.WithTTL(time.Second))
 		leave(t, newClaims(l), "k", fp("a"))
 		time.Sleep(2 * time.Second)
@@ -49,7 +49,7 @@ func TestFailOpen_AfterOrphaned(t *testing.T) {
 // The backend has just said that the first request runs.
 func TestFailOpen_WhileTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &onceThenDown{Backend: testutil.Memory()}
+		b := &onceThenDown{Backend: backendtest.Memory()}
 		l := newLocker(t, b)
 		k := begin(t, newClaims(l), "k", fp("a"))
 		other := newLocker(t, b)
@@ -80,7 +80,7 @@ func TestStep_OutlivesTheMark(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := newLocker(t, testutil.Memory())
+				l := newLocker(t, backendtest.Memory())
 				c := newClaims(l, recovers)
 				charges := 0
 				charge := func(context.Context) ([]byte, error) { charges++; return []byte("1"), nil }
@@ -127,7 +127,7 @@ func b2i(b bool) int64 {
 // Free after the lease ended, while a second run has adopted: the first must not free the second's claim.
 func TestFree_LateAfterAdopt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &outage{Backend: testutil.Memory()}
+		b := &outage{Backend: backendtest.Memory()}
 		l := newLocker(t, b)
 		c := newClaims(l, recovers)
 		k := begin(t, c, "k", fp("a"))
@@ -161,7 +161,7 @@ func TestStep_OutlivesTheMarkOfALongerRetention(t *testing.T) {
 	for name, fails := range map[string]error{"a result": nil, "no result": broken} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := newLocker(t, testutil.Memory())
+				l := newLocker(t, backendtest.Memory())
 				before, now := newClaims(l, recovers, keep(24*time.Hour)), newClaims(l, recovers, keep(time.Hour))
 				charges := 0
 				charge := func(context.Context) ([]byte, error) { charges++; return []byte("1"), fails }

@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/claim/recordpb"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // secret is an AES-256-GCM key of this name.
@@ -152,7 +153,7 @@ func TestEncryption_Rotation(t *testing.T) {
 // Forged records: one without encryption, moved ones, changed ones.
 func TestEncryption_ForgedRecords(t *testing.T) {
 	t.Parallel()
-	b := testutil.Memory()
+	b := backendtest.Memory()
 	l := newLocker(t, b)
 	c := newClaims(l, encrypted(secret("a")))
 	good, err := c.Encode("claim:k", record(strings.Repeat("paid ", 50)), [32]byte{1})

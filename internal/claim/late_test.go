@@ -10,7 +10,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // outage is a backend that does not answer for a while: each call ends with its context or after five
@@ -74,7 +74,7 @@ func (b *outage) Seal(ctx context.Context, g core.Grant, value []byte, retention
 func during(t *testing.T, fn func(t *testing.T, b *outage, c *claim.Claims), changes ...change) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &outage{Backend: testutil.Memory()}
+		b := &outage{Backend: backendtest.Memory()}
 		l := newLocker(t, b)
 		fn(t, b, newClaims(l, changes...))
 		time.Sleep(time.Minute) // clean-ups end

@@ -17,6 +17,7 @@ import (
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 var ok, want = check.OK, check.Want
@@ -50,7 +51,7 @@ func newLocker(t testing.TB, o core.Opener, opts ...core.Option) *core.Locker {
 
 func memoryLocker(t testing.TB, opts ...core.Option) *core.Locker {
 	t.Helper()
-	return newLocker(t, testutil.Memory(), opts...)
+	return newLocker(t, backendtest.Memory(), opts...)
 }
 
 func lockerOn(t testing.TB, n *testutil.Node, opts ...core.Option) *core.Locker {
@@ -168,7 +169,7 @@ func onBackends(t *testing.T, fn func(t *testing.T, locker func(...core.Option) 
 		}
 	}
 	for name, open := range map[string]func(t *testing.T) core.Opener{
-		"memory":   func(*testing.T) core.Opener { return testutil.Memory() },
+		"memory":   func(*testing.T) core.Opener { return backendtest.Memory() },
 		"Redis":    redis(1),
 		"3 Redis":  redis(3),
 		"5 Redis":  redis(5),

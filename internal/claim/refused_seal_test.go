@@ -9,7 +9,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // smallSeals takes only seals of up to a size, as etcd does.
@@ -44,7 +44,7 @@ func TestComplete_RefusedByTheBackend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for setting, change := range map[string]change{"default": keep(24 * time.Hour), "run again": runAgain} {
 				synctest.Test(t, func(t *testing.T) {
-					b := &smallSeals{outage: outage{Backend: testutil.Memory()}, size: tc.size}
+					b := &smallSeals{outage: outage{Backend: backendtest.Memory()}, size: tc.size}
 					c := newClaims(newLocker(t, b), change)
 					k := begin(t, c, "k", fp("a"))
 					b.until = time.Now().Add(tc.out)

@@ -36,6 +36,7 @@ import (
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 const monitoring = "../../examples/seckill/monitoring/"
@@ -181,10 +182,10 @@ func emitted(t *testing.T) string {
 			do()
 		}
 	}
-	locks(t, locker(testutil.Memory()), locker(testutil.Memory(), core.WithTTL(900*time.Millisecond)), until)
-	requests(t, locker(testutil.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
+	locks(t, locker(backendtest.Memory()), locker(backendtest.Memory(), core.WithTTL(900*time.Millisecond)), until)
+	requests(t, locker(backendtest.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
 	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
-	unknownCommit(t, locker(testutil.Memory()))
+	unknownCommit(t, locker(backendtest.Memory()))
 	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) }, until)
 
 	answer := httptest.NewRecorder()

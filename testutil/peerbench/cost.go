@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // cost: what one lock and its unlock take, in counts that do not drift.
@@ -27,7 +27,7 @@ func cost() scenario {
 				return nil, err
 			}
 			engine := peer{"onelane, without a Redis", ours, true, func(string) (locker, func(), error) {
-				l, err := core.New(testutil.Memory(), core.WithTTL(ttl))
+				l, err := core.New(backendtest.Memory(), core.WithTTL(ttl))
 				if err != nil {
 					return nil, nil, err
 				}

@@ -13,12 +13,13 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/core/redisbackend/rueidisdriver"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestBackend_Redis(t *testing.T) {
 	t.Parallel()
 	c := single(t, testutil.Redis(t).Addr())
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 // Options of rueidis that change how commands travel.
@@ -33,7 +34,7 @@ func TestBackend_Options(t *testing.T) {
 			t.Parallel()
 			o.InitAddress = []string{testutil.Redis(t).Addr()}
 			c := client(t, o)
-			testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+			backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 		})
 	}
 }
@@ -41,13 +42,13 @@ func TestBackend_Options(t *testing.T) {
 func TestBackend_RedisCluster(t *testing.T) {
 	t.Parallel()
 	c := clustered(t, testutil.RedisCluster(t, 3))
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 func TestBackend_Sentinel(t *testing.T) {
 	t.Parallel()
 	c := watched(t, testutil.Sentinel(t))
-	testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 func TestBackend_Quorum(t *testing.T) {
@@ -55,7 +56,7 @@ func TestBackend_Quorum(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		nodes := testutil.Cluster(t, n)
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			testutil.TestBackend(t, func(t *testing.T) core.Backend { return open(t, quorum(t, nodes)) })
+			backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, quorum(t, nodes)) })
 		})
 	}
 }

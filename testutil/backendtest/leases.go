@@ -1,4 +1,4 @@
-package testutil
+package backendtest
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 var leaseCases = []suiteCase{
@@ -19,6 +20,8 @@ var leaseCases = []suiteCase{
 	{"Acquire_CanceledContext", (*suite).acquireCanceled},
 	{"Acquire_OneHolder", (*suite).acquireOneHolder},
 	{"Acquire_KeysOfAnyText", (*suite).acquireAnyText},
+	{"Acquire_LongestNames", (*suite).acquireLongest},
+	{"Acquire_DeadlineCountsFromTheRequest", (*suite).acquireDeadline},
 	{"Lease_EndsAtItsTTL", (*suite).leaseEnds},
 	{"Release_OnlyTheHolder", (*suite).releaseOnlyTheHolder},
 	{"Release_ExpiredLease", (*suite).releaseExpired},
@@ -26,6 +29,7 @@ var leaseCases = []suiteCase{
 	{"Extend_NeverShortens", (*suite).extendNeverShortens},
 	{"Extend_NeverTakesBack", (*suite).extendNeverTakesBack},
 	{"Inspect_ChangesNothing", (*suite).inspectChangesNothing},
+	{"Verbs_CanceledContext", (*suite).verbsCanceled},
 }
 
 func (s *suite) acquireFreeKey() {
@@ -161,6 +165,60 @@ func (s *suite) acquireAnyText() {
 	}
 }
 
+// longestKey is a key of 512 bytes, all escaped, in braces, and a prefix of 128.
+const longestKey = 128 + 2 + 3*512
+
+// acquireLongest holds two keys that differ in their last byte.
+func (s *suite) acquireLongest() {
+	base := s.key()
+	base += strings.Repeat("k", longestKey-1-len(base))
+	for _, last := range []string{"1", "2"} {
+		r := s.request(base+last, long)
+		r.Owner = ownertext.New(strings.Repeat("i", 128), strings.Repeat("t", 256), 0)
+		g := s.acquire(r)
+		s.held(g.Key, g.Owner)
+	}
+}
+
+// acquireDeadline allows for nine tries that were slow. Memory has one clock and sends no request.
+func (s *suite) acquireDeadline() {
+	if _, memory := s.b.(*MemoryBackend); memory {
+		return
+	}
+	for range 10 {
+		g := s.acquire(s.request(s.key(), long))
+		s.ok("Release", s.release(g.Grant))
+		if !g.Deadline.After(g.asked.Add(long)) {
+			return
+		}
+	}
+	s.Fatal("the deadline does not count from the request, or leaves no margin")
+}
+
+// verbsCanceled lets each verb answer, or say that its context ended.
+func (s *suite) verbsCanceled() {
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	for verb, call := range map[string]func(core.Grant) error{
+		"Mint":    func(g core.Grant) error { _, err := s.b.Mint(ctx, g); return err },
+		"Extend":  func(g core.Grant) error { _, err := s.b.Extend(ctx, g, long); return err },
+		"Release": func(g core.Grant) error { _, err := s.b.Release(ctx, g); return err },
+		"Seal":    func(g core.Grant) error { return s.b.Seal(ctx, g, nil, long) },
+		"Unseal":  func(g core.Grant) error { return s.b.Unseal(ctx, g.Key) },
+		"Inspect": func(g core.Grant) error { _, err := s.b.Inspect(ctx, g.Key); return err },
+	} {
+		g := s.acquire(s.request(s.key(), long))
+		err := call(g.Grant)
+		if err == nil {
+			continue
+		}
+		s.want(verb+" with a canceled context", err, core.ErrUnavailable)
+		if !errors.Is(err, context.Canceled) {
+			s.Fatalf("%s: %v does not match the context's error", verb, err)
+		}
+	}
+}
+
 func (s *suite) leaseEnds() {
 	s.patient(func(ttl time.Duration) bool {
 		g := s.acquire(s.request(s.key(), ttl))
@@ -213,6 +271,9 @@ func (s *suite) extendLengthens() {
 		s.ok("Extend", err)
 		if longer.Deadline.Before(g.asked.Add(long*9/10)) || longer.Owner != g.Owner || longer.Token != g.Token {
 			s.Fatalf("Extend = %+v of %+v", longer, g)
+		}
+		if longer.Deadline.After(g.Deadline) && longer.Deadline.After(time.Now().Add(long)) {
+			s.Fatalf("Extend by %v says that the lease lasts for %v", long, time.Until(longer.Deadline))
 		}
 		time.Sleep(time.Until(g.answered.Add(g.ttl + slack)))
 		s.held(g.Key, g.Owner)

@@ -1,4 +1,4 @@
-package testutil
+package backendtest
 
 import (
 	"context"
@@ -165,11 +165,32 @@ func (s *suite) ok(what string, err error) {
 	}
 }
 
+// typed reports whether err has the type of target's errors itself. A Locker does not unwrap a
+// backend's errors.
+func typed(err, target error) (ok bool) {
+	switch target {
+	case core.ErrTaken:
+		_, ok = err.(*core.TakenError)
+	case core.ErrSealed:
+		_, ok = err.(*core.SealedError)
+	case core.ErrOrphaned:
+		_, ok = err.(*core.OrphanedError)
+	case core.ErrUnavailable:
+		_, ok = err.(*core.UnavailableError)
+	default:
+		return true
+	}
+	return ok
+}
+
 // want checks that err matches target and none of the other errors.
 func (s *suite) want(what string, err, target error) {
 	s.Helper()
 	if !errors.Is(err, target) {
 		s.Fatalf("%s: got %v, want an error that matches %v", what, err, target)
+	}
+	if !typed(err, target) {
+		s.Fatalf("%s: %v is a %T: return the error of core as it is, without wrapping it", what, err, err)
 	}
 	for _, other := range []error{core.ErrTaken, core.ErrSealed, core.ErrOrphaned, core.ErrLost, core.ErrUnavailable} {
 		if other != target && errors.Is(err, other) {

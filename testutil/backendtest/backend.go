@@ -1,4 +1,7 @@
-package testutil
+// Package backendtest is for tests that need no server: [Memory] for those of a service, and
+// [TestBackend] for those of a core.Backend. Besides this module it imports only the API of
+// OpenTelemetry.
+package backendtest
 
 import (
 	"log/slog"
@@ -25,8 +28,8 @@ type suiteCase struct {
 // one subtest. It may return the same one each time, because keys are unique. The suite takes a few
 // seconds of real time.
 //
-//	testutil.TestBackend(t, func(t *testing.T) core.Backend {
-//		return testutil.Open(t, testutil.Memory())
+//	backendtest.TestBackend(t, func(t *testing.T) core.Backend {
+//		return backendtest.Open(t, backendtest.Memory())
 //	})
 func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 	t.Helper()
@@ -44,7 +47,7 @@ func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 
 // Open opens a backend as core.New does and closes it when the test ends.
 //
-//	b := testutil.Open(t, testutil.Memory())
+//	b := backendtest.Open(t, backendtest.Memory())
 //	g, err := b.Acquire(t.Context(), core.Request{Key: "stock:42", Owner: "me/1", TTL: time.Minute})
 //	if err != nil {
 //		t.Fatal(err)
@@ -55,14 +58,14 @@ func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 func Open(t testing.TB, o core.Opener) core.Backend {
 	t.Helper()
 	b, err := o.Open(core.Environment{
-		TTL: long, Logger: slog.New(slog.DiscardHandler), Meter: noop.NewMeterProvider().Meter("testutil"),
+		TTL: long, Logger: slog.New(slog.DiscardHandler), Meter: noop.NewMeterProvider().Meter("backendtest"),
 	})
 	if err != nil {
-		t.Fatalf("testutil: open the backend: %v", err)
+		t.Fatalf("backendtest: open the backend: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
-			t.Errorf("testutil: close the backend: %v", err)
+			t.Errorf("backendtest: close the backend: %v", err)
 		}
 	})
 	return b
