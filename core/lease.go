@@ -150,8 +150,9 @@ func (s *lease) expire(h *hold) {
 	s.lose(h, reason, fmt.Errorf("core: key %q: %s: %w", s.key, why, ErrLost))
 }
 
-// wallAhead returns how far the wall clock ran ahead of the monotonic clock since the lease was last
-// confirmed. On a suspended machine the monotonic clock stops, and the lease goes on. s.mu is held.
+// wallAhead returns how far the wall clock ran ahead of the monotonic clock since the lease was
+// last confirmed. On a suspended machine the monotonic clock stops, and the lease goes on. s.mu is
+// held.
 func (s *lease) wallAhead(now time.Time) time.Duration {
 	wall, monotonic := s.locker.chance.clocks(s.asOf, now)
 	return max(wall-monotonic, 0)

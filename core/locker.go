@@ -71,8 +71,8 @@ func Default() *Locker { return defaultLocker.Load() }
 // match [ErrInvalidKey] or [ErrClosed]. If ctx ended before there was an answer, the error matches
 // ctx's error. It may also match ctx's cause: [ErrLost], for example, if ctx is that of a lost
 // lock. A cause that is another answer about another key is not matched. After an error nothing
-// stays held. If ctx carries a lock on the key ([WithLock]), Acquire returns another handle on it at
-// once.
+// stays held. If ctx carries a lock on the key ([WithLock]), Acquire returns another handle on it
+// at once.
 //
 // The lock is renewed for 15 minutes, or for the time of [WithMaxHold], and is lost after that.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {

@@ -4,7 +4,7 @@
 //	core.SetDefault(locker)
 //
 //	r.Use(ginlock.ByHeader("Idempotency-Key"))                               // a retried POST runs once
-//	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab)  // one at a time per order; 07 is not 7: see LockBy
+//	r.POST("/orders/:id/grab", ginlock.LockByKey("order:{param.id}"), grab)  // one at a time; 07 is not 7
 //
 // The middlewares are those of package idempotency, which has the rules and the options:
 // [idempotency.Wait], [idempotency.Retain], [idempotency.Recover] and the others. [Principal],

@@ -155,8 +155,8 @@ func (w *sender) finish() {
 	}
 }
 
-// WriteHeaderNow implements gin.ResponseWriter. A writer outside that holds the status back sends it
-// later. Its WriteHeaderNow may be that of Gin's writer, which would send 200.
+// WriteHeaderNow implements gin.ResponseWriter. A writer outside that holds the status back sends
+// it later. Its WriteHeaderNow may be that of Gin's writer, which would send 200.
 func (w *sender) WriteHeaderNow() {
 	if w.answered == 0 || w.answered == w.Status() {
 		w.ResponseWriter.WriteHeaderNow()

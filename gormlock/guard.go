@@ -60,7 +60,8 @@ type demandKey struct{} // in a context: demand
 // Guard returns a scope that runs a write, or a whole transaction, while it holds the lock on key:
 //
 //	db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error { … })
-//	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).Where("sku = ? AND remaining > 0", 42).Update("remaining", gorm.Expr("remaining - 1"))
+//	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).
+//		Where("sku = ? AND remaining > 0", 42).Update("remaining", gorm.Expr("remaining - 1"))
 //
 // A single statement (a create, update, delete or Exec) runs in a transaction of its own. The order
 // is lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock. A transaction, as

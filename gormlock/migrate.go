@@ -72,8 +72,8 @@ func unguarded(db *gorm.DB) *gorm.DB {
 	return db.Set(writeSetting, struct{}{}).Session(&gorm.Session{})
 }
 
-// madeAtOnce reports whether PostgreSQL failed because another session makes the same: IF NOT EXISTS
-// does not help then.
+// madeAtOnce reports whether PostgreSQL failed because another session makes the same: IF NOT
+// EXISTS does not help then.
 func madeAtOnce(err error) bool {
 	return slices.Contains([]string{"23505", "42P07", "42710"}, postgresState(err))
 }

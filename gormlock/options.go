@@ -22,8 +22,8 @@ type Option interface{ applyPlugin(*plugin) }
 type TransactionOption interface{ applyTransaction(*guard) }
 
 // GuardOption configures one [Guard], [Transaction] or [Once], or all guards of a database, as an
-// option of [New]. A nil one is ignored, the later of two wins. A wrong value is an error, even if a
-// later option has a right one.
+// option of [New]. A nil one is ignored, the later of two wins. A wrong value is an error, even if
+// a later option has a right one.
 type GuardOption interface {
 	Option
 	TransactionOption

@@ -107,7 +107,8 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 }
 
 // unsharded refuses gorm.io/sharding. It puts a connection pool of its own around each statement,
-// and there adds the suffix to the table. In the transaction of a single write that pool is missing.
+// and there adds the suffix to the table. In the transaction of a single write that pool is
+// missing.
 func unsharded(db *gorm.DB) error {
 	if db.Callback().Query().Get(shardingName) == nil {
 		return nil

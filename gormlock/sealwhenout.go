@@ -39,9 +39,9 @@ var soldOut = []byte("onelane: sold out")
 //
 // If Decrement found too little, the row is read once more, after the outcome of the transaction is
 // known and while the lock is held. It is read from the primary, except behind Pgpool-II, and only
-// what is committed counts. The key is sealed if the row is there and has 0 or less. It is not sealed if a caller asked for 5
-// and 3 are left. A missing row, a rolled-back decrement and a lost lock seal nothing either. A
-// failure to read or to seal is logged and changes nothing else.
+// what is committed counts. The key is sealed if the row is there and has 0 or less. It is not
+// sealed if a caller asked for 5 and 3 are left. A missing row, a rolled-back decrement and a lost
+// lock seal nothing either. A failure to read or to seal is logged and changes nothing else.
 //
 // SealWhenOut needs a guard with one key, that of the row: "stock:42" for the stock of 42. A lock
 // that the context carries from outside is not sealed. In a [Once], SealWhenOut is an error: the

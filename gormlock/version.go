@@ -51,8 +51,9 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // Writes by conditions, DoUpdates and [Decrement] raise the version without checking it. Raw SQL,
 // db.Table without a model, and models without the column do not raise it: use db.Model. Nor does
 // an OpUpdate of a many-to-many association in Set of gorm.G: GORM writes it by db.Table. Writes
-// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil. In a transaction
-// that did not begin through the plugin, writes of models are [ErrUnmanagedTransaction].
+// need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil. In a
+// transaction that did not begin through the plugin, writes of models are
+// [ErrUnmanagedTransaction].
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.

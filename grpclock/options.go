@@ -19,8 +19,8 @@ import (
 type Option = claim.GRPCOption
 
 // LockOption configures [LockByKey], [LockBy], [StreamLockByKey] and [StreamLockBy]: [Principal],
-// and of package idempotency Wait, Require, FailOpen and WithLocker. Every LockOption is an [Option],
-// too.
+// and of package idempotency Wait, Require, FailOpen and WithLocker. Every LockOption is an
+// [Option], too.
 type LockOption = claim.GRPCLockOption
 
 // config is the configuration of an interceptor.

@@ -34,16 +34,16 @@ import (
 //   - a status of RetryStatuses
 //
 // Any other answer is returned, including 500, 502 and 504, because a server without a record of
-// the call would run it again. After the last attempt its answer or error is returned. The answer is
-// about the last attempt. 425, 429 and 503 with Retry-After would say that nothing was done. They
-// become an error if an earlier attempt may have been carried out. Another refusal, such as 401, is
-// returned: it does not say what an earlier attempt did.
+// the call would run it again. After the last attempt its answer or error is returned. The answer
+// is about the last attempt. 425, 429 and 503 with Retry-After would say that nothing was done.
+// They become an error if an earlier attempt may have been carried out. Another refusal, such as
+// 401, is returned: it does not say what an earlier attempt did.
 //
 // The key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
 // context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
 // Transport are new calls with new keys, unless they share such a context. A redirect that repeats
-// the call, such as 307, keeps its key. If the machine stands still for longer than the server keeps
-// keys, the next attempt may run the call again. A laptop that is closed does so.
+// the call, such as 307, keeps its key. If the machine stands still for longer than the server
+// keeps keys, the next attempt may run the call again. A laptop that is closed does so.
 //
 // To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
 // bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent
@@ -206,8 +206,8 @@ func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // attempt sends a call once. If the header of the answer does not come in time, the attempt ends.
-// The body may take as long as the call's own context allows. twice says that net/http may have sent
-// the call again itself, because a connection broke.
+// The body may take as long as the call's own context allows. twice says that net/http may have
+// sent the call again itself, because a connection broke.
 func (t *Transport) attempt(call *http.Request) (resp *http.Response, twice bool, err error) {
 	var conns atomic.Int32
 	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(call.Context(), &httptrace.ClientTrace{

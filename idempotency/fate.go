@@ -88,8 +88,8 @@ func decide(ctx context.Context, f claim.Fate) {
 
 // RetainFor sets how long the answer to the request of ctx is recorded, instead of [Retain]. A time
 // below 10 ms counts as 10 ms, and one above ten years as ten years. If two middlewares with
-// different keys guard the request, RetainFor affects the inner one. It does not change the window of
-// [RefuseRepeats], which records no answer. Without another claim in ctx it does nothing.
+// different keys guard the request, RetainFor affects the inner one. It does not change the window
+// of [RefuseRepeats], which records no answer. Without another claim in ctx it does nothing.
 func RetainFor(ctx context.Context, d time.Duration) {
 	if k, ok := claim.Keyed(ctx); ok {
 		k.KeepFor(max(d, claim.MinRetention))

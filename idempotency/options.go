@@ -21,8 +21,8 @@ type Option = claim.Option
 // SharedOption configures idempotency and plain locks, over HTTP and over gRPC.
 type SharedOption = claim.SharedOption
 
-// LockOption configures [LockByKey] and [LockBy], and their twins in ginlock. Every LockOption is an
-// [HTTPOption], too.
+// LockOption configures [LockByKey] and [LockBy], and their twins in ginlock. Every LockOption is
+// an [HTTPOption], too.
 type LockOption = claim.HTTPLockOption
 
 // WithLocker sets the Locker. The default is the one that was passed to [core.SetDefault].
@@ -125,10 +125,11 @@ const (
 type EncryptionKey struct {
 	// ID names the key in each record. It has 1 to 32 letters, digits, "-" and "_", and is not secret.
 	ID string
-	// AEAD encrypts. It must be safe for concurrent use, as those of the standard library are. Nonces
-	// are random. Each request takes one or two, one more after [Recover], and two for each [Step]. With
-	// the 96 bits of AES-GCM, use a new key after 2^32 nonces (NIST SP 800-38D, 8.3). These are 2^31
-	// requests without a Step, or 2^29 with three. XChaCha20-Poly1305 has no such limit.
+	// AEAD encrypts. It must be safe for concurrent use, as those of the standard library are.
+	// Nonces are random. Each request takes one or two, one more after [Recover], and two for each
+	// [Step]. With the 96 bits of AES-GCM, use a new key after 2^32 nonces (NIST SP 800-38D, 8.3).
+	// These are 2^31 requests without a Step, or 2^29 with three. XChaCha20-Poly1305 has no such
+	// limit.
 	AEAD cipher.AEAD
 }
 

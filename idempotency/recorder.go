@@ -194,8 +194,8 @@ func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 }
 
 // SetReadDeadline is what [http.ResponseController] calls. If the body was read for the key or the
-// fingerprint, there is nothing left to limit. net/http is waiting for the client to hang up then, and
-// would end the request's context at the deadline.
+// fingerprint, there is nothing left to limit. net/http is waiting for the client to hang up then,
+// and would end the request's context at the deadline.
 func (w *recorder) SetReadDeadline(deadline time.Time) error {
 	if w.bodyRead {
 		return nil

@@ -22,8 +22,8 @@ import (
 // Principal. [Fingerprint] changes which bodies count as the same. The backend gets an unsalted
 // hash of the body, from which short bodies can be guessed.
 //
-// RefuseRepeats panics if the window is shorter than 10 ms or longer than ten years, or if an option
-// is wrong.
+// RefuseRepeats panics if the window is shorter than 10 ms or longer than ten years, or if an
+// option is wrong.
 func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
 	m := &repeats{front: newFront(source{name: "repeats"}, opts)}
 	m.Check(window >= claim.MinRetention, "the window %v must be at least %v", window, claim.MinRetention)

@@ -37,8 +37,8 @@ var (
 // is longer than Retain, it counts instead. The time begins when the result is recorded. A retry
 // that comes later calls fn again.
 //
-// A step that is undone stays done: a later run skips the charge although it was paid back. So record
-// why it is undone first, as the result of a step. A later run then ends in the same way.
+// A step that is undone stays done: a later run skips the charge although it was paid back. So
+// record why it is undone first, as the result of a step. A later run then ends in the same way.
 //
 // If a new version of the service changes T, keep the name, and let T read what was recorded
 // before. Under another name fn would run again.

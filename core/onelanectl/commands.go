@@ -87,8 +87,8 @@ func look(ctx context.Context, l *core.Locker, key string) (string, core.State, 
 	return whole, other, failed
 }
 
-// lockKey returns the key of the lock of a claim or step with this whole key, and other keys as they
-// are.
+// lockKey returns the key of the lock of a claim or step with this whole key, and other keys as
+// they are.
 func lockKey(l *core.Locker, key string) string {
 	for _, prefix := range []string{claim.KeyPrefix, claim.StepPrefix} {
 		if rest, ok := strings.CutPrefix(key, prefix); ok {
@@ -122,8 +122,9 @@ func by(st core.State) string {
 	return fmt.Sprintf(" by %q", st.Owner)
 }
 
-// forget unseals the sealed and orphaned keys that begin with the argument, and the steps of claims.
-// A server that is down, or a key that cannot be unsealed, does not keep it from the others.
+// forget unseals the sealed and orphaned keys that begin with the argument, and the steps of
+// claims. A server that is down, or a key that cannot be unsealed, does not keep it from the
+// others.
 func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out *printer) error {
 	starts, forgotten := []string{o.args[1]}, 0
 	if rest, ok := strings.CutPrefix(o.args[1], claim.KeyPrefix); ok {

@@ -198,8 +198,8 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	} else {
 		return nil, unknown // not even whose request it was can be read
 	}
-	// A run with RunAgain leaves no mark. This mark is of a version of the service without RunAgain, so
-	// nobody said that its run may be repeated.
+	// A run with RunAgain leaves no mark. This mark is of a version of the service without
+	// RunAgain, so nobody said that its run may be repeated.
 	if !a.Recovers {
 		return nil, unknown
 	}
@@ -293,8 +293,8 @@ func LockKey(l *core.Locker, prefix, key string) string {
 	return prefix + beginning + HashMark + hex.EncodeToString(sum[:])
 }
 
-// Cache holds the Claims on a Locker. It changes if core.SetDefault is called again. Its zero value is
-// ready, and it is safe for concurrent use.
+// Cache holds the Claims on a Locker. It changes if core.SetDefault is called again. Its zero value
+// is ready, and it is safe for concurrent use.
 type Cache struct{ made atomic.Pointer[Claims] }
 
 // On returns the Claims on l. See [New].

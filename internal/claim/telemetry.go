@@ -120,12 +120,12 @@ func (i *instruments) count(ctx context.Context, o outcome, route string) {
 }
 
 // maxRoutes bounds the series with a route, of all Claims of the process. Later ones are counted
-// without a route. OpenTelemetry's SDK keeps 2,000 series of a counter. A further one would lose its
-// outcome, too, and no alert would see it.
+// without a route. OpenTelemetry's SDK keeps 2,000 series of a counter. A further one would lose
+// its outcome, too, and no alert would see it.
 const maxRoutes = 1_500
 
-// routes are the series with a route, and nRoutes counts them. All Claims share them: those that are
-// made later, as after core.SetDefault, have the same series.
+// routes are the series with a route, and nRoutes counts them. All Claims share them: those that
+// are made later, as after core.SetDefault, have the same series.
 var (
 	routes  sync.Map // []metric.AddOption by outcome, route and transport
 	nRoutes atomic.Int64

@@ -30,9 +30,9 @@ func (s *suite) orphan() lease {
 }
 
 // sinceInTime checks when an orphan's lease ended, as an answer says that was asked for at a time.
-// It reports false if the end is later than the lease explains. A node of a quorum may grant late on
-// a busy machine, and a backend may hear late of its server's time. A longer lease leaves more room
-// for that.
+// It reports false if the end is later than the lease explains. A node of a quorum may grant late
+// on a busy machine, and a backend may hear late of its server's time. A longer lease leaves more
+// room for that.
 func (s *suite) sinceInTime(since time.Time, g lease, asked time.Time) bool {
 	s.Helper()
 	// The backend says how much time has passed, and the answer takes a while.
