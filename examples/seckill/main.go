@@ -19,6 +19,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -126,6 +127,15 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	}
 	if o.serve != "" && (o.db != "" || o.procs > 1 || o.json || o.unguarded) {
 		return o, errors.New("-serve runs both services in one process, on SQLite files of its own: leave -db, -procs, -json and -unguarded out")
+	}
+	var ofPage []string
+	f.Visit(func(set *flag.Flag) {
+		if slices.Contains([]string{"buyers", "stock", "submits", "clients"}, set.Name) {
+			ofPage = append(ofPage, "-"+set.Name)
+		}
+	})
+	if o.serve != "" && ofPage != nil {
+		return o, fmt.Errorf("with -serve the page has the numbers of a sale: leave %s out", strings.Join(ofPage, ", "))
 	}
 	return o, o.valid()
 }

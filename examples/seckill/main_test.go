@@ -117,6 +117,7 @@ func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
 		{"-zookeeper 127.0.0.1:1", "the ZooKeeper at 127.0.0.1:1 does not answer"},
 		{"-zookeeper a:1 -redis b:1", "name one kind of server"},
 		{"-serve :0 -etcd a:1", "leave -etcd and -zookeeper out"},
+		{"-serve :0 -buyers 10 -stock 5", "leave -buyers, -stock out"},
 		{"-db oracle:x", "it must be sqlite:FILE, mysql:DSN or postgres:DSN"},
 		{"-db postgres:host=127.0.0.1,port=1", "database does not answer"},
 		{"-db mysql:root@tcp(127.0.0.1:1)/x", "database does not answer"},
