@@ -13,8 +13,8 @@ import (
 // Opener.
 type Opener interface {
 	// Open returns a new backend for one Locker. It does not talk to the server. If the Opener is a
-	// Backend, the Locker uses the Opener itself. So a test may embed backendtest.Memory and replace a
-	// method.
+	// Backend, and Open returns one of another type, the Locker uses the Opener itself. So a test may
+	// embed backendtest.Memory and replace a method.
 	Open(Environment) (Backend, error)
 }
 

@@ -24,8 +24,8 @@ var (
 	// unknown. It never matches ErrTaken or a context's error. If the caller's context ended the
 	// call, the error matches that context's error and not ErrUnavailable. See [UnavailableError].
 	ErrUnavailable = errors.New("core: backend is unavailable")
-	// ErrInvalidKey means that a key breaks the rules of [Locker.Acquire], or that Redis holds a
-	// value of another type under it.
+	// ErrInvalidKey means that a key breaks the rules of [Locker.Acquire], or that the backend holds
+	// something under it that is no lock.
 	ErrInvalidKey = errors.New("core: invalid key")
 	// ErrClosed means that the Locker was closed.
 	ErrClosed = errors.New("core: locker is closed")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -47,8 +48,8 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if own, ok := o.(Backend); ok {
-		b = own // it may embed another backend, whose Open returns only that one
+	if own, ok := o.(Backend); ok && reflect.TypeOf(o) != reflect.TypeOf(b) {
+		b = own // it embeds another backend, whose Open returned only that one
 	}
 	return &Locker{backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}, nil
 }
@@ -141,8 +142,9 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 //
 // Do returns fn's error. If the lock was lost while fn ran, the error also matches [ErrLost]:
 // another holder may have run at the same time. A release that fails for another reason is logged
-// and is no error. Then fn ran alone, and the key is free when its lease ends. If the lock was lost
-// and fn returned an error, a key with [WithOrphan] stays orphaned.
+// and is no error. Then fn ran alone, and the key is free when its lease ends, or orphaned with
+// [WithOrphan]. If the lock was lost and fn returned an error or panicked, a key with [WithOrphan]
+// stays orphaned.
 //
 // Commit within fn. If a database transaction encloses Do, it commits only after the lock is
 // released.
@@ -151,13 +153,17 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context
 	if err != nil {
 		return err
 	}
-	defer func() { err = l.releaseAfter(ctx, k, err) }()
-	return fn(WithLock(k.Context(), k))
+	failed := true // also after a panic
+	defer func() { err = l.releaseAfter(ctx, k, failed, err) }()
+	err = fn(WithLock(k.Context(), k))
+	failed = err != nil
+	return err
 }
 
-// releaseAfter releases k after a function that returned err, and returns the error of Do.
-func (l *Locker) releaseAfter(ctx context.Context, k *Lock, err error) error {
-	if lost := k.Err(); err != nil && k.hold.lease.orphan > 0 && errors.Is(lost, ErrLost) {
+// releaseAfter releases k after a function that returned err or panicked, and returns the error of
+// Do.
+func (l *Locker) releaseAfter(ctx context.Context, k *Lock, failed bool, err error) error {
+	if lost := k.Err(); failed && k.hold.lease.orphan > 0 && errors.Is(lost, ErrLost) {
 		k.Lapse() // the function stopped somewhere in the middle: Release would free the orphan
 		return errors.Join(err, lost)
 	}

@@ -14,8 +14,8 @@ type Locks []*Lock
 // AcquireAll holds all keys or none. It removes duplicates and acquires in sorted order, so that
 // two calls cannot wait for each other. If ctx carries a lock, AcquireAll can still deadlock with
 // another process, unless the key of that lock sorts before all of keys. [WithWait] bounds the
-// whole call. If a lock is lost while AcquireAll waits for another key, the error matches
-// [ErrLost]. With no keys, AcquireAll returns no locks and no error.
+// whole call. If AcquireAll gets the last key, and an earlier lock is lost by then, the error
+// matches [ErrLost]. With no keys, AcquireAll returns no locks and no error.
 //
 // Each lock has a context of its own, which does not end when another one is lost. Work under a
 // context that ends when any of them is lost:

@@ -22,11 +22,10 @@ import (
 // not overlap, call [Locker.Do] with the name of the job inside fn.
 //
 //   - If fn returns an error or panics, the key is released and another call may run fn. The error
-//     is that of Do. If the lock was lost before, a key with [WithOrphan] stays orphaned after an
-//     error.
+//     is that of Do. If the lock was lost before, a key with [WithOrphan] stays orphaned instead.
 //   - If the lock was lost while fn ran, the error matches [ErrLost] and the key is not sealed.
 //     Another call may run fn again, or runs it now. With [WithOrphan], the key is still sealed if
-//     nobody adopted the orphan, and DoOnce returns no error.
+//     the orphan is still there, and DoOnce returns no error.
 //   - If the key cannot be sealed after fn ran, DoOnce tries again for as long as [WithOutageWait]
 //     says. The error says that fn ran and may run again, and matches [ErrUnavailable] or ctx's
 //     error. Nobody gets the key before its lease ends. With WithOrphan, the key is orphaned after
@@ -56,7 +55,7 @@ func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration
 	succeeded := false
 	defer func() {
 		if !succeeded { // also after a panic
-			err = l.releaseAfter(ctx, k, err)
+			err = l.releaseAfter(ctx, k, true, err)
 		}
 	}()
 	if err := fn(WithLock(k.Context(), k)); err != nil {

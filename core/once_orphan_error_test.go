@@ -46,3 +46,44 @@ func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
 		})
 	}
 }
+
+// As TestDoOnce_OrphanAfterLossAndError, but the function panics when its context ends.
+func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
+	t.Parallel()
+	for name, do := range map[string]func(l *core.Locker, fn func(context.Context) error){
+		"DoOnce": func(l *core.Locker, fn func(context.Context) error) {
+			_, _ = l.DoOnce(context.Background(), "payout", time.Hour, fn, core.WithOrphan(24*time.Hour))
+		},
+		"Do": func(l *core.Locker, fn func(context.Context) error) {
+			_ = l.Do(context.Background(), "payout", fn, core.WithOrphan(24*time.Hour))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memorySpy()
+				s.on("extend", away)
+				l, other := locker(t, s), locker(t, s.Backend)
+				func() {
+					defer func() {
+						if recover() != "half of the customers are paid" {
+							t.Error("the panic did not go on")
+						}
+					}()
+					do(l, func(ctx context.Context) error {
+						<-ctx.Done()
+						panic("half of the customers are paid")
+					})
+				}()
+				time.Sleep(time.Second)
+				if got := status(t, other, "payout"); got != core.Orphaned {
+					t.Errorf("the key is %v, want orphaned", got)
+				}
+				ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
+				if ran {
+					t.Error("the customers are paid twice")
+				}
+				want(t, "the next DoOnce", err, core.ErrOrphaned)
+			})
+		})
+	}
+}

@@ -108,10 +108,11 @@ func WithWait(d time.Duration) AcquireOption {
 // invalidWait differs from forever, so that a negative wait is refused.
 const invalidWait = -2
 
-// WithOutageWait sets for how long Acquire keeps trying while the backend is unavailable, counted
-// from the first failure that this process saw for the key. After that, Acquire returns
-// [*UnavailableError]. The default is 10 s, so that a Sentinel fail-over is a slow call and not an
-// error. With 0, the first failure is returned. WithWait and the context end the call sooner.
+// WithOutageWait sets for how long Acquire keeps trying while the backend is unavailable. It counts
+// from the first failure that those who wait for the key in this process have seen. After that,
+// Acquire returns [*UnavailableError]. The default is 10 s, so that a Sentinel fail-over is a slow
+// call and not an error. With 0, the first failure is returned. WithWait and the context end the
+// call sooner.
 func WithOutageWait(d time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.outage = d })
 }
@@ -135,8 +136,10 @@ func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.toke
 // WithOrphan keeps the key from becoming free if the lease ends without Release or Seal. In that
 // case the holder died, hung or lost its connection, and nobody knows how far its work came. The
 // key is then orphaned for the retention, and Acquire returns [*OrphanedError] until somebody
-// adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends. The minimum
-// is 10 ms. With 0 the key becomes free.
+// adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends. The holder's
+// late [Lock.Release] frees it, too, and its late [Lock.Seal] seals it. A holder whose work may be
+// half done calls [Lock.Lapse], which keeps a later Release from freeing the key. The minimum is
+// 10 ms. With 0 the key becomes free.
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })
 }

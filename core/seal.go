@@ -14,7 +14,7 @@ const maxValue = 16 << 20
 // Seal ends the lock by leaving value under its key for the retention, instead of freeing it. Until
 // the retention ends, or until [Locker.Unseal], Acquire on the key returns [*SealedError] with the
 // value. Seal is one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can
-// still be sealed after its lease ended, unless somebody adopted the orphan.
+// still be sealed after its lease ended, as long as its orphan is there.
 //
 // If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
 // [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the

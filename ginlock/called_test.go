@@ -82,3 +82,15 @@ func TestWiring_CalledAfterTheHandler(t *testing.T) {
 	})
 	s.do("POST", "/orders", "", idempotencyKey, "k").want(t, 201, "run 1", false)
 }
+
+// As TestWiring_CalledAfterTheHandler, but the answer is a status alone, which Gin sends at the end.
+// The order is placed, and its client must not get 500: it would send the order again.
+func TestWiring_CalledAfterAStatusAlone(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		first, second := ginlock.LockByKey("stock", l), ginlock.LockByKey("orders", l)
+		r.POST("/orders", func(c *gin.Context) { first(c); second(c) }, func(c *gin.Context) { c.Status(204) })
+	})
+	s.do("POST", "/orders", "").want(t, 204, "", false)
+}

@@ -24,6 +24,10 @@
 //     that status without a body. A middleware outside that reads the body must use
 //     ShouldBindBodyWith, parse the body as a form, or put it back.
 //
+// A writer outside that holds answers back, for example to sign them, must implement
+// WriteHeaderNow. With the one of Gin's writer, a 200 without a body is sent before that writer can
+// set a header.
+//
 // The middlewares run what follows in Gin's chain. The Middlewares of GinServerOptions of
 // oapi-codegen do not stand in the chain: the last handler calls them. Such a request is refused
 // with 500. Pass them to r.Use, r.Group or the route.

@@ -153,13 +153,12 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			slog.ErrorContext(c.Request.Context(),
 				"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
 				"route", c.FullPath())
-			if c.Writer.Written() { // the chain has run before, and answered
+			if past > 0 || c.Writer.Written() { // the chain has run before; a status alone is not sent yet
 				c.Abort()
 				return
 			}
-			if past == 0 { // nothing was done: the keys around are free, as after other refusals
-				claim.SuggestAll(c.Request.Context(), claim.Free)
-			}
+			// Nothing was done: the keys around are free, as after other refusals.
+			claim.SuggestAll(c.Request.Context(), claim.Free)
 			p := idempotency.RefusalOf(idempotency.CodeMisconfigured)
 			c.Header("Content-Type", "application/problem+json")
 			c.AbortWithStatusJSON(p.Status, p)

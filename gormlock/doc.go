@@ -14,8 +14,8 @@
 // # Guarantees
 //
 //   - The lock is acquired before BEGIN and the first snapshot, and released after the answer to COMMIT.
-//   - If the outcome of COMMIT is unknown, the error is [ErrCommitUnknown], and the key stays locked
-//     until its lease ends. An error is a definite outcome only if the database rolls back with it.
+//   - If the outcome of COMMIT is unknown, the error is [ErrCommitUnknown]. Only an error with which
+//     the database rolls back is definite. Without an answer, the key stays locked for its lease.
 //   - If the lock is lost or the context ends before COMMIT, the transaction is rolled back.
 //   - Panics in blocks and hooks roll back, then unlock.
 //   - If the database ends a guarded transaction, later statements of one goroutine write nothing.

@@ -33,7 +33,9 @@ var (
 		"under a context of gormlock.WithGuard, or after db.Scopes(gormlock.Guard(key))")
 	// ErrCommitUnknown reports that COMMIT was sent and that its outcome is unknown. No answer came,
 	// or the answer is not an error with which the database itself rolls back. The writes are there,
-	// or they are not. The key stays locked until its lease ends.
+	// or they are not. If COMMIT had no answer, the key stays locked until its lease ends. A caller of
+	// a group ([Grouped]) also gets it if its context ended before the COMMIT was answered, or if a
+	// function ended the transaction.
 	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
 	// ErrInsufficient reports that [Decrement] found less than it should take. See
 	// [InsufficientError].

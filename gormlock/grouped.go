@@ -37,9 +37,9 @@ var errGroupTime = errors.New("the group took too long")
 // A group takes callers in for 100 ms at most. After its first read on MySQL, MariaDB or SQLite, it
 // takes in only callers that came before that read. A group lasts 10 s at most. WithWait bounds the
 // time until the function is called. When that time is over, the error matches core.ErrTaken, also
-// if the backend of the locks has not answered. If the group has the lock and waits for a
-// connection, it is context.DeadlineExceeded. core.WithMaxWaiters bounds how many callers wait for
-// the same key.
+// if the backend of the locks has not answered. It is context.DeadlineExceeded if the group has the
+// lock and waits for a connection or its fence. core.WithMaxWaiters bounds how many callers wait
+// for the same key.
 //
 // The state of the transaction is the group's: SET LOCAL, temporary tables, cursors and row locks
 // stay for the functions that follow. A deferred constraint fails for all. now() on PostgreSQL is
@@ -243,6 +243,9 @@ func (g *group) finish() {
 		g.t.pool.plugin.instruments().group.Record(g.base, int64(g.kept))
 		err = g.t.Commit()
 	} else {
+		if errors.Is(err, ErrCommitUnknown) { // a function ended the transaction
+			g.t.pool.plugin.instruments().unknown.Add(g.base, 1)
+		}
 		_ = g.t.Rollback()
 	}
 	g.mu.Lock()

@@ -153,3 +153,24 @@ func TestTelemetry_Span(t *testing.T) {
 		}
 	})
 }
+
+// TestTelemetry_UnknownInAGroup: a function of a group ends its transaction. The callers get
+// ErrCommitUnknown, and the metric on which OnelaneCommitsUnknown alerts must show it.
+func TestTelemetry_UnknownInAGroup(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		reader := sdkmetric.NewManualReader()
+		meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+		l := locker(t, backendtest.Memory(), core.WithTelemetry(meters, nil))
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		put(t, db, 42, 10)
+		before := taker(42)
+		ender := &caller{fn: func(tx *gorm.DB) error { return unseen(tx, "COMMIT") }}
+		together(t, db, l, before, ender)
+		want(t, "before", before.err, gormlock.ErrCommitUnknown)
+		want(t, "itself", ender.err, gormlock.ErrCommitUnknown)
+		if n := readMetrics(t, reader)["onelane.gormlock.unknown_commits"]; n != 1 {
+			t.Errorf("%d unknown commits are counted, want 1", n)
+		}
+	})
+}

@@ -14,10 +14,10 @@ import (
 )
 
 // ByMetadata returns an interceptor that takes the key from the metadata of this name. The key k is
-// sent in quotes, "k" (RFC 8941), or plain. It has 1 to 255 printable ASCII characters. A call with
-// any other value is refused with InvalidArgument. Calls without the metadata run unprotected,
-// unless idempotency.Require is set. Methods with idempotency_level = NO_SIDE_EFFECTS and the
-// services grpc.health and grpc.reflection run unprotected, too.
+// sent in quotes, "k" (RFC 8941), or plain. It has 1 to 255 printable ASCII characters, and without
+// quotes no comma. A call with any other value is refused with InvalidArgument. Calls without the
+// metadata run unprotected, unless idempotency.Require is set. Methods with idempotency_level =
+// NO_SIDE_EFFECTS and the services grpc.health and grpc.reflection run unprotected, too.
 //
 // ByMetadata panics if the name cannot be the name of text metadata, or if an option is wrong. The
 // Locker may be set later with [core.SetDefault]. Until then calls with a key are refused with
@@ -31,9 +31,9 @@ func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 }
 
 // ByField returns an interceptor that takes the key from a field of the request: "request_id", or
-// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum. Its value
-// has at most 255 bytes and no control characters. Calls that leave the field empty run
-// unprotected, unless idempotency.Require is set.
+// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum. A text
+// has at most 255 bytes and no control characters, and a field of bytes has at most 127 bytes.
+// Calls that leave the field empty run unprotected, unless idempotency.Require is set.
 //
 // ByField panics if path cannot be the path of a field, or if an option is wrong. A method whose
 // request has no such field is refused with Internal, and logged. [Check] finds such a method when
@@ -72,8 +72,8 @@ func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 
 // By returns an interceptor that takes the key from fn: a text without control characters, or "" if
 // the call has none. Join parts that come from outside with [core.Join]. [grpc.Method] names the
-// method. If fn returns an error, the call is refused. An error with a gRPC status is returned as it
-// is. Any other error is logged and becomes InvalidArgument. Otherwise By works as [ByMetadata].
+// method. If fn returns an error, the call is refused. An error with a gRPC status is returned as
+// it is. Any other error is logged and becomes InvalidArgument. Otherwise By works as [ByMetadata].
 func By(fn func(ctx context.Context, req any) (string, error), opts ...Option) grpc.UnaryServerInterceptor {
 	if fn == nil {
 		panic("grpclock: By(nil): pass a function that returns the key of a call")

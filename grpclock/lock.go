@@ -26,8 +26,9 @@ import (
 // core. A template without a field is one lock for all calls. Methods without side effects are
 // covered, too.
 //
-// The handler's context carries the lock, and ends when the lock is lost. If the call has no answer
-// by then, it ends with Aborted and LOCK_LOST. gRPC's retry policy does not send such a call again.
+// The handler's context carries the lock, and ends when the lock is lost. A handler that returns
+// after that ends the call with Aborted and LOCK_LOST, unless it returns an error of its own.
+// gRPC's retry policy does not send such a call again.
 func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err != nil {
@@ -51,8 +52,9 @@ func LockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockO
 // there is no request yet when a stream begins.
 //
 // When the lock is lost or the Locker is closed, the context of the stream ends with a cause that
-// matches [core.ErrLost] or [core.ErrClosed]. From then on the stream neither receives nor sends,
-// and ends with LOCK_LOST. This does not wake a handler that waits for a message.
+// matches [core.ErrLost] or [core.ErrClosed]. From then on the stream neither receives nor sends.
+// It ends with LOCK_LOST, unless the handler returns an error of its own. This does not wake a
+// handler that waits for a message.
 func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	switch {
@@ -148,7 +150,12 @@ func (i *interceptor) stream(
 		}
 		// Once, because each refusal adds a trailer.
 		refusal := sync.OnceValue(func() error { return c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost)) })
-		return handler(srv, &lockedStream{ServerStream: ss, ctx: ctx, refusal: refusal, lock: k})
+		locked := &lockedStream{ServerStream: ss, ctx: ctx, refusal: refusal, lock: k}
+		err := handler(srv, locked)
+		if err == nil { // it may only have waited for its context
+			err = locked.lost()
+		}
+		return err
 	})
 }
 

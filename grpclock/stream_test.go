@@ -316,3 +316,17 @@ func TestStreamLockByKey_LostOnce(t *testing.T) {
 		t.Errorf("%d trailers, want one", len(pushback))
 	}
 }
+
+// The Locker closes under a stream whose handler waits for its context and then returns nil, as a
+// subscription does. The stream ends with LOCK_LOST, as the comment of StreamLockByKey says.
+func TestStreamLockByKey_LockerClosesUnderASubscription(t *testing.T) {
+	t.Parallel()
+	l := lockerOn(t, testutil.Redis(t))
+	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+		_ = l.Close()
+		<-s.Context().Done()
+		return nil
+	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
+	_, err := s.chat(t, "1").Recv()
+	answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
+}

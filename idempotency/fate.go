@@ -52,7 +52,8 @@ type Run struct {
 	Ended time.Time
 	// Instance names the process that had the claim last (core.WithInstance).
 	Instance string
-	// RequestID is the X-Request-Id header of its request, or empty.
+	// RequestID is the X-Request-Id header of its request, or empty. Of a longer one it has the first
+	// 36 bytes.
 	RequestID string
 }
 

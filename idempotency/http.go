@@ -12,9 +12,9 @@ import (
 )
 
 // ByHeader returns a middleware that takes the key from the header of this name. The key k is sent
-// in quotes, "k" (RFC 8941), or plain. It has 1 to 255 printable ASCII characters. A request with
-// any other value is refused with 400. Requests without the header run unprotected, unless
-// [Require] is set.
+// in quotes, "k" (RFC 8941), or plain. It has 1 to 255 printable ASCII characters, and without
+// quotes no comma. A request with any other value is refused with 400. Requests without the header
+// run unprotected, unless [Require] is set.
 //
 // ByHeader panics if name cannot be the name of a header, or if an option is wrong. The Locker may
 // be set later with [core.SetDefault]. Until then requests with a key get 503.

@@ -47,8 +47,9 @@ func Wait(d time.Duration) SharedOption {
 // Require refuses requests without a key. By default they run unprotected.
 func Require() SharedOption { return claim.Shared(func(s *claim.Settings) { s.Require = true }) }
 
-// FailOpen runs requests unprotected when the backend is not available. Each of them is logged, and
-// requests with an idempotency key are counted. By default they are refused.
+// FailOpen runs requests unprotected when the backend is not available. They are logged, at most
+// once every 10 s for each route and method. Requests with an idempotency key are counted. By
+// default requests are refused.
 func FailOpen() SharedOption { return claim.Shared(func(s *claim.Settings) { s.FailOpen = true }) }
 
 // Retain sets how long an answer is recorded, and how long an unknown outcome is remembered. After
@@ -214,7 +215,8 @@ func Methods(methods ...string) LockOption {
 
 // Principal sets the caller: a name that is verified and stays the same over retries, such as a
 // user or tenant id. Keys of different principals are independent of each other. If fn returns "",
-// the caller is anonymous.
+// the caller is anonymous. The key of a plain lock contains the caller only if its template has
+// {principal}.
 //
 // Without Principal all callers share one space of keys. A retry must then come with the
 // credentials of the first request: the headers Authorization, Cookie and X-Api-Key, and a verified
@@ -235,8 +237,9 @@ func WithProblemWriter(fn func(http.ResponseWriter, *http.Request, Refusal)) Loc
 	})
 }
 
-// MaxRequestBody sets the largest body of a request, in bytes. The body is read before the handler
-// runs. A request with a larger body is refused with 413. The default is 1 MiB.
+// MaxRequestBody sets the largest body of a request with a key, in bytes. The body is read before
+// the handler runs. A request with a larger body is refused with 413. The default is 1 MiB. A plain
+// lock reads the body, and so limits it, only if its template has {json.PATH}.
 func MaxRequestBody(n int) LockOption {
 	return lockOption(func(c *httpConfig) {
 		c.maxRequestBody = n

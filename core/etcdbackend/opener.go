@@ -26,8 +26,9 @@ type option func(*opener)
 
 func (o option) apply(p *opener) { o(p) }
 
-// WithTimeout bounds each call, unless the call's context ends sooner. The default is 5 s. A member
-// that hangs costs a call at most a quarter of this time. After that the call asks another member.
+// WithTimeout bounds each call, unless the call's context ends sooner. The default is 5 s. A
+// request to a member that hangs takes a quarter of this time. After that the call asks again,
+// usually another member.
 func WithTimeout(d time.Duration) Option {
 	return option(func(p *opener) { p.timeout = d })
 }

@@ -25,9 +25,10 @@ type Config struct {
 	Clients []redis.UniversalClient
 	// Pools are redsync pools. Set either Clients or Pools.
 	Pools []redsyncredis.Pool
-	// NodeTimeout bounds each call to one Redis. With 0, the default is 1 s on one Redis; on a
-	// quorum it follows the latency that is observed. With Pools it is always 1 s. A call waits for
-	// its first connection just as long, but at least 1 s.
+	// NodeTimeout bounds each call to one Redis. With 0 it is 1 s on one Redis and with Pools; on a
+	// quorum of clients it follows the latency that is observed. A call waits for its first
+	// connection just as long, but at least 1 s. If all connections are busy, it waits for one just
+	// as long. Large values get more time.
 	NodeTimeout time.Duration
 	// NewInstallation says that the masters of this quorum never held a lock before. So they need
 	// not abstain for one TTL after their start. Set it for tests, and for the first start of a new

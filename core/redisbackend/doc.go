@@ -18,13 +18,13 @@
 // calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
 // Over a slow link, calls and renewals get up to four times as many. Config.Replicas doubles their
 // number. The backend does not use the client's pool or hooks, so it never waits behind the
-// application's commands. Connections are made in the background, within the client's DialTimeout. A
-// call that finds all connections busy shares a pipeline with others.
+// application's commands. Only a ClusterClient is asked for slots, and for a slot that moves.
+// Connections are made in the background, within the client's DialTimeout. A call that finds all
+// connections busy shares a pipeline with others.
 //
-// A lock without a token is one SET and one script. Instead of the script, Redis 8.4 gets one DELEX
-// and Valkey 9 one DELIFEQ. The lock leaves no second key behind. Old servers work; Redis 7.0 or
-// later is faster. See docs/quorum.md, docs/backends.md, and docs/format.md for services in other
-// languages.
+// A lock without a token is one SET and one script. Instead of the script, Redis 8.4 gets DELEX and
+// Valkey 9 DELIFEQ, with a PUBLISH. The lock leaves no second key behind. Old servers work; Redis
+// 7.0 or later is faster. docs/format.md is for services in other languages.
 //
 // Set maxmemory-policy to noeviction. Otherwise Redis may evict locks that are held.
 //
@@ -35,7 +35,7 @@
 //	    +lastsave +info
 //
 // The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
-// lastsave and info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, or
-// +delifeq for Valkey 9. A Cluster needs "+cluster|slots". Config.Replicas needs +wait. A client
-// with a DB needs +select. A client with a ClientName needs "+client|setname".
+// info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, or +delifeq for
+// Valkey 9. A Cluster needs "+cluster|slots". Config.Replicas needs +wait. A client with a DB needs
+// +select. A client with a ClientName needs "+client|setname".
 package redisbackend

@@ -5,6 +5,7 @@ package backendtest
 
 import (
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -62,6 +63,9 @@ func Open(t testing.TB, o core.Opener) core.Backend {
 	})
 	if err != nil {
 		t.Fatalf("backendtest: open the backend: %v", err)
+	}
+	if own, ok := o.(core.Backend); ok && reflect.TypeOf(o) != reflect.TypeOf(b) {
+		b = own // as core.New
 	}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {

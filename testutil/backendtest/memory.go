@@ -14,7 +14,14 @@ import (
 // core.Backend: Lockers made of one Memory share its keys. Close keeps the keys. Its clock is the
 // time package's, so that testing/synctest drives it. It starts no goroutine.
 //
-// A lock has no fencing token until one is asked for, as on Redis.
+// A lock has no fencing token until one is asked for, as on Redis. To simulate a fault, embed
+// Memory and replace a method:
+//
+//	type down struct{ *backendtest.MemoryBackend }
+//
+//	func (down) Acquire(context.Context, core.Request) (core.Grant, error) {
+//		return core.Grant{}, &core.UnavailableError{}
+//	}
 func Memory() *MemoryBackend { return &MemoryBackend{keys: make(map[string]*memoryKey)} }
 
 // MemoryBackend is what [Memory] returns.
@@ -23,6 +30,9 @@ type MemoryBackend struct {
 	keys  map[string]*memoryKey // all that are not free or that somebody watches
 	fence uint64                // at least the largest token of every forgotten key
 }
+
+// ofMemory marks a grant of Memory, also one that a backend around it passes on.
+type ofMemory struct{}
 
 // Open implements core.Opener.
 func (m *MemoryBackend) Open(core.Environment) (core.Backend, error) { return m, nil }
@@ -86,7 +96,7 @@ func (m *MemoryBackend) Acquire(ctx context.Context, r core.Request) (core.Grant
 	if r.Token {
 		k.mint()
 	}
-	return k.grant(core.Grant{Key: r.Key, Owner: r.Owner, Orphan: r.Orphan}), nil
+	return k.grant(core.Grant{Key: r.Key, Owner: r.Owner, Orphan: r.Orphan, Backend: ofMemory{}}), nil
 }
 
 // Mint implements core.Backend.

@@ -41,7 +41,7 @@ type late struct{ core.Backend }
 
 func (b late) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	g, err := b.Backend.Acquire(ctx, r)
-	g.Deadline = time.Now().Add(r.TTL)
+	g.Deadline, g.Backend = time.Now().Add(r.TTL), nil // nil: not a grant of Memory
 	return g, err
 }
 
@@ -66,6 +66,9 @@ func (b bare) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core
 	return b.Backend.Extend(ctx, g, ttl)
 }
 
+// around is right, as a backend that counts or logs is.
+type around struct{ core.Backend }
+
 var wrongBackends = map[string]struct {
 	make  func(core.Backend) core.Backend
 	found string // the case of the suite that finds it
@@ -76,6 +79,7 @@ var wrongBackends = map[string]struct {
 	"narrow":   {func(b core.Backend) core.Backend { return narrow{b} }, "Acquire_LongestNames"},
 	"bare":     {func(b core.Backend) core.Backend { return bare{b} }, "Verbs_CanceledContext"},
 	"right":    {func(b core.Backend) core.Backend { return b }, ""},
+	"around":   {func(b core.Backend) core.Backend { return around{b} }, ""},
 }
 
 // Each wrong backend fails the suite. Its subtests would fail this test too, so they run in a process

@@ -74,14 +74,14 @@ end
 
 -- abstains returns for how many ms the node grants nothing because it started less than guard ms
 -- ago: it may have lost what it granted before. LASTSAVE costs nothing and is never earlier than the
--- start. A node whose ACL forbids LASTSAVE or INFO does not abstain.
+-- start. A node whose ACL forbids INFO does not abstain.
 local function abstains(guard)
   guard = tonumber(guard)
   if guard <= 0 then
     return 0
   end
   local saved = pcall('LASTSAVE')
-  if type(saved) ~= 'number' or (now() / 1000000 - saved - 1) * 1000 >= guard then
+  if type(saved) == 'number' and (now() / 1000000 - saved - 1) * 1000 >= guard then
     return 0
   end
   local info = pcall('INFO', 'server')
