@@ -33,18 +33,24 @@ func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
 				})
 				want(t, "the error", err, core.ErrLost)
 				want(t, "the error", err, context.Canceled)
-				time.Sleep(time.Second)
-				if got := status(t, other, "payout"); got != core.Orphaned {
-					t.Errorf("the key is %v, want orphaned", got)
-				}
-				ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
-				if ran {
-					t.Error("the customers are paid twice")
-				}
-				want(t, "the next DoOnce", err, core.ErrOrphaned)
+				wantOrphan(t, other)
 			})
 		})
 	}
+}
+
+// wantOrphan checks that nobody else gets the key payout.
+func wantOrphan(t *testing.T, other *core.Locker) {
+	t.Helper()
+	time.Sleep(time.Second)
+	if got := status(t, other, "payout"); got != core.Orphaned {
+		t.Errorf("the key is %v, want orphaned", got)
+	}
+	ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
+	if ran {
+		t.Error("the customers are paid twice")
+	}
+	want(t, "the next DoOnce", err, core.ErrOrphaned)
 }
 
 // As TestDoOnce_OrphanAfterLossAndError, but the function panics when its context ends.
@@ -74,15 +80,7 @@ func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
 						panic("half of the customers are paid")
 					})
 				}()
-				time.Sleep(time.Second)
-				if got := status(t, other, "payout"); got != core.Orphaned {
-					t.Errorf("the key is %v, want orphaned", got)
-				}
-				ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
-				if ran {
-					t.Error("the customers are paid twice")
-				}
-				want(t, "the next DoOnce", err, core.ErrOrphaned)
+				wantOrphan(t, other)
 			})
 		})
 	}
