@@ -94,3 +94,24 @@ func TestWiring_CalledAfterAStatusAlone(t *testing.T) {
 	})
 	s.do("POST", "/orders", "").want(t, 204, "", false)
 }
+
+// As TestWiring_CalledByTheLastHandler, but another middleware is called first and calls c.Next, as
+// Gin's own do. Nothing follows, so the handler has not run: the client must not get 200.
+func TestWiring_CalledByTheLastHandlerAfterNext(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(testutil.Locker(t))
+	var runs atomic.Int64
+	validator := func(c *gin.Context) { c.Next() }
+	s := serve(t, func(r *gin.Engine) {
+		r.POST("/orders", generated(counter(&runs), validator, ginlock.ByHeader(idempotencyKey, l)))
+		r.POST("/around", ginlock.ByHeader(idempotencyKey, l), generated(counter(&runs), validator, ginlock.LockByKey("orders", l)))
+	})
+	for _, path := range []string{"/orders", "/around"} {
+		a := s.do("POST", path, "", idempotencyKey, "k")
+		if a.status != 500 {
+			t.Errorf("%s: got %d %q after %d runs, want a refusal", path, a.status, a.body, runs.Load())
+			continue
+		}
+		a.wantProblem(t, 500, idempotency.CodeMisconfigured)
+	}
+}

@@ -153,12 +153,14 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			slog.ErrorContext(c.Request.Context(),
 				"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
 				"route", c.FullPath())
-			if past > 0 || c.Writer.Written() { // the chain has run before; a status alone is not sent yet
+			// The chain has run before, and answered. A status alone is not sent yet.
+			if c.Writer.Written() || past > 0 && c.Writer.Status() != http.StatusOK {
 				c.Abort()
 				return
 			}
-			// Nothing was done: the keys around are free, as after other refusals.
-			claim.SuggestAll(c.Request.Context(), claim.Free)
+			if past == 0 { // nothing was done: the keys around are free, as after other refusals
+				claim.SuggestAll(c.Request.Context(), claim.Free)
+			}
 			p := idempotency.RefusalOf(idempotency.CodeMisconfigured)
 			c.Header("Content-Type", "application/problem+json")
 			c.AbortWithStatusJSON(p.Status, p)
@@ -193,7 +195,8 @@ func field(name string, kind reflect.Kind) []int {
 
 // pastEnd returns 0 or more if c.Next would run nothing. With 0 the last handler of the chain has
 // called the middleware, as the code of oapi-codegen does. It would go on without the lock or the
-// claim. With more the chain has run before, or was aborted.
+// claim. With more the chain has run before or was aborted, or the last handler has called another
+// middleware before, which called c.Next.
 func pastEnd(c *gin.Context) int {
 	if index == nil || handlers == nil {
 		return -1

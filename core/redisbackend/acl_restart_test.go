@@ -24,7 +24,7 @@ func TestACL_RestartedNodeAbstainsWithoutLastsave(t *testing.T) {
 		clients = append(clients, restricted(t, n, commands))
 	}
 	fresh := redisbackend.New(clients...)
-	fresh.NewInstallation, fresh.NodeTimeout = true, time.Second // the first grant need not wait
+	fresh.NewInstallation, fresh.NodeTimeout = true, 5*time.Second // the first grant need not wait
 	first := openQuorum(t, fresh, ttl)
 	c := redisbackend.New(clients...)
 	c.NodeTimeout = time.Second
