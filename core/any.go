@@ -32,9 +32,10 @@ const (
 //
 // AcquireAny passes over sealed and orphaned keys, and keys for which the backend does not answer.
 // While one key may still become free, AcquireAny waits for it. If AcquireAny gets no lock, the
-// error depends on the keys. If the backend did not answer for one of them, the error matches
-// [ErrUnavailable]. Otherwise, if one was taken, it matches [ErrTaken]. If all keys are sealed or
-// orphaned, the error says so and matches [ErrSealed], [ErrOrphaned] or both.
+// error depends on the keys. If the backend failed for one of them, the error matches
+// [ErrUnavailable]. Otherwise, if one was taken, it matches [ErrTaken]. If there was no answer yet
+// for any of them, it matches [ErrUnavailable], too. If all keys are sealed or orphaned, the error
+// says so and matches [ErrSealed], [ErrOrphaned] or both.
 //
 // There must be 1 to 1,000 keys; duplicates are removed. If ctx carries a lock on one of keys
 // ([WithLock]), AcquireAny returns another handle on it at once. So a caller that has a slot does
@@ -197,11 +198,13 @@ func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 // lastAnswer returns the error of a caller that got none of several keys. An answer is nil if the
 // key was not asked for.
 func lastAnswer(answers []error) error {
-	var unavailable, taken, sealed, orphaned, other error
+	var unavailable, asked, taken, sealed, orphaned, other error
 	nSealed, nOrphaned := 0, 0
 	for _, err := range answers {
 		switch {
 		case err == nil:
+		case errors.Is(err, errNoAnswer): // there always is one in the first round over the keys
+			asked = err
 		case errors.Is(err, ErrUnavailable):
 			unavailable = err
 		case errors.Is(err, ErrTaken):
@@ -219,6 +222,8 @@ func lastAnswer(answers []error) error {
 		return unavailable
 	case taken != nil:
 		return taken
+	case asked != nil:
+		return asked
 	case other != nil:
 		return other
 	case sealed != nil && orphaned != nil:

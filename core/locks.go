@@ -5,6 +5,8 @@ import (
 	"errors"
 	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -48,7 +50,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	locks, complete := make(Locks, 0, len(sorted)), false
 	defer func() {
 		if !complete { // also after a panic of the backend
-			l.giveBack(ctx, waiting, locks, err)
+			l.giveBack(ctx, waiting, locks)
 		}
 	}()
 	if err = l.acquireEach(ctx, waiting, sorted, opts, s.wait == 0, &locks); err == nil {
@@ -80,18 +82,34 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 	return nil
 }
 
-// giveBack releases the locks of a call that failed with err. The release has a time of its own:
-// the call may have used up the caller's.
-func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks, err error) {
+// giveBack releases the locks of a call that failed. The release has a time of its own: the call
+// may have used up the caller's.
+func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks) {
 	releasing, stop := detach(waiting)
 	defer stop()
-	var errs []error
-	for _, k := range slices.Backward(locks) {
-		errs = append(errs, k.drop(ctx, releasing))
+	for i, err := range locks.each(func(k *Lock) error { return k.drop(ctx, releasing) }) {
+		if err != nil && !errors.Is(err, ErrLost) { // a loss is reported already
+			l.releaseFailed(locks[i].Key(), err)
+		}
 	}
-	if failed := errors.Join(errs...); failed != nil && !errors.Is(err, ErrLost) {
-		l.releaseFailed(locks[0].Key(), failed)
+}
+
+// each releases the locks, the last one first. After one that took long, the others are released at
+// once: a node that hangs must not hold up the rest.
+func (ks Locks) each(release func(*Lock) error) []error {
+	var rest sync.WaitGroup
+	errs, hangs := make([]error, len(ks)), false
+	for i, k := range slices.Backward(ks) {
+		if hangs {
+			rest.Go(func() { errs[i] = release(k) })
+			continue
+		}
+		began := time.Now()
+		errs[i] = release(k)
+		hangs = time.Since(began) >= answerDue
 	}
+	rest.Wait()
+	return errs
 }
 
 // Release releases all the locks, the last acquired first, and returns their errors joined. If ctx
@@ -103,16 +121,18 @@ func (ks Locks) Release(ctx context.Context) error {
 	}
 	releasing, cancel := detach(ctx)
 	defer cancel()
-	errs, yields := make([]error, 0, len(ks)), false
-	for _, k := range slices.Backward(ks) {
+	var yields atomic.Bool
+	errs := ks.each(func(k *Lock) error {
 		last, crowded, lost, err := k.giveUp()
-		yields = yields || crowded
+		if crowded {
+			yields.Store(true)
+		}
 		if last {
 			err = k.hold.lease.end(ctx, releasing, lost)
 		}
-		errs = append(errs, err)
-	}
-	if yields {
+		return err
+	})
+	if yields.Load() {
 		runtime.Gosched()
 	}
 	return errors.Join(errs...)
