@@ -78,8 +78,11 @@ func (c *clientConn) open(ctx context.Context) (*connection, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect: %w", err)
 	}
-	remote := cn.wire.RemoteAddr().String()
-	c.remote.Store(&remote)
+	// The connection of a Dialer may have no address.
+	if addr := cn.wire.RemoteAddr(); addr != nil {
+		remote := addr.String()
+		c.remote.Store(&remote)
+	}
 	if life := c.life(); life > 0 {
 		cn.end = time.Now().Add(life)
 	}

@@ -8,11 +8,15 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
+
+// slotsLife is how old the slots of a Redis Cluster may be before they are asked for again.
+const slotsLife = 2 * time.Second
 
 // cluster routes calls to the masters of a Redis Cluster. Each shard is a node of its own, so that
 // a hung one cannot touch another.
@@ -35,8 +39,15 @@ type cluster struct {
 func newClientCluster(client *redis.ClusterClient, newNode func(*redis.Client) *node) *cluster {
 	asked := &askConn{cluster: client}
 	var known atomic.Bool // the slots were asked for
+	var asking atomic.Int64
 	find := func(ctx context.Context, key string) (string, error) {
 		if known.Load() {
+			// A master that is gone sends no MOVED, and go-redis asks once a minute. So the slots
+			// are asked for in the background.
+			now := time.Now().UnixNano()
+			if last := asking.Load(); time.Duration(now-last) > slotsLife && asking.CompareAndSwap(last, now) {
+				client.ReloadState(ctx)
+			}
 			master, err := client.MasterForKey(ctx, key)
 			if err != nil {
 				return "", err

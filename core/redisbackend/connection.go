@@ -22,9 +22,8 @@ const (
 
 // connection is one connection to Redis, used by one goroutine at a time.
 type connection struct {
-	client *redis.Client
-	conn   *redis.Conn // keeps the client's only connection
-	wire   net.Conn    // the same
+	client *redis.Client // has one connection, and is not used after its first answer
+	wire   net.Conn      // that connection
 	reader *bufio.Reader
 	buffer []byte
 
@@ -55,9 +54,10 @@ func newConnection(ctx context.Context, options redis.Options) (*connection, err
 	if err != nil {
 		return nil, err
 	}
-	cn := &connection{client: client, conn: client.Conn(), wire: wire}
+	cn := &connection{client: client, wire: wire}
 	// A server that forbids PING answers, too.
-	if err := cn.conn.Ping(ctx).Err(); err != nil && (!initialized || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
+	// A redis.Conn would panic here if there is a StreamingCredentialsProvider.
+	if err := client.Ping(ctx).Err(); err != nil && (!initialized || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
 		cn.close()
 		return nil, err
 	}
@@ -89,7 +89,6 @@ func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After
 
 func (cn *connection) close() {
 	_ = cn.wire.Close()
-	_ = cn.conn.Close()
 	_ = cn.client.Close()
 }
 
