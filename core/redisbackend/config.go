@@ -58,6 +58,8 @@ func New(clients ...redis.UniversalClient) Config { return Config{Clients: clien
 
 // Pools returns the backend on redsync pools: go-redis, redigo, rueidis or valkey. 3, 5 or 7 are a
 // quorum. Waiters poll. Switch off the retries of the pool's own client (go-redis: MaxRetries -1).
+// Pass no pool of a redis.Ring, which moves keys when a server fails: two may hold a lock then. A
+// pool does not show what is behind it, so Pools cannot refuse it as New does.
 func Pools(pools ...redsyncredis.Pool) Config { return Config{Pools: pools} }
 
 // Drive returns the backend on another client library. It is for the drivers of this project, such
