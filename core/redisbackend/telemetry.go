@@ -21,10 +21,10 @@ func observe(m metric.Meter, nodes func() []*node) (end func() error, err error)
 		g, errs[i] = m.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		return g
 	}
-	down := counter(0, "onelane.subscriptions.down", "{subscription}", "1 if the pub/sub connection to a Redis is down while callers wait for it, or was refused, else 0.")
+	down := counter(0, "onelane.subscriptions.down", "{subscription}", "Backends of this process whose pub/sub connection to a Redis is down while callers wait for it, or was refused.")
 	cleanUps := counter(1, "onelane.cleanups.waiting", "{cleanup}", "Keys of failed calls that are to be released.")
 	stuck := counter(2, "onelane.calls.stuck", "{call}", "Calls that were given up and whose pool has not returned.")
-	excluded := counter(3, "onelane.nodes.excluded", "{node}", "1 for a node of a quorum that has no vote now, by reason.")
+	excluded := counter(3, "onelane.nodes.excluded", "{node}", "Backends of this process for which a node of a quorum has no vote now, by reason.")
 	unanswered, err := m.Int64ObservableCounter("onelane.calls.unanswered", metric.WithUnit("{call}"),
 		metric.WithDescription("Calls that had no answer in time or could not connect."))
 	errs[4] = err
