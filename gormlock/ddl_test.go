@@ -64,6 +64,8 @@ func TestTransaction_DDL(t *testing.T) {
 				return boom
 			}), boom)
 			wantLeft(t, db, 42, 10)
+			// A group returns the error at once, and then ends its transaction.
+			eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 			wantIdle(t, db, l, "k")
 		}
 		ok(t, "single", db.Scopes(gormlock.Guard("k")).Exec("CREATE TABLE extra (id INT)").Error)
