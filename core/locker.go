@@ -163,9 +163,12 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context
 // releaseAfter releases k after a function that returned err or panicked, and returns the error of
 // Do.
 func (l *Locker) releaseAfter(ctx context.Context, k *Lock, failed bool, err error) error {
-	if lost := k.Err(); failed && k.hold.lease.orphan > 0 && errors.Is(lost, ErrLost) {
+	over := k.Err()
+	// After Close nothing renews a lease, and its end is no loss.
+	ended := errors.Is(over, ErrLost) || errors.Is(over, ErrClosed) && !time.Now().Before(k.Deadline())
+	if failed && k.hold.lease.orphan > 0 && ended {
 		k.Lapse() // the function stopped somewhere in the middle: Release would free the orphan
-		return errors.Join(err, lost)
+		return errors.Join(err, over)
 	}
 	released := k.Release(ctx)
 	switch {

@@ -22,6 +22,8 @@ const releaseGrace = 100 * time.Millisecond
 // run alone. If the backend did not answer, the error matches [ErrUnavailable], or ctx's error if
 // ctx ended first. The second call returns [ErrReleased].
 func (k *Lock) Release(ctx context.Context) error {
+	releasing, cancel := detach(ctx) // first: giveUp ends the lock's own context, which ctx may be
+	defer cancel()
 	last, crowded, lost, err := k.giveUp()
 	if crowded {
 		runtime.Gosched()
@@ -29,8 +31,6 @@ func (k *Lock) Release(ctx context.Context) error {
 	if !last {
 		return err
 	}
-	releasing, cancel := detach(ctx)
-	defer cancel()
 	return k.hold.lease.end(ctx, releasing, lost)
 }
 

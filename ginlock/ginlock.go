@@ -150,11 +150,15 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			return
 		}
 		if past := pastEnd(c); past >= 0 {
+			answered := c.Writer.Written() || past > 0 && c.Writer.Status() != http.StatusOK
+			if answered && c.IsAborted() { // a middleware that was called before has refused
+				return
+			}
 			slog.ErrorContext(c.Request.Context(),
 				"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
 				"route", c.FullPath())
 			// The chain has run before, and answered. A status alone is not sent yet.
-			if c.Writer.Written() || past > 0 && c.Writer.Status() != http.StatusOK {
+			if answered {
 				c.Abort()
 				return
 			}

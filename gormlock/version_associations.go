@@ -78,6 +78,7 @@ func settle(db *gorm.DB, upsert clause.OnConflict) (updated int64) {
 			switch {
 			case !m.CanAddr() || !exists && versionIn(s, f, m) == 0:
 				continue
+			case db.Error != nil: // sessions inherit it, and adding theirs would double its text
 			case !exists && !upsert.UpdateAll && len(upsert.DoUpdates) == 0:
 				refuse(db, ErrStale, "a row that was read is gone")
 			case !exists: // or the database returns its key as another text

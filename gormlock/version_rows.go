@@ -3,6 +3,7 @@ package gormlock
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 
 	"gorm.io/gorm"
@@ -171,8 +172,12 @@ func (v *versions) demand(db *gorm.DB) (withdraw func()) {
 			"which needs a transaction")
 	}
 	var rows []clause.Expression
-	for _, r := range v.rows {
-		rows = append(rows, clause.And(append(r.key, clause.And(v.is(r.version)))...))
+	for part := range slices.Chunk(v.rows, 100) { // SQLite refuses a thousand ORs in a row
+		var or []clause.Expression
+		for _, r := range part {
+			or = append(or, clause.And(append(r.key, clause.And(v.is(r.version)))...))
+		}
+		rows = append(rows, clause.And(clause.Or(or...)))
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(rows...))}
 	if where, _ := s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/auth"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
@@ -67,8 +68,25 @@ func ownOptions(o *redis.Options) (own redis.Options) {
 	own.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	own.AutoPipelineOptions, own.Limiter = nil, nil
 	own.DisableIdentity = true // it would be one more round trip
+	if p := own.StreamingCredentialsProvider; p != nil {
+		own.StreamingCredentialsProvider = current{p}
+	}
 	return own
 }
+
+// current asks a provider for its credentials and passes on no later ones. For those go-redis would
+// send AUTH on a connection that the backend uses, and read the answer to another command.
+type current struct{ auth.StreamingCredentialsProvider }
+
+func (p current) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.UnsubscribeFunc, error) {
+	return p.StreamingCredentialsProvider.Subscribe(new(deaf))
+}
+
+// deaf has a size, because a provider tells its listeners apart by their addresses.
+type deaf struct{ _ byte }
+
+func (*deaf) OnNext(auth.Credentials) {}
+func (*deaf) OnError(error)           {}
 
 // open makes a connection.
 func (c *clientConn) open(ctx context.Context) (*connection, error) {

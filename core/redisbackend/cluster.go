@@ -40,11 +40,12 @@ func newClientCluster(client *redis.ClusterClient, newNode func(*redis.Client) *
 	asked := &askConn{cluster: client}
 	var known atomic.Bool // the slots were asked for
 	var asking atomic.Int64
+	began := time.Now() // the wall clock may be set back
 	find := func(ctx context.Context, key string) (string, error) {
 		if known.Load() {
 			// A master that is gone sends no MOVED, and go-redis asks once a minute. So the slots
 			// are asked for in the background.
-			now := time.Now().UnixNano()
+			now := int64(time.Since(began))
 			if last := asking.Load(); time.Duration(now-last) > slotsLife && asking.CompareAndSwap(last, now) {
 				client.ReloadState(ctx)
 			}

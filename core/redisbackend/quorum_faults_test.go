@@ -323,3 +323,21 @@ func TestQuorum_HungMajority(t *testing.T) {
 		return err == nil
 	})
 }
+
+// An operator restarts the masters of a quorum as docs/quorum.md says. They come back empty, because
+// no log is needed for leases. A leader holds its lock meanwhile.
+func TestQuorum_RestartsAsDocumentedKeepTheLock(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	nodes := testutil.Cluster(t, 3)
+	c := redisbackend.New(nodes.Clients()...)
+	c.NodeTimeout = time.Second
+	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k") // waits until the nodes abstain no more
+	for i, node := range nodes {
+		if i > 0 {
+			time.Sleep(2*ttl + 2*time.Second)
+		}
+		node.Restart()
+	}
+	ok(t, "the lock", errors.Join(k.Err(), k.Release(t.Context())))
+}
