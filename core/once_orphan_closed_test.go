@@ -10,8 +10,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// As TestDoOnce_OrphanAfterLossAndError, but the Locker was closed: nothing renews the lease, and the
-// function notices the end of its context only after the lease has ended. Others see the orphan by then.
+// As TestDoOnce_OrphanAfterLossAndError, but the Locker was closed, so nothing renews the lease. When
+// the function returns, others see the orphan already.
 func TestDoOnce_OrphanAfterCloseAndError(t *testing.T) {
 	t.Parallel()
 	for name, do := range map[string]func(l *core.Locker, fn func(context.Context) error) error{

@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// One function may call several middlewares. If the first one refuses the request, there is nothing left
-// to protect, and the log must not say that the wiring is wrong: anybody could fill the log.
+// One function may call several middlewares. If the first one refuses the request, nothing is left to
+// protect. Then the log must not say that the wiring is wrong: anybody could fill the log.
 func TestWiring_CalledAfterARefusal(t *testing.T) {
 	l := idempotency.WithLocker(testutil.Locker(t))
 	s := serve(t, func(r *gin.Engine) {

@@ -3,9 +3,11 @@ package idempotency
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -253,8 +255,12 @@ func (w *recorder) changedLate() bool { return !maps.EqualFunc(w.written, w.Head
 // passedOn reports whether the answer is the refusal of another server, which may have run the
 // request or may be running it.
 func (w *recorder) passedOn() bool {
+	body := w.body
+	if packed, err := gzip.NewReader(bytes.NewReader(body)); err == nil { // a reverse proxy passes it on packed
+		body, _ = io.ReadAll(io.LimitReader(packed, longestRefusal))
+	}
 	var p Refusal
-	return bytes.Contains(w.body, []byte(problemType)) && json.Unmarshal(w.body, &p) == nil &&
+	return bytes.Contains(body, []byte(problemType)) && json.Unmarshal(body, &p) == nil &&
 		p.Type == problemType+p.Code && claim.MayHaveRun(p.Code)
 }
 

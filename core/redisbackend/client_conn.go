@@ -76,7 +76,9 @@ func ownOptions(o *redis.Options) (own redis.Options) {
 
 // current asks a provider for its credentials and passes on no later ones. For those go-redis would
 // send AUTH on a connection that the backend uses, and read the answer to another command.
-type current struct{ auth.StreamingCredentialsProvider }
+type current struct {
+	auth.StreamingCredentialsProvider
+}
 
 func (p current) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.UnsubscribeFunc, error) {
 	return p.StreamingCredentialsProvider.Subscribe(new(deaf))
