@@ -1,7 +1,3 @@
-// core/release_own_context_test.go
-//
-// Fails today with:
-//
 //	Release: core: key "k": the caller's context ended: context canceled: no answer
 //
 // (without that check, the next one says: the key is held)

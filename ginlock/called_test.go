@@ -1,6 +1,8 @@
 package ginlock_test
 
 import (
+	"bytes"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 
@@ -113,5 +115,24 @@ func TestWiring_CalledByTheLastHandlerAfterNext(t *testing.T) {
 			continue
 		}
 		a.wantProblem(t, 500, idempotency.CodeMisconfigured)
+	}
+}
+
+// One function may call several middlewares. If the first one refuses the request, nothing is left
+// to protect. Then the log must not say that the wiring is wrong: anybody could fill the log.
+func TestWiring_CalledAfterARefusal(t *testing.T) {
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		lock := ginlock.LockByKey("orders", l)
+		login := func(c *gin.Context) { c.AbortWithStatus(401) }
+		r.POST("/orders", func(c *gin.Context) { login(c); lock(c) }, func(c *gin.Context) { c.Status(204) })
+	})
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	s.do("POST", "/orders", "").want(t, 401, "", false)
+	if log.Len() > 0 {
+		t.Errorf("the log of a request that was refused: %s", log.String())
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -133,8 +134,12 @@ func contextOf(r *http.Request) *gin.Context {
 	return r.Context().Value(requestKey{}).(*request).c
 }
 
-// adapt turns a middleware of net/http into one of Gin.
+// adapt turns a middleware of net/http into one of Gin. It panics if it cannot see where in Gin's
+// chain it stands: a handler could then run without its lock, and nobody would notice.
 func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
+	if index == nil || handlers == nil {
+		panic("ginlock: the Context of this version of Gin has other fields: use Gin v1.12, or a later version of onelane")
+	}
 	h := middleware(http.HandlerFunc(next))
 	var warned sync.Once
 	return func(c *gin.Context) {
@@ -187,11 +192,12 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 }
 
 // Gin does not show these fields of its Context.
-var index, handlers = field("index", reflect.Int8), field("handlers", reflect.Slice)
+var index = field("index", reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Int)
+var handlers = field("handlers", reflect.Slice)
 
 // field returns where a field of gin.Context is, or nil with another version of Gin.
-func field(name string, kind reflect.Kind) []int {
-	if f, ok := reflect.TypeFor[gin.Context]().FieldByName(name); ok && f.Type.Kind() == kind {
+func field(name string, kinds ...reflect.Kind) []int {
+	if f, ok := reflect.TypeFor[gin.Context]().FieldByName(name); ok && slices.Contains(kinds, f.Type.Kind()) {
 		return f.Index
 	}
 	return nil
@@ -202,9 +208,6 @@ func field(name string, kind reflect.Kind) []int {
 // claim. With more the chain has run before or was aborted, or the last handler has called another
 // middleware before, which called c.Next.
 func pastEnd(c *gin.Context) int {
-	if index == nil || handlers == nil {
-		return -1
-	}
 	v := reflect.ValueOf(c).Elem()
 	return int(v.FieldByIndex(index).Int()) + 1 - v.FieldByIndex(handlers).Len()
 }

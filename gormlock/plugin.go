@@ -76,6 +76,9 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	if err := checkCallbacks(db); err != nil {
 		return err
 	}
+	if !namesKnown() {
+		return errNames
+	}
 	// After a later gorm.Open with the same gorm.Config, db.ConnPool is that of the other database.
 	own, shared := db.Statement.ConnPool, db.ConnPool
 	if reflect.TypeOf(own) != reflect.TypeOf(shared) || reflect.ValueOf(own).Comparable() && own != shared {
@@ -127,7 +130,9 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 		if wrapped == inner.ConnPool {
 			return inner, err
 		}
-		return &gorm.PreparedStmtDB{ConnPool: wrapped, Mux: inner.Mux, Stmts: inner.Stmts}, err
+		session := *inner // with the fields of later versions
+		session.ConnPool = wrapped
+		return &session, err
 	case gorm.TxCommitter:
 		return nil, fmt.Errorf("gormlock: %w", ErrUnmanagedTransaction)
 	case gorm.TxBeginner, gorm.ConnPoolBeginner:

@@ -1,12 +1,17 @@
 package gormlock
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"runtime"
 	"strings"
+	"sync"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
+	"gorm.io/gorm/logger"
 )
 
 const (
@@ -89,6 +94,26 @@ func calledMethod() string {
 		}
 	}
 }
+
+var errNames = errors.New("gormlock: the stack does not name GORM's methods as guards expect: " +
+	"use GORM v1.31 or a later version of onelane, and keep the names of gorm.io/gorm when you obfuscate")
+
+// namesKnown reports whether calledMethod finds associationsOfSet in the stack. It asks a database
+// that is connected to nothing. GORM does not promise that name.
+var namesKnown = sync.OnceValue(func() bool {
+	type probe struct{ ID int }
+	db, err := gorm.Open(nil, &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		return false
+	}
+	called := ""
+	_ = db.Callback().Query().Register("gormlock:probe", func(tx *gorm.DB) {
+		called = calledMethod()
+		_ = tx.AddError(gorm.ErrDryRunModeUnsupported) // and Set stops
+	})
+	_, _ = gorm.G[probe](db).Set(clause.Association{Type: clause.OpCreate}).Update(context.Background())
+	return called == associationsOfSet
+})
 
 // methodName returns a method of calledMethod as users write it.
 func methodName(method string) string {

@@ -1,4 +1,3 @@
-// gormlock/version_batch_error_test.go
 package gormlock_test
 
 import (
@@ -13,9 +12,6 @@ import (
 
 // TestVersion_StaleBatchErrsOnce: a batch whose first row is stale stops there, and says so once. The
 // text must not grow with the rows behind it.
-//
-// Without the mend, on every database: "Save of 12 rows: the error has 358398 bytes and says 2048
-// times that a row is stale". It doubles with each row: 20 rows are 90 MB, 30 rows kill the process.
 func TestVersion_StaleBatchErrsOnce(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

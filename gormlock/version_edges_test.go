@@ -209,3 +209,18 @@ func TestVersion_DeletedAndRolledBack(t *testing.T) {
 		ok(t, "Update", db.Model(&gone[0]).Update("taken", true).Error)
 	})
 }
+
+// TestVersion_LargeBatch: as many rows as GORM writes without a version.
+func TestVersion_LargeBatch(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine := make([]Account, 1200)
+		ok(t, "Create", db.Create(&mine).Error)
+		ok(t, "Update", db.Model(&mine).Update("balance", gorm.Expr("balance + 1")).Error)
+		for _, i := range []int{0, 99, 100, 1199} {
+			wantVersion(t, "Update", mine[i].Version, 2)
+			wantRow(t, "Update", db, mine[i].ID, 1, 2)
+		}
+		ok(t, "Delete", db.Delete(&mine).Error)
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,10 +29,16 @@ const (
 	// followTime is how long a connection that Sentinel chose is used before the next one asks
 	// Sentinel again. A master that was replaced may go on to answer us.
 	followTime = 3 * time.Second
-
-	// sentinelAddr is the address that go-redis gives to all Sentinel clients.
-	sentinelAddr = "FailoverClient"
 )
+
+// sentinelAddr returns the address that go-redis gives to all Sentinel clients. go-redis does not
+// promise it, so a client is asked. With a wrong one, connections to a master that was replaced
+// would stay.
+var sentinelAddr = sync.OnceValue(func() string {
+	client := redis.NewFailoverClient(&redis.FailoverOptions{SentinelAddrs: []string{"localhost:26379"}}) // dials nothing
+	defer client.Close()
+	return client.Options().Addr
+})
 
 // clientConn reaches one Redis over connections of its own, with the options of a go-redis client.
 // It does not use the client's connection pool: the application may exhaust that.
@@ -112,14 +119,14 @@ func (c *clientConn) open(ctx context.Context) (*connection, error) {
 // life returns how long a connection is used, or 0 for ever.
 func (c *clientConn) life() time.Duration {
 	life := c.options.ConnMaxLifetime
-	if c.options.Addr == sentinelAddr && (life <= 0 || life > followTime) {
+	if c.options.Addr == sentinelAddr() && (life <= 0 || life > followTime) {
 		return followTime
 	}
 	return max(life, 0)
 }
 
 func (c *clientConn) Address() string {
-	if remote := c.remote.Load(); remote != nil && c.options.Addr == sentinelAddr {
+	if remote := c.remote.Load(); remote != nil && c.options.Addr == sentinelAddr() {
 		return *remote
 	}
 	return c.options.Addr

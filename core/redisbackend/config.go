@@ -211,7 +211,7 @@ func (c Config) valid() error {
 		if _, cluster := client.(*redis.ClusterClient); !ok && (!cluster || n > 1) {
 			return fmt.Errorf("client %d is a %T; pass a *redis.Client for each Redis, or one *redis.ClusterClient", i+1, client)
 		}
-		if !ok || n < 3 || one.Options().Addr == sentinelAddr {
+		if !ok || n < 3 || one.Options().Addr == sentinelAddr() {
 			continue
 		}
 		if err := once(seen, i, one.Options().Addr); err != nil {

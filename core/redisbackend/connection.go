@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -54,25 +55,48 @@ func newConnection(ctx context.Context, options redis.Options) (*connection, err
 	if err != nil {
 		return nil, err
 	}
-	cn := &connection{client: client, wire: wire}
+	cn := &connection{client: client, wire: wire.Conn}
 	// A server that forbids PING answers, too.
 	// A redis.Conn would panic here if there is a StreamingCredentialsProvider.
 	if err := client.Ping(ctx).Err(); err != nil && (!initialized || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
 		cn.close()
 		return nil, err
 	}
+	wire.over.Store(true)
 	cn.reader = bufio.NewReaderSize(cn, largeChunk)
 	return cn, nil
 }
 
 var errOneConnection = errors.New("redisbackend: this client has one connection, and it ended")
 
+// lent is a connection that go-redis has for the handshake. After that go-redis can neither write nor
+// read: a command of its own would shift the answers to ours.
+type lent struct {
+	net.Conn
+	over atomic.Bool
+}
+
+func (l *lent) Read(b []byte) (int, error) {
+	if l.over.Load() {
+		return 0, net.ErrClosed
+	}
+	return l.Conn.Read(b)
+}
+
+func (l *lent) Write(b []byte) (int, error) {
+	if l.over.Load() {
+		return 0, net.ErrClosed
+	}
+	return l.Conn.Write(b)
+}
+
 // dial returns a client whose only connection is wire.
-func dial(ctx context.Context, options redis.Options) (client *redis.Client, wire net.Conn, err error) {
-	wire, err = options.Dialer(ctx, options.Network, options.Addr)
+func dial(ctx context.Context, options redis.Options) (client *redis.Client, wire *lent, err error) {
+	made, err := options.Dialer(ctx, options.Network, options.Addr)
 	if err != nil {
 		return nil, nil, err
 	}
+	wire = &lent{Conn: made}
 	used := false
 	options.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		if used {

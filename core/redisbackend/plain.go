@@ -3,6 +3,7 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -48,10 +49,13 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 	default:
 		return g, r, n, err
 	}
-	value, held := set.Value.(string)
+	value, text := set.Value.(string)
 	switch {
-	case !held:
+	case set.Value == nil:
 		return grant(q, r.sent), r, n, nil
+	case !text: // nil alone says that nobody had the key
+		return g, r, n, n.unavailable(q.Key, fmt.Errorf(
+			"redisbackend: SET answered %T instead of a text; check whether a proxy changes answers", set.Value))
 	case value == q.Owner:
 		// A try before was granted, and its reply was lost.
 		first := grant(q, r.sent.Add(-q.TTL))

@@ -394,3 +394,16 @@ func TestBatch_BehindARoutingProxy(t *testing.T) {
 		t.Errorf("%d locks are on the wrong master", n)
 	}
 }
+
+// Nil alone says that nobody had the key.
+func TestAcquire_OddAnswerToSet(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, testutil.Redis(t).Client())
+	f.odd["SET"] = func([]string) (any, error) { return int64(0), nil }
+	b := open(t, one(f.client(t)))
+	g, err := b.Acquire(t.Context(), core.Request{Key: "k", Owner: "me/1", TTL: time.Minute})
+	if err == nil {
+		t.Fatalf("granted until %v, although nothing was set", g.Deadline)
+	}
+	want(t, "Acquire", err, core.ErrUnavailable)
+}

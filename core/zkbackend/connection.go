@@ -92,9 +92,11 @@ func (l *line) SetReadDeadline(t time.Time) error {
 func (l *line) Write(p []byte) (int, error) {
 	if l.forget {
 		l.forget = false
-		const seen = 8 // where the first message has the last zxid
-		p = slices.Clone(p)
-		clear(p[seen : seen+8])
+		const seen = 8        // where the first message has the last zxid
+		if len(p) >= seen+8 { // a later library may send it in parts
+			p = slices.Clone(p)
+			clear(p[seen : seen+8])
+		}
 	}
 	if _, err := l.Conn.Write(p); err != nil {
 		_ = l.Conn.Close()
