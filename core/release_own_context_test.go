@@ -1,6 +1,3 @@
-//	Release: core: key "k": the caller's context ended: context canceled: no answer
-//
-// (without that check, the next one says: the key is held)
 package core_test
 
 import (

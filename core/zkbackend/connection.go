@@ -92,8 +92,9 @@ func (l *line) SetReadDeadline(t time.Time) error {
 func (l *line) Write(p []byte) (int, error) {
 	if l.forget {
 		l.forget = false
-		const seen = 8        // where the first message has the last zxid
-		if len(p) >= seen+8 { // a later library may send it in parts
+		// Where the first message has the last zxid. A later library may send it in parts.
+		const seen = 8
+		if len(p) >= seen+8 {
 			p = slices.Clone(p)
 			clear(p[seen : seen+8])
 		}
