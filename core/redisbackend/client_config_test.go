@@ -100,7 +100,7 @@ func TestClient_CredentialsChangeWhileItConnects(t *testing.T) {
 		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := new(net.Dialer).DialContext(ctx, network, addr)
 			return watched{c, &auths}, err
-		}})), core.WithOutageWait(0))
+		}})))
 	for range 20 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		_, err := l.TryAcquire(ctx, "k")

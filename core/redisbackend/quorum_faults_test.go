@@ -227,7 +227,7 @@ func restartAll(t *testing.T, c redisbackend.Config, nodes testutil.Nodes, ttl t
 // With the two grants that are left of a lock on three nodes, and an empty one, two could hold the key.
 func TestQuorum_RestartedNodeAbstains(t *testing.T) {
 	t.Parallel()
-	const ttl = 3 * time.Second
+	const ttl = 5 * time.Second
 	nodes := testutil.Cluster(t, 3)
 	c := redisbackend.New(nodes.Clients()...)
 	c.NodeTimeout = time.Second
@@ -328,7 +328,7 @@ func TestQuorum_HungMajority(t *testing.T) {
 // no log is needed for leases. A leader holds its lock meanwhile.
 func TestQuorum_RestartsAsDocumentedKeepTheLock(t *testing.T) {
 	t.Parallel()
-	const ttl = 3 * time.Second
+	const ttl = 5 * time.Second
 	nodes := testutil.Cluster(t, 3)
 	c := redisbackend.New(nodes.Clients()...)
 	c.NodeTimeout = time.Second
