@@ -71,8 +71,9 @@ func ExampleOnce() {
 	if err := db.Use(gormlock.New(locker)); err != nil {
 		log.Fatal(err)
 	}
+	ctx := context.Background() // in a handler, the request's
 	for range 3 {
-		receipt, err := gormlock.Once(context.Background(), db, "pay:order-7", func(tx *gorm.DB) (Payment, error) {
+		receipt, err := gormlock.Once(ctx, db, "pay:order-7", func(tx *gorm.DB) (Payment, error) {
 			p := Payment{Amount: 10}
 			return p, tx.Create(&p).Error
 		}, gormlock.Fingerprint([]byte("10 EUR"))) // another amount under this key is ErrMismatch

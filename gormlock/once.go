@@ -102,11 +102,12 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 
 // ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of a name,
 // which separates several effects of one request, the prefix of the Locker, and the key of the
-// request's claim. With this key, Once returns [ErrMismatch] if the payload or, without a
-// principal, the credentials are not those of the first request. With a [Fingerprint], Once
-// compares that instead. Without a claim in ctx, or with one of RefuseRepeats alone, ClaimKey
-// returns "", which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context does not
-// carry the claim.
+// request's claim. Pass the request's context to Once, too: it has what Once compares. Once then
+// returns [ErrMismatch] if the payload or, without a principal, the credentials are not those of
+// the first request. With another context, such as context.Background(), Once compares nothing.
+// With a [Fingerprint], Once compares that instead. Without a claim in ctx, or with one of
+// RefuseRepeats alone, ClaimKey returns "", which Once refuses. In Gin pass c.Request.Context(),
+// because a *gin.Context does not carry the claim.
 func ClaimKey(ctx context.Context, name string) string {
 	k, ok := claim.Keyed(ctx)
 	if !ok {
@@ -114,14 +115,14 @@ func ClaimKey(ctx context.Context, name string) string {
 	}
 	whole, hashed := claimPart(k)
 	key := core.Join(name) + whole
-	if len(key) > maxOnceKey {
+	if len(key) > maxOnceKey || !k.Plain() { // Once locks the key, too
 		key = core.Join(name) + hashed
 	}
 	return key
 }
 
 // claimPart returns the end of the keys that ClaimKey makes of a claim, and the one for a key that
-// would be too long.
+// would be too long, or that core refuses.
 func claimPart(k *claim.Claim) (whole, hashed string) {
 	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(k.Key())))
 	return ":" + core.Join(k.Namespace(), k.Key()), ":" + core.Join(k.Namespace(), "sha256", sum)

@@ -83,3 +83,33 @@ func TestClaimKey_TwoPrefixes(t *testing.T) {
 		t.Errorf("the keys are %v", keys)
 	}
 }
+
+// A claim takes each key: core gets a hash of one that it would refuse. The key of Once is the key of
+// a lock, too, so ClaimKey must do the same. Braces are frequent: net/http writes them into patterns,
+// and ByKey into its templates. docs/migration.md tells users of redsync to set WithPrefix("").
+func TestClaimKey_TextThatCoreRefuses(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		l := locker(t, backendtest.Memory(), core.WithPrefix(""))
+		ok(t, "Use", db.Use(gormlock.New(l)))
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		keys := []string{
+			core.Join("", "ann", "POST", "shop", "POST /orders/{id}/pay", "Idempotency-Key", "k1"),
+			core.Join("", "ann", "POST", "shop", "/pay", "key {json.order.id}", "7"),
+			core.Join("", "ann", "POST", "shop", "/pay", "Idempotency-Key", "{k2}"),
+			core.Join("", "J\xfcrgen", "POST", "shop", "/pay", "Idempotency-Key", "k3"), // not UTF-8
+		}
+		for _, key := range keys {
+			for range 2 { // the second one gets the first result
+				underClaim(t, l, claim.Request{Key: key}, func(ctx context.Context) {
+					_, err := gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), charge)
+					ok(t, "Once under the claim "+key, err)
+				})
+			}
+		}
+		if n := orders(t, db); n != int64(len(keys)) {
+			t.Errorf("%d orders, want %d", n, len(keys))
+		}
+	})
+}

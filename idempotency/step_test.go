@@ -402,3 +402,46 @@ func TestStep_ReasonOfUndoIsAStep(t *testing.T) {
 		t.Errorf("%d seats are booked, and %d are paid for: want none", booked, paid)
 	}
 }
+
+// The first run ends between the charge and the seat. With RunAgain a retry skips the charge. Step
+// alone lets nothing run again.
+func TestStep_SecondRunAfterCrash(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		opts []idempotency.HTTPOption
+		want int
+	}{
+		"Step alone":        {nil, http.StatusConflict},
+		"Step and RunAgain": {[]idempotency.HTTPOption{idempotency.RunAgain()}, http.StatusOK},
+	} {
+		charges, seats := 0, 0
+		l := lockerWith(t, backendtest.Memory(), time.Second)
+		h := idempotency.ByHeader("Idempotency-Key", append(tc.opts, idempotency.WithLocker(l),
+			idempotency.Principal(anyone))...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, err := idempotency.Step(r.Context(), "charge", func(context.Context) (int, error) { charges++; return charges, nil })
+			must(t, err)
+			if charges == 1 && seats == 0 && r.Header.Get("X-Try") == "1" {
+				panic("crash")
+			}
+			_, err = idempotency.Step(r.Context(), "seat", func(context.Context) (int, error) { seats++; return seats, nil })
+			must(t, err)
+		}))
+		send := func(try string) (w *httptest.ResponseRecorder) {
+			defer func() { _ = recover() }()
+			r := httptest.NewRequest(http.MethodPost, "/book", strings.NewReader("{}"))
+			r.Header.Set("Idempotency-Key", "k")
+			r.Header.Set("X-Try", try)
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			return w
+		}
+		send("1")
+		var w *httptest.ResponseRecorder
+		for w = send("2"); w.Header().Get("Retry-After") != ""; w = send("2") { // the first one's lease has not ended
+			time.Sleep(10 * time.Millisecond)
+		}
+		if w.Code != tc.want || charges != 1 {
+			t.Errorf("%s: %d after %d charges and %d seats, want %d", name, w.Code, charges, seats, tc.want)
+		}
+	}
+}

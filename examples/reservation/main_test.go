@@ -271,3 +271,21 @@ func TestSale_AgainAfterItsTime(t *testing.T) {
 		}
 	})
 }
+
+// Units that cannot be put back are not lost: the reservation stays, and the next sweep tries again. On
+// MariaDB, KILL QUERY may end the UPDATE of the stock and answer success (docs/gorm.md: "look at
+// RowsAffected"). A missing row answers the same on each database.
+func TestSale_UnitsNotPutBack(t *testing.T) {
+	onSale(t, 5, func(t *testing.T, s *sale) {
+		ok(t, "reserve", s.reserve(t.Context(), "ann", 42, 2))
+		ok(t, "Update", s.db.Model(&Stock{}).Where("sku = ?", 42).Update("sku", 43).Error)
+		if err := s.cancel(t.Context(), "ann"); err == nil {
+			t.Error("it is canceled, and its units went nowhere")
+		}
+		ok(t, "Update", s.db.Model(&Stock{}).Where("sku = ?", 43).Update("sku", 42).Error)
+		ok(t, "cancel again", s.cancel(t.Context(), "ann"))
+		if left := s.remaining(t); left != 5 {
+			t.Errorf("%d units are left, want 5", left)
+		}
+	})
+}

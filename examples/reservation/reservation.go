@@ -147,8 +147,12 @@ func (s *shop) giveBack(ctx context.Context, r Reservation) error {
 		if moved.Error != nil || moved.RowsAffected == 0 {
 			return moved.Error
 		}
-		return tx.Model(&Stock{}).Where("sku = ?", r.SKU).
-			Update("remaining", gorm.Expr("remaining + ?", r.Units)).Error
+		back := tx.Model(&Stock{}).Where("sku = ?", r.SKU).
+			Update("remaining", gorm.Expr("remaining + ?", r.Units))
+		if back.Error == nil && back.RowsAffected == 0 { // MariaDB may say so after KILL QUERY
+			return gorm.ErrRecordNotFound
+		}
+		return back.Error
 	}, gormlock.Reopen())
 }
 

@@ -86,6 +86,9 @@ func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 // Key returns the key as it was passed to Begin.
 func (k *Claim) Key() string { return k.key }
 
+// Plain reports whether core takes the key as it is. Otherwise the claim's lock has a hash of it.
+func (k *Claim) Plain() bool { return k.name == KeyPrefix+k.key }
+
 // Fingerprint returns the fingerprint of the request.
 func (k *Claim) Fingerprint() Fingerprint { return k.fingerprint }
 
