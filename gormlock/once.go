@@ -121,8 +121,8 @@ func ClaimKey(ctx context.Context, name string) string {
 	return key
 }
 
-// claimPart returns the end of the keys that ClaimKey makes of a claim, and the one for a key that
-// would be too long, or that core refuses.
+// claimPart returns the end of the keys that ClaimKey makes of a claim. The second one is for a key
+// that is too long, or that core refuses.
 func claimPart(k *claim.Claim) (whole, hashed string) {
 	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(k.Key())))
 	return ":" + core.Join(k.Namespace(), k.Key()), ":" + core.Join(k.Namespace(), "sha256", sum)

@@ -189,9 +189,9 @@ func nameIn(text string) string {
 //
 //	err := gormlock.AfterCommit(tx, func(ctx context.Context) { cache.Delete(ctx, "order:7") })
 //
-// A call may be lost for good: if the process dies after COMMIT, or if COMMIT had no answer. A [Once]
-// that is called again then returns its result, and does not call fn either. What must not be lost,
-// such as an event, belongs in a row of the same transaction (an outbox), which others read later.
+// A call may be lost for good: if the process dies after COMMIT, or if COMMIT had no answer. A
+// [Once] that is called again then returns its result, and does not call fn either. An event that
+// must not be lost belongs in a row of the same transaction (an outbox).
 //
 // It works in every transaction of a database with the plugin, guarded or not. In a nested block fn
 // waits for the outermost COMMIT. fn is not called after a rollback, after [ErrCommitUnknown], or

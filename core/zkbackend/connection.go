@@ -92,7 +92,7 @@ func (l *line) SetReadDeadline(t time.Time) error {
 func (l *line) Write(p []byte) (int, error) {
 	if l.forget {
 		l.forget = false
-		// Where the first message has the last zxid. A later library may send it in parts.
+		// The place of the last zxid in the first message. A later library may send it in parts.
 		const seen = 8
 		if len(p) >= seen+8 {
 			p = slices.Clone(p)
