@@ -18,7 +18,8 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// Sets that overlap, in every order, with keys that are prefixes of each other and that are escaped.
+// Sets that overlap, in every order, with keys that are prefixes of each other and that are
+// escaped.
 func TestAcquireAll_OverlappingSetsNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	keys := []string{"a", "a:", "a:b", "a{", "a}", "a{b}", "ab", "A", "é", core.Join("a", "b:c"), core.Join("a:b", "c")}
@@ -177,7 +178,7 @@ func TestAcquireAll_OfNothingAndAgain(t *testing.T) {
 	ok(t, "AcquireAll of nothing", err)
 	ok(t, "Release of nothing", none.Release(t.Context()))
 	k := acquire(t, l, "b")
-	locks, err := l.AcquireAll(core.WithLock(t.Context(), k), []string{"a", "b", "c"}, core.WithWait(time.Second)) // b is carried
+	locks, err := l.AcquireAll(core.WithLock(t.Context(), k), []string{"a", "b", "c"}, core.WithWait(time.Minute)) // b is carried
 	ok(t, "AcquireAll", err)
 	ok(t, "Release", locks.Release(t.Context()))
 	if status(t, l, "a") != core.Free || status(t, l, "b") != core.Held {
@@ -186,7 +187,8 @@ func TestAcquireAll_OfNothingAndAgain(t *testing.T) {
 	ok(t, "Release", k.Release(t.Context()))
 }
 
-// The backend answers long after the end of the wait. The keys that the call got are free when it returns.
+// The backend answers long after the end of the wait. The keys that the call got are free when it
+// returns.
 func TestAcquireAll_GivesBackAfterALateAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -224,7 +226,8 @@ func TestAcquire_AgainWithADoneContextIsAnError(t *testing.T) {
 	}
 }
 
-// The next holder chose a lease that lasts its TTL and is not renewed: what is left of another's is less.
+// The next holder chose a lease that lasts its TTL and is not renewed: what is left of another's is
+// less.
 func TestWithMaxHold_ZeroTheNextInLineHasItsWholeTTL(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

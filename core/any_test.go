@@ -84,13 +84,13 @@ func TestAcquireAny_OneRoundTrip(t *testing.T) {
 		s := memorySpy()
 		l := locker(t, s)
 		first := make(map[string]bool)
-		for range 100 {
+		for range 300 {
 			k := acquireAny(t, l, slots(8))
 			first[k.Key()] = true
 			ok(t, "Release", k.Release(t.Context()))
 		}
-		if n := s.count("acquire"); n != 100 {
-			t.Errorf("%d requests for 100 locks", n)
+		if n := s.count("acquire"); n != 300 {
+			t.Errorf("%d requests for 300 locks", n)
 		}
 		if len(first) != 8 {
 			t.Errorf("the calls began at %d of 8 keys", len(first))
@@ -100,8 +100,8 @@ func TestAcquireAny_OneRoundTrip(t *testing.T) {
 		for range 8 {
 			held = append(held, acquireAny(t, l, slots(8)))
 		}
-		if n := s.count("acquire"); n != 108 || l.Keys() != 8 {
-			t.Errorf("%d requests for 108 locks; %d keys are remembered", n, l.Keys())
+		if n := s.count("acquire"); n != 308 || l.Keys() != 8 {
+			t.Errorf("%d requests for 308 locks; %d keys are remembered", n, l.Keys())
 		}
 		for _, k := range held {
 			ok(t, "Release", k.Release(t.Context()))
@@ -139,8 +139,8 @@ func TestAcquireAny_BadCalls(t *testing.T) {
 	}
 }
 
-// Callers of one process are served first come, first served, whether the key comes from a holder of
-// their process or of another.
+// Callers of one process are served first come, first served, whether the key comes from a holder
+// of their process or of another.
 func TestAcquireAny_FirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	for name, b := range map[string]func(*spy) core.Backend{
@@ -260,8 +260,8 @@ func TestAcquireAny_NoneTooMany(t *testing.T) {
 	})
 }
 
-// A process that is farther away from the backend gets its turns, as with Acquire, and the near ones
-// share the rest.
+// A process that is farther away from the backend gets its turns, as with Acquire, and the near
+// ones share the rest.
 func TestAcquireAny_CallerAtADistance(t *testing.T) {
 	t.Parallel()
 	for _, polls := range []bool{false, true} {

@@ -18,7 +18,8 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// lateTimer is a context whose own timer is a while late, as it is on a busy machine: a connection notices the deadline before it.
+// lateTimer is a context whose own timer is a while late, as it is on a busy machine: a connection
+// notices the deadline before it.
 type lateTimer struct {
 	context.Context
 	end time.Time
@@ -66,20 +67,22 @@ func (b *grants) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 
 func (b *grants) Open(core.Environment) (core.Backend, error) { return b, nil }
 
-// The caller's context ends while the backend grants. Nobody else has the key, so the error does not say
-// that it is taken.
+// The caller's context ends while the backend grants. Nobody else has the key, so the error does
+// not say that it is taken.
 func TestEnded_WhileTheBackendGrants(t *testing.T) {
 	t.Parallel()
-	b := &grants{Backend: backendtest.Memory()}
-	l := locker(t, b)
-	for _, verb := range []string{"Acquire", "Acquire with wait", "TryAcquire", "AcquireAll", "Do"} {
-		ctx, cancel := context.WithCancel(context.Background())
-		b.then = cancel
-		err := verbs(l, nil)[verb](ctx)
-		if want(t, verb, err, context.Canceled); errors.Is(err, core.ErrTaken) {
-			t.Errorf("%s: %v", verb, err)
+	synctest.Test(t, func(t *testing.T) { // so that the 100 ms of a release are not over on a busy machine
+		b := &grants{Backend: backendtest.Memory()}
+		l := locker(t, b)
+		for _, verb := range []string{"Acquire", "Acquire with wait", "TryAcquire", "AcquireAll", "Do"} {
+			ctx, cancel := context.WithCancel(context.Background())
+			b.then = cancel
+			err := verbs(l, nil)[verb](ctx)
+			if want(t, verb, err, context.Canceled); errors.Is(err, core.ErrTaken) {
+				t.Errorf("%s: %v", verb, err)
+			}
 		}
-	}
+	})
 }
 
 // A waiter in line gets the answer to the request of the caller before it. If the waiter's own
@@ -109,34 +112,37 @@ func TestEnded_InLineIsNeverUnavailable(t *testing.T) {
 	}
 }
 
-// The cause of a context's end may be an error about another key: an errgroup cancels the others with the first one's error.
+// The cause of a context's end may be an error about another key: an errgroup cancels the others
+// with the first one's error.
 func TestEnded_AnothersErrorIsNotThisOnes(t *testing.T) {
 	t.Parallel()
-	mine := errors.New("mine")
-	for _, cause := range []error{
-		mine, fmt.Errorf("job: %w", &core.SealedError{Key: "other", Value: []byte("another's")}), &core.TakenError{Key: "other"},
-		unavailable("other"), core.ErrInvalidKey, core.ErrReleased,
-	} {
-		l := locker(t, backendtest.Memory())
-		k := acquire(t, l, "k")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(cause)
-		for what, call := range verbs(l, func() *core.Lock { return k }) {
-			if what == "Release" || what == "Locks.Release" || what == "Seal" { // they outlive ctx
-				continue
+	synctest.Test(t, func(t *testing.T) { // so that the 100 ms of a release are not over on a busy machine
+		mine := errors.New("mine")
+		for _, cause := range []error{
+			mine, fmt.Errorf("job: %w", &core.SealedError{Key: "other", Value: []byte("another's")}), &core.TakenError{Key: "other"},
+			unavailable("other"), core.ErrInvalidKey, core.ErrReleased,
+		} {
+			l := locker(t, backendtest.Memory())
+			k := acquire(t, l, "k")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(cause)
+			for what, call := range verbs(l, func() *core.Lock { return k }) {
+				if what == "Release" || what == "Locks.Release" || what == "Seal" { // they outlive ctx
+					continue
+				}
+				wantEnded(t, what, call(ctx), context.Canceled)
 			}
-			wantEnded(t, what, call(ctx), context.Canceled)
+			_, err := l.Acquire(ctx, "k")
+			var sealed *core.SealedError
+			if errors.Is(err, mine) != (cause == mine) || errors.As(err, &sealed) || errors.Is(err, core.ErrTaken) || errors.Is(err, core.ErrInvalidKey) {
+				t.Errorf("cancelled by %v: %v", cause, err)
+			}
+			if k.Err() != nil {
+				t.Errorf("the lock ended: %v", k.Err())
+			}
+			ok(t, "Release", k.Release(ctx))
 		}
-		_, err := l.Acquire(ctx, "k")
-		var sealed *core.SealedError
-		if errors.Is(err, mine) != (cause == mine) || errors.As(err, &sealed) || errors.Is(err, core.ErrTaken) || errors.Is(err, core.ErrInvalidKey) {
-			t.Errorf("cancelled by %v: %v", cause, err)
-		}
-		if k.Err() != nil {
-			t.Errorf("the lock ended: %v", k.Err())
-		}
-		ok(t, "Release", k.Release(ctx))
-	}
+	})
 }
 
 // serverReply is an error with a type of its own.

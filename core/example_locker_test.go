@@ -51,7 +51,7 @@ func ExampleLocker_AcquireAll() {
 	locker := exampleLocker()
 	defer locker.Close()
 	ctx := context.Background()
-	locks, err := locker.AcquireAll(ctx, []string{"account:2", "account:1"}, core.WithWait(time.Second))
+	locks, err := locker.AcquireAll(ctx, []string{"account:2", "account:1"}, core.WithWait(10*time.Second))
 	if err != nil {
 		panic(err)
 	}
@@ -65,7 +65,8 @@ func ExampleLocker_AcquireAll() {
 	// <nil>
 }
 
-// The function's context ends when its lock is lost, and Do says that it was: what was done may not have been alone.
+// The function's context ends when its lock is lost, and Do says that it was: what was done may not
+// have been alone.
 func ExampleLocker_Do() {
 	locker := exampleLocker(core.WithTTL(50*time.Millisecond), core.WithMaxHold(50*time.Millisecond))
 	defer locker.Close()
@@ -81,7 +82,8 @@ func ExampleLocker_Do() {
 	// Output: true
 }
 
-// The lock lasts for as long as the work is expected to take, and is not renewed: the caller extends it.
+// The lock lasts for as long as the work is expected to take, and is not renewed: the caller
+// extends it.
 func ExampleLock_Extend() {
 	locker := exampleLocker()
 	defer locker.Close()

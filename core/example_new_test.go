@@ -78,7 +78,7 @@ func ExampleWithLogger() {
 		panic(err)
 	}
 	defer locker.Close()
-	lock, err := locker.Acquire(context.Background(), "stock:42", core.WithMaxHold(20*time.Millisecond), core.WithTTL(20*time.Millisecond))
+	lock, err := locker.Acquire(context.Background(), "stock:42", core.WithMaxHold(0), core.WithTTL(20*time.Millisecond))
 	if err != nil {
 		panic(err)
 	}
@@ -87,7 +87,7 @@ func ExampleWithLogger() {
 	locker.Logger().Info("shop: the same logger")
 	fmt.Print(<-logged)
 	// Output:
-	// level=WARN msg="core: lock lost; another holder may run beside work that ignores its context; look at the reason" reason=max_hold key=stock:42
+	// level=WARN msg="core: lock lost; another holder may run beside work that ignores its context; look at the reason" reason=ttl key=stock:42
 	//
 	// level=INFO msg="shop: the same logger"
 }

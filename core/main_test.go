@@ -12,7 +12,6 @@ import (
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 	"github.com/redis/go-redis/v9/logging"
-	"go.uber.org/goleak"
 )
 
 var ok, want, wantEnded, acquire = check.OK, check.Want, check.Ended, check.Acquire
@@ -20,7 +19,7 @@ var ok, want, wantEnded, acquire = check.OK, check.Want, check.Ended, check.Acqu
 func TestMain(m *testing.M) {
 	logging.Disable()                              // go-redis reports faults that tests make
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // examples have no logger of their own
-	goleak.VerifyTestMain(m)
+	check.Main(m)
 }
 
 // opener makes a core.Opener of a Backend.

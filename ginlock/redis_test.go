@@ -169,7 +169,7 @@ func TestLossIsLogged(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
 	var log lines
-	l := lockerOn(t, n, core.WithTTL(600*time.Millisecond), core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	l := lockerOn(t, n, core.WithTTL(2*time.Second), core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	lose := func(c *gin.Context) {
 		n.Client().FlushAll(context.Background())
 		<-c.Request.Context().Done()

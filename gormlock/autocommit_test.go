@@ -48,12 +48,12 @@ func TestTable_WithoutAutocommit(t *testing.T) {
 		}
 		off := withoutAutocommit(t, db)
 		ok(t, "Migrate", gormlock.Migrate(off))
-		l := locker(t, gormlock.Table(off))
+		l := locker(t, gormlock.Table(off, gormlock.WithTimeout(time.Minute)))
 		for range 2 {
 			_, err := l.Acquire(t.Context(), "stock:42", core.WithOutageWait(0))
 			want(t, "Acquire", says(err, "take autocommit=0 out of the DSN", err), core.ErrUnavailable)
 		}
-		on := locker(t, gormlock.Table(db))
+		on := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		k, err := on.TryAcquire(t.Context(), "stock:42")
 		ok(t, "with autocommit", err)
 		ok(t, "Release", k.Release(t.Context()))

@@ -75,8 +75,15 @@ func (c *childProcess) wait() error {
 	return err
 }
 
+// patientRedis is a backend that a busy machine does not make unavailable.
+func patientRedis(client *redis.Client) core.Opener {
+	b := redisbackend.New(client)
+	b.NodeTimeout = 10 * time.Second
+	return b
+}
+
 func (c *childProcess) locker(ttl time.Duration, opts ...core.Option) (*core.Locker, error) {
-	return core.New(redisbackend.New(c.redis), append([]core.Option{core.WithTTL(ttl)}, opts...)...)
+	return core.New(patientRedis(c.redis), append([]core.Option{core.WithTTL(ttl)}, opts...)...)
 }
 
 func (c *childProcess) open() error {

@@ -11,7 +11,6 @@ import (
 
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -60,7 +59,7 @@ func TestOnce_CrashBeforeTheAnswer(t *testing.T) {
 	node := testutil.Redis(t)
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, redisbackend.New(node.Client())))))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, patientRedis(node.Client())))))
 		put(t, db, 42, 10)
 		key := "pay:" + place(t, db)
 		c := startChild(t, "payer", node.Addr(), db, key)

@@ -111,7 +111,7 @@ func TestResetFence_Refusals(t *testing.T) {
 	})
 }
 
-// busySoon makes SQLite give up a wait for another transaction after 200 ms instead of 5 s.
+// busySoon makes SQLite give up a wait for another transaction after 200 ms instead of 20 s.
 func busySoon(t *testing.T, db *gorm.DB) {
 	t.Helper()
 	if db.Name() != "sqlite" {

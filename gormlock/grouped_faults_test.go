@@ -188,7 +188,7 @@ func TestGrouped_ContextEnds(t *testing.T) {
 			want(t, "a statement with a context of its own", take(tx.WithContext(ended), 42), context.Canceled)
 			ok(t, "take", take(tx, 42))
 			s, server := map[string]string{"mysql": "SELECT SLEEP(%v)", "postgres": "SELECT pg_sleep(%v)"}[db.Name()]
-			for _, seconds := range []float64{0.2, 3} {
+			for _, seconds := range []float64{0.2, 3, 20} {
 				if !server || stopped.Err() != nil {
 					break
 				}
@@ -231,7 +231,7 @@ func TestGrouped_ContextEnds(t *testing.T) {
 		}}
 		conns := pool(t, db).Stats().OpenConnections
 		before, after := taker(42), taker(42)
-		together(t, db, l, before, inFunction, inStatement, after, early, last)
+		togetherWithin(t, db, l, time.Minute, before, inFunction, inStatement, after, early, last)
 		ok(t, "before", before.err)
 		want(t, "in the function", inFunction.err, context.Canceled)
 		if errors.Is(inFunction.err, gormlock.ErrCommitUnknown) {

@@ -49,7 +49,7 @@ func TestTable_IsolationLevels(t *testing.T) {
 		var last atomic.Uint64
 		var all sync.WaitGroup
 		for range 4 {
-			l := locker(t, gormlock.Table(db))
+			l := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 			all.Go(func() {
 				for range 5 {
 					k, err := l.Acquire(t.Context(), "k", core.WithWait(time.Minute), core.WithToken())

@@ -127,7 +127,7 @@ func TestMigrate_KeyOfTwoColumns(t *testing.T) {
 func TestMigrate_IsNamedWhereATableIsMissing(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		inTable := locker(t, gormlock.Table(db))
+		inTable := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		for table, use := range map[string]func() error{
 			"onelane_once": func() error {
 				_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) { return 0, nil })

@@ -128,7 +128,7 @@ func TestOtherModes(t *testing.T) {
 			if !long && name != "serializable" {
 				continue // the one that is furthest from the defaults stays
 			}
-			b, err := gormlock.Table(db).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
+			b, err := gormlock.Table(db, gormlock.WithTimeout(time.Minute)).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
 			ok(t, "Open", err)
 			suites.Go(func() {
 				t.Run(name+", Table", func(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -99,7 +98,7 @@ func pausedHolder(c *childProcess) error {
 	if err != nil {
 		return err
 	}
-	var backend core.Opener = redisbackend.New(c.redis)
+	backend := patientRedis(c.redis)
 	if p.blind {
 		backend = blindly{backend}
 	}
@@ -168,7 +167,7 @@ func TestFenced_PausedHolder(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		ok(t, "Migrate", gormlock.Migrate(db))
-		ok(t, "Use", db.Use(gormlock.New(locker(t, redisbackend.New(node.Client())), gormlock.Fenced())))
+		ok(t, "Use", db.Use(gormlock.New(locker(t, patientRedis(node.Client())), gormlock.Fenced())))
 		var holders sync.WaitGroup // most of their time they are stopped
 		defer holders.Wait()
 		running := make(chan struct{}, 4)

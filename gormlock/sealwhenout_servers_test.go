@@ -29,7 +29,7 @@ func TestSealWhenOut_OnEtcdAndZooKeeper(t *testing.T) {
 			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 				ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
 				l, elsewhere := locker(t, b), locker(t, b)
-				ok(t, "Use", db.Use(gormlock.New(l)))
+				ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))
 				key := core.Join("out", name, db.Name())
 				put(t, db, 42, 1)
 				sell := func() error {

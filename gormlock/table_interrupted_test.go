@@ -28,7 +28,7 @@ func TestTable_InterruptedUpdate(t *testing.T) {
 			}
 			return run()
 		}
-		b := opened(t, gormlock.Table(network.open(t, db)))
+		b := opened(t, gormlock.Table(network.open(t, db), gormlock.WithTimeout(time.Minute)))
 		status := func() core.State {
 			st, err := b.Inspect(t.Context(), "k")
 			ok(t, "Inspect", err)

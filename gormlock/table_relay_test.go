@@ -170,7 +170,7 @@ func TestTable_ReadWriteSplit(t *testing.T) {
 		ok(t, "Migrate", gormlock.Migrate(replica))
 		ok(t, "Migrate", gormlock.Migrate(db))
 		split := &relay{primary: pool(t, db), replica: pool(t, replica)}
-		b := opened(t, gormlock.Table(split.open(t, db)))
+		b := opened(t, gormlock.Table(split.open(t, db), gormlock.WithTimeout(time.Minute)))
 
 		g, err := b.Acquire(t.Context(), request("k", "first/1", time.Minute))
 		ok(t, "Acquire", err)
@@ -179,11 +179,11 @@ func TestTable_ReadWriteSplit(t *testing.T) {
 		g, err = b.Extend(t.Context(), g, 2*time.Minute)
 		ok(t, "Extend", err)
 
-		old := opened(t, gormlock.Table(replica))
+		old := opened(t, gormlock.Table(replica, gormlock.WithTimeout(time.Minute)))
 		_, err = old.Acquire(t.Context(), request("k", "first/1", time.Minute))
 		ok(t, "Acquire on the replica", err)
 		ok(t, "Release", b.release(t.Context(), g))
-		second, err := opened(t, gormlock.Table(db)).Acquire(t.Context(), request("k", "second/1", time.Minute))
+		second, err := opened(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute))).Acquire(t.Context(), request("k", "second/1", time.Minute))
 		ok(t, "Acquire on the primary", err)
 		_, err = b.Extend(t.Context(), g, time.Minute)
 		want(t, "Extend of a lost lease", err, core.ErrLost)
@@ -221,7 +221,7 @@ func TestTable_LateInsertIsCleanedUp(t *testing.T) {
 			return run()
 		}
 		through := network.open(t, db)
-		b, err := gormlock.Table(through).Open(core.Environment{Logger: slog.New(slog.DiscardHandler)})
+		b, err := gormlock.Table(through, gormlock.WithTimeout(time.Minute)).Open(core.Environment{Logger: slog.New(slog.DiscardHandler)})
 		ok(t, "Open", err)
 		r := core.Request{Key: "k", Owner: ownertext.New("i", "", time.Hour), TTL: time.Hour, Orphan: time.Hour}
 		_, err = b.Acquire(t.Context(), r)
@@ -316,14 +316,14 @@ func TestTable_CloseAwaitsLateCalls(t *testing.T) {
 }
 
 // freesOnClose checks that nobody has a key after a Close, which began then. Close waits for a
-// second. On a busy machine that may be too short, so there are three tries.
+// second. On a busy machine that may be too short, so there are ten tries.
 func freesOnClose(t *testing.T, db *gorm.DB, closes func(key string) (began time.Time)) {
 	t.Helper()
-	for try := range 3 {
+	for try := range 10 {
 		key := fmt.Sprint("k", try)
 		began := closes(key)
 		took := time.Since(began)
-		k, err := locker(t, gormlock.Table(db)).TryAcquire(t.Context(), key)
+		k, err := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute))).TryAcquire(t.Context(), key)
 		if took >= time.Second && errors.Is(err, core.ErrTaken) {
 			continue
 		}
@@ -331,7 +331,7 @@ func freesOnClose(t *testing.T, db *gorm.DB, closes func(key string) (began time
 		ok(t, "Release", k.Release(t.Context()))
 		return
 	}
-	t.Error("Close did not clean up, three times")
+	t.Error("Close did not clean up, ten times")
 }
 
 // A driver that ignores contexts does not hold up Close.

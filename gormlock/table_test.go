@@ -56,7 +56,9 @@ func TestTable_Conformance(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		backendtest.TestBackend(t, func(t *testing.T) core.Backend { return backendtest.Open(t, gormlock.Table(db)) })
+		backendtest.TestBackend(t, func(t *testing.T) core.Backend {
+			return backendtest.Open(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
+		})
 	})
 }
 
@@ -247,7 +249,7 @@ func TestTable_ReturnsInTime(t *testing.T) {
 func TestTable_Unavailable(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := opened(t, gormlock.Table(db)) // without its table
+		b := opened(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute))) // without its table
 		l := locker(t, b, core.WithOutageWait(0))
 		_, err := l.Acquire(t.Context(), "stock:42")
 		want(t, "without the table", err, core.ErrUnavailable)

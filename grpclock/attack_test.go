@@ -158,7 +158,7 @@ func TestByMetadata_ClaimTakenOver(t *testing.T) {
 func TestByMetadata_ClaimLost(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(time.Second))
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
 	s := serve(t, &orders{handle: func(ctx context.Context, r *request) (*order, error) {
 		n.Client().FlushAll(context.Background()) // of the one claim
 		<-ctx.Done()

@@ -125,7 +125,7 @@ func TestStreamLockByKey_Lost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := testutil.Redis(t)
-			l := lockerOn(t, n, core.WithTTL(time.Second))
+			l := lockerOn(t, n, core.WithTTL(2*time.Second))
 			lost := make(chan struct{})
 			s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
 				n.Client().Del(context.Background(), "onelane:{room:1}")
@@ -293,7 +293,7 @@ func TestStreamLockByKey_LockerClosesDuringAWait(t *testing.T) {
 func TestStreamLockByKey_LostOnce(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)
-	l := lockerOn(t, n, core.WithTTL(time.Second))
+	l := lockerOn(t, n, core.WithTTL(2*time.Second))
 	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
 		n.Client().Del(context.Background(), "onelane:{room:1}")
 		<-s.Context().Done()

@@ -141,6 +141,7 @@ func (p *payment) handler() (http.Handler, func(), error) {
 		}
 		b := redisbackend.New(clients...)
 		b.NewInstallation = len(clients) > 1
+		b.NodeTimeout = 10 * time.Second // the machine may be busy
 		opener = b
 	}
 	locker, err := core.New(&dyingBackend{payment: p, opener: opener}, core.WithTTL(p.TTL),

@@ -211,7 +211,7 @@ type outerLock struct{ between, gone, inner bool }
 
 // lose checks the handler under a lock that is lost. It reports whether the handler ran.
 func (c outerLock) lose(t *testing.T) bool {
-	l := testutil.Locker(t, core.WithTTL(time.Second))
+	l := testutil.Locker(t, core.WithTTL(3*time.Second))
 	inside, gone, over := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c.inner {

@@ -11,20 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
-	"github.com/onelane/onelane/testutil/backendtest"
 )
-
-// exampleShortLocker is a Locker in memory; a service has core.New(redisbackend.New(redisClient)).
-func exampleShortLocker() *core.Locker {
-	locker, err := core.New(backendtest.Memory(), core.WithTTL(20*time.Millisecond),
-		core.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		panic(err)
-	}
-	return locker
-}
 
 // sendKey sends a payment with a key to a handler, again as long as the first one runs.
 func sendKey(h http.Handler, key string) {
@@ -47,7 +35,7 @@ func anyone(*http.Request) string { return "ann" }
 
 // A handler that runs again skips the steps that are done.
 func ExampleStep() {
-	locker := exampleShortLocker()
+	locker := exampleLocker()
 	defer locker.Close()
 	protect := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(locker), idempotency.Principal(anyone))
 	mailServerBusy := true

@@ -78,10 +78,11 @@ func TestNothingDone_FreesTheKey(t *testing.T) {
 			fmt.Fprint(w, "made")
 		}
 	})
-	s.order("").want(t, 500, "", false)
-	s.order("").want(t, 500, "", false)
-	s.order("").want(t, 200, "made", false)
-	s.order("").want(t, 200, "made", true)
+	ask := func() answer { return s.order("") }
+	ask().want(t, 500, "", false)
+	ended(t, ask).want(t, 500, "", false)
+	ended(t, ask).want(t, 200, "made", false)
+	ask().want(t, 200, "made", true)
 }
 
 // NothingDone is about all claims of a request, and RefuseRepeats has one of its own.
@@ -166,7 +167,7 @@ func TestDecide_ByStatusAndHeader(t *testing.T) {
 		return idempotency.DefaultFate(status, header)
 	}))
 	s.order("").want(t, 402, "", false)
-	s.order("").want(t, 402, "", false)
+	ended(t, func() answer { return s.order("") }).want(t, 402, "", false)
 	s.order("").want(t, 402, "", true)
 }
 

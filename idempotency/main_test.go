@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/gin-gonic/gin"
-	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
@@ -18,8 +17,7 @@ func TestMain(m *testing.M) {
 	check.Parallel(8)
 	gin.SetMode(gin.ReleaseMode)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	// go-redis dials a dead server until up to a second after its client was closed.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+	check.Main(m)
 }
 
 func TestRouter_ServeMux(t *testing.T) {

@@ -74,7 +74,7 @@ func TestRefusal_BusyLockInside(t *testing.T) {
 				t.Errorf("%d %s", a.status, a.body)
 			}
 			release()
-			s.order("").want(t, 200, "bought", false)
+			ended(t, func() answer { return s.order("") }).want(t, 200, "bought", false)
 		})
 	}
 }
@@ -147,7 +147,7 @@ func TestRefusal_OfAnyStatusInside(t *testing.T) {
 			body := `{"id":7,"note":"` + strings.Repeat("x", 20) + `"}`
 			s.order(body, "Content-Type", "application/json")
 			fixed.Store(true) // the next version of the program
-			s.order(body, "Content-Type", "application/json").want(t, 200, "made", false)
+			ended(t, func() answer { return s.order(body, "Content-Type", "application/json") }).want(t, 200, "made", false)
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -49,9 +50,9 @@ func orders(t testing.TB, l *core.Locker, h http.HandlerFunc, opts ...idempotenc
 	return serve(t, mux)
 }
 
-// shortLocker returns a Locker whose unknown outcomes show soon.
+// shortLocker returns a Locker whose unknown outcomes show soon, and whose leases last on a busy machine.
 func shortLocker(t testing.TB) *core.Locker {
-	return testutil.Locker(t, core.WithTTL(time.Second))
+	return testutil.Locker(t, core.WithTTL(3*time.Second))
 }
 
 type answer struct {
@@ -117,11 +118,11 @@ func (s *server) post(ctx context.Context, path string, body io.Reader, header .
 // ended asks again until no first request is running.
 func ended(t testing.TB, ask func() answer) answer {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(check.Patience); ; time.Sleep(5 * time.Millisecond) {
 		if a := ask(); a.code() != idempotency.CodeInFlight {
 			return a
 		} else if time.Now().After(end) {
-			t.Fatal("a request is still running after 20 s")
+			t.Fatal("a request is still running after", check.Patience)
 		}
 	}
 }

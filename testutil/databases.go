@@ -95,7 +95,7 @@ func openSQLite(t *testing.T, _ string) gorm.Dialector {
 	// The folder is named after the test, and "#" would end the path.
 	path := url.URL{Path: filepath.ToSlash(filepath.Join(t.TempDir(), "test.db"))}
 	db, err := sql.Open(sqlite.DriverName, "file:"+path.EscapedPath()+
-		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate")
+		"?_pragma=busy_timeout(20000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_txlock=immediate")
 	if err != nil {
 		t.Fatalf("testutil: %v", err)
 	}

@@ -127,8 +127,8 @@ type EtcdMembers []*EtcdMember
 //		t.Fatal(err)
 //	}
 //	defer locker.Close()
-//	etcd.Leader().Kill() // two of three go on
-//	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+//	etcd.Leader().Kill() // the two others elect one
+//	if _, err := locker.Acquire(t.Context(), "stock:42", core.WithOutageWait(time.Minute)); err != nil {
 //		t.Error(err)
 //	}
 func EtcdCluster(t testing.TB, args ...string) EtcdMembers {

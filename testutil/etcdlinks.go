@@ -53,11 +53,16 @@ func (l *etcdLinks) advertise(i int, listen string) string {
 // learn asks the members who they are.
 func (l *etcdLinks) learn(members EtcdMembers) {
 	for i, m := range members {
-		status, err := m.status()
-		m.must(err)
-		l.mu.Lock()
-		l.ids[i] = fmt.Sprintf("%x", status.Header.MemberId)
-		l.mu.Unlock()
+		eventually(m.t, "a member of etcd says who it is", func() bool { // a busy machine may miss the time-out
+			status, err := m.status()
+			if err != nil {
+				return false
+			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.ids[i] = fmt.Sprintf("%x", status.Header.MemberId)
+			return true
+		})
 	}
 }
 

@@ -16,7 +16,7 @@ const (
 )
 
 // Replicated is a Redis master with a replica, and a Sentinel. The Sentinel makes the replica the
-// master when the master does not answer for half a second.
+// master when the master does not answer for two seconds.
 type Replicated struct {
 	// Master is the node that was the master at first, and Replica the one that takes over.
 	Master, Replica *Node

@@ -31,7 +31,7 @@ func TestGinWithoutRedis(t *testing.T) {
 		servers := make([]*httptest.Server, 2) // two processes
 		var charged, inside, grabbed atomic.Int64
 		for i := range servers {
-			l, err := core.New(gormlock.Table(db), core.WithLogger(slog.New(slog.DiscardHandler)))
+			l, err := core.New(gormlock.Table(db, gormlock.WithTimeout(time.Minute)), core.WithLogger(slog.New(slog.DiscardHandler)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -118,7 +118,7 @@ type ZooKeeperNodes []*ZooKeeperNode
 //	}
 //	defer locker.Close()
 //	nodes[nodes.Leader()].Kill() // the two others elect one
-//	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+//	if _, err := locker.Acquire(t.Context(), "stock:42", core.WithOutageWait(time.Minute)); err != nil {
 //		t.Error(err)
 //	}
 func ZooKeeperEnsemble(t testing.TB, settings ...string) ZooKeeperNodes {

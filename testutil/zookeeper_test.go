@@ -75,7 +75,7 @@ func TestZooKeeperEnsemble(t *testing.T) {
 	}
 	defer locker.Close()
 	nodes[nodes.Leader()].Kill() // the two others elect one
-	if _, err := locker.Acquire(t.Context(), "stock:42"); err != nil {
+	if _, err := locker.Acquire(t.Context(), "stock:42", core.WithOutageWait(time.Minute)); err != nil {
 		t.Error(err)
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.opentelemetry.io/otel/metric/noop"
-	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
@@ -24,7 +23,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	check.Parallel(4)
-	goleak.VerifyTestMain(m)
+	check.Main(m)
 }
 
 // open returns a backend on a client, as a process has it. It is closed with the test. Its time-out is

@@ -11,12 +11,12 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A gRPC method is keyed by the field document.sha256, and the client sends a hash. The key in the log
-// then ends as the key of a lock does that is shown with a hash.
+// A gRPC method is keyed by the field document.sha256, and the client sends a hash. The key in the
+// log then ends as the key of a lock does that is shown with a hash.
 func TestClaims_KeyThatEndsWithAHash(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	locker := must[*core.Locker](t)(core.New(on(node.Client()), core.WithTTL(time.Second)))
+	locker := must[*core.Locker](t)(core.New(on(node.Client()), core.WithTTL(5*time.Second))) // a Begin with a late answer fails
 	defer locker.Close()
 	key := core.Join("", "ann", "grpc", "/docs.Docs/Put", "field document.sha256", strings.Repeat("ab", 32))
 	c := claim.New(locker, "grpc", claim.DefaultSettings())

@@ -105,7 +105,7 @@ func TestBatch_DeadlinesOnAHungNode(t *testing.T) {
 				held[i] = acquire(t, l, fmt.Sprint("held:", i))
 			}
 			node.Stop()
-			var all, canceled sync.WaitGroup
+			var all, canceled, gaveUp sync.WaitGroup
 			within := func(what string, call func(ctx context.Context) error) {
 				all.Go(func() {
 					ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
@@ -121,14 +121,16 @@ func TestBatch_DeadlinesOnAHungNode(t *testing.T) {
 			for i := range callers {
 				within("Acquire", func(ctx context.Context) error { _, err := l.Acquire(ctx, fmt.Sprint("new:", i)); return err })
 				within("Release", held[i].Release)
+				gaveUp.Add(1)
 				canceled.Go(func() { // a call on the wire notices its deadline, and one that waits also that it was canceled
 					ctx, cancel := context.WithCancel(context.Background())
-					time.AfterFunc(50*time.Millisecond, cancel)
+					time.AfterFunc(50*time.Millisecond, func() { cancel(); gaveUp.Done() })
 					_, err := l.Acquire(ctx, fmt.Sprint("canceled:", i))
 					want(t, "an Acquire that is canceled", err, context.Canceled)
 				})
 			}
 			all.Wait()
+			gaveUp.Wait() // a call that a busy machine begins late must not get its lock
 			time.Sleep(stop)
 			node.Cont()
 			canceled.Wait()
@@ -253,7 +255,8 @@ func TestSeal_LargestValue(t *testing.T) {
 	k := acquire(t, l, "k", core.WithTTL(5*time.Minute))
 	eventually(t, "Seal", func() bool { return k.Seal(t.Context(), value, 5*time.Minute) == nil })
 	p.late.Store(int64(9 * time.Millisecond)) // for each 64 KiB, so that it takes a little longer than limit
-	// More than once where the machine stands still: after limit, a pause of 250 ms is an answer that does not come.
+	// More than once where the machine stands still: after limit, a pause of 250 ms is an answer
+	// that does not come.
 	eventually(t, "the value comes", func() bool {
 		start := time.Now()
 		_, err := l.TryAcquire(t.Context(), "k")

@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 	"go.opentelemetry.io/otel/metric/noop"
-	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
@@ -34,18 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	check.Parallel(4)
 	logging.Disable() // go-redis reports faults that tests make
-	goleak.VerifyTestMain(settling{m})
-}
-
-// settling gives goroutines that end by themselves the time for it: a dial to a dead node ends at its
-// time-out.
-type settling struct{ *testing.M }
-
-func (m settling) Run() int {
-	code := m.M.Run()
-	for end := time.Now().Add(2 * dialTimeout); goleak.Find() != nil && time.Now().Before(end); {
-	}
-	return code
+	check.Main(m)
 }
 
 // dialTimeout is go-redis's default.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 	"go.opentelemetry.io/otel/metric/noop"
-	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
@@ -33,7 +32,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	check.Parallel(4)
-	goleak.VerifyTestMain(withShared{m})
+	check.Main(withShared{m})
 }
 
 // withShared runs the tests and then ends the server that they share.

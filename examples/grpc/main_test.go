@@ -28,7 +28,8 @@ func served(t *testing.T, more func() []string) string {
 		if run(t.Context(), args, &out, &out) == 0 {
 			return out.String()
 		}
-		if !strings.Contains(out.String(), `"lock_unavailable"`) ||
+		late := strings.Contains(out.String(), `"lock_unavailable"`) || strings.Contains(out.String(), "code = Unavailable")
+		if !late ||
 			!strings.Contains(out.String(), "0 of them with two or more, 0 orders given away twice") {
 			break
 		}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"regexp"
 	"testing"
 
 	"github.com/gin-gonic/gin"
@@ -9,11 +11,13 @@ import (
 	"gorm.io/gorm"
 )
 
+// late is what a run says that got no answer in time, and twice that something happened twice.
+var (
+	late  = regexp.MustCompile(`payment: 503|and 0 takers|Unavailable`)
+	twice = regexp.MustCompile(`([2-9]|\d\d+) (payments|takers?\b)|order [2-9] of|books are wrong`)
+)
+
 func TestQuickstart(t *testing.T) {
-	var out bytes.Buffer
-	if err := run(&out); err != nil {
-		t.Fatal(err)
-	}
 	const want = `payment: 201, replayed: false
 payment: 201, replayed: true
 payment: 201, replayed: true
@@ -24,8 +28,16 @@ order 1 of tea, replayed: true
 5 of 5 units sold, 5 orders
 the report was written by one process
 `
-	if out.String() != want {
-		t.Errorf("it says\n%swant\n%s", out.String(), want)
+	for try := 1; ; try++ { // a machine that stands still may give no answer in time
+		var out bytes.Buffer
+		err := run(&out)
+		said := fmt.Sprint(out.String(), err)
+		if err == nil && out.String() == want {
+			return
+		}
+		if try == 5 || twice.MatchString(said) || !late.MatchString(said) {
+			t.Fatalf("it says\n%s, %v; want\n%s", out.String(), err, want)
+		}
 	}
 }
 

@@ -57,7 +57,7 @@ func TestLoad_Stalls(t *testing.T) {
 		defer close(done)
 		l.shop(t.Context())
 	}()
-	for l.stalled.Load() != 1 {
+	for l.stalled.Load() != 1 || l.stalls.Load() != 1 {
 		time.Sleep(time.Millisecond)
 	}
 	close(answer)

@@ -269,14 +269,14 @@ var cases = []struct {
 		s.ran(1)
 	}},
 	{"panic", func(s *suite) {
-		s.ttl = 2 * time.Second // the outcome is unknown when it has passed
+		s.ttl = 5 * time.Second // the outcome is unknown when it has passed
 		s.serve(func(http.ResponseWriter, *http.Request) { panic("boom") })
 		s.want("the first", s.post("{}"), 500, "", false)
 		s.refused("a retry", s.ended(), idempotency.CodeOutcomeUnknown)
 		s.ran(1)
 	}},
 	{"time-out", func(s *suite) {
-		s.ttl = 2 * time.Second // the outcome is unknown when it has passed
+		s.ttl = 5 * time.Second // the outcome is unknown when it has passed
 		s.serve(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusGatewayTimeout) })
 		s.want("the first", s.post("{}"), 504, "", false)
 		s.refused("a retry", s.ended(), idempotency.CodeOutcomeUnknown)
@@ -292,10 +292,10 @@ var cases = []struct {
 			}
 			made(w, r)
 		})
-		for _, status := range statuses {
-			s.want("refused", s.post("{}"), status, "", false)
+		for _, status := range statuses { // a key may be free a moment after the answer
+			s.want("refused", s.ended(), status, "", false)
 		}
-		s.want("done", s.post("{}"), 201, "made", false)
+		s.want("done", s.ended(), 201, "made", false)
 		s.want("a retry", s.post("{}"), 201, "made", true)
 	}},
 	{"run again", func(s *suite) {
@@ -310,8 +310,8 @@ var cases = []struct {
 			}
 		}, idempotency.RunAgain())
 		s.want("a panic", s.post("{}"), 500, "", false)
-		s.want("a failure", s.post("{}"), 502, "", false)
-		s.want("done", s.post("{}"), 201, "made", false)
+		s.want("a failure", s.ended(), 502, "", false) // a key may be free a moment after the answer
+		s.want("done", s.ended(), 201, "made", false)
 		s.want("a retry", s.post("{}"), 201, "made", true)
 	}},
 	{"client hangs up", func(s *suite) {

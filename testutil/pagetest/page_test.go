@@ -169,7 +169,7 @@ func TestPage_NodesCutOff(t *testing.T) {
 func TestPage_Outage(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)
-	set(t, ctx, 600, 300, 60)
+	set(t, ctx, 3000, 1500, 300) // on a busy machine, too, it lasts until it is stopped
 	do(t, ctx, chromedp.Click("#start"))
 	until(t, ctx, number("guarded", "sold")+" > 0")
 	node(t, ctx, 1, "off")

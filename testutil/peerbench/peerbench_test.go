@@ -246,19 +246,22 @@ func TestDurableServersSayWhatCommitWaitsFor(t *testing.T) {
 		}
 		var r result
 		err := patiently(t, func() (err error) {
-			r, err = hotRow(database{kind: kind, durable: true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard)
-			return err
+			if r, err = hotRow(database{kind: kind, durable: true}, 8).run(t.Context(), b, 1, 100*time.Millisecond, io.Discard); err != nil {
+				return err
+			}
+			// In 100 ms a busy machine may sell nothing, or prepare its statements late.
+			for name, trips := range map[string]float64{forUpdateName: want.trips, aloneName: 3 + 2./groupSize, aloneByGORMName: 3 + 2./groupSize} {
+				if got := r.of(name, "round trips"); math.Abs(got-trips) > 0.01 {
+					return fmt.Errorf("%s: %s takes %v round trips per sale, want %v", kind, name, got, trips)
+				}
+			}
+			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(r.About, want.settings) {
 			t.Errorf("%s: no %q in %s", kind, want.settings, r.About)
-		}
-		for name, trips := range map[string]float64{forUpdateName: want.trips, aloneName: 3 + 2./groupSize, aloneByGORMName: 3 + 2./groupSize} {
-			if got := r.of(name, "round trips"); math.Abs(got-trips) > 0.01 {
-				t.Errorf("%s: %s takes %v round trips per sale, want %v", kind, name, got, trips)
-			}
 		}
 	}
 }

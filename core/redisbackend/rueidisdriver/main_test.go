@@ -7,7 +7,6 @@ import (
 
 	"github.com/redis/rueidis"
 	"go.opentelemetry.io/otel/metric/noop"
-	"go.uber.org/goleak"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
@@ -23,18 +22,7 @@ var (
 	acquire    = check.Acquire
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(settling{m}) }
-
-// settling gives goroutines that end by themselves the time for it: a dial to a dead node ends at its
-// time-out.
-type settling struct{ *testing.M }
-
-func (m settling) Run() int {
-	code := m.M.Run()
-	for end := time.Now().Add(2 * rueidis.DefaultDialTimeout); goleak.Find() != nil && time.Now().Before(end); {
-	}
-	return code
-}
+func TestMain(m *testing.M) { check.Main(m) }
 
 // client returns a client that is closed with the test.
 func client(t testing.TB, o rueidis.ClientOption) rueidis.Client {

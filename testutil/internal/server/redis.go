@@ -40,7 +40,7 @@ func startRedis(ctx context.Context, env, args []string) (*Server, error) {
 }
 
 // StartSentinel starts a Redis Sentinel that watches the master at addr under a name, and alone may
-// decide that it is down: soon.
+// decide that it is down. A busy machine that stands still for a second is not down.
 func StartSentinel(ctx context.Context, name, addr string) (*Server, error) {
 	binary, err := Find(Redis)
 	if err != nil {
@@ -50,7 +50,7 @@ func StartSentinel(ctx context.Context, name, addr string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\nsentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 3000\n",
+	config := fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\nsentinel down-after-milliseconds %[1]s 2000\nsentinel failover-timeout %[1]s 3000\n",
 		name, host, masterPort)
 	return start(ctx, spec{
 		kind: Redis,

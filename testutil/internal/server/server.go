@@ -203,7 +203,12 @@ func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.process = nil
-	_ = os.RemoveAll(s.dir)
+	for range 100 { // a child of the process may write for a moment longer
+		if os.RemoveAll(s.dir) == nil {
+			return
+		}
+		time.Sleep(pollEvery)
+	}
 }
 
 // Kill ends the process as a crash would, by SIGKILL, or for PostgreSQL, whose children would

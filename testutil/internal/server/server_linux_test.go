@@ -53,7 +53,7 @@ func TestEndsWithItsParent(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer os.RemoveAll(dir)
-		for range 1000 {
+		for range 6000 { // 30 s
 			if err := syscall.Kill(pid, 0); err == syscall.ESRCH {
 				return
 			}

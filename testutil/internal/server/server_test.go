@@ -14,10 +14,11 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
+
+	"github.com/onelane/onelane/internal/check"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { check.Main(m) }
 
 // each runs fn for every kind that is installed. A missing one fails where servers are required.
 func each(t *testing.T, fn func(t *testing.T, kind Kind)) {

@@ -26,7 +26,7 @@ func pause(p *os.Process) error {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	for range 1000 {
+	for range 10_000 { // a busy machine may not stop it at once
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid))
 		if err != nil {
 			return err
@@ -36,5 +36,5 @@ func pause(p *os.Process) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return fmt.Errorf("it got SIGSTOP and did not stop within a second")
+	return fmt.Errorf("it got SIGSTOP and did not stop within 10 s")
 }

@@ -95,8 +95,10 @@ func startZooKeeper(ctx context.Context, env []string, m *member, args []string)
 			if m != nil {
 				java = append(java, "-Djdk.net.hosts.file="+filepath.Join(dir, hostsFile))
 			}
-			return exec.Command("java", append(java,
+			cmd := exec.Command("java", append(java,
 				"-cp", classPath(jar), "org.apache.zookeeper.server.quorum.QuorumPeerMain", config)...)
+			cmd.Env = append(os.Environ(), "LC_ALL=", "LC_MESSAGES=C") // its messages are read
+			return cmd
 		},
 		ready: zookeeperReady,
 	})
