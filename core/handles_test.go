@@ -12,12 +12,6 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-func allocated() uint64 {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.TotalAlloc
-}
-
 func inUse() int64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -103,36 +103,6 @@ func TestWait_TheDeadlineOfTheFirstIsNotAnAnswerForTheOthers(t *testing.T) {
 	})
 }
 
-// Leaving a long line does not copy it for each who leaves.
-func TestWait_ManyLeaveAtOnce(t *testing.T) { // not parallel: it measures what the process allocates
-	l := locker(t, backendtest.Memory())
-	k := acquire(t, l, "k")
-	const waiters = 5000
-	leave := func() float64 {
-		var all sync.WaitGroup
-		ctx, cancel := context.WithCancel(t.Context())
-		var inside sync.WaitGroup
-		inside.Add(waiters)
-		for range waiters {
-			all.Go(func() {
-				_, err := l.Acquire(entering{ctx, new(sync.Once), inside.Done}, "k")
-				if err == nil {
-					t.Error("got a key that is held")
-				}
-			})
-		}
-		inside.Wait() // all stand in line
-		before := allocated()
-		cancel()
-		all.Wait()
-		return float64(allocated()-before) / waiters
-	}
-	if each := leave(); each > 8<<10 {
-		t.Errorf("%.0f bytes allocated for each of %d waiters that left", each, waiters)
-	}
-	ok(t, "Release", k.Release(t.Context()))
-}
-
 // A wait that ends in the middle of a try says nothing about the backend. Those behind it learn
 // that the key is taken.
 func TestWait_ATryCutShortIsNoOutageForTheOthers(t *testing.T) {

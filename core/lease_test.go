@@ -40,25 +40,6 @@ func TestRenewal_LostPacketsLoseNoLock(t *testing.T) {
 	}
 }
 
-// On a suspended machine the monotonic clock stops. The lease ended meanwhile. A corrected clock
-// loses no lock.
-func TestLease_SuspendedMachine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var ahead atomic.Int64 // the wall clock, by
-		l := locker(t, backendtest.Memory(), core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
-			return now.Sub(began) + time.Duration(ahead.Load()), now.Sub(began)
-		}))
-		k := acquire(t, l, "k")
-		for _, step := range []time.Duration{0, time.Second, -time.Hour} {
-			ahead.Store(int64(step))
-			ok(t, "Err after a step of the clock by "+step.String(), k.Err())
-		}
-		ahead.Store(int64(time.Minute))
-		want(t, "Err", k.Err(), core.ErrLost)
-		want(t, "Release", k.Release(t.Context()), core.ErrLost)
-	})
-}
-
 // suspending is a backend that grants at once. Its answer comes when a suspended machine goes on.
 type suspending struct {
 	core.Backend

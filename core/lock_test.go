@@ -134,21 +134,6 @@ func TestLoss_ToldByARenewal(t *testing.T) {
 	})
 }
 
-func TestRenewal_FailingOnceIsTriedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memorySpy()
-		l := locker(t, s)
-		k := acquire(t, l, "k")
-		s.on("extend", func(context.Context) error {
-			s.on("extend", nil)
-			return unavailable("k")
-		})
-		time.Sleep(time.Minute)
-		ok(t, "Err after one failed renewal", k.Err())
-		ok(t, "Release", k.Release(t.Context()))
-	})
-}
-
 // A renewal under way is over before the key is released, so that nothing is resurrected.
 func TestRelease_DrainsTheRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

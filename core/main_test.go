@@ -16,6 +16,8 @@ import (
 
 var ok, want, wantEnded, acquire = check.OK, check.Want, check.Ended, check.Acquire
 
+var long, race = check.Long, check.Race
+
 func TestMain(m *testing.M) {
 	logging.Disable()                              // go-redis reports faults that tests make
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // examples have no logger of their own

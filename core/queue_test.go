@@ -56,37 +56,6 @@ func TestAcquire_IsFirstComeFirstServedInAProcess(t *testing.T) {
 	})
 }
 
-func TestHandOver_EndsSoThatOtherProcessesGetTheirTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := backendtest.Memory()
-		l, other := locker(t, polling{b}), locker(t, polling{b})
-		stop := make(chan struct{})
-		var wg sync.WaitGroup
-		for range 10 { // a process that always has waiters
-			wg.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					if err := l.Do(t.Context(), "k", func(context.Context) error { time.Sleep(10 * time.Millisecond); return nil }); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		time.Sleep(50 * time.Millisecond)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		k, err := other.Acquire(ctx, "k")
-		close(stop)
-		ok(t, "Acquire by another process", err)
-		ok(t, "Release", k.Release(ctx))
-		wg.Wait()
-	})
-}
-
 func TestHandOver_GivesALockWithTheWaitersOwnTagAndTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := backendtest.Memory()

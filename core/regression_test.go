@@ -383,22 +383,6 @@ func TestWatch_SubscriptionsThatEnd(t *testing.T) {
 	ok(t, "Release", k.Release(t.Context()))
 }
 
-// A context that is done leaves nothing held: what the call set is released, or ends with its TTL.
-func TestOrphan_NoneAfterADoneContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memorySpy()
-		ctx, cancel := context.WithCancel(t.Context())
-		l := locker(t, afterAcquire{s, cancel})
-		s.on("release", func(context.Context) error { s.on("release", nil); return unavailable("k") })
-		_, err := l.Acquire(ctx, "k", core.WithOrphan(24*time.Hour))
-		want(t, "Acquire", err, context.Canceled)
-		time.Sleep(time.Minute)
-		if got := status(t, l, "k"); got != core.Free {
-			t.Errorf("the key is %v a minute after an Acquire that got no lock", got)
-		}
-	})
-}
-
 // The error names the key of the call.
 func TestErrors_SharedByTheBackend(t *testing.T) {
 	t.Parallel()

@@ -151,17 +151,6 @@ func TestHeaders_ForgedHeaders(t *testing.T) {
 	}
 }
 
-// If no principal is known, a retry must come with the same credentials, whatever kind they are.
-func TestPrincipal_OtherCredentials(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := post(t, counter(&runs))
-	s.order("k", "", "X-Api-Key", "ann").want(t, 201, "run 1", false)
-	s.order("k", "", "X-Api-Key", "ann").want(t, 201, "run 1", true)
-	s.order("k", "", "X-Api-Key", "bob").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
-	s.order("k", "").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
-}
-
 // A client certificate is who asks, too.
 func TestPrincipal_ClientCertificates(t *testing.T) {
 	t.Parallel()

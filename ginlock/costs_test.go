@@ -11,6 +11,7 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
@@ -53,7 +54,7 @@ func TestCosts_Allocations(t *testing.T) {
 	first := testing.AllocsPerRun(runs, fresh("/orders")) - bare
 	replayed := testing.AllocsPerRun(runs, func() { send("/orders", "key-"+strconv.Itoa(n)) }) - bare
 	t.Logf("beside the %v of the handler and the test: %v allocations fresh, %v replayed", bare, first, replayed)
-	if race {
+	if check.Race {
 		return
 	}
 	if most := 54.0; first > most {

@@ -37,22 +37,6 @@ func TestHandleContext_Refused(t *testing.T) {
 	}
 }
 
-// The same without a refusal holds: 409 of the route itself is not kept.
-func TestHandleContext_409(t *testing.T) {
-	l := testutil.Locker(t)
-	var charges atomic.Int64
-	s := serve(t, func(r *gin.Engine) {
-		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), func(c *gin.Context) {
-			charges.Add(1)
-			c.Request.URL.Path = "/ship"
-			r.HandleContext(c)
-		})
-		r.POST("/ship", func(c *gin.Context) { c.String(409, "x") })
-	})
-	s.order("k", "{}")
-	s.order("k", "{}").wantProblem(t, 409, idempotency.CodeResponseNotKept)
-}
-
 // embedding is a writer of an application between two middlewares. It has no Unwrap.
 type embedding struct{ gin.ResponseWriter }
 

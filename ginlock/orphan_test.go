@@ -1,32 +1,16 @@
 package ginlock_test
 
 import (
-	"context"
 	"testing"
-	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
-
-// orphan leaves an orphan under the key.
-func orphan(t *testing.T, l *core.Locker, key string) {
-	t.Helper()
-	k, err := l.Acquire(t.Context(), key, core.WithTTL(20*time.Millisecond), core.WithMaxHold(0), core.WithOrphan(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-k.Context().Done()
-	for st := (core.State{}); st.Status != core.Orphaned; time.Sleep(time.Millisecond) {
-		if st, err = l.Inspect(context.Background(), key); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
 
 func TestLockByKey_OrphanedKey(t *testing.T) {
 	t.Parallel()
@@ -39,7 +23,7 @@ func TestLockByKey_OrphanedKey(t *testing.T) {
 		opts := []idempotency.LockOption{idempotency.WithLocker(l), idempotency.FailOpen()}
 		r.POST("/orders/:id", ginlock.LockByKey("order:{param.id}", opts...), func(c *gin.Context) { c.String(200, "ran") })
 	})
-	orphan(t, l, "order:1")
+	check.Orphan(t, l, "order:1")
 	a := s.do("POST", "/orders/1", "")
 	a.wantProblem(t, 409, idempotency.CodeOutcomeUnknown)
 	if p := a.problem(t); p.Retryable || p.Correction == "" || a.header.Get("Retry-After") != "" {

@@ -57,7 +57,7 @@ func TestPrincipal_CredentialsChanged(t *testing.T) {
 		t.Helper()
 		for _, header := range [][]string{
 			{"Authorization", "Bearer b", "Cookie", "s=1"}, {"Authorization", "Bearer a", "Cookie", "s=2"}, {"Authorization", "Bearer a"}, {},
-			{"Authorization", "Bearer a", "Authorization", "Bearer a", "Cookie", "s=1"},
+			{"Authorization", "Bearer a", "Authorization", "Bearer a", "Cookie", "s=1"}, {"Authorization", "Bearer a", "Cookie", "s=1", "X-Api-Key", "x"},
 		} {
 			s.order("k", "{}", header...).wantProblem(t, 422, idempotency.CodeCredentialsChanged)
 			// The same answer whatever the payload: a stranger cannot guess at it.

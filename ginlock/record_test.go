@@ -339,18 +339,6 @@ func (b *sealSpy) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 	return b.Backend.Seal(ctx, g, value, retention)
 }
 
-// A retry that follows the answer at once is a replay.
-func TestTombstone_RetryAtOnce(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := post(t, counter(&runs))
-	for i := range 300 {
-		key, body := fmt.Sprint("k", i), fmt.Sprintf("run %d", i+1)
-		s.order(key, "").want(t, 201, body, false)
-		s.order(key, "").want(t, 201, body, true)
-	}
-}
-
 // The answer of an error writer outside is not seen: a tombstone, and a warning that says where it belongs.
 func TestErrors_LeftToAnOuterWriter(t *testing.T) {
 	t.Parallel()
@@ -422,17 +410,6 @@ func TestErrors_ErrorWithABody(t *testing.T) {
 	})
 	s.order("k", "").want(t, 410, "run 1", false)
 	s.order("k", "").want(t, 410, "run 1", true)
-}
-
-func TestAnswer_NoBody(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := post(t, func(c *gin.Context) { runs.Add(1); c.Status(204) })
-	s.order("k", "").want(t, 204, "", false)
-	s.order("k", "").want(t, 204, "", true)
-	if n := runs.Load(); n != 1 {
-		t.Errorf("%d runs", n)
-	}
 }
 
 // What is recorded is what is sent: somebody outside who answers where nobody has written finds this written.

@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // claimOf returns the Redis key of the one claim on a node, and what it holds.
@@ -188,7 +189,12 @@ func TestCorruptRecord(t *testing.T) {
 func TestOutage_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
 	var log lines
-	backend, l := newHanging(t, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	backend := &check.Hanging{Backend: backendtest.Memory()}
+	l, err := core.New(backend, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
 	var runs atomic.Int64
 	over := make(chan struct{}, 1)
 	var gone atomic.Pointer[context.CancelFunc]
@@ -213,7 +219,7 @@ func TestOutage_FailOpenForNobody(t *testing.T) {
 	s.do("POST", "/once", "", idempotencyKey, "warm").want(t, 201, "run 1", false)
 	<-over
 	runs.Store(0)
-	backend.hangs.Store(true)
+	backend.Hangs.Store(true)
 	for _, path := range []string{"/once", "/locked/1", "/closed", "/once?deadline=1", "/locked/1?deadline=1", "/closed?deadline=1"} {
 		tries := 1
 		if strings.HasSuffix(path, "?deadline=1") {
@@ -239,8 +245,8 @@ func TestOutage_FailOpenForNobody(t *testing.T) {
 	if log.has("the request runs unprotected") {
 		t.Error("Redis is blamed for a client that is gone")
 	}
-	backend.hangs.Store(false)
-	backend.fails.Store(true)
+	backend.Hangs.Store(false)
+	backend.Fails.Store(true)
 	s.do("POST", "/once", "", idempotencyKey, "k").want(t, 201, "run 1", false)
 	if <-over; !log.has("the request runs unprotected") {
 		t.Error("a request that runs unprotected is not logged")

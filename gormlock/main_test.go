@@ -27,6 +27,8 @@ import (
 
 var ok, want, eventually = check.OK, check.Want, check.Eventually
 
+var long = check.Long
+
 func TestMain(m *testing.M) {
 	check.Parallel(5)
 	// The clients report faults that tests make.

@@ -111,22 +111,6 @@ func TestMetadata_CredentialsNotStored(t *testing.T) {
 	}
 }
 
-func TestUnreadableRecords(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	n := testutil.Redis(t)
-	l := lockerOn(t, n)
-	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l))))
-	s.create("k", &request{}).want(t, 1, false)
-	key, value := claimOf(t, n)
-	for _, forged := range []string{value[:len(value)-3], "\x00", "\x007:", "\x007:nonsense", "\x007:\x08\x63", value + "\xff"} {
-		if err := n.Client().Set(context.Background(), key, forged, time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
-		s.create("k", &request{}).wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept)
-	}
-}
-
 // A claim that was lost, and taken over, cannot complete; its own client still gets its answer.
 func TestByMetadata_ClaimTakenOver(t *testing.T) {
 	t.Parallel()

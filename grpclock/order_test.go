@@ -18,13 +18,18 @@ import (
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A panic goes on to whoever recovers from it. With a lock or RunAgain the key is free. Otherwise the outcome is unknown,
 // unless an interceptor inside makes it an answer.
 func TestByMetadata_Panics(t *testing.T) {
 	t.Parallel()
-	_, l := newHanging(t, core.WithTTL(unknownAfter))
+	l, err := core.New(backendtest.Memory(), core.WithTTL(unknownAfter))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
 	use, recoverer := idempotency.WithLocker(l), recovery.UnaryServerInterceptor()
 	byKey := grpclock.ByMetadata(idempotencyKey, use)
 	for _, tc := range []struct {

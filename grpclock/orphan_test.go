@@ -3,7 +3,6 @@ package grpclock_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -11,23 +10,9 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/grpclock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
-
-// orphan leaves an orphan under the key.
-func orphan(t *testing.T, l *core.Locker, key string) {
-	t.Helper()
-	k, err := l.Acquire(t.Context(), key, core.WithTTL(20*time.Millisecond), core.WithMaxHold(0), core.WithOrphan(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-k.Context().Done()
-	for st := (core.State{}); st.Status != core.Orphaned; time.Sleep(time.Millisecond) {
-		if st, err = l.Inspect(context.Background(), key); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
 
 func TestLockByKey_OrphanedKey(t *testing.T) {
 	t.Parallel()
@@ -39,7 +24,7 @@ func TestLockByKey_OrphanedKey(t *testing.T) {
 	s := serve(t, &orders{handle: func(context.Context, *request) (*order, error) { return &order{Run: 1}, nil }},
 		grpc.UnaryInterceptor(grpclock.LockByKey("order:{req.order_id}", idempotency.FailOpen(), idempotency.WithLocker(l))))
 	create := func() answer { return ask(t.Context(), s.Create, &request{OrderId: "1"}) }
-	orphan(t, l, "order:1")
+	check.Orphan(t, l, "order:1")
 	a := create()
 	a.wantRefusal(t, codes.FailedPrecondition, reasonOutcomeUnknown)
 	if pushback := a.trailer.Get("grpc-retry-pushback-ms"); len(pushback) > 0 {

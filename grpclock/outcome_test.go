@@ -21,6 +21,7 @@ import (
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // retryDelay is that in the error's RetryInfo.
@@ -324,7 +325,12 @@ func TestRecord_Retention(t *testing.T) {
 // may give up Redis a moment before the context's own timer fires, which must not matter.
 func TestFailOpen_ClientGone(t *testing.T) {
 	t.Parallel()
-	backend, l := newHanging(t)
+	backend := &check.Hanging{Backend: backendtest.Memory()}
+	l, err := core.New(backend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
 	var runs atomic.Int64
 	over := make(chan codes.Code, 1)
 	var hangUp atomic.Pointer[context.CancelFunc]
@@ -356,7 +362,7 @@ func TestFailOpen_ClientGone(t *testing.T) {
 		<-over
 	}
 	runs.Store(0)
-	backend.hangs.Store(true)
+	backend.Hangs.Store(true)
 	ends.Store(true)
 	for name, s := range servers {
 		for try := range 10 {

@@ -261,28 +261,6 @@ func TestByMetadata_AttemptsAreNoKey(t *testing.T) {
 	grpclock.ByMetadata("grpc-previous-rpc-attempts")
 }
 
-// Hedging sends the same call several times at once.
-func TestByMetadata_Hedging(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := once(t, func(ctx context.Context, r *request) (*order, error) {
-		time.Sleep(20 * time.Millisecond)
-		return counter(&runs)(ctx, r)
-	}, idempotency.Wait(10*time.Second))
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if a := s.create("k", &request{}); a.err != nil || a.order.Run != 1 {
-				t.Errorf("%v, %v", a.order, a.err)
-			}
-		})
-	}
-	wg.Wait()
-	if runs.Load() != 1 {
-		t.Errorf("%d runs", runs.Load())
-	}
-}
-
 // The client's policy names Aborted, because of LOCK_BUSY. LOCK_LOST has the same code, but the
 // handler ran.
 func TestLockByKey_LostIsNotSentAgain(t *testing.T) {

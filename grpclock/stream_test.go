@@ -274,18 +274,20 @@ func TestStreamLockByKey_LockerCloses(t *testing.T) {
 	}
 }
 
-// The Locker closes under a stream whose handler only waits for its context. The stream ends with
-// LOCK_LOST, as the comment of StreamLockByKey says.
+// The Locker closes under a stream whose handler only waits for its context, and returns its error or,
+// as a subscription does, nil. The stream ends with LOCK_LOST, as the comment of StreamLockByKey says.
 func TestStreamLockByKey_LockerClosesDuringAWait(t *testing.T) {
 	t.Parallel()
-	l := lockerOn(t, testutil.Redis(t))
-	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
-		_ = l.Close()
-		<-s.Context().Done()
-		return s.Context().Err()
-	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
-	_, err := s.chat(t, "1").Recv()
-	answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
+	for _, end := range []func(context.Context) error{context.Context.Err, func(context.Context) error { return nil }} {
+		l := lockerOn(t, testutil.Redis(t))
+		s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
+			_ = l.Close()
+			<-s.Context().Done()
+			return end(s.Context())
+		}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
+		_, err := s.chat(t, "1").Recv()
+		answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
+	}
 }
 
 // A handler that ignores the errors of Send gets LOCK_LOST many times. The client gets it once, and
@@ -315,18 +317,4 @@ func TestStreamLockByKey_LostOnce(t *testing.T) {
 	if pushback := c.Trailer().Get("grpc-retry-pushback-ms"); len(pushback) != 1 || pushback[0] != "-1" {
 		t.Errorf("%d trailers, want one", len(pushback))
 	}
-}
-
-// The Locker closes under a stream whose handler waits for its context and then returns nil, as a
-// subscription does. The stream ends with LOCK_LOST, as the comment of StreamLockByKey says.
-func TestStreamLockByKey_LockerClosesUnderASubscription(t *testing.T) {
-	t.Parallel()
-	l := lockerOn(t, testutil.Redis(t))
-	s := serve(t, &orders{chat: func(s grpc.BidiStreamingServer[request, order]) error {
-		_ = l.Close()
-		<-s.Context().Done()
-		return nil
-	}}, grpc.StreamInterceptor(grpclock.StreamLockByKey("room:{metadata.room}", idempotency.WithLocker(l))))
-	_, err := s.chat(t, "1").Recv()
-	answer{err: err}.wantRefusal(t, codes.Aborted, reasonLockLost)
 }

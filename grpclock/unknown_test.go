@@ -22,6 +22,7 @@ import (
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 type clientKey struct{}
@@ -47,7 +48,11 @@ func briefly(t testing.TB, h handler, opts ...grpclock.Option) *server {
 // leasing is a server whose leases last for ttl. Its handlers see the end of the client's context.
 func leasing(t testing.TB, ttl time.Duration, h handler, opts ...grpclock.Option) *server {
 	t.Helper()
-	_, l := newHanging(t, core.WithTTL(ttl))
+	l, err := core.New(backendtest.Memory(), core.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
 	opts = append(opts, idempotency.WithLocker(l))
 	return serve(t, &orders{handle: h}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, opts...)))
 }

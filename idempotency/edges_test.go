@@ -2,7 +2,6 @@ package idempotency_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -50,43 +49,6 @@ func TestRefusal_InnerAfterAnEffect(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Recover reads the body to find out what to ask for; the handler then finds none.
-func TestRecover_ReadsTheBody(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
-		b, _ := io.ReadAll(r.Body)
-		if runs.Add(1) == 1 {
-			panic("boom")
-		}
-		fmt.Fprintf(w, "order %s", b)
-	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
-		var v any
-		_ = json.NewDecoder(r.Body).Decode(&v)
-		return idempotency.RunHandler
-	}))
-	s.order(`{"n":1}`)
-	ended(t, func() answer { return s.order(`{"n":1}`) }).want(t, 200, `order {"n":1}`, false)
-}
-
-// Recover writes something before it finds that the handler is to run.
-func TestRecover_WritesThenRuns(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
-		if runs.Add(1) == 1 {
-			panic("boom")
-		}
-		w.WriteHeader(201)
-		fmt.Fprintf(w, "made")
-	}, idempotency.Recover(func(w http.ResponseWriter, r *http.Request, _ idempotency.Run) idempotency.Recovery {
-		w.WriteHeader(404)
-		return idempotency.RunHandler
-	}))
-	s.order("")
-	ended(t, func() answer { return s.order("") }).want(t, 201, "made", false)
 }
 
 // NothingDone in Recover is about the earlier run. The handler then charges, and its answer is recorded.

@@ -36,27 +36,6 @@ func TestMethods_ThatAreNone(t *testing.T) {
 	}
 }
 
-// The retry of a payment must not run the handler again because of a space.
-func TestMethods_ASpaceProtectsNothing(t *testing.T) {
-	t.Parallel()
-	var runs atomic.Int64
-	l := idempotency.WithLocker(testutil.Locker(t))
-	wire := func() (h http.Handler) {
-		defer func() { _ = recover() }()
-		return idempotency.ByHeader("Idempotency-Key", l, idempotency.Require(), idempotency.Methods("POST, PUT"))(counter(&runs))
-	}
-	h := wire()
-	if h == nil {
-		return // refused where it is wired
-	}
-	s := serve(t, h)
-	s.order("")
-	s.order("")
-	if runs.Load() != 1 {
-		t.Errorf("the handler ran %d times for one key", runs.Load())
-	}
-}
-
 // counted counts the nonces that are drawn.
 type counted struct {
 	cipher.AEAD

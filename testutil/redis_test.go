@@ -57,9 +57,9 @@ func withoutServers(t *testing.T, required string) {
 }
 
 // real returns a redis-server process, nil where there is none and none is required.
-func real(t *testing.T, args ...string) *testutil.Node {
+func real(t *testing.T) *testutil.Node {
 	t.Helper()
-	if n := testutil.Redis(t, args...); n.Real() {
+	if n := testutil.Redis(t); n.Real() {
 		return n
 	}
 	return nil
@@ -123,21 +123,6 @@ func TestKillAndRestart(t *testing.T) {
 	n.Restart() // of one that runs
 	if err := n.Client().Ping(t.Context()).Err(); err != nil {
 		t.Errorf("after a second Restart: %v", err)
-	}
-}
-
-func TestRestartKeepsWhatTheArgsPersist(t *testing.T) {
-	t.Parallel()
-	n := real(t, "--appendonly", "yes")
-	if n == nil {
-		return
-	}
-	if err := n.Client().Set(t.Context(), "k", "v", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	n.Restart()
-	if v, err := n.Client().Get(t.Context(), "k").Result(); v != "v" || err != nil {
-		t.Errorf("after Restart the key is %q, %v", v, err)
 	}
 }
 

@@ -3,7 +3,6 @@ package testutil_test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/onelane/onelane/testutil"
 )
@@ -37,30 +36,4 @@ func TestRedisCluster(t *testing.T) {
 	if _, err := c.Nodes[from].Client().Get(t.Context(), "a").Result(); err == nil || !strings.HasPrefix(err.Error(), "MOVED ") {
 		t.Errorf("after the move: %v, want MOVED", err)
 	}
-}
-
-func TestSentinel(t *testing.T) {
-	t.Parallel()
-	if real(t) == nil {
-		return
-	}
-	s := testutil.Sentinel(t)
-	client := s.Client()
-	if err := client.Set(t.Context(), "k", "v", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := client.Wait(t.Context(), 1, 0).Result(); n != 1 || err != nil {
-		t.Fatalf("WAIT: %d, %v", n, err)
-	}
-	s.Master.Kill()
-	s.Promoted()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		if v, err := client.Get(t.Context(), "k").Result(); err == nil {
-			if v != "v" {
-				t.Errorf("after the fail-over the key is %q", v)
-			}
-			return
-		}
-	}
-	t.Error("the client never found the new master")
 }

@@ -21,12 +21,11 @@ const slotsLife = 2 * time.Second
 // cluster routes calls to the masters of a Redis Cluster. Each shard is a node of its own, so that
 // a hung one cannot touch another.
 type cluster struct {
-	// find returns the address of the master that has key, and open makes its node.
-	find   func(ctx context.Context, key string) (address string, err error)
-	open   func(ctx context.Context, key, address string) (*node, error)
-	reload func(ctx context.Context)
-	// masters returns a node for the master of each shard.
-	masters func(ctx context.Context) ([]*node, error)
+	// find returns the master that has key, and masters all of them.
+	find    func(ctx context.Context, key string) (master, error)
+	masters func(ctx context.Context) ([]master, error)
+	open    func(master) *node
+	reload  func(ctx context.Context)
 	asked   driver.Conn
 	name    string // in errors
 
@@ -35,13 +34,21 @@ type cluster struct {
 	closed bool
 }
 
+// master is the master of a shard.
+type master struct {
+	address string
+	client  *redis.Client // nil for another client library
+}
+
+func masterOf(client *redis.Client) master { return master{client.Options().Addr, client} }
+
 // newClientCluster returns the cluster of a go-redis client.
 func newClientCluster(client *redis.ClusterClient, newNode func(*redis.Client) *node) *cluster {
 	asked := &askConn{cluster: client}
 	var known atomic.Bool // the slots were asked for
 	var asking atomic.Int64
 	began := time.Now() // the wall clock may be set back
-	find := func(ctx context.Context, key string) (string, error) {
+	find := func(ctx context.Context, key string) (master, error) {
 		if known.Load() {
 			// A master that is gone sends no MOVED, and go-redis asks once a minute. So the slots
 			// are asked for in the background.
@@ -49,86 +56,72 @@ func newClientCluster(client *redis.ClusterClient, newNode func(*redis.Client) *
 			if last := asking.Load(); time.Duration(now-last) > slotsLife && asking.CompareAndSwap(last, now) {
 				client.ReloadState(ctx)
 			}
-			master, err := client.MasterForKey(ctx, key)
+			found, err := client.MasterForKey(ctx, key)
 			if err != nil {
-				return "", err
+				return master{}, err
 			}
-			return master.Options().Addr, nil
+			return masterOf(found), nil
 		}
 		// The first call asks the cluster for its slots. That may ignore ctx.
 		ctx, cancel := context.WithTimeout(ctx, connectWait)
 		defer cancel()
 		v, _, err := giveUp(ctx, &asked.stuck, func() (any, error) { return client.MasterForKey(context.Background(), key) })
 		if err != nil {
-			return "", notSent(err)
+			return master{}, notSent(err)
 		}
 		known.Store(true)
-		return v.(*redis.Client).Options().Addr, nil
+		return masterOf(v.(*redis.Client)), nil
 	}
-	open := func(ctx context.Context, key, _ string) (*node, error) {
-		master, err := client.MasterForKey(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return newNode(master), nil
-	}
-	masters := func(ctx context.Context) (all []*node, err error) {
+	masters := func(ctx context.Context) ([]master, error) {
 		ctx, cancel := context.WithTimeout(ctx, connectWait)
 		defer cancel()
 		v, _, err := giveUp(ctx, &asked.stuck, func() (any, error) {
 			var mu sync.Mutex
-			var found []*redis.Client
-			err := client.ForEachMaster(context.Background(), func(_ context.Context, master *redis.Client) error {
+			var all []master
+			err := client.ForEachMaster(context.Background(), func(_ context.Context, found *redis.Client) error {
 				mu.Lock()
 				defer mu.Unlock()
-				found = append(found, master)
+				all = append(all, masterOf(found))
 				return nil
 			})
-			return found, err
+			return all, err
 		})
 		if err != nil {
 			return nil, notSent(err)
 		}
 		known.Store(true)
-		for _, master := range v.([]*redis.Client) { // here, because nobody would close those of a call that was given up
-			all = append(all, newNode(master))
-		}
-		return all, nil
+		return v.([]master), nil
 	}
-	return &cluster{find: find, open: open, reload: client.ReloadState, masters: masters, asked: asked,
+	open := func(m master) *node { return newNode(m.client) }
+	return &cluster{find: find, masters: masters, open: open, reload: client.ReloadState, asked: asked,
 		name: strings.Join(client.Options().Addrs, ",")}
 }
 
 // newCluster returns the cluster of another client library.
 func newCluster(c driver.Cluster, newNode func(driver.Node) *node) *cluster {
-	open := func(_ context.Context, _, address string) (*node, error) { return newNode(c.Node(address)), nil }
-	masters := func(ctx context.Context) (all []*node, err error) {
+	find := func(ctx context.Context, key string) (m master, err error) {
+		m.address, err = c.Master(ctx, key)
+		return m, err
+	}
+	masters := func(ctx context.Context) (all []master, err error) {
 		addresses, err := c.Masters(ctx)
 		for _, address := range addresses {
-			all = append(all, newNode(c.Node(address)))
+			all = append(all, master{address: address})
 		}
 		return all, err
 	}
+	open := func(m master) *node { return newNode(c.Node(m.address)) }
 	asked := c.Asking()
-	return &cluster{find: c.Master, open: open, reload: c.Reload, masters: masters, asked: asked, name: asked.Address()}
+	return &cluster{find: find, masters: masters, open: open, reload: c.Reload, asked: asked, name: asked.Address()}
 }
 
 // route returns the master that has the slot of key.
 func (c *cluster) route(ctx context.Context, key string) (*node, error) {
-	address, err := c.find(ctx, key)
+	m, err := c.find(ctx, key)
 	if err != nil {
 		return nil, c.failed(err)
 	}
-	c.mu.Lock()
-	n := c.shards[address]
-	c.mu.Unlock()
-	if n != nil {
-		return n, nil
-	}
-	if n, err = c.open(ctx, key, address); err != nil {
-		return nil, c.failed(err)
-	}
-	return c.add(n), nil
+	return c.shard(m), nil
 }
 
 func (c *cluster) failed(err error) error { return fmt.Errorf("redis cluster %s: %w", c.name, err) }
@@ -140,20 +133,19 @@ func (c *cluster) nodes() []*node {
 	return slices.Collect(maps.Values(c.shards))
 }
 
-// add keeps a new shard, unless it is known meanwhile.
-func (c *cluster) add(n *node) *node {
+// shard returns the node of a master, and makes it if the master was not asked before.
+func (c *cluster) shard(m master) *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	address := n.conn.Address()
-	if known := c.shards[address]; known != nil {
-		_ = n.close()
-		return known
+	if n := c.shards[m.address]; n != nil {
+		return n
 	}
+	n := c.open(m)
 	n.router = c
 	if c.shards == nil {
 		c.shards = make(map[string]*node)
 	}
-	c.shards[address] = n
+	c.shards[m.address] = n
 	if c.closed {
 		_ = n.close() // it still serves late releases
 	}

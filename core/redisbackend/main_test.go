@@ -25,6 +25,7 @@ var (
 	eventually = check.Eventually
 	locker     = check.Locker
 	acquire    = check.Acquire
+	long, race = check.Long, check.Race
 )
 
 func TestMain(m *testing.M) {

@@ -90,8 +90,8 @@ func (c *cluster) ping(ctx context.Context) error {
 		return &core.UnavailableError{Nodes: []error{c.failed(callerEnded(ctx, err))}}
 	}
 	answers := make(chan error, len(masters))
-	for _, n := range masters {
-		go func() { answers <- c.add(n).ping(ctx) }()
+	for _, m := range masters {
+		go func() { answers <- c.shard(m).ping(ctx) }()
 	}
 	failed := new(core.UnavailableError)
 	for range masters {

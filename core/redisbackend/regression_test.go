@@ -182,32 +182,6 @@ func TestRegression_FailedAdoptionFreesOrphan(t *testing.T) {
 	}
 }
 
-// The same on a caller whose context ends while Redis hangs: an ordinary time-out.
-func TestRegression_TimedOutAdoptionFreesOrphan(t *testing.T) {
-	t.Parallel()
-	node := testutil.Redis(t)
-	b := open(t, one(node.Client()))
-	w := attempt("warm", time.Minute, 0)
-	w.Token = true
-	_, err := b.Acquire(t.Context(), w)
-	ok(t, "Acquire", err)
-	g := orphanOf(t, b, "k")
-	node.Stop()
-	r := attempt("k", time.Minute, time.Hour)
-	r.Adopt = g.Owner
-	_, err = b.Acquire(within(t, 300*time.Millisecond), r)
-	node.Cont()
-	if err == nil {
-		t.Fatal("the adoption succeeded")
-	}
-	time.Sleep(4 * time.Second)
-	st, err := b.Inspect(t.Context(), "k")
-	ok(t, "Inspect", err)
-	if st.Status == core.Free {
-		t.Fatalf("the orphan is free by itself")
-	}
-}
-
 // An adoption that cannot mint its token must not free the orphan.
 func TestRegression_AdoptionWithoutTokenFreesOrphan(t *testing.T) {
 	t.Parallel()
@@ -330,32 +304,6 @@ func TestRegression_LargeReplyInSegments(t *testing.T) {
 		_, err := b.Acquire(within(t, 20*time.Second), attempt("k", time.Minute, 0))
 		return errors.Is(err, core.ErrSealed)
 	})
-}
-
-// A Locker's caller saw this: an adoption that timed out made the orphan free, and the next caller
-// ran a second time.
-func TestRegression_CoreAdoptionTimesOut(t *testing.T) {
-	t.Parallel()
-	node := testutil.Redis(t)
-	l := locker(t, one(node.Client()))
-	ok(t, "Release", acquire(t, l, "warm", core.WithToken()).Release(t.Context()))
-	k := acquire(t, l, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0), core.WithTTL(2*time.Second))
-	_ = k
-	eventually(t, "the lease ends", func() bool { return status(t, l, "k") == core.Orphaned })
-	_, err := l.TryAcquire(t.Context(), "k")
-	var orphan *core.OrphanedError
-	if !errors.As(err, &orphan) {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	node.Stop()
-	_, err = l.Adopt(within(t, 300*time.Millisecond), orphan, core.WithOrphan(time.Hour))
-	node.Cont()
-	want(t, "adoption", err, context.DeadlineExceeded)
-	time.Sleep(4 * time.Second)
-	if again, err := l.TryAcquire(t.Context(), "k"); err == nil {
-		t.Errorf("a plain TryAcquire got the key of an orphan that nobody resolved")
-		ok(t, "Release", again.Release(t.Context()))
-	}
 }
 
 // Every mix of verbs over connections that break: one holder, and tokens that increase.

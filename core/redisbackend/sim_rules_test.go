@@ -3,6 +3,8 @@ package redisbackend
 import (
 	"testing"
 	"time"
+
+	"github.com/onelane/onelane/internal/check"
 )
 
 // A random simulation that finds nothing proves something only if it finds broken rules. Rules that it
@@ -14,7 +16,7 @@ func TestSimulation_FindsBrokenRules(t *testing.T) {
 		"trust": {trust: true}, "noVoid": {noVoid: true}, "noAbstain": {noAbstain: true},
 		"noPrepare": {noPrepare: true},
 	} {
-		if !simLong && name != "noVoid" {
+		if !check.Long && name != "noVoid" {
 			continue // the others are found after many seeds
 		}
 		t.Run(name, func(t *testing.T) {

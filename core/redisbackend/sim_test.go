@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/onelane/onelane/internal/check"
 )
 
 // The simulation: clients drive the verbs of the quorum on 3 or 5 simulated nodes, in fake time.
@@ -21,14 +23,11 @@ const simSeeds = 300
 // simSeedsByDefault returns a tenth of simSeeds unless ONELANE_LONG is set. With the race detector it
 // is always a tenth: a simulation is ten times slower then.
 func simSeedsByDefault() int {
-	if simLong && !simRace {
+	if check.Long && !check.Race {
 		return simSeeds
 	}
 	return simSeeds / 10
 }
-
-// simLong is whether simulations run at full size.
-var simLong = os.Getenv("ONELANE_LONG") != ""
 
 func fromEnv(t *testing.T, name string, otherwise int) int {
 	text := os.Getenv(name)

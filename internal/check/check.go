@@ -4,6 +4,7 @@ package check
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
@@ -13,6 +14,9 @@ import (
 // Patience bounds each wait for a condition. Tests give a lease a minute, and the wait is shorter:
 // a lease that ends by itself is not taken for one that was released.
 const Patience = 40 * time.Second
+
+// Long is whether simulations, storms and long holds run at full size, as in .ci/run.
+var Long = os.Getenv("ONELANE_LONG") != ""
 
 // OK fails the test if what was done returned an error.
 func OK(t testing.TB, what string, err error) {

@@ -223,7 +223,7 @@ func TestComplete_RefusedRecord(t *testing.T) {
 	t.Parallel()
 	c := newClaims(memoryLocker(t))
 	k := begin(t, c, "k", fp("a"))
-	for _, r := range []*claim.Record{{Status: -1}, {Body: make([]byte, 17<<20)}} {
+	for _, r := range []*claim.Record{{Status: -1}, {Body: make([]byte, 16<<20)}} {
 		if err := k.Complete(r); err == nil || errors.Is(err, claim.ErrOver) {
 			t.Errorf("a bad record: %v", err)
 		}

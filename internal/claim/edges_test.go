@@ -124,35 +124,6 @@ func b2i(b bool) int64 {
 	return 0
 }
 
-// Free after the lease ended, while a second run has adopted: the first must not free the second's claim.
-func TestFree_LateAfterAdopt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := &outage{Backend: backendtest.Memory()}
-		l := newLocker(t, b)
-		c := newClaims(l, recovers)
-		k := begin(t, c, "k", fp("a"))
-		b.until = time.Now().Add(30 * time.Second)
-		_ = k.Free()
-		k.Close()
-		other := newClaims(newLocker(t, testutilBackend{b.Backend}), recovers)
-		time.Sleep(11 * time.Second)
-		second := begin(t, other, "k", fp("a"))
-		time.Sleep(time.Minute)
-		if st := status(t, l, "k"); st != core.Held {
-			t.Errorf("the second run's key is %v", st)
-		}
-		complete(t, second, "x")
-		time.Sleep(time.Minute)
-		replay(t, c, "k", fp("a"), "x")
-	})
-}
-
-type testutilBackend struct{ core.Backend }
-
-func (b testutilBackend) Open(core.Environment) (core.Backend, error) { return b, nil }
-
-var _ = claim.ErrOver
-
 // A deployment makes Retain shorter. The mark of an unknown outcome lasts as long as the process
 // said that left it, also after a new process adopted it. The steps of the new one must last as
 // long, or the charge is made twice.

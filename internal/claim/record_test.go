@@ -33,16 +33,6 @@ func TestRecord_Survives(t *testing.T) {
 	}
 }
 
-func TestRecord_TooLarge(t *testing.T) {
-	t.Parallel()
-	c := newClaims(memoryLocker(t))
-	for _, r := range []*claim.Record{{Body: make([]byte, 16<<20)}, {Status: -1}} {
-		if _, err := c.Encode("n", r, [32]byte{}); err == nil {
-			t.Error("it was encoded")
-		}
-	}
-}
-
 func TestRecord_OfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	c := newClaims(memoryLocker(t))

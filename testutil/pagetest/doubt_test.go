@@ -3,9 +3,6 @@ package pagetest
 import (
 	"testing"
 	"time"
-
-	"github.com/prometheus/prometheus/promql"
-	"github.com/prometheus/prometheus/promql/promqltest"
 )
 
 // The first event after which money or stock may be wrong raises an alert. docs/operations.md asks for that: "Any".
@@ -20,22 +17,10 @@ func TestMonitoring_AlertsOnEachDoubt(t *testing.T) {
 		`onelane_gormlock_unknown_commits_total{job="shop"}`,
 	} {
 		t.Run(series, func(t *testing.T) {
-			storage := promqltest.LoadedStorage(t, "load 30s\n  "+series+" _ _ 1 1 1\n") // it begins with its first event
-			t.Cleanup(func() { _ = storage.Close() })
-			engine := promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery)
+			get := loaded(t, "load 30s\n  "+series+" _ _ 1 1 1\n") // it begins with its first event
 			fired := false
 			for _, rule := range alerts(t) {
-				q, err := engine.NewInstantQuery(t.Context(), storage, nil, rule, time.Unix(120, 0))
-				if err != nil {
-					t.Fatal(err)
-				}
-				var v promql.Vector
-				v, err = q.Exec(t.Context()).Vector()
-				if err != nil {
-					t.Fatal(err)
-				}
-				fired = fired || len(v) > 0
-				q.Close()
+				fired = fired || len(get(t, rule, 2*time.Minute)) > 0
 			}
 			if !fired {
 				t.Error("no alert fires")
@@ -46,27 +31,19 @@ func TestMonitoring_AlertsOnEachDoubt(t *testing.T) {
 
 // The dashboard shows the one lost lock that raised the alert. Its series begins with it, unlike those of load.
 func TestMonitoring_ShowsTheFirstEvent(t *testing.T) {
-	storage := promqltest.LoadedStorage(t, `load 30s
+	get := loaded(t, `load 30s
   onelane_locks_lost_total{job="shop",onelane_reason="expired"} _ _ 1 1 1
   onelane_idempotency_requests_total{job="shop",onelane_outcome="lost"} _ _ 1 1 1
 `)
-	t.Cleanup(func() { _ = storage.Close() })
-	engine := promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery)
 	for _, title := range []string{"Locks lost", "Requests in doubt"} {
 		queries := panels(t)[title]
 		if len(queries) == 0 {
 			t.Errorf("there is no panel %q", title)
 		}
 		for _, query := range queries {
-			q, err := engine.NewInstantQuery(t.Context(), storage, nil, query, time.Unix(120, 0))
-			if err != nil {
-				t.Fatal(err)
+			if v := get(t, query, 2*time.Minute); len(v) != 1 || v[0].F < 1 {
+				t.Errorf("the panel %q shows %v; want one", title, v)
 			}
-			v, err := q.Exec(t.Context()).Vector()
-			if err != nil || len(v) != 1 || v[0].F < 1 {
-				t.Errorf("the panel %q shows %v, %v; want one", title, v, err)
-			}
-			q.Close()
 		}
 	}
 }

@@ -1,0 +1,6 @@
+//go:build !race
+
+package check
+
+// Race is whether the race detector is on.
+const Race = false
