@@ -1,15 +1,12 @@
 package gormlock_test
 
 import (
-	"database/sql"
-	"os"
 	"testing"
 	"time"
 
 	gomysql "github.com/go-sql-driver/mysql"
-	"gorm.io/driver/mysql"
+	"github.com/jackc/pgx/v5"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -26,17 +23,9 @@ func withoutAutocommit(t *testing.T, db *gorm.DB) *gorm.DB {
 // withSetting opens the MariaDB database of db again, with a variable set in each session.
 func withSetting(t *testing.T, db *gorm.DB, variable, value string) *gorm.DB {
 	t.Helper()
-	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
-	ok(t, "ParseDSN", err)
-	cfg.DBName, cfg.ParseTime = db.Migrator().CurrentDatabase(), true
-	cfg.Params = settings(t, db, map[string]string{variable: value})
-	connector, err := gomysql.NewConnector(cfg)
-	ok(t, "NewConnector", err)
-	conns := sql.OpenDB(connector)
-	t.Cleanup(func() { _ = conns.Close() })
-	again, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
-	ok(t, "Open", err)
-	return again
+	return openMode(t, db, func(my *gomysql.Config, _ *pgx.ConnConfig) {
+		my.Params = map[string]string{variable: value}
+	})
 }
 
 // TestTable_WithoutAutocommit: nothing is locked, and the error says what to do.

@@ -2,7 +2,6 @@ package gormlock_test
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/check"
-	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A transaction on db with the context of the block would commit by itself, under the lock that the block relies on.
@@ -94,25 +92,5 @@ func TestTransaction_InAnArgumentWhileItsContextEnds(t *testing.T) {
 		case <-time.After(check.Patience):
 			t.Fatal("deadlock")
 		}
-	})
-}
-
-type labeledPool struct {
-	*sql.DB
-	_ []string
-}
-
-// A pool whose type is not comparable works, too.
-func TestTransaction_PoolThatIsNotComparable(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, db *gorm.DB) {
-		conns, err := db.DB()
-		ok(t, "DB", err)
-		db.ConnPool = labeledPool{DB: conns}
-		db.Statement.ConnPool = db.ConnPool
-		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
-		ok(t, "outer", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
-			return gormlock.Transaction(db.WithContext(tx.Statement.Context), "other", func(*gorm.DB) error { return nil })
-		}))
 	})
 }

@@ -15,17 +15,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// dying is a pool that kills its process as soon as a COMMIT is answered.
-type dying struct{ *sql.DB }
-
+// dyingTx kills its process as soon as its COMMIT is answered.
 type dyingTx struct{ *sql.Tx }
-
-func (d *dying) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	tx, err := d.DB.BeginTx(ctx, opts)
-	return &dyingTx{tx}, err
-}
-
-func (d *dying) GetDBConn() (*sql.DB, error) { return d.DB, nil }
 
 func (d *dyingTx) Commit() error {
 	if err := d.Tx.Commit(); err != nil {
@@ -41,7 +32,7 @@ func dyingPayer(c *childProcess) error {
 	if err != nil {
 		return err
 	}
-	db, err := c.open_(&dying{c.conns})
+	db, err := c.open_(&wrappedPool{c.conns, func(tx *sql.Tx) gorm.ConnPool { return &dyingTx{tx} }})
 	if err == nil {
 		err = db.Use(gormlock.New(l))
 	}

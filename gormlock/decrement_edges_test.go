@@ -154,23 +154,6 @@ type FailAfter struct {
 
 func (*FailAfter) AfterUpdate(*gorm.DB) error { return errNo }
 
-// TestDecrement_Joins: an UPDATE of GORM drops them.
-func TestDecrement_Joins(t *testing.T) {
-	t.Parallel()
-	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Depot{}, &Lot{}))
-		l := Lot{Depot: Depot{Name: "closed"}, Left: 5}
-		ok(t, "Create", db.Create(&l).Error)
-		row := db.Model(&Lot{}).InnerJoins("Depot", db.Where(&Depot{Name: "open"})).Where("lots.id = ?", l.ID)
-		var n int64
-		ok(t, "Count", row.Session(&gorm.Session{}).Count(&n).Error)
-		left, err := gormlock.Decrement(row, "left", 1)
-		if err == nil {
-			t.Errorf("the condition names %d rows, and Decrement took: %d left", n, left)
-		}
-	})
-}
-
 // TestDecrement_Slice: GORM forgets a slice's keys if its last model has none.
 func TestDecrement_Slice(t *testing.T) {
 	t.Parallel()

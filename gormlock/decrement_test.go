@@ -3,9 +3,7 @@ package gormlock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 
 	"gorm.io/gorm"
@@ -386,30 +384,6 @@ func TestDecrement_ColumnTypes(t *testing.T) {
 	})
 }
 
-// TestDecrement_LeftIsItsOwn: of many that take at once, each gets another rest.
-func TestDecrement_LeftIsItsOwn(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, db *gorm.DB) {
-		pool(t, db).SetMaxOpenConns(8)
-		put(t, db, 42, 20)
-		var mu sync.Mutex
-		seen := make(map[int64]bool)
-		sold := rush(t, 40, func() error {
-			left, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
-			if errors.Is(err, gormlock.ErrInsufficient) {
-				return errSoldOut
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			seen[left] = true
-			return err
-		})
-		if sold != 20 || len(seen) != 20 || !seen[0] || !seen[19] {
-			t.Errorf("%d sold, and they were told %v", sold, seen)
-		}
-	})
-}
-
 // TestDecrement_RoundTrips: what is left comes with the answer to the UPDATE.
 func TestDecrement_RoundTrips(t *testing.T) {
 	t.Parallel()
@@ -433,28 +407,5 @@ func TestDecrement_RoundTrips(t *testing.T) {
 		j.want(t, "a cart", "BEGIN", "UPDATE", "UPDATE", "COMMIT")
 		ok(t, "DecrementAll", db.Transaction(cart))
 		j.want(t, "a cart in a transaction", "BEGIN", "SAVE", "UPDATE", "UPDATE", "COMMIT")
-	})
-}
-
-// BenchmarkDecrement compares Decrement with GORM's Update in the same transaction.
-func BenchmarkDecrement(b *testing.B) {
-	benchDatabases(b, func(b *testing.B, open func(b *testing.B) *gorm.DB) {
-		for name, take := range map[string]func(db *gorm.DB) error{
-			"Decrement": func(db *gorm.DB) error {
-				return decrement(db.Model(&BenchStock{}).Where("sku = ?", 42), "left", 1)
-			},
-			"Update": func(db *gorm.DB) error {
-				return db.Model(&BenchStock{}).Where("sku = ? AND ? >= 1", 42, column("left")).Update("left", gorm.Expr("? - 1", column("left"))).Error
-			},
-		} {
-			b.Run(name, func(b *testing.B) {
-				db := open(b)
-				for b.Loop() {
-					if err := take(db); err != nil {
-						b.Fatal(fmt.Errorf("%s: %w", name, err))
-					}
-				}
-			})
-		}
 	})
 }

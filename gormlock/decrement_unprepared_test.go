@@ -2,16 +2,12 @@ package gormlock_test
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"os"
 	"testing"
 
 	gomysql "github.com/go-sql-driver/mysql"
-	"gorm.io/driver/mysql"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
@@ -51,16 +47,10 @@ func TestDecrement_TriggerUnprepared(t *testing.T) {
 		put(t, plain, 42, 3)
 		ok(t, "CREATE", plain.Exec("CREATE TRIGGER audit AFTER UPDATE ON stocks FOR EACH ROW "+
 			"INSERT INTO items (stock_id, name) VALUES (NEW.id, 'audit')").Error)
-		cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
-		ok(t, "ParseDSN", err)
-		cfg.DBName, cfg.ParseTime = plain.Migrator().CurrentDatabase(), true
-		connector, err := gomysql.NewConnector(cfg)
-		ok(t, "NewConnector", err)
-		conns := sql.OpenDB(fullConnector{connector})
-		t.Cleanup(func() { _ = conns.Close() })
-		db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard, PrepareStmt: true})
-		ok(t, "Open", err)
+		db := openMySQL(t, plain, func(c driver.Connector) driver.Connector { return fullConnector{c} },
+			config(func(g *gorm.Config) { g.PrepareStmt = true }))
 		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
+		var err error
 		func() {
 			defer func() {
 				if p := recover(); p != nil {

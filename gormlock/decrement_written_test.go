@@ -37,7 +37,7 @@ func TestDecrement_TextColumn(t *testing.T) {
 	})
 }
 
-// TestDecrement_DroppedClauses: GORM's UPDATE drops a HAVING, and on MySQL a FROM.
+// TestDecrement_DroppedClauses: GORM's UPDATE drops joins and a HAVING, and on MySQL a FROM.
 func TestDecrement_DroppedClauses(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
@@ -51,6 +51,7 @@ func TestDecrement_DroppedClauses(t *testing.T) {
 		}
 		row := db.Model(&Lot{}).Where("lots.id = ?", l.ID).Session(&gorm.Session{})
 		for name, none := range map[string]*gorm.DB{
+			"JOIN":   row.InnerJoins("Depot", db.Where(&Depot{Name: "open"})),
 			"HAVING": row.Group("id").Having("MAX(depot_id) < ?", 0),
 			"FROM":   row.Clauses(clause.From{Joins: []clause.Join{join}}),
 		} {

@@ -97,7 +97,7 @@ func reworded(t *testing.T, plain *gorm.DB, reword func(error) error) *gorm.DB {
 }
 
 // openMySQL opens the database of plain with another driver around that of MySQL.
-func openMySQL(t *testing.T, plain *gorm.DB, around func(driver.Connector) driver.Connector) *gorm.DB {
+func openMySQL(t *testing.T, plain *gorm.DB, around func(driver.Connector) driver.Connector, opts ...gorm.Option) *gorm.DB {
 	t.Helper()
 	cfg, err := gomysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
 	ok(t, "ParseDSN", err)
@@ -106,7 +106,8 @@ func openMySQL(t *testing.T, plain *gorm.DB, around func(driver.Connector) drive
 	ok(t, "NewConnector", err)
 	conns := sql.OpenDB(around(connector))
 	t.Cleanup(func() { _ = conns.Close() })
-	db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), &gorm.Config{Logger: logger.Discard})
+	opts = append([]gorm.Option{&gorm.Config{Logger: logger.Discard}}, opts...)
+	db, err := gorm.Open(mysql.New(mysql.Config{Conn: conns}), opts...)
 	ok(t, "Open", err)
 	return db
 }

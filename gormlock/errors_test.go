@@ -3,7 +3,6 @@ package gormlock_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -95,43 +94,6 @@ func TestErrUnmanagedTransaction(t *testing.T) {
 		}), gormlock.ErrUnmanagedTransaction)
 		wantLeft(t, db, 42, 8)
 		wantIdle(t, db, l, "k")
-	})
-}
-
-func TestErrGuardTooLate(t *testing.T) {
-	t.Parallel()
-	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		put(t, db, 42, 10)
-		guard := gormlock.Guard("k")
-		after := func(first func(tx *gorm.DB) error, then func(tx *gorm.DB) error) error {
-			var second error
-			err := db.Transaction(func(tx *gorm.DB) error {
-				ok(t, "first statement", first(tx))
-				second = then(tx)
-				return nil // a careless block
-			})
-			ok(t, "the outer block commits", err)
-			return second
-		}
-		plain := func(tx *gorm.DB) error { return take(tx, 42) }
-		other := func(tx *gorm.DB) error { return take(tx.Scopes(gormlock.Guard("a")), 42) }
-		nested := func(tx *gorm.DB) error {
-			return tx.Scopes(guard).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
-		}
-		late := func(tx *gorm.DB) error { return take(tx.Scopes(guard), 42) }
-		want(t, "statement", after(plain, late), gormlock.ErrGuardTooLate)
-		want(t, "another key", after(other, late), gormlock.ErrGuardTooLate)
-		want(t, "nested", after(plain, nested), gormlock.ErrGuardTooLate)
-		want(t, "Transaction", after(plain, func(tx *gorm.DB) error {
-			return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return take(tx, 42) })
-		}), gormlock.ErrGuardTooLate)
-		want(t, "read", after(plain, func(tx *gorm.DB) error { return tx.Scopes(guard).First(&Stock{}).Error }), gormlock.ErrGuardTooLate)
-		want(t, "context", after(plain, func(tx *gorm.DB) error {
-			return take(tx.WithContext(gormlock.WithGuard(t.Context(), "k")), 42)
-		}), gormlock.ErrGuardTooLate)
-		ok(t, "the same key again", db.Transaction(func(tx *gorm.DB) error { return errors.Join(late(tx), plain(tx), late(tx), nested(tx)) }))
-		wantLeft(t, db, 42, 0)
-		wantIdle(t, db, l, "a", "k")
 	})
 }
 

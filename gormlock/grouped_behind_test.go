@@ -79,8 +79,8 @@ func TestGrouped_StatementOnItsWay(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
 		put(t, db, 42, 10)
 		put(t, db, 43, 10)
-		slow := &slow{DB: pool(t, db), sent: make(chan struct{}), pass: make(chan struct{})}
-		db.ConnPool, db.Statement.ConnPool = slow, slow
+		slow := &slow{sent: make(chan struct{}), pass: make(chan struct{})}
+		wrapTx(t, db, func(tx *sql.Tx) gorm.ConnPool { return &slowTx{tx, slow} })
 		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		behind := make(chan error, 1)
@@ -110,21 +110,8 @@ func TestGrouped_StatementOnItsWay(t *testing.T) {
 	})
 }
 
-// slow is a pool in which one statement waits before it is sent.
-type slow struct {
-	*sql.DB
-	sent, pass chan struct{}
-}
-
-func (s *slow) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	tx, err := s.DB.BeginTx(ctx, opts)
-	if err != nil {
-		return nil, err
-	}
-	return &slowTx{tx, s}, nil
-}
-
-func (s *slow) GetDBConn() (*sql.DB, error) { return s.DB, nil }
+// slow holds up one statement before it is sent.
+type slow struct{ sent, pass chan struct{} }
 
 type slowTx struct {
 	*sql.Tx

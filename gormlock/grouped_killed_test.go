@@ -16,24 +16,13 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// lingering is a pool that delays the block which ends a turn and begins the next. The block stops
+// lingering delays the block which ends a turn and begins the next. The block stops
 // for a while before its work or in the middle of it, and is killed there.
 type lingering struct {
-	*sql.DB
 	before, middle atomic.Bool
 	blocks         atomic.Int32
 	killed         func(id int)
 }
-
-func (p *lingering) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	tx, err := p.DB.BeginTx(ctx, opts)
-	if err != nil {
-		return nil, err
-	}
-	return &lingeringTx{tx, p}, nil
-}
-
-func (p *lingering) GetDBConn() (*sql.DB, error) { return p.DB, nil }
 
 type lingeringTx struct {
 	*sql.Tx
@@ -81,7 +70,7 @@ func TestGrouped_KilledBetweenTwoTurns(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
 		put(t, db, 42, 10)
 		admin := db.Session(&gorm.Session{NewDB: true})
-		p := &lingering{DB: pool(t, db), killed: func(id int) {
+		p := &lingering{killed: func(id int) {
 			eventually(t, "the block waits", func() bool {
 				var n int
 				ok(t, "processlist", admin.Raw("SELECT COUNT(*) FROM "+processlist(t, admin)+" WHERE id = ? AND state = 'User sleep'", id).Row().Scan(&n))
@@ -90,7 +79,7 @@ func TestGrouped_KilledBetweenTwoTurns(t *testing.T) {
 			ok(t, "KILL", admin.Exec(fmt.Sprintf("KILL QUERY %d", id)).Error)
 		}}
 		under := reopen(t, db)
-		under.ConnPool, under.Statement.ConnPool = p, p
+		wrapTx(t, under, func(tx *sql.Tx) gorm.ConnPool { return &lingeringTx{tx, p} })
 		l := locker(t, backendtest.Memory())
 		ok(t, "Use", under.Use(gormlock.New(l)))
 		n := int64(10)

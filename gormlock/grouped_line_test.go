@@ -164,12 +164,7 @@ func TestGrouped_BeginFails(t *testing.T) {
 	broken := errors.New("broken")
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
-		fails := &failsOnce{DB: pool(t, db), err: broken}
-		if prepared, ok := db.ConnPool.(*gorm.PreparedStmtDB); ok {
-			prepared.ConnPool = fails
-		} else {
-			db.ConnPool, db.Statement.ConnPool = fails, fails
-		}
+		putUnder(db, &failsOnce{DB: pool(t, db), err: broken})
 		l := locker(t, backendtest.Memory())
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		a, b := taker(42), taker(42)

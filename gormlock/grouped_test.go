@@ -74,29 +74,6 @@ func taker(sku int) *caller {
 	return &caller{fn: func(tx *gorm.DB) error { return take(tx, sku) }}
 }
 
-// TestGrouped_NeverOversells is invariant I7 for the naive buyers, in groups: on a real Redis.
-func TestGrouped_NeverOversells(t *testing.T) {
-	t.Parallel()
-	l := testutil.Locker(t)
-	each(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "Use", db.Use(gormlock.New(l)))
-		put(t, db, 42, 10)
-		for _, conns := range []int{16, 1} { // one connection is enough for all
-			pool(t, db).SetMaxOpenConns(conns)
-			ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 10).Error)
-			sold := rush(t, 64, func() error {
-				return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return buy(tx, 42) },
-					gormlock.Grouped(16), gormlock.WithWait(time.Minute))
-			})
-			if sold != 10 {
-				t.Errorf("%d sold of 10", sold)
-			}
-			wantLeft(t, db, 42, 0)
-		}
-		eventually(t, "the key is free", func() bool { return !held(t, l, "stock:42") })
-	})
-}
-
 // TestGrouped_OneTransactionForAll: one BEGIN, one COMMIT, and a savepoint for each. MariaDB takes
 // BEGIN NOT ATOMIC between two turns. MySQL refuses it once, and the pool does not try it again.
 func TestGrouped_OneTransactionForAll(t *testing.T) {
@@ -104,9 +81,7 @@ func TestGrouped_OneTransactionForAll(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
 		put(t, db, 42, 10)
-		j := &journal{}
-		r := &recording{pool(t, db), j}
-		db.ConnPool, db.Statement.ConnPool = r, r
+		j := recordPool(t, db)
 		l := locker(t, j.backend(), core.WithPrefix(""))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		count := func(event string) (n int) {

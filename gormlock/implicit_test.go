@@ -20,6 +20,8 @@ var mysqlCommits = []string{
 	"STOP REPLICA", "CHANGE REPLICATION FILTER REPLICATE_DO_DB = ()", "IMPORT TABLE FROM 'nothing.sdi'",
 	"CLONE LOCAL DATA DIRECTORY = '/nowhere/x'", "SET PASSWORD FOR 'nobody'@'nowhere' = 'x'",
 	"SET DEFAULT ROLE NONE TO 'nobody'@'nowhere'", "SET DEFAULT ROLE NONE FOR 'nobody'@'nowhere'",
+	"SET STATEMENT max_statement_time = 100 FOR CREATE TABLE made (a INT)",
+	"SET STATEMENT max_statement_time = 100 FOR ANALYZE TABLE stocks",
 }
 
 // TestTransaction_ImplicitCommit: a statement that would end the transaction is not sent.
@@ -27,7 +29,8 @@ func TestTransaction_ImplicitCommit(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		put(t, db, 42, 100)
-		statements := []string{"COMMIT", "/* note */ commit work", "END", "ROLLBACK", "ROLLBACK WORK"}
+		statements := []string{"COMMIT", "/* note */ commit work", "END", "ROLLBACK", "ROLLBACK WORK",
+			"\fCOMMIT", "\vCOMMIT", "; COMMIT", "/* ( */ COMMIT", "--\nCOMMIT"}
 		if db.Name() == "mysql" {
 			statements = append(statements, mysqlCommits...)
 		}

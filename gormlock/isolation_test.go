@@ -42,7 +42,8 @@ func eachLevel(t *testing.T, fn func(t *testing.T, db *gorm.DB)) {
 	})
 }
 
-func TestTable_IsolationLevels(t *testing.T) {
+// TestTable_OneHolderAtATime: several processes, each with its Locker, on each isolation level.
+func TestTable_OneHolderAtATime(t *testing.T) {
 	t.Parallel()
 	eachLevel(t, func(t *testing.T, db *gorm.DB) {
 		var inside, turns atomic.Int32

@@ -19,21 +19,8 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// claiming is a pool that runs functions before and after Once claims its row.
-type claiming struct {
-	*sql.DB
-	before, after func()
-}
-
-func (p *claiming) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	tx, err := p.DB.BeginTx(ctx, opts)
-	if err != nil {
-		return nil, err
-	}
-	return &claimingTx{tx, p}, nil
-}
-
-func (p *claiming) GetDBConn() (*sql.DB, error) { return p.DB, nil }
+// claiming runs functions before and after Once claims its row.
+type claiming struct{ before, after func() }
 
 type claimingTx struct {
 	*sql.Tx
@@ -55,9 +42,9 @@ func (t *claimingTx) ExecContext(ctx context.Context, query string, args ...any)
 // claimingDB is a second gorm.DB on the database of db, with the plugin.
 func claimingDB(t *testing.T, db *gorm.DB) (*gorm.DB, *claiming) {
 	t.Helper()
-	p := &claiming{DB: pool(t, db), before: func() {}, after: func() {}}
+	p := &claiming{before: func() {}, after: func() {}}
 	through := reopen(t, db)
-	through.ConnPool, through.Statement.ConnPool = p, p
+	wrapTx(t, through, func(tx *sql.Tx) gorm.ConnPool { return &claimingTx{tx, p} })
 	ok(t, "Use", through.Use(gormlock.New(locker(t, backendtest.Memory()))))
 	return through, p
 }

@@ -18,23 +18,38 @@ import (
 
 func column(name string) clause.Column { return clause.Column{Name: name} }
 
-// recording is a connection pool that notes what its transactions do.
-type recording struct {
+// wrappedPool is a pool whose transactions are what wrap makes of those of database/sql.
+type wrappedPool struct {
 	*sql.DB
-	journal *journal
+	wrap func(*sql.Tx) gorm.ConnPool
 }
 
-func (r *recording) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	tx, err := r.DB.BeginTx(ctx, opts)
+func (p *wrappedPool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	tx, err := p.DB.BeginTx(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	r.journal.note("BEGIN")
-	return &recordingTx{tx, r.journal}, nil
+	return p.wrap(tx), nil
 }
 
-func (r *recording) GetDBConn() (*sql.DB, error) { return r.DB, nil }
+func (p *wrappedPool) GetDBConn() (*sql.DB, error) { return p.DB, nil }
 
+// putUnder puts a pool below gorm's, which must be done before the plugin is registered.
+func putUnder(db *gorm.DB, p gorm.ConnPool) {
+	if prepared, ok := db.ConnPool.(*gorm.PreparedStmtDB); ok {
+		prepared.ConnPool = p
+	} else {
+		db.ConnPool, db.Statement.ConnPool = p, p
+	}
+}
+
+// wrapTx puts a pool with such transactions below gorm's.
+func wrapTx(t testing.TB, db *gorm.DB, wrap func(*sql.Tx) gorm.ConnPool) {
+	t.Helper()
+	putUnder(db, &wrappedPool{pool(t, db), wrap})
+}
+
+// recordingTx notes what a transaction does.
 type recordingTx struct {
 	*sql.Tx
 	journal *journal
@@ -71,16 +86,21 @@ func (t *recordingTx) QueryContext(ctx context.Context, query string, args ...an
 	return t.Tx.QueryContext(ctx, query, args...)
 }
 
-// record puts a recording pool below gorm's, which must be done before the plugin is registered.
-func record(t *testing.T, db *gorm.DB) *journal {
+// recordPool notes what the transactions of a database do, BEGIN included.
+func recordPool(t *testing.T, db *gorm.DB) *journal {
 	t.Helper()
 	j := &journal{}
-	r := &recording{pool(t, db), j}
-	if prepared, ok := db.ConnPool.(*gorm.PreparedStmtDB); ok {
-		prepared.ConnPool = r
-	} else {
-		db.ConnPool, db.Statement.ConnPool = r, r
-	}
+	wrapTx(t, db, func(tx *sql.Tx) gorm.ConnPool {
+		j.note("BEGIN")
+		return &recordingTx{tx, j}
+	})
+	return j
+}
+
+// record does so, and registers the plugin.
+func record(t *testing.T, db *gorm.DB) *journal {
+	t.Helper()
+	j := recordPool(t, db)
 	ok(t, "Use", db.Use(gormlock.New(locker(t, j.backend(), core.WithPrefix("")))))
 	return j
 }

@@ -4,12 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
-	"fmt"
 	"math"
-	"runtime"
-	"sync"
 	"testing"
-	"time"
 
 	"gorm.io/driver/mysql"
 	"gorm.io/gorm"
@@ -84,52 +80,6 @@ func TestUnguarded_Allocations(t *testing.T) {
 		}
 		if a, b := count(with), count(without); a > b+more {
 			t.Errorf("%s: %v allocations with the plugin, %v without it, want at most %d more", name, a, b, more)
-		}
-	}
-}
-
-// BenchmarkUnguarded is what a write without a guard costs where the database does nothing.
-func BenchmarkUnguarded(b *testing.B) {
-	for name, write := range unguarded {
-		for _, with := range []bool{false, true} {
-			b.Run(name+map[bool]string{false: "/plain", true: "/plugin"}[with], func(b *testing.B) {
-				db := openNothing(b, with)
-				b.ReportAllocs()
-				for b.Loop() {
-					ok(b, name, write(db))
-				}
-			})
-		}
-	}
-}
-
-// BenchmarkGuarded is what a guarded transaction of two writes costs where neither the database nor
-// Redis does anything, beside the same transaction in a mutex.
-func BenchmarkGuarded(b *testing.B) {
-	var mu sync.Mutex
-	two := unguarded["transaction of two"]
-	wait := gormlock.WithWait(time.Minute)
-	for _, buyers := range []int{1, 256} {
-		for name, sell := range map[string]func(db *gorm.DB) error{
-			"mutex": func(db *gorm.DB) error {
-				mu.Lock()
-				defer mu.Unlock()
-				return two(db)
-			},
-			"Guard":       func(db *gorm.DB) error { return two(db.Scopes(gormlock.Guard("stock:42", wait))) },
-			"Transaction": func(db *gorm.DB) error { return gormlock.Transaction(db, "stock:42", twoUpdates, wait) },
-		} {
-			b.Run(fmt.Sprintf("%s/buyers=%d", name, buyers), func(b *testing.B) {
-				db := openNothing(b, name != "mutex")
-				b.SetParallelism(max(1, buyers/runtime.GOMAXPROCS(0)))
-				b.ReportAllocs()
-				b.ResetTimer()
-				b.RunParallel(func(pb *testing.PB) {
-					for pb.Next() {
-						ok(b, name, sell(db))
-					}
-				})
-			})
 		}
 	}
 }

@@ -61,6 +61,10 @@ func TestOversell_Guarded(t *testing.T) {
 		"Transaction": func(db *gorm.DB) error {
 			return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return buy(tx, 42) }, gormlock.WithWait(time.Minute))
 		},
+		"Grouped": func(db *gorm.DB) error {
+			return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return buy(tx, 42) },
+				gormlock.Grouped(16), gormlock.WithWait(time.Minute))
+		},
 	}
 	each(t, func(t *testing.T, db *gorm.DB) {
 		pool(t, db).SetMaxOpenConns(16)
@@ -72,7 +76,8 @@ func TestOversell_Guarded(t *testing.T) {
 				t.Errorf("%s: %d sold of 10", name, sold)
 			}
 			wantLeft(t, db, 42, 0)
-			wantIdle(t, db, l, "stock:42")
+			// A group's callers are back before it ends.
+			eventually(t, "idle", func() bool { return !held(t, l, "stock:42") && inUse(t, db) == 0 })
 		}
 	})
 }
@@ -117,21 +122,28 @@ func TestOversell_Unguarded(t *testing.T) {
 	}
 }
 
-// TestOversell_Decrement: the conditional decrement needs no guard.
+// TestOversell_Decrement: the conditional decrement needs no guard. Each buyer gets another rest.
 func TestOversell_Decrement(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		pool(t, db).SetMaxOpenConns(16)
 		put(t, db, 42, 10)
+		var rests sync.Map
 		sold := rush(t, 64, func() error {
-			err := decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
+			left, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
 			if errors.Is(err, gormlock.ErrInsufficient) {
 				return errSoldOut
 			}
+			rests.Store(left, true)
 			return err
 		})
 		if sold != 10 {
 			t.Errorf("%d sold of 10", sold)
+		}
+		for left := range int64(10) {
+			if _, found := rests.Load(left); !found {
+				t.Errorf("no buyer was told that %d are left", left)
+			}
 		}
 		wantLeft(t, db, 42, 0)
 	})

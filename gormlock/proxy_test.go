@@ -29,6 +29,7 @@ const (
 	replace   // Forward it, and send an error of the proxy's own instead of the answer.
 	refuse    // Send an error of the proxy's own instead, and close the connections.
 	interrupt // Send that error instead, also for a ROLLBACK, and keep the connections open, as KILL QUERY does.
+	lose      // From now on answer nothing, and refuse new connections.
 )
 
 // proxy stands between a driver and its server.
@@ -55,6 +56,10 @@ func startProxy(t *testing.T, upstream string) *proxy {
 			client, err := l.Accept()
 			if err != nil {
 				return
+			}
+			if p.do.Load() == lose {
+				_ = client.Close()
+				continue
 			}
 			server, err := net.Dial("tcp", upstream)
 			if err != nil {
@@ -91,6 +96,9 @@ func (p *proxy) relay(client, server net.Conn) {
 	p.all.Go(func() {
 		defer closeBoth()
 		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
+			if p.do.Load() == lose {
+				return nil, true
+			}
 			text := bytes.ToUpper(chunk)
 			commits := bytes.Contains(text, []byte("COMMIT"))
 			if p.do.Load() == interrupt && (commits || bytes.Contains(text, []byte("ROLLBACK"))) {
@@ -112,6 +120,9 @@ func (p *proxy) relay(client, server net.Conn) {
 	p.all.Go(func() {
 		defer closeBoth()
 		copyChunks(server, client, func(chunk []byte) ([]byte, bool) {
+			if p.do.Load() == lose {
+				return nil, true
+			}
 			switch committing.Load() {
 			case swallow:
 				var one [1]byte

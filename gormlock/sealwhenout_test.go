@@ -100,19 +100,6 @@ func (b *asked) Unseal(ctx context.Context, key string) error {
 	return err
 }
 
-// counting counts the statements of a database, BEGIN included.
-func counting(t *testing.T, db *gorm.DB) *journal {
-	t.Helper()
-	j := &journal{}
-	r := &recording{pool(t, db), j}
-	if prepared, ok := db.ConnPool.(*gorm.PreparedStmtDB); ok {
-		prepared.ConnPool = r
-	} else {
-		db.ConnPool, db.Statement.ConnPool = r, r
-	}
-	return j
-}
-
 func (j *journal) length() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -124,7 +111,7 @@ func (j *journal) length() int {
 func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		sql := counting(t, db)
+		sql := recordPool(t, db)
 		b := &asked{Backend: backendtest.Memory()}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,44 +58,6 @@ func TestTable_Conformance(t *testing.T) {
 		backendtest.TestBackend(t, func(t *testing.T) core.Backend {
 			return backendtest.Open(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		})
-	})
-}
-
-// TestTable_OneHolderAtATime: several processes, each with its Locker, add to a counter that has no lock of its own.
-func TestTable_OneHolderAtATime(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, db *gorm.DB) {
-		b := lockTable(t, db)
-		var counter, inside atomic.Int64 // read and written apart
-		var last atomic.Uint64
-		var all sync.WaitGroup
-		for range 4 {
-			l := locker(t, b)
-			for range 4 {
-				all.Go(func() {
-					for range 5 {
-						k, err := l.Acquire(t.Context(), "k")
-						if err != nil {
-							t.Errorf("Acquire: %v", err)
-							return
-						}
-						if n := inside.Add(1); n != 1 || tokenOf(t, k) <= last.Load() {
-							t.Errorf("%d inside, token %d after %d", n, tokenOf(t, k), last.Load())
-						}
-						last.Store(tokenOf(t, k))
-						counter.Store(counter.Load() + 1)
-						inside.Add(-1)
-						if err := k.Release(t.Context()); err != nil {
-							t.Errorf("Release: %v", err)
-						}
-					}
-				})
-			}
-		}
-		all.Wait()
-		if n := counter.Load(); n != 80 {
-			t.Errorf("%d turns, want 80", n)
-		}
 	})
 }
 

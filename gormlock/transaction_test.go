@@ -235,14 +235,16 @@ func TestWithGuard_PlainRead(t *testing.T) {
 	})
 }
 
-// TestErrGuardTooLate_OuterGoesOn: the guarded part is not sent, and what is around it commits.
-func TestErrGuardTooLate_OuterGoesOn(t *testing.T) {
+// TestErrGuardTooLate: the guarded part is not sent, and what is around it commits.
+func TestErrGuardTooLate(t *testing.T) {
 	t.Parallel()
 	late := gormlock.Guard("late")
 	update := func(tx *gorm.DB) error { return take(tx, 43) }
 	inner := map[string]func(tx *gorm.DB) error{
 		"statement": func(tx *gorm.DB) error { return update(tx.Scopes(late)) },
 		"block":     func(tx *gorm.DB) error { return tx.Scopes(late).Transaction(update) },
+		"read":      func(tx *gorm.DB) error { return tx.Scopes(late).First(&Stock{}).Error },
+		"context":   func(tx *gorm.DB) error { return update(tx.WithContext(gormlock.WithGuard(t.Context(), "late"))) },
 		"WithGuard": func(tx *gorm.DB) error {
 			return tx.WithContext(gormlock.WithGuard(t.Context(), "late")).Transaction(update)
 		},
@@ -269,6 +271,8 @@ func TestErrGuardTooLate_OuterGoesOn(t *testing.T) {
 				wantLeft(t, db, 43, 10)
 			}
 		}
+		again := func(tx *gorm.DB) error { return take(tx.Scopes(gormlock.Guard("k")), 42) }
+		ok(t, "the same key again", db.Transaction(func(tx *gorm.DB) error { return errors.Join(again(tx), take(tx, 42), again(tx)) }))
 		wantIdle(t, db, l, "k", "late")
 	})
 }

@@ -236,6 +236,8 @@ func TestCommit_Outcomes(t *testing.T) {
 	definite := []error{
 		pg("23505"), pg("23503"), pg("40001"), pg("40P01"), pg("P0001"), pgx.ErrTxCommitRollback,
 		my(1062), my(1213), my(3101), my(9007), fmt.Errorf("wrapped: %w", my(1213)),
+		errors.New("pq: could not complete operation in a failed transaction"), // of lib/pq since v1.11
+		fmt.Errorf("wrapped: %w", pgx.ErrTxCommitRollback),
 	}
 	unknown := []error{
 		pg("08006"), pg("08P01"), pg("25P02"), pg("40003"), pg("53300"), pg("57014"), pg("57P01"), pg("58000"), pg("58030"),
@@ -332,27 +334,3 @@ type stuckTx struct{}
 
 func (stuckTx) Commit() error   { return errStuck }
 func (stuckTx) Rollback() error { return errStuck }
-
-// TestCommit_AnsweredWithRollback: the server answered COMMIT with ROLLBACK. That is definite, in
-// the words of lib/pq since v1.11, and if a wrapper of the driver adds a text of its own.
-func TestCommit_AnsweredWithRollback(t *testing.T) {
-	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		l := locker(t, backendtest.Memory())
-		f := &faulty{DB: pool(t, db)}
-		db.ConnPool, db.Statement.ConnPool = f, f
-		ok(t, "Use", db.Use(gormlock.New(l)))
-		for i, answer := range []error{
-			errors.New("pq: could not complete operation in a failed transaction"), // pq.ErrInFailedTransaction
-			fmt.Errorf("hook of COMMIT: %w", pgx.ErrTxCommitRollback),
-		} {
-			f.answer = answer
-			key := fmt.Sprint(i + 1)
-			err := db.Scopes(gormlock.Guard(key)).Exec("SELECT 1").Error
-			want(t, "Exec", err, answer)
-			if errors.Is(err, gormlock.ErrCommitUnknown) || held(t, l, key) {
-				t.Errorf("%v: %v: definite %v, key held %v", answer, err, !errors.Is(err, gormlock.ErrCommitUnknown), held(t, l, key))
-			}
-		}
-	})
-}
