@@ -16,7 +16,7 @@ import (
 func TestHandOver_IsNotOfALeaseLongerThanItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locker(t, backendtest.Memory())
-		opts := []core.AcquireOption{core.WithTTL(time.Second), core.WithMaxHold(0)}
+		opts := []core.AcquireOption{core.WithTTL(time.Second)}
 		k := acquire(t, l, "k", opts...)
 		ok(t, "Extend", k.Extend(t.Context(), time.Hour))
 		got := make(chan *core.Lock, 1)

@@ -151,7 +151,6 @@ func (c Config) clientNode(client *redis.Client, env core.Environment, id string
 // driverNode makes the node of another client library.
 func (c Config) driverNode(d driver.Node, env core.Environment, id string, sharded bool) *node {
 	n := newNode(d.Conn, newLatency(c.timeout()), env)
-	n.limits = new(limits)
 	n.listen(d.Listen, id, sharded)
 	return n
 }

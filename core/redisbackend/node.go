@@ -31,7 +31,6 @@ type node struct {
 	conn       driver.Conn
 	confirming driver.Conn // with Config.Replicas: for commands that replicas must confirm
 	selfTimed  bool        // conn bounds its calls by latency itself
-	limits     *limits     // nil if each call has a limit of its own
 	latency    *latency
 	logger     *slog.Logger
 	jitter     func(time.Duration) time.Duration
@@ -150,14 +149,9 @@ func (n *node) once(ctx context.Context, asked driver.Conn, sent time.Time, comm
 	if asked == nil && n.selfTimed {
 		return do(ctx, c, commands)
 	}
-	limit, limited := n.latency.timeout(), ctx
-	if n.limits != nil {
-		limited = n.limits.bound(ctx, sent, limit)
-	} else {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
-	}
+	limit := n.latency.timeout()
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	late, err = do(limited, c, commands)
 	switch {
 	case err == nil && confirm:
