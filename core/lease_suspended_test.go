@@ -28,10 +28,13 @@ func TestLease_SuspendedForTheRestOfTheLease(t *testing.T) {
 				return now.Sub(began) + time.Duration(ahead.Load()), now.Sub(began)
 			}))
 			k := acquire(t, l, "k", core.WithTTL(c.ttl))
+			released := acquire(t, l, "j", core.WithTTL(c.ttl)) // without asking before
 			time.Sleep(c.held)
 			ahead.Store(int64(c.suspended))
-			if err := k.Err(); c.lost != errors.Is(err, core.ErrLost) {
-				t.Errorf("TTL %v, held for %v, suspended for %v: Err returns %v, lost should be %v", c.ttl, c.held, c.suspended, err, c.lost)
+			for what, err := range map[string]error{"Err": k.Err(), "Release": released.Release(t.Context())} {
+				if c.lost != errors.Is(err, core.ErrLost) {
+					t.Errorf("TTL %v, held for %v, suspended for %v: %s returns %v, lost should be %v", c.ttl, c.held, c.suspended, what, err, c.lost)
+				}
 			}
 			_ = k.Release(t.Context())
 		})

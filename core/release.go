@@ -79,7 +79,6 @@ func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h.sealed {
-		k.released = true
 		return false, false, nil, nil
 	}
 	if k.released {
@@ -87,7 +86,7 @@ func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 	}
 	s.expire(h)
 	k.released = true
-	if k.cancel != nil && h.ended == nil {
+	if k.cancel != nil {
 		k.cancel(nil)
 	}
 	if h.handles--; h.handles > 0 {
