@@ -174,10 +174,10 @@ func WithMaxWaiters(n int) Option {
 	})
 }
 
-// WithLogger sets where lost locks and failed clean-ups are reported. The default is
-// [slog.Default]. The Locker writes a message at once. It writes further lines of the same message
-// at most every 10 s, with the number of lines that it left out. A logger that takes DEBUG gets all
-// lines. See docs/operations.md for each message.
+// WithLogger sets where lost locks and failed clean-ups are reported. The default is [slog.Default]
+// at the time of [New]. The Locker writes a message at once. It writes further lines of the same
+// message at most every 10 s, with the number of lines that it left out. A logger that takes DEBUG
+// gets all lines. See docs/operations.md for each message.
 func WithLogger(l *slog.Logger) Option {
 	return lockerOption(func(c *config) {
 		if l != nil {

@@ -136,3 +136,22 @@ func TestWiring_CalledAfterARefusal(t *testing.T) {
 		t.Errorf("the log of a request that was refused: %s", log.String())
 	}
 }
+
+// As TestWiring_CalledAfterTheHandler, but the handler answers by AbortWithStatusJSON. It has run
+// without the second lock, and the log must say so.
+func TestWiring_CalledAfterAHandlerThatAborts(t *testing.T) {
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		first, second := ginlock.LockByKey("stock", l), ginlock.LockByKey("orders", l)
+		r.POST("/orders", func(c *gin.Context) { first(c); second(c) },
+			func(c *gin.Context) { c.AbortWithStatusJSON(201, "ordered") })
+	})
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	s.do("POST", "/orders", "").want(t, 201, `"ordered"`, false)
+	if !bytes.Contains(log.Bytes(), []byte("no handler follows in Gin's chain")) {
+		t.Error("the handler ran without its second lock, and the log does not say so")
+	}
+}

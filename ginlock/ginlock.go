@@ -131,7 +131,11 @@ func (r *request) Value(key any) any {
 }
 
 func contextOf(r *http.Request) *gin.Context {
-	return r.Context().Value(requestKey{}).(*request).c
+	req, ok := r.Context().Value(requestKey{}).(*request)
+	if !ok {
+		panic("ginlock: a middleware of package idempotency got an option of ginlock: pass idempotency.Principal instead")
+	}
+	return req.c
 }
 
 // adapt turns a middleware of net/http into one of Gin. It panics if it cannot see where in Gin's
@@ -156,7 +160,9 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		}
 		if past := pastEnd(c); past >= 0 {
 			answered := c.Writer.Written() || past > 0 && c.Writer.Status() != http.StatusOK
-			if answered && c.IsAborted() { // a middleware that was called before has refused
+			// A middleware that was called before has refused. The handler may abort, too, when it
+			// has done its work: then it ran without this middleware, and somebody must learn it.
+			if answered && c.IsAborted() && c.Writer.Status() >= http.StatusMultipleChoices {
 				return
 			}
 			slog.ErrorContext(c.Request.Context(),

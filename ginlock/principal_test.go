@@ -1,6 +1,10 @@
 package ginlock_test
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -85,4 +89,18 @@ func TestPrincipal_PrincipalOption(t *testing.T) {
 	// Anonymous: the last resort.
 	s.order("k", "{}").want(t, 201, "run 3", false)
 	s.order("k", "{}", "Authorization", "Bearer a").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
+}
+
+// A mux of net/http beside Gin gets the same options. Its requests have no gin.Context.
+func TestPrincipal_OutsideGin(t *testing.T) {
+	who := ginlock.Principal(func(c *gin.Context) string { return c.GetString(gin.AuthUserKey) })
+	h := idempotency.ByHeader(idempotencyKey, who, idempotency.WithLocker(testutil.Locker(t)))(http.NotFoundHandler())
+	r := httptest.NewRequest("POST", "/orders", nil)
+	r.Header.Set(idempotencyKey, "k")
+	defer func() {
+		if got := fmt.Sprint(recover()); !strings.Contains(got, "pass idempotency.Principal") {
+			t.Errorf("panic %q does not say what to pass", got)
+		}
+	}()
+	h.ServeHTTP(httptest.NewRecorder(), r)
 }

@@ -181,7 +181,7 @@ func TestRefuseRepeats_UnderByHeader(t *testing.T) {
 		l := testutil.Locker(t)
 		s = serve(t, func(r *gin.Engine) {
 			r.Use(ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l)), ginlock.RefuseRepeats(window, idempotency.WithLocker(l)))
-			r.POST("/orders", ginlock.RefuseRepeats(time.Minute, idempotency.WithLocker(l)), counter(&runs)) // once more: the outer one does it
+			r.POST("/orders", counter(&runs))
 		})
 		began := time.Now()
 		s.order("k1", "a").want(t, 201, "run 1", false)
@@ -194,4 +194,23 @@ func TestRefuseRepeats_UnderByHeader(t *testing.T) {
 		break
 	}
 	until(t, func() answer { return s.order("k2", "a") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
+}
+
+// All forms of a group have a short window against double clicks, and that of a payment has a long one.
+// Two of RefuseRepeats on one route are a mistake: the inner window would be ignored.
+func TestRefuseRepeats_UsedTwice(t *testing.T) {
+	t.Parallel()
+	var paid atomic.Int64
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		r.Use(ginlock.RefuseRepeats(20*time.Millisecond, l))
+		r.POST("/pay", ginlock.RefuseRepeats(10*time.Minute, l), counter(&paid))
+	})
+	first := s.do("POST", "/pay", "amount=5")
+	time.Sleep(500 * time.Millisecond) // the window of the group is over
+	s.do("POST", "/pay", "amount=5")
+	if n := paid.Load(); n > 1 {
+		t.Errorf("paid %d times within the route's window of 10 minutes", n)
+	}
+	first.wantProblem(t, 500, idempotency.CodeMisconfigured)
 }

@@ -19,8 +19,8 @@ import (
 // the key of the parsed value with [LockBy]. A template without a field is one lock for all
 // requests. All methods are covered, unless [Methods] names some.
 //
-// The request's context carries the lock, and ends when the lock is lost. If the handler then
-// returns without having written anything, the answer is 409 lock_lost.
+// The request's context carries the lock, and ends when the lock is lost or the Locker is closed. If
+// the handler then returns without having written anything, the answer is 409 lock_lost.
 func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
 	if err != nil {
@@ -85,8 +85,9 @@ func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm
+		closed := errors.Is(k.Err(), core.ErrClosed) // the Locker, while the handler ran
 		lost := claim.ReleaseLock(r.Context(), k, m.Logger(), m.route(r))
-		if lost && returned && !sent.wrote {
+		if (lost || closed) && returned && !sent.wrote {
 			m.refuseSilent(sent, r, core.ErrLost)
 		}
 	}()

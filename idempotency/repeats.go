@@ -58,8 +58,8 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	case err != nil:
 		m.refuseBody(w, r, err)
 		return
-	case claim.Carries(r.Context(), key): // used twice
-		next.ServeHTTP(w, r)
+	case claim.Carries(r.Context(), key):
+		m.usedTwice(w, r)
 		return
 	}
 	req := claim.Request{Key: key, Principal: who, ID: requestID(r), Route: m.route(r), OfContent: true}

@@ -3,7 +3,7 @@ package idempotency
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
+	"encoding/base32"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,7 +74,8 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 // idempotency key of a charge. It is the same in every run of the request, and differs for each
 // name. It is made of the key of the claim that [Step] uses and, without a principal, of the
 // caller's credentials. Give a [Principal] if a retry may come with a new token or cookie. The key
-// has 32 characters. Without such a claim the error is [ErrNoClaim].
+// has 32 capital letters and digits, so that it may be an order number of Alipay, WeChat Pay or
+// UnionPay. Without such a claim the error is [ErrNoClaim].
 func DeriveKey(ctx context.Context, name string) (string, error) {
 	k, ok := claim.Keyed(ctx)
 	if !ok {
@@ -86,5 +87,5 @@ func DeriveKey(ctx context.Context, name string) (string, error) {
 		parts = append(parts, string(c[:]))
 	}
 	sum := sha256.Sum256([]byte(core.Join(parts...)))
-	return base64.RawURLEncoding.EncodeToString(sum[:24]), nil
+	return base32.StdEncoding.EncodeToString(sum[:20]), nil
 }

@@ -419,3 +419,21 @@ func TestStep_SecondRunAfterCrash(t *testing.T) {
 		}
 	}
 }
+
+// TestDeriveKey_IsAnOrderNumber: payment providers without a header for keys take the key as their order number. Alipay
+// takes letters, digits and "_" there, UnionPay letters and digits, and WeChat Pay 32 characters at most.
+func TestDeriveKey_IsAnOrderNumber(t *testing.T) {
+	t.Parallel()
+	runStep(t, longLocker(t, backendtest.Memory()), "7 EUR", func(ctx context.Context) {
+		for i := range 100 {
+			key, err := idempotency.DeriveKey(ctx, fmt.Sprint("charge ", i))
+			must(t, err)
+			if len(key) != 32 {
+				t.Fatalf("%q has %d characters", key, len(key))
+			}
+			if strings.Trim(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") != "" {
+				t.Fatalf("%q: has a character that Alipay or UnionPay does not take", key)
+			}
+		}
+	})
+}

@@ -79,12 +79,17 @@ func (c *cluster) Master(ctx context.Context, key string) (string, error) {
 
 // Masters implements driver.Cluster.
 func (c *cluster) Masters(ctx context.Context) ([]string, error) {
-	if c.known.Load() == nil {
+	m := c.known.Load()
+	switch {
+	case m == nil:
 		if err := c.load(ctx, ""); err != nil {
 			return nil, err
 		}
+		m = c.known.Load()
+	case time.Since(m.loaded) > mapLife: // the process may do nothing but Ping
+		c.begin("")
 	}
-	return c.known.Load().addresses, nil
+	return m.addresses, nil
 }
 
 // Node implements driver.Cluster.
@@ -143,6 +148,9 @@ func (c *cluster) fetch(loading chan struct{}, key string) {
 	ctx, cancel := context.WithTimeout(context.Background(), mapWait)
 	defer cancel()
 	m, err := c.ask(ctx)
+	if err == nil && key == "" {
+		key = c.stranger(m)
+	}
 	if err == nil && key != "" {
 		if _, there := c.client.Nodes()[m.master(key)]; !there {
 			// A command for the key makes the client look where the key is.
@@ -160,6 +168,20 @@ func (c *cluster) fetch(loading chan struct{}, key string) {
 	}
 	c.failed, c.loading = err, nil
 	close(loading)
+}
+
+// stranger returns a key of a master that the client does not know yet, or "". An ACL may forbid
+// keys that do not begin with core's prefix.
+func (c *cluster) stranger(m *slotMap) string {
+	nodes := c.client.Nodes()
+	for _, address := range m.addresses {
+		for i := 0; nodes[address] == nil && i < slots; i++ {
+			if key := "onelane:{" + strconv.Itoa(i) + "}"; m.master(key) == address {
+				return key
+			}
+		}
+	}
+	return ""
 }
 
 // ask asks the cluster for its slots.
