@@ -86,3 +86,15 @@ func TestAcquireAll_AWaitThatIsOverBetweenTwoKeysIsTaken(t *testing.T) {
 		want(t, "AcquireAll", err, core.ErrTaken)
 	})
 }
+
+func TestRelease_OfAnInnerHandleTellsOfTheLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, backendtest.Memory())
+		k := acquire(t, l, "k", core.WithMaxHold(0), core.WithTTL(time.Second))
+		inner, err := l.Acquire(core.WithLock(t.Context(), k), "k")
+		ok(t, "Acquire", err)
+		time.Sleep(2 * time.Second)
+		want(t, "Release of the inner handle", inner.Release(t.Context()), core.ErrLost)
+		want(t, "Release", k.Release(t.Context()), core.ErrLost)
+	})
+}

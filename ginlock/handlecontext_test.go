@@ -40,30 +40,37 @@ func TestHandleContext_Refused(t *testing.T) {
 // embedding is a writer of an application between two middlewares. It has no Unwrap.
 type embedding struct{ gin.ResponseWriter }
 
-// Another middleware of this package stands outside of ByHeader. HandleContext writes past both.
-// The refused order must not be replayed as an empty 200.
+// Another middleware of this package stands outside of ByHeader, or none. HandleContext writes past
+// them. The refused order must not be replayed as an empty 200, and a 409 does not free the key.
 func TestHandleContext_TwoMiddlewares(t *testing.T) {
 	t.Parallel()
 	between := func(c *gin.Context) {
 		c.Writer = embedding{c.Writer}
 		c.Next()
 	}
-	for name, more := range map[string][]gin.HandlerFunc{"directly": nil, "with a writer between": {between}} {
+	for name, more := range map[string][]gin.HandlerFunc{"directly": {}, "with a writer between": {between}, "alone": nil} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := idempotency.WithLocker(testutil.Locker(t))
 			var runs atomic.Int64
+			status := http.StatusInternalServerError
+			if more == nil {
+				status = http.StatusConflict
+			}
 			s := serve(t, func(r *gin.Engine) {
-				chain := append([]gin.HandlerFunc{ginlock.LockByKey("shop", l)}, more...)
+				var chain []gin.HandlerFunc
+				if more != nil {
+					chain = append([]gin.HandlerFunc{ginlock.LockByKey("shop", l)}, more...)
+				}
 				chain = append(chain, ginlock.ByHeader(idempotencyKey, l), func(c *gin.Context) {
 					runs.Add(1)
 					c.Request.URL.Path = "/v2/orders"
 					r.HandleContext(c)
 				})
 				r.POST("/orders", chain...)
-				r.POST("/v2/orders", func(c *gin.Context) { c.String(http.StatusInternalServerError, "charged, not shipped") })
+				r.POST("/v2/orders", func(c *gin.Context) { c.String(status, "charged, not shipped") })
 			})
-			s.order("k", "{}").want(t, 500, "charged, not shipped", false)
+			s.order("k", "{}").want(t, status, "charged, not shipped", false)
 			s.order("k", "{}").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 			if n := runs.Load(); n != 1 {
 				t.Errorf("%d runs", n)

@@ -77,6 +77,10 @@ func TestPrincipal_CredentialsChanged(t *testing.T) {
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
+	s.order("k2", "{}", "X-Api-Key", "ann").want(t, 201, "run 2", false)
+	s.order("k2", "{}", "X-Api-Key", "ann").want(t, 201, "run 2", true)
+	s.order("k2", "{}", "X-Api-Key", "bob").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
+	s.order("k2", "{}").wantProblem(t, 422, idempotency.CodeCredentialsChanged)
 }
 
 func TestPrincipal_PrincipalOption(t *testing.T) {

@@ -102,6 +102,25 @@ func TestGrouped_TransactionIsGone(t *testing.T) {
 			ok(t, "after", after.err)
 		}
 		wantLeft(t, db, 42, 7)
+		// Among the rows of a query it comes after some of them, and a careless function does not look.
+		ok(t, "CREATE", unprepared(db).Exec("CREATE FUNCTION late(n int) RETURNS int DETERMINISTIC BEGIN "+
+			"IF n > 1 THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1213; END IF; RETURN n; END").Error)
+		late := &caller{fn: func(tx *gorm.DB) error {
+			rows, err := tx.Raw("SELECT late(n) FROM (SELECT 1 AS n UNION ALL SELECT 2) numbers").Rows()
+			ok(t, "Rows", err)
+			for rows.Next() {
+			}
+			if rows.Err() == nil || take(tx, 42) == nil {
+				t.Error("late: a statement was sent")
+			}
+			return nil
+		}}
+		early := taker(42)
+		together(t, db, l, early, late)
+		if early.err == nil || late.err == nil {
+			t.Errorf("late: before %v, itself %v", early.err, late.err)
+		}
+		wantLeft(t, db, 42, 7)
 		// 1205 ends the statement, or the transaction, as the server is set.
 		waited := &caller{fn: func(tx *gorm.DB) error {
 			_ = take(tx, 42)

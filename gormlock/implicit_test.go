@@ -40,7 +40,7 @@ func TestTransaction_ImplicitCommit(t *testing.T) {
 				_ = unprepared(tx).Exec(statement)
 				return errors.Join(errUndone, take(tx, 42))
 			})
-			if n := left(t, db, 42); n != 100 {
+			if n := left(t, db, 42); n != 100 || !errors.Is(err, errUndone) {
 				t.Errorf("%q: %d left: %v", statement, n, err)
 				ok(t, "again", db.Model(&Stock{}).Where("sku = 42").Update("left", 100).Error)
 			}

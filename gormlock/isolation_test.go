@@ -49,8 +49,12 @@ func TestTable_OneHolderAtATime(t *testing.T) {
 		var inside, turns atomic.Int32
 		var last atomic.Uint64
 		var all sync.WaitGroup
-		for range 4 {
-			l := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
+		lockers := make([]*core.Locker, 4)
+		for i := range lockers {
+			lockers[i] = locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
+		}
+		for i := range 8 { // two in each process, which hand over to each other
+			l := lockers[i/2]
 			all.Go(func() {
 				for range 5 {
 					k, err := l.Acquire(t.Context(), "k", core.WithWait(time.Minute), core.WithToken())
@@ -72,8 +76,8 @@ func TestTable_OneHolderAtATime(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if n := turns.Load(); n != 20 {
-			t.Errorf("%d turns, want 20", n)
+		if n := turns.Load(); n != 40 {
+			t.Errorf("%d turns, want 40", n)
 		}
 	})
 }

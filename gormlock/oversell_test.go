@@ -76,9 +76,19 @@ func TestOversell_Guarded(t *testing.T) {
 				t.Errorf("%s: %d sold of 10", name, sold)
 			}
 			wantLeft(t, db, 42, 0)
+			if name != "Grouped" {
+				wantIdle(t, db, l, "stock:42")
+			}
 			// A group's callers are back before it ends.
 			eventually(t, "idle", func() bool { return !held(t, l, "stock:42") && inUse(t, db) == 0 })
 		}
+		pool(t, db).SetMaxOpenConns(1) // enough for a group
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 10).Error)
+		if sold := rush(t, 64, func() error { return forms["Grouped"](db) }); sold != 10 {
+			t.Errorf("Grouped, on one connection: %d sold of 10", sold)
+		}
+		wantLeft(t, db, 42, 0)
+		eventually(t, "idle", func() bool { return !held(t, l, "stock:42") && inUse(t, db) == 0 })
 	})
 }
 

@@ -272,7 +272,15 @@ func TestErrGuardTooLate(t *testing.T) {
 			}
 		}
 		again := func(tx *gorm.DB) error { return take(tx.Scopes(gormlock.Guard("k")), 42) }
-		ok(t, "the same key again", db.Transaction(func(tx *gorm.DB) error { return errors.Join(again(tx), take(tx, 42), again(tx)) }))
+		nested := func(tx *gorm.DB) error {
+			return tx.Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
+		}
+		ok(t, "the same key again", db.Transaction(func(tx *gorm.DB) error {
+			err := errors.Join(again(tx), take(tx, 42), again(tx), nested(tx))
+			want(t, "another key", inner["statement"](tx), gormlock.ErrGuardTooLate)
+			return err
+		}))
+		wantLeft(t, db, 42, n-4)
 		wantIdle(t, db, l, "k", "late")
 	})
 }

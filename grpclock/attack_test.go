@@ -39,10 +39,12 @@ func TestForgedRecords(t *testing.T) {
 		Payload:     claim.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.Canonical((&request{}).ProtoReflect())),
 		Credentials: claim.Credentials(nil, nil, nil),
 	}
+	full := func(key string) string {
+		return core.Join("", "", "grpc", "/onelane.test.v1.Orders/Create", "metadata idempotency-key", key)
+	}
 	forge := func(key string, r *claim.Record) {
 		t.Helper()
-		full := core.Join("", "", "grpc", "/onelane.test.v1.Orders/Create", "metadata idempotency-key", key)
-		out, err := claim.New(l, "grpc", claim.DefaultSettings()).Begin(context.Background(), claim.Request{Key: full, Fingerprint: fingerprint})
+		out, err := claim.New(l, "grpc", claim.DefaultSettings()).Begin(context.Background(), claim.Request{Key: full(key), Fingerprint: fingerprint})
 		if err != nil || out.Claim == nil {
 			t.Fatalf("%+v, %v", out, err)
 		}
@@ -83,6 +85,14 @@ func TestForgedRecords(t *testing.T) {
 			t.Fatalf("%s ran", name)
 		}
 	}
+	k, err := l.Acquire(t.Context(), claim.LockKey(l, claim.KeyPrefix, full("no record")))
+	if err == nil {
+		err = k.Seal(t.Context(), []byte("\x08\x63"), time.Minute)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.create("no record", &request{}).wantRefusal(t, codes.FailedPrecondition, reasonResponseNotKept)
 	// A well-formed record is taken, except for metadata that is not ours to send.
 	forge("good", &claim.Record{Body: body(&order{Run: 7}), Header: map[string][]string{
 		"header:set-cookie": {"x"}, "header:grpc-status": {"5"}, "trailer:grpc-status-details-bin": {"x"}, "header::path": {"x"},

@@ -37,9 +37,6 @@ func TestMain(m *testing.M) {
 	check.Main(m)
 }
 
-// dialTimeout is go-redis's default.
-const dialTimeout = 5 * time.Second
-
 // open returns a backend that is closed with the test.
 func open(t testing.TB, o core.Opener) core.Backend {
 	t.Helper()

@@ -152,7 +152,8 @@ func proxied(t testing.TB, addr string) *redis.Client {
 	return newClient(t, &redis.Options{Addr: addr, DialTimeout: time.Second})
 }
 
-// An adoption whose replies are lost must not free the orphan: nobody decided about it.
+// An adoption whose replies are lost, or that a Redis runs which hung until its caller had gone, must
+// not free the orphan: nobody decided about it.
 func TestRegression_FailedAdoptionFreesOrphan(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
@@ -163,22 +164,31 @@ func TestRegression_FailedAdoptionFreesOrphan(t *testing.T) {
 	w.Token = true
 	_, err := b.Acquire(t.Context(), w)
 	ok(t, "Acquire", err)
-	g := orphanOf(t, direct, "k")
-
-	p.cut.Store(1 << 20)
-	r := attempt("k", time.Minute, time.Hour)
-	r.Adopt = g.Owner
-	_, err = b.Acquire(within(t, time.Second), r)
-	if err == nil {
-		t.Fatal("the adoption succeeded")
+	for _, c := range []struct {
+		key        string
+		by         core.Backend
+		fault, end func()
+	}{
+		{"cut", b, func() { p.cut.Store(1 << 20) }, func() { p.cut.Store(0) }},
+		{"hung", direct, node.Stop, node.Cont},
+	} {
+		r := attempt(c.key, time.Minute, time.Hour)
+		r.Adopt = orphanOf(t, direct, c.key).Owner
+		c.fault()
+		_, err = c.by.Acquire(within(t, time.Second), r)
+		c.end()
+		if err == nil {
+			t.Fatalf("%s: the adoption succeeded", c.key)
+		}
 	}
-	p.cut.Store(0)
 	time.Sleep(4 * time.Second)
-	st, err := direct.Inspect(t.Context(), "k")
-	ok(t, "Inspect", err)
-	if st.Status == core.Free {
-		_, err := direct.Acquire(t.Context(), attempt("k", time.Minute, time.Hour))
-		t.Fatalf("the orphan is free by itself; the next plain Acquire answers %v", err)
+	for _, key := range []string{"cut", "hung"} {
+		st, err := direct.Inspect(t.Context(), key)
+		ok(t, "Inspect", err)
+		if st.Status == core.Free {
+			_, err := direct.Acquire(t.Context(), attempt(key, time.Minute, time.Hour))
+			t.Fatalf("%s: the orphan is free by itself; the next plain Acquire answers %v", key, err)
+		}
 	}
 }
 

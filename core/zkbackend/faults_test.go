@@ -120,6 +120,9 @@ func TestHolder_CutOff(t *testing.T) {
 		t.Errorf("Release of the lost lock: %v", err)
 	}
 	ok(t, "Release", second.Release(t.Context()))
+	again, err := cut.Acquire(t.Context(), "k", core.WithTTL(time.Minute))
+	ok(t, "Acquire by who was cut off", err)
+	ok(t, "Release", again.Release(t.Context()))
 }
 
 // A server that hangs bounds every call, and Close.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 var adoptionCases = []suiteCase{
@@ -54,7 +55,12 @@ func (s *suite) adoptWrongOwner() {
 func (s *suite) adoptNoOrphan() {
 	key := s.key()
 	g := s.acquire(s.adopting(key, s.owner(long), long, long)) // of a free key
-	s.refused("adoption of a lease that lasts", s.adopting(key, g.Owner, long, 0), core.ErrTaken)
+	_, err := s.refused("adoption of a lease that lasts", s.adopting(key, g.Owner, long, 0), core.ErrTaken)
+	holder, _ := ownertext.Split(g.Owner)
+	var taken *core.TakenError
+	if !errors.As(err, &taken) || taken.Holder != holder || taken.RetryAfter > long {
+		s.Fatalf("got %+v, want holder %q, and at most %v without the time of the orphan", taken, holder, long)
+	}
 	s.held(key, g.Owner)
 	s.ok("Seal", s.seal(g.Grant, []byte("v"), long))
 	s.refused("adoption of a seal", s.adopting(key, g.Owner, long, 0), core.ErrSealed)

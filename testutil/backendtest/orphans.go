@@ -74,6 +74,9 @@ func (s *suite) orphanAfterTheLease() {
 		if !s.sinceInTime(orphaned.Since, g, asked) {
 			return false
 		}
+		withToken := s.orphanRequest(g.Key, long, long)
+		withToken.Token = true
+		s.refused("Acquire with a token after the lease", withToken, core.ErrOrphaned)
 		asked = time.Now()
 		st = s.inspect(g.Key)
 		if st.Status != core.Orphaned || st.Owner != g.Owner || st.ExpiresIn > long || st.ExpiresIn < long/2 {
@@ -218,4 +221,7 @@ func (s *suite) orphanUnsealed() {
 	next := s.acquire(s.orphanRequest(g.Key, long, long))
 	s.unseal(g.Key)
 	s.held(g.Key, next.Owner)
+	if st := s.inspect(g.Key); st.ExpiresIn <= long/2 || st.ExpiresIn > long {
+		s.Fatalf("ExpiresIn = %v, want about %v, without the time of the orphan", st.ExpiresIn, long)
+	}
 }
