@@ -361,8 +361,9 @@ func TestQueue_CloseAwaitsCalls(t *testing.T) {
 					done()
 				})
 				q.Close(time.Second)
-				if took := time.Since(s.begin); took > time.Second {
-					t.Errorf("Close took %v, want its grace of 1s at most", took)
+				took := time.Since(s.begin)
+				if whole := took >= time.Second; took > time.Second || whole != (ends > time.Second) {
+					t.Errorf("Close took %v, want its grace of 1s, and less if the calls end", took)
 				}
 				q.AddAfter(late, "after Close", time.Minute, s.free("after Close"))
 				time.Sleep(time.Hour)
@@ -372,4 +373,20 @@ func TestQueue_CloseAwaitsCalls(t *testing.T) {
 			})
 		})
 	}
+}
+
+// After its grace Close does not interrupt the try that is under way.
+func TestQueue_CloseWaitsForTheTryUnderWay(t *testing.T) {
+	run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, _ *log) {
+		over := false
+		q.Add("k", time.Minute, func(context.Context) error {
+			time.Sleep(5 * time.Second)
+			over = true
+			return nil
+		})
+		synctest.Wait()
+		if q.Close(time.Second); !over {
+			t.Errorf("Close returned after %v, and a try is under way", time.Since(s.begin))
+		}
+	})
 }

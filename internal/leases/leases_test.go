@@ -3,6 +3,7 @@ package leases_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +29,15 @@ func TestTaken_NamesHolderAndTag(t *testing.T) {
 	}
 	if !errors.Is(err, core.ErrTaken) {
 		t.Errorf("%v does not match ErrTaken", err)
+	}
+}
+
+func TestLost_NamesTheHolder(t *testing.T) {
+	for status, want := range map[core.Status]string{core.Held: "held by shop-1/00ff", core.Free: "is free"} {
+		err := leases.Lost(status, "shop-1/00ff#till 3")
+		if !errors.Is(err, core.ErrLost) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v", status, err)
+		}
 	}
 }
 
