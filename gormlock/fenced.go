@@ -36,6 +36,9 @@ var ErrFenced = errors.New("fenced off")
 // the first, it waits for the first, and so for itself. A read-only transaction cannot register and
 // fails with an error.
 //
+// The fence has the key without the prefix of the Locker: services with different prefixes share
+// the fences of one database. If they name different things, they need different keys there.
+//
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
 // lock, is safe too. After a change of the source of tokens, see [ResetFence]. (Martin Kleppmann,
 // "How to do distributed locking", 2016, with the check moved to before the first read.)

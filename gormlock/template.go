@@ -96,9 +96,15 @@ func fieldPart(s *gorm.Statement, row reflect.Value, name string) (string, error
 // keyPart returns the text of a field in a key.
 func keyPart(value any) (string, error) {
 	if v, ok := value.(driver.Valuer); ok {
-		var err error
+		first, err := v.Value()
+		if err != nil {
+			return "", err
+		}
 		if value, err = v.Value(); err != nil {
 			return "", err
+		}
+		if !reflect.DeepEqual(first, value) { // each caller would have a key of its own
+			return "", errors.New("its Valuer or serializer makes another value each time, as encryption may: use a literal key")
 		}
 	}
 	v := reflect.Indirect(reflect.ValueOf(value))

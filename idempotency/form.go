@@ -25,6 +25,9 @@ func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
 	parts := append(make([][]byte, 0, maxPayload), []byte(r.Method), []byte(r.Host), []byte(path))
 	switch {
 	case f.fingerprint != nil:
+		if len(body) == 0 && r.MultipartForm == nil && parsed(r) {
+			body = []byte(r.PostForm.Encode()) // whoever parsed the form has read the body
+		}
 		parts = append(parts, f.fingerprint(r, body))
 	case len(body) == 0 && parsed(r):
 		parts = append(parts, []byte(r.URL.RawQuery), []byte("parsed"), formDigest(r))

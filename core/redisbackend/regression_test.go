@@ -152,8 +152,8 @@ func proxied(t testing.TB, addr string) *redis.Client {
 	return newClient(t, &redis.Options{Addr: addr, DialTimeout: time.Second})
 }
 
-// An adoption whose replies are lost, or that a Redis runs which hung until its caller had gone, must
-// not free the orphan: nobody decided about it.
+// An adoption that nobody decided about must not free the orphan. Its replies are lost, or a Redis
+// that hung runs it after its caller has gone.
 func TestRegression_FailedAdoptionFreesOrphan(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
