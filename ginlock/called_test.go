@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// oapi-codegen generates this for GinServerOptions{Middlewares: …}: the middlewares are called before
-// the handler, and not around it.
+// oapi-codegen generates this for GinServerOptions{Middlewares: …}: the middlewares are called
+// before the handler, and not around it.
 func generated(handler gin.HandlerFunc, middlewares ...gin.HandlerFunc) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		for _, middleware := range middlewares {
@@ -55,8 +55,8 @@ func TestWiring_CalledByTheLastHandler(t *testing.T) {
 	s.do("POST", "/chained", "", idempotencyKey, "k").want(t, 201, "run 1", true)
 }
 
-// Nothing was done, so the key around is free, as after any other refusal. When the wiring is right, the
-// retry must run.
+// Nothing was done, so the key around is free, as after any other refusal. When the wiring is
+// right, the retry must run.
 func TestWiring_RefusalIsNotRecorded(t *testing.T) {
 	t.Parallel()
 	l := idempotency.WithLocker(testutil.Locker(t))
@@ -85,8 +85,8 @@ func TestWiring_CalledAfterTheHandler(t *testing.T) {
 	s.do("POST", "/orders", "", idempotencyKey, "k").want(t, 201, "run 1", false)
 }
 
-// As TestWiring_CalledAfterTheHandler, but the answer is a status alone, which Gin sends at the end.
-// The order is placed, and its client must not get 500: it would send the order again.
+// As TestWiring_CalledAfterTheHandler, but the answer is a status alone, which Gin sends at the
+// end. The order is placed, and its client must not get 500: it would send the order again.
 func TestWiring_CalledAfterAStatusAlone(t *testing.T) {
 	t.Parallel()
 	l := idempotency.WithLocker(testutil.Locker(t))
@@ -153,5 +153,32 @@ func TestWiring_CalledAfterAHandlerThatAborts(t *testing.T) {
 	s.do("POST", "/orders", "").want(t, 201, `"ordered"`, false)
 	if !bytes.Contains(log.Bytes(), []byte("no handler follows in Gin's chain")) {
 		t.Error("the handler ran without its second lock, and the log does not say so")
+	}
+}
+
+// As TestWiring_CalledAfterARefusal, but the answer is a preflight's 204, as gin-contrib/cors gives
+// it, or a page from a cache. No handler has run and none is to be protected. Anybody may send such
+// requests, and each one writes a line at ERROR.
+func TestWiring_CalledAfterAPreflight(t *testing.T) {
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		lock := ginlock.LockByKey("orders", l)
+		cors := func(c *gin.Context) {
+			if c.Request.Method == "OPTIONS" {
+				c.AbortWithStatus(204)
+			}
+		}
+		r.Any("/orders", func(c *gin.Context) { cors(c); lock(c) }, func(c *gin.Context) { c.String(201, "ordered") })
+	})
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	s.do("POST", "/orders", "").want(t, 201, "ordered", false) // it is protected
+	for range 2 {
+		s.do("OPTIONS", "/orders", "").want(t, 204, "", false)
+	}
+	if n := bytes.Count(log.Bytes(), []byte("\n")); n > 1 {
+		t.Errorf("%d lines: %s", n, log.String())
 	}
 }

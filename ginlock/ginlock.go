@@ -145,12 +145,12 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		panic("ginlock: the Context of this version of Gin has other fields: use Gin v1.12, or a later version of onelane")
 	}
 	h := middleware(http.HandlerFunc(next))
-	var warned sync.Once
+	var unrouted, warned sync.Once
 	return func(c *gin.Context) {
 		if c.FullPath() == "" { // no route matched
 			c.Next()
 			if c.FullPath() == "" && acted(c) { // engine.HandleContext may have found a route
-				warned.Do(func() {
+				unrouted.Do(func() {
 					slog.WarnContext(c.Request.Context(),
 						"ginlock: a request without a route ran unprotected: give the handler of engine.NoRoute a route",
 						"path", c.Request.URL.Path)
@@ -160,14 +160,20 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		}
 		if past := pastEnd(c); past >= 0 {
 			answered := c.Writer.Written() || past > 0 && c.Writer.Status() != http.StatusOK
-			// A middleware that was called before has refused. The handler may abort, too, when it
-			// has done its work: then it ran without this middleware, and somebody must learn it.
-			if answered && c.IsAborted() && c.Writer.Status() >= http.StatusMultipleChoices {
+			misplaced := func() {
+				slog.ErrorContext(c.Request.Context(),
+					"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
+					"route", c.FullPath())
+			}
+			// A middleware that was called before has refused, or answered a preflight. A handler may
+			// abort, too, when it has done its work without protection: that is said once.
+			if answered && c.IsAborted() {
+				if c.Writer.Status() < http.StatusMultipleChoices {
+					warned.Do(misplaced)
+				}
 				return
 			}
-			slog.ErrorContext(c.Request.Context(),
-				"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
-				"route", c.FullPath())
+			misplaced()
 			// The chain has run before, and answered. A status alone is not sent yet.
 			if answered {
 				c.Abort()

@@ -22,6 +22,9 @@ import (
 // Principal. [Fingerprint] changes which bodies count as the same. The backend gets an unsalted
 // hash of the body, from which short bodies can be guessed.
 //
+// Two RefuseRepeats with different windows on one route both hold. With the same window the inner
+// one does nothing.
+//
 // RefuseRepeats panics if the window is shorter than 10 ms or longer than ten years, or if an
 // option is wrong.
 func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
@@ -58,8 +61,8 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	case err != nil:
 		m.refuseBody(w, r, err)
 		return
-	case claim.Carries(r.Context(), key):
-		m.usedTwice(w, r)
+	case claim.Carries(r.Context(), key): // the same window twice, or once more by gin.Engine.HandleContext
+		next.ServeHTTP(w, r)
 		return
 	}
 	req := claim.Request{Key: key, Principal: who, ID: requestID(r), Route: m.route(r), OfContent: true}
@@ -78,8 +81,8 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	}
 }
 
-// formKey returns the key of a submission. Everything that makes two submissions the same is in the
-// key.
+// formKey returns the key of a submission. Everything that makes two submissions the same is in it,
+// and the window: a short one outside must not replace a long one inside.
 func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	body, err := m.readBody(r)
 	if err != nil {
@@ -92,7 +95,7 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 		anonymous = hex.EncodeToString(sum[:])
 	}
 	sum := m.payload(r, body)
-	return core.Join(m.Service, who, r.Method, m.name, anonymous, hex.EncodeToString(sum[:])), nil
+	return core.Join(m.Service, who, r.Method, m.name, m.Retention.String(), anonymous, hex.EncodeToString(sum[:])), nil
 }
 
 // run runs the handler under its claim, and leaves a tombstone. The answer does not wait for the

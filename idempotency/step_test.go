@@ -389,7 +389,7 @@ func TestStep_SecondRunAfterCrash(t *testing.T) {
 		"Step and RunAgain": {[]idempotency.HTTPOption{idempotency.RunAgain()}, http.StatusOK},
 	} {
 		charges, seats := 0, 0
-		l := lockerWith(t, backendtest.Memory(), time.Second)
+		l := lockerWith(t, backendtest.Memory(), 3*time.Second) // a busy machine must not lose the claim
 		h := idempotency.ByHeader("Idempotency-Key", append(tc.opts, idempotency.WithLocker(l),
 			idempotency.Principal(anyone))...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, err := idempotency.Step(r.Context(), "charge", func(context.Context) (int, error) { charges++; return charges, nil })

@@ -170,8 +170,9 @@ func (c *cluster) fetch(loading chan struct{}, key string) {
 	close(loading)
 }
 
-// stranger returns a key of a master that the client does not know yet, or "". An ACL may forbid
-// keys that do not begin with core's prefix.
+// stranger returns a key of a master that the client does not know yet, or "". It begins with
+// core's default prefix, because an ACL may forbid other keys. With another prefix the ACL may
+// forbid this one: then the client learns of the master by the next lock.
 func (c *cluster) stranger(m *slotMap) string {
 	nodes := c.client.Nodes()
 	for _, address := range m.addresses {
