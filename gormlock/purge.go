@@ -29,7 +29,7 @@ type purged struct {
 var purgedTables = []purged{
 	{table: "onelane_once", old: "created_at < {before}"},
 	{table: "onelane_fences", old: "registered_at < {before}", atLeast: fenceLife, byKey: true},
-	{table: "onelane_locks", old: "(state = 0 AND acquired_at < {before} OR expires_at + orphan < {before}) AND fence < {before}", atLeast: time.Hour, byKey: true},
+	{table: "onelane_locks", old: "(state = 0 OR expires_at + orphan <= {now}) AND fence < {before}", atLeast: time.Hour, byKey: true},
 }
 
 // Purge deletes old rows of the kit's own tables and returns how many it deleted:

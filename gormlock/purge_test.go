@@ -187,3 +187,43 @@ func TestPurge_UnsealedKey(t *testing.T) {
 		}
 	})
 }
+
+// TestPurge_WaitsForNoTransaction: Purge looks for old rows without locking them, whatever the
+// level of the sessions is. An open transaction under Fenced has its row locked until it ends.
+func TestPurge_WaitsForNoTransaction(t *testing.T) {
+	t.Parallel()
+	eachLevel(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() == "sqlite" { // has one level
+			return
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		ok(t, "Transaction", gormlock.Transaction(holder(t, db, 5), t.Name(), func(*gorm.DB) error {
+			_, err := gormlock.Purge(ctx, db, time.Hour)
+			return err
+		}, gormlock.Fenced()))
+	})
+}
+
+// TestPurge_KeyWhoseSealEnded: it was acquired long ago and is free. So it goes, although it was
+// never released.
+func TestPurge_KeyWhoseSealEnded(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		l := locker(t, gormlock.Table(db))
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		ok(t, "Seal", k.Seal(t.Context(), []byte("an answer"), 24*time.Hour))
+		age(t, db, 23*time.Hour)
+		n, err := gormlock.Purge(t.Context(), db, 2*time.Hour)
+		if ok(t, "Purge", err); n != 0 {
+			t.Errorf("Purge deleted %d rows, and the key is sealed", n)
+		}
+		age(t, db, 2*time.Hour) // the seal ended an hour ago
+		n, err = gormlock.Purge(t.Context(), db, 2*time.Hour)
+		if ok(t, "Purge", err); n != 1 {
+			t.Errorf("Purge deleted %d rows, want the one whose seal has ended", n)
+		}
+	})
+}

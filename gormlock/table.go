@@ -48,14 +48,16 @@ func WithTimeout(d time.Duration) TableOption {
 // so Table is not for hot keys.
 //
 // If transactions can use up all connections, give Table a gorm.DB of its own. Otherwise renewals
-// wait for a connection, and locks are lost. On SQLite, always do so, with a file of its own,
-// because a transaction there blocks all other writers. A database that fails over to a replica may
-// lose locks unless it replicates synchronously. Leases end early if the clock of that replica is
-// ahead, or if the database's clock steps forward: two may hold a lock then. On a multi-master
-// cluster, write to one master.
-// Behind a proxy that sends SELECT to replicas, Table reads at the writer. With dbresolver it uses
-// the source of onelane_locks, as [Migrate] does; of several sources each process takes one, so
-// configure exactly one.
+// wait for a connection, and locks are lost. Also do so if the application changes search_path or
+// the database (USE) of its connections, or may leave a transaction open on one. Table would look
+// into another onelane_locks, or commit nothing, and two may hold a lock. On SQLite, always do so,
+// with a file of its own, because a transaction there blocks all other writers. A database that
+// fails over to a replica may lose locks unless it replicates synchronously. So may one whose
+// machine crashes, if it answers COMMIT before the data is on disk. Leases end early if the clock
+// of the replica is ahead, or if the database's clock steps forward: two may hold a lock then. On a
+// multi-master cluster, write to one master. Behind a proxy that sends SELECT to replicas, Table
+// reads at the writer. With dbresolver it uses the source of onelane_locks, as [Migrate] does; of
+// several sources each process takes one, so configure exactly one.
 //
 // Errors of the database match core.ErrUnavailable. MySQL and MariaDB must not have autocommit=0,
 // because an uncommitted lock excludes nobody: every call fails then. core.New returns an error if

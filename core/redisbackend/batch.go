@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -222,6 +223,14 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 	limit := c.latency.timeout() + patience
 	commands = c.replicas.withWait(commands, patience)
 	cn.used = now
+	if cn.gone() {
+		// A call that was sent into it could not tell its own earlier work from a lost lock.
+		err := notSent(io.EOF)
+		for _, c := range commands {
+			c.Err = err
+		}
+		return err
+	}
 	err := cn.exec(commands, size, now.Add(limit), caller)
 	switch {
 	case err == nil:

@@ -111,6 +111,17 @@ func dial(ctx context.Context, options redis.Options) (client *redis.Client, wir
 // old reports whether cn was to be replaced before t.
 func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
 
+// gone reports whether the server has closed cn, which nobody uses: there is the end to read, or an
+// answer that nobody asked for.
+func (cn *connection) gone() bool {
+	if !readable(cn.wire) {
+		return false
+	}
+	_ = cn.wire.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := cn.reader.Peek(1)
+	return !isTimeout(err) // TLS may have read something of its own
+}
+
 func (cn *connection) close() {
 	_ = cn.wire.Close()
 	_ = cn.client.Close()

@@ -46,8 +46,8 @@ func TestSentinel_FailOver(t *testing.T) {
 	}
 }
 
-// The replica is promoted before the lock was replicated to it. The lock is lost, as the docs say, and
-// its token tells.
+// The replica is promoted before the lock was replicated to it. The lock is lost, as the docs say,
+// and its token tells.
 func TestSentinel_LockNotReplicated(t *testing.T) {
 	t.Parallel()
 	s := testutil.Sentinel(t)
@@ -156,5 +156,96 @@ func TestFailover_DemotedMasterAnswersAtOnce(t *testing.T) {
 	}
 	if fast < repeats/2 {
 		t.Errorf("%d of %d repeats got their answers at once", fast, repeats)
+	}
+}
+
+// The name leads to the new master. The old one keeps its connections, and has no data that it may
+// serve: it cannot reach the new master yet.
+func TestFailover_DemotedMasterWithoutItsMaster(t *testing.T) {
+	t.Parallel()
+	old, replicas := replicated(t, 1)
+	promoted := replicas[0]
+	var failedOver atomic.Bool
+	client := newClient(t, &redis.Options{
+		Addr: "redis.shop:6379",
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			addr := old.Addr()
+			if failedOver.Load() {
+				addr = promoted.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
+	l := locker(t, one(client), core.WithTTL(time.Minute))
+	k := acquire(t, l, "held")
+	ok(t, "Extend", k.Extend(t.Context(), time.Minute)) // so that there is a connection for renewals, too
+	confirms(t, old, 1)                                 // the replica has the lock
+
+	ok(t, "REPLICAOF NO ONE", promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
+	ok(t, "CONFIG SET", old.Client().ConfigSet(t.Context(), "replica-serve-stale-data", "no").Err())
+	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+	failedOver.Store(true)
+
+	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
+	eventually(t, "the service is ready", func() bool { return l.Ping(t.Context()) == nil })
+}
+
+// A fail-over loses the lock, and another process gets it. The holder's first call after that is
+// its Release, on a connection that the old master's end has closed.
+func TestFailover_ReleaseTellsOfTheLoss(t *testing.T) {
+	t.Parallel()
+	for _, another := range []bool{true, false} {
+		old, promoted := testutil.Redis(t), testutil.Redis(t)
+		var failedOver atomic.Bool
+		client := newClient(t, &redis.Options{
+			Addr: "redis.shop:6379",
+			Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+				addr := old.Addr()
+				if failedOver.Load() {
+					addr = promoted.Addr()
+				}
+				return new(net.Dialer).DialContext(ctx, network, addr)
+			},
+		})
+		l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
+		ok(t, "Release", acquire(t, l, "warm").Release(t.Context())) // how this server releases is known
+		k := acquire(t, l, "k", core.WithTTL(time.Minute))
+		old.Kill()
+		failedOver.Store(true)
+		if another {
+			acquire(t, others, "k", core.WithTTL(time.Minute)) // two are inside
+		}
+		time.Sleep(50 * time.Millisecond) // the end of the connection has come
+		want(t, "Release", k.Release(t.Context()), core.ErrLost)
+	}
+}
+
+// A process reads on a connection to a demoted master, whose copy is old. It must not conclude from
+// it that a key is free.
+func TestFailover_UnsealAtTheDemotedMaster(t *testing.T) {
+	t.Parallel()
+	old, promoted := testutil.Redis(t), testutil.Redis(t)
+	var failedOver atomic.Bool
+	client := newClient(t, &redis.Options{
+		Addr: "redis.shop:6379",
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			addr := old.Addr()
+			if failedOver.Load() {
+				addr = promoted.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
+	l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
+	if got := status(t, l, "paid"); got != core.Free {
+		t.Fatalf("the key is %v", got)
+	}
+	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err()) // it is not in sync
+	failedOver.Store(true)
+	ok(t, "Seal", acquire(t, others, "paid").Seal(t.Context(), []byte("v"), time.Hour))
+	time.Sleep(300 * time.Millisecond) // the connection is not new
+	eventually(t, "Unseal", func() bool { return l.Unseal(t.Context(), "paid") == nil })
+	if got := status(t, others, "paid"); got != core.Free {
+		t.Errorf("Unseal returned nil, and the key is %v", got)
 	}
 }

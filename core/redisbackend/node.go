@@ -127,7 +127,7 @@ func send(ctx context.Context, to router, key string, commands ...*command) (r r
 			continue
 		case isBroken(err) && !over && try < sameOwnerTries:
 			try++
-			r.retried = true
+			r.retried = r.retried || !neverRan(err)
 			continue
 		}
 		if contextError(ctx) == nil && !isServerReply(err) {

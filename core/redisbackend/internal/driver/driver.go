@@ -97,12 +97,17 @@ type Command struct {
 // Plain makes a command of words. The second one is the key, if there is one.
 func Plain(words ...string) *Command { return &Command{Words: words} }
 
-// FromReplica reports whether a replica refused one of the commands, which write. After a
-// fail-over, the name of the server may lead to another one, while the old master keeps its
-// connections. So the connection must not be used again. Redis 6 puts text around the code.
+// FromReplica reports whether a replica refused one of the commands. After a fail-over, the name of
+// the server may lead to another one, while the old master keeps its connections. So the connection
+// must not be used again. Redis 6 puts text around READONLY. Until a replica has its master's data,
+// scripts get MASTERDOWN or LOADING instead. A master that loads has only new connections.
 func FromReplica(commands []*Command) bool {
 	return slices.ContainsFunc(commands, func(c *Command) bool {
-		return c.Err != nil && strings.Contains(c.Err.Error(), "READONLY ")
+		if c.Err == nil {
+			return false
+		}
+		text := c.Err.Error()
+		return strings.Contains(text, "READONLY ") || strings.HasPrefix(text, "MASTERDOWN ") || strings.HasPrefix(text, "LOADING ")
 	})
 }
 

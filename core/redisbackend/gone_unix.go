@@ -1,0 +1,32 @@
+//go:build unix
+
+package redisbackend
+
+import (
+	"errors"
+	"net"
+	"syscall"
+)
+
+// readable reports, without waiting, whether an idle connection has its end or data to read. It is
+// false for a connection of a Dialer that is no socket.
+func readable(wire net.Conn) bool {
+	if secure, ok := wire.(interface{ NetConn() net.Conn }); ok { // TLS
+		wire = secure.NetConn()
+	}
+	socket, ok := wire.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var b [1]byte
+	waits := false
+	err = raw.Control(func(fd uintptr) {
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK) // the socket does not block
+		waits = errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR)
+	})
+	return err == nil && !waits
+}
