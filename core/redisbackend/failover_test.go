@@ -76,20 +76,10 @@ func TestSentinel_LockNotReplicated(t *testing.T) {
 func TestSentinel_OldMasterStillAnswers(t *testing.T) {
 	t.Parallel()
 	old, promoted := testutil.Redis(t), testutil.Redis(t)
-	var failedOver atomic.Bool
-	client := newClient(t, &redis.Options{
-		Addr: "FailoverClient", // what go-redis calls a client of Sentinel
-		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			addr := old.Addr()
-			if failedOver.Load() {
-				addr = promoted.Addr()
-			}
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		},
-	})
+	client, failOver := named(t, "FailoverClient", old, promoted) // what go-redis calls a client of Sentinel
 	l := locker(t, one(client), core.WithTTL(6*time.Second))
 	k := acquire(t, l, "k")
-	failedOver.Store(true)
+	failOver()
 	// Renewals and new locks come to the promoted master, which does not know the lock.
 	select {
 	case <-k.Context().Done():
@@ -110,17 +100,7 @@ func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
 	t.Parallel()
 	old, replicas := replicated(t, 1)
 	promoted := replicas[0]
-	var failedOver atomic.Bool
-	client := newClient(t, &redis.Options{
-		Addr: "redis.shop:6379",
-		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			addr := old.Addr()
-			if failedOver.Load() {
-				addr = promoted.Addr()
-			}
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		},
-	})
+	client, failOver := named(t, "redis.shop:6379", old, promoted)
 	l := locker(t, one(client), core.WithTTL(time.Minute))
 	k := acquire(t, l, "held")
 	ok(t, "Extend", k.Extend(t.Context(), time.Minute)) // so that there is a connection for renewals, too
@@ -129,7 +109,7 @@ func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
 	host, port, _ := strings.Cut(promoted.Addr(), ":")
 	ok(t, "REPLICAOF NO ONE", promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), host, port).Err())
-	failedOver.Store(true)
+	failOver()
 
 	ok(t, "Release of a new lock", acquire(t, l, "new").Release(t.Context()))
 	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
@@ -165,17 +145,7 @@ func TestFailover_DemotedMasterWithoutItsMaster(t *testing.T) {
 	t.Parallel()
 	old, replicas := replicated(t, 1)
 	promoted := replicas[0]
-	var failedOver atomic.Bool
-	client := newClient(t, &redis.Options{
-		Addr: "redis.shop:6379",
-		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			addr := old.Addr()
-			if failedOver.Load() {
-				addr = promoted.Addr()
-			}
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		},
-	})
+	client, failOver := named(t, "redis.shop:6379", old, promoted)
 	l := locker(t, one(client), core.WithTTL(time.Minute))
 	k := acquire(t, l, "held")
 	ok(t, "Extend", k.Extend(t.Context(), time.Minute)) // so that there is a connection for renewals, too
@@ -184,7 +154,7 @@ func TestFailover_DemotedMasterWithoutItsMaster(t *testing.T) {
 	ok(t, "REPLICAOF NO ONE", promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	ok(t, "CONFIG SET", old.Client().ConfigSet(t.Context(), "replica-serve-stale-data", "no").Err())
 	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
-	failedOver.Store(true)
+	failOver()
 
 	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
 	eventually(t, "the service is ready", func() bool { return l.Ping(t.Context()) == nil })
@@ -196,22 +166,12 @@ func TestFailover_ReleaseTellsOfTheLoss(t *testing.T) {
 	t.Parallel()
 	for _, another := range []bool{true, false} {
 		old, promoted := testutil.Redis(t), testutil.Redis(t)
-		var failedOver atomic.Bool
-		client := newClient(t, &redis.Options{
-			Addr: "redis.shop:6379",
-			Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
-				addr := old.Addr()
-				if failedOver.Load() {
-					addr = promoted.Addr()
-				}
-				return new(net.Dialer).DialContext(ctx, network, addr)
-			},
-		})
+		client, failOver := named(t, "redis.shop:6379", old, promoted)
 		l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
 		ok(t, "Release", acquire(t, l, "warm").Release(t.Context())) // how this server releases is known
 		k := acquire(t, l, "k", core.WithTTL(time.Minute))
 		old.Kill()
-		failedOver.Store(true)
+		failOver()
 		if another {
 			acquire(t, others, "k", core.WithTTL(time.Minute)) // two are inside
 		}
@@ -225,9 +185,28 @@ func TestFailover_ReleaseTellsOfTheLoss(t *testing.T) {
 func TestFailover_UnsealAtTheDemotedMaster(t *testing.T) {
 	t.Parallel()
 	old, promoted := testutil.Redis(t), testutil.Redis(t)
+	client, failOver := named(t, "redis.shop:6379", old, promoted)
+	l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
+	if got := status(t, l, "paid"); got != core.Free {
+		t.Fatalf("the key is %v", got)
+	}
+	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err()) // it is not in sync
+	failOver()
+	ok(t, "Seal", acquire(t, others, "paid").Seal(t.Context(), []byte("v"), time.Hour))
+	time.Sleep(300 * time.Millisecond) // the connection is not new
+	eventually(t, "Unseal", func() bool { return l.Unseal(t.Context(), "paid") == nil })
+	if got := status(t, others, "paid"); got != core.Free {
+		t.Errorf("Unseal returned nil, and the key is %v", got)
+	}
+}
+
+// named returns a client of a name that leads to old, and after failOver to promoted. Connections to
+// old stay.
+func named(t testing.TB, name string, old, promoted *testutil.Node) (client *redis.Client, failOver func()) {
+	t.Helper()
 	var failedOver atomic.Bool
-	client := newClient(t, &redis.Options{
-		Addr: "redis.shop:6379",
+	client = newClient(t, &redis.Options{
+		Addr: name,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			addr := old.Addr()
 			if failedOver.Load() {
@@ -236,16 +215,5 @@ func TestFailover_UnsealAtTheDemotedMaster(t *testing.T) {
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		},
 	})
-	l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
-	if got := status(t, l, "paid"); got != core.Free {
-		t.Fatalf("the key is %v", got)
-	}
-	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err()) // it is not in sync
-	failedOver.Store(true)
-	ok(t, "Seal", acquire(t, others, "paid").Seal(t.Context(), []byte("v"), time.Hour))
-	time.Sleep(300 * time.Millisecond) // the connection is not new
-	eventually(t, "Unseal", func() bool { return l.Unseal(t.Context(), "paid") == nil })
-	if got := status(t, others, "paid"); got != core.Free {
-		t.Errorf("Unseal returned nil, and the key is %v", got)
-	}
+	return client, func() { failedOver.Store(true) }
 }
