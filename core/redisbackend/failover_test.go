@@ -76,10 +76,10 @@ func TestSentinel_LockNotReplicated(t *testing.T) {
 func TestSentinel_OldMasterStillAnswers(t *testing.T) {
 	t.Parallel()
 	old, promoted := testutil.Redis(t), testutil.Redis(t)
-	client, failOver := named(t, "FailoverClient", old, promoted) // what go-redis calls a client of Sentinel
+	client, promote := named(t, "FailoverClient", old, promoted) // what go-redis calls a client of Sentinel
 	l := locker(t, one(client), core.WithTTL(6*time.Second))
 	k := acquire(t, l, "k")
-	failOver()
+	promote()
 	// Renewals and new locks come to the promoted master, which does not know the lock.
 	select {
 	case <-k.Context().Done():
@@ -100,7 +100,7 @@ func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
 	t.Parallel()
 	old, replicas := replicated(t, 1)
 	promoted := replicas[0]
-	client, failOver := named(t, "redis.shop:6379", old, promoted)
+	client, promote := named(t, "redis.shop:6379", old, promoted)
 	l := locker(t, one(client), core.WithTTL(time.Minute))
 	k := acquire(t, l, "held")
 	ok(t, "Extend", k.Extend(t.Context(), time.Minute)) // so that there is a connection for renewals, too
@@ -109,7 +109,7 @@ func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {
 	host, port, _ := strings.Cut(promoted.Addr(), ":")
 	ok(t, "REPLICAOF NO ONE", promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), host, port).Err())
-	failOver()
+	promote()
 
 	ok(t, "Release of a new lock", acquire(t, l, "new").Release(t.Context()))
 	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
@@ -145,7 +145,7 @@ func TestFailover_DemotedMasterWithoutItsMaster(t *testing.T) {
 	t.Parallel()
 	old, replicas := replicated(t, 1)
 	promoted := replicas[0]
-	client, failOver := named(t, "redis.shop:6379", old, promoted)
+	client, promote := named(t, "redis.shop:6379", old, promoted)
 	l := locker(t, one(client), core.WithTTL(time.Minute))
 	k := acquire(t, l, "held")
 	ok(t, "Extend", k.Extend(t.Context(), time.Minute)) // so that there is a connection for renewals, too
@@ -154,7 +154,7 @@ func TestFailover_DemotedMasterWithoutItsMaster(t *testing.T) {
 	ok(t, "REPLICAOF NO ONE", promoted.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	ok(t, "CONFIG SET", old.Client().ConfigSet(t.Context(), "replica-serve-stale-data", "no").Err())
 	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
-	failOver()
+	promote()
 
 	eventually(t, "the held lock is renewed", func() bool { return k.Extend(t.Context(), time.Hour) == nil })
 	eventually(t, "the service is ready", func() bool { return l.Ping(t.Context()) == nil })
@@ -166,12 +166,12 @@ func TestFailover_ReleaseTellsOfTheLoss(t *testing.T) {
 	t.Parallel()
 	for _, another := range []bool{true, false} {
 		old, promoted := testutil.Redis(t), testutil.Redis(t)
-		client, failOver := named(t, "redis.shop:6379", old, promoted)
+		client, promote := named(t, "redis.shop:6379", old, promoted)
 		l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
 		ok(t, "Release", acquire(t, l, "warm").Release(t.Context())) // how this server releases is known
 		k := acquire(t, l, "k", core.WithTTL(time.Minute))
 		old.Kill()
-		failOver()
+		promote()
 		if another {
 			acquire(t, others, "k", core.WithTTL(time.Minute)) // two are inside
 		}
@@ -185,13 +185,13 @@ func TestFailover_ReleaseTellsOfTheLoss(t *testing.T) {
 func TestFailover_UnsealAtTheDemotedMaster(t *testing.T) {
 	t.Parallel()
 	old, promoted := testutil.Redis(t), testutil.Redis(t)
-	client, failOver := named(t, "redis.shop:6379", old, promoted)
+	client, promote := named(t, "redis.shop:6379", old, promoted)
 	l, others := locker(t, one(client)), locker(t, one(promoted.Client()))
 	if got := status(t, l, "paid"); got != core.Free {
 		t.Fatalf("the key is %v", got)
 	}
 	ok(t, "REPLICAOF", old.Client().ReplicaOf(t.Context(), "127.0.0.1", "1").Err()) // it is not in sync
-	failOver()
+	promote()
 	ok(t, "Seal", acquire(t, others, "paid").Seal(t.Context(), []byte("v"), time.Hour))
 	time.Sleep(300 * time.Millisecond) // the connection is not new
 	eventually(t, "Unseal", func() bool { return l.Unseal(t.Context(), "paid") == nil })
@@ -200,9 +200,9 @@ func TestFailover_UnsealAtTheDemotedMaster(t *testing.T) {
 	}
 }
 
-// named returns a client of a name that leads to old, and after failOver to promoted. Connections to
+// named returns a client of a name that leads to old, and after promote to promoted. Connections to
 // old stay.
-func named(t testing.TB, name string, old, promoted *testutil.Node) (client *redis.Client, failOver func()) {
+func named(t testing.TB, name string, old, promoted *testutil.Node) (client *redis.Client, promote func()) {
 	t.Helper()
 	var failedOver atomic.Bool
 	client = newClient(t, &redis.Options{
