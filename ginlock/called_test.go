@@ -182,3 +182,27 @@ func TestWiring_CalledAfterAPreflight(t *testing.T) {
 		t.Errorf("%d lines: %s", n, log.String())
 	}
 }
+
+// As TestWiring_CalledAfterAHandlerThatAborts, but somebody has sent a preflight before.
+func TestWiring_CalledAfterAHandlerThatAbortsAndAPreflight(t *testing.T) {
+	l := idempotency.WithLocker(testutil.Locker(t))
+	s := serve(t, func(r *gin.Engine) {
+		first, second := ginlock.LockByKey("stock", l), ginlock.LockByKey("orders", l)
+		cors := func(c *gin.Context) {
+			if c.Request.Method == "OPTIONS" {
+				c.AbortWithStatus(204)
+			}
+		}
+		r.Any("/orders", func(c *gin.Context) { cors(c); first(c); second(c) },
+			func(c *gin.Context) { c.AbortWithStatusJSON(201, "ordered") })
+	})
+	s.do("OPTIONS", "/orders", "").want(t, 204, "", false)
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	s.do("POST", "/orders", "").want(t, 201, `"ordered"`, false)
+	if !bytes.Contains(log.Bytes(), []byte("no handler follows in Gin's chain")) {
+		t.Error("the handler ran without its second lock, and the log does not say so")
+	}
+}

@@ -145,7 +145,8 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		panic("ginlock: the Context of this version of Gin has other fields: use Gin v1.12, or a later version of onelane")
 	}
 	h := middleware(http.HandlerFunc(next))
-	var unrouted, warned sync.Once
+	var unrouted sync.Once
+	var warned sync.Map // routes: a preflight of one must not hide another
 	return func(c *gin.Context) {
 		if c.FullPath() == "" { // no route matched
 			c.Next()
@@ -166,10 +167,13 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 					"route", c.FullPath())
 			}
 			// A middleware that was called before has refused, or answered a preflight. A handler may
-			// abort, too, when it has done its work without protection: that is said once.
+			// abort, too, when it has done its work without protection: that is said once for each
+			// method and route.
 			if answered && c.IsAborted() {
 				if c.Writer.Status() < http.StatusMultipleChoices {
-					warned.Do(misplaced)
+					if _, again := warned.LoadOrStore(c.Request.Method+" "+c.FullPath(), true); !again {
+						misplaced()
+					}
 				}
 				return
 			}

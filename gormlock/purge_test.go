@@ -196,7 +196,7 @@ func TestPurge_WaitsForNoTransaction(t *testing.T) {
 		if db.Name() == "sqlite" { // has one level
 			return
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		ok(t, "Transaction", gormlock.Transaction(holder(t, db, 5), t.Name(), func(*gorm.DB) error {
 			_, err := gormlock.Purge(ctx, db, time.Hour)

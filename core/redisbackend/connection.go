@@ -119,7 +119,9 @@ func (cn *connection) gone() bool {
 	}
 	_ = cn.wire.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := cn.reader.Peek(1)
-	return !isTimeout(err) // TLS may have read something of its own
+	// TLS may have read something of its own. On a busy machine the time may be over before the read:
+	// then it is still there.
+	return !isTimeout(err) || readable(cn.wire)
 }
 
 func (cn *connection) close() {
