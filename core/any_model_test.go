@@ -162,7 +162,7 @@ func TestAcquireAny_FairOnRedis(t *testing.T) {
 	t.Error(unfair)
 }
 
-// fairOnRedis says which process or caller got too few locks, if any.
+// fairOnRedis returns which process or caller got too few locks, if any.
 func fairOnRedis(t *testing.T) (unfair string) {
 	const processes, callers, keys, locks = 3, 6, 4, 900
 	addr := testutil.Redis(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/onelane/onelane/internal/check"
 )
 
-// granting is a Backend that grants everything and remembers nothing: what is measured is core's
-// own.
+// granting is a Backend that grants everything and remembers nothing, so that only the costs of
+// core are measured.
 type granting struct{ core.Backend }
 
 func (granting) Acquire(_ context.Context, r core.Request) (core.Grant, error) {

@@ -146,7 +146,7 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	}
 	h := middleware(http.HandlerFunc(next))
 	var unrouted sync.Once
-	var warned sync.Map // routes: a preflight of one must not hide another
+	var warned sync.Map // methods with routes: one must not hide another
 	return func(c *gin.Context) {
 		if c.FullPath() == "" { // no route matched
 			c.Next()
@@ -166,9 +166,9 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 					"ginlock: no handler follows in Gin's chain, so none would be protected: pass the middleware to Use or to the route, and do not call it",
 					"route", c.FullPath())
 			}
-			// A middleware that was called before has refused, or answered a preflight. A handler may
-			// abort, too, when it has done its work without protection: that is said once for each
-			// method and route.
+			// A middleware that was called before has refused the request, or has answered a
+			// preflight. A handler may abort, too, after it ran without protection. That is logged
+			// once for each method and route.
 			if answered && c.IsAborted() {
 				if c.Writer.Status() < http.StatusMultipleChoices {
 					if _, again := warned.LoadOrStore(c.Request.Method+" "+c.FullPath(), true); !again {

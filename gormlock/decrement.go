@@ -33,8 +33,8 @@ import (
 // nothing is taken; a transaction that was open is rolled back. The UPDATE therefore runs in a
 // transaction even with SkipDefaultTransaction, but hooks after it run outside of that transaction.
 // If nothing is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate hooks have run then. New
-// associations of the model are not written. A clause.Returning, Order and Limit are dropped: what is
-// left is in the result, not in the model. Joins, Group, Having and a FROM that an UPDATE cannot
+// associations of the model are not written. Order, Limit and clause.Returning are dropped: the
+// result, not the model, says what is left. Joins, Group, Having and a FROM that an UPDATE cannot
 // write are errors. If there is no condition, the error is gorm.ErrMissingWhereClause. With DryRun
 // it is gorm.ErrDryRunModeUnsupported. Decrement needs MySQL, MariaDB, PostgreSQL or SQLite (3.35
 // or newer). On another database the error is [ErrDialect]. What is left of a column with decimals

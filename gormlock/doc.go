@@ -22,7 +22,7 @@
 //   - Several keys are all acquired or none, in one order everywhere.
 //   - A guard that cannot guard is an error, and what it guards is not sent.
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says.
-//   - [AfterCommit] functions run once after a known COMMIT, if the process lives, and else never.
+//   - [AfterCommit] functions run once after a known COMMIT if the process lives, else never.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process.
 //   - A write of a model with a [Version] whose row others changed is [ErrStale] and writes nothing.
 //   - [Table] is a core.Backend like Redis, on one row per key, by the database's clock.

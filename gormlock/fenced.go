@@ -36,8 +36,8 @@ var ErrFenced = errors.New("fenced off")
 // the first, it waits for the first, and so for itself. A read-only transaction cannot register and
 // fails with an error.
 //
-// The fence has the key without the prefix of the Locker: services with different prefixes share
-// the fences of one database. If they name different things, they need different keys there.
+// The fence of a key does not contain the prefix of the Locker, so services with different prefixes
+// share the fences of one database. If a key names different things in them, choose different keys.
 //
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
 // lock, is safe too. After a change of the source of tokens, see [ResetFence]. (Martin Kleppmann,

@@ -84,11 +84,10 @@ type demandKey struct{} // in a context: demand
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker
 // takes it; core.Join makes one of parts. "{Field}" in it stands for a field of the statement's
 // model, as in "stock:{SKU}", escaped as by core.Join. This is for single statements on a model
-// whose field is set. It is what the field's Valuer or serializer makes, before hooks run. A
-// statement on a slice of such models locks the key of each one. Between two
-// fields there must be a ":", so that different values make different keys. Never put untrusted
-// text into the key of a Guard, as it may have braces: [WithGuard] and [Transaction] take keys as
-// they are.
+// whose field is set. The text is what the field's Valuer or serializer makes, before hooks run. A
+// statement on a slice of such models locks the key of each one. Between two fields there must be a
+// ":", so that different values make different keys. Never put untrusted text into the key of a
+// Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
 //
 // An error of the guard is the error of the statement, and the statement is not sent. It is core's
 // if the lock is not acquired. The transaction is given up then, and its later statements and its

@@ -102,12 +102,14 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 
 // ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of a name,
 // which separates several effects of one request, the prefix of the Locker, and the key of the
-// request's claim. Pass the request's context to Once, too: it has what Once compares. Once then
-// returns [ErrMismatch] if the payload or, without a principal, the credentials are not those of
-// the first request. With another context, such as context.Background(), Once compares nothing.
-// With a [Fingerprint], Once compares that instead. Without a claim in ctx, or with one of
-// RefuseRepeats alone, ClaimKey returns "", which Once refuses. In Gin pass c.Request.Context(),
-// because a *gin.Context does not carry the claim.
+// request's claim. Without a claim in ctx, or with one of RefuseRepeats alone, ClaimKey returns "",
+// which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context does not carry the
+// claim.
+//
+// Pass the request's context to Once, too. Once then returns [ErrMismatch] if the payload or,
+// without a principal, the credentials are not those of the first request. With another context,
+// such as context.Background(), it does not compare them. With a [Fingerprint], Once compares that
+// instead.
 func ClaimKey(ctx context.Context, name string) string {
 	k, ok := claim.Keyed(ctx)
 	if !ok {

@@ -18,7 +18,7 @@ import (
 
 func column(name string) clause.Column { return clause.Column{Name: name} }
 
-// wrappedPool is a pool whose transactions are what wrap makes of those of database/sql.
+// wrappedPool is a pool that passes each transaction of database/sql through wrap.
 type wrappedPool struct {
 	*sql.DB
 	wrap func(*sql.Tx) gorm.ConnPool
@@ -97,7 +97,7 @@ func recordPool(t *testing.T, db *gorm.DB) *journal {
 	return j
 }
 
-// record does so, and registers the plugin.
+// record does the same as recordPool, and registers the plugin.
 func record(t *testing.T, db *gorm.DB) *journal {
 	t.Helper()
 	j := recordPool(t, db)

@@ -132,7 +132,8 @@ func TestOversell_Unguarded(t *testing.T) {
 	}
 }
 
-// TestOversell_Decrement: the conditional decrement needs no guard. Each buyer gets another rest.
+// TestOversell_Decrement: the conditional decrement needs no guard. Each buyer sees a different
+// number left.
 func TestOversell_Decrement(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

@@ -98,8 +98,8 @@ func calledMethod() string {
 var errNames = errors.New("gormlock: the stack does not name GORM's methods as guards expect: " +
 	"use GORM v1.31 or a later version of onelane, and keep the names of gorm.io/gorm when you obfuscate")
 
-// namesKnown reports whether calledMethod finds associationsOfSet in the stack. It asks a database
-// that is connected to nothing. GORM does not promise that name.
+// namesKnown reports whether calledMethod finds associationsOfSet in the stack, because GORM does
+// not promise that name. It tries a gorm.DB without a database.
 var namesKnown = sync.OnceValue(func() bool {
 	type probe struct{ ID int }
 	db, err := gorm.Open(nil, &gorm.Config{Logger: logger.Discard})

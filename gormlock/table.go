@@ -49,9 +49,9 @@ func WithTimeout(d time.Duration) TableOption {
 //
 // If transactions can use up all connections, give Table a gorm.DB of its own. Otherwise renewals
 // wait for a connection, and locks are lost. Also do so if the application changes search_path or
-// the database (USE) of its connections, or may leave a transaction open on one. Table would look
-// into another onelane_locks, or commit nothing, and two may hold a lock. On SQLite, always do so,
-// with a file of its own, because a transaction there blocks all other writers. A database that
+// the database (USE) of its connections, or may leave a transaction open on one. Otherwise Table
+// may use another onelane_locks, or commit nothing, and two may hold a lock. On SQLite, always do
+// so, with a file of its own, because a transaction there blocks all other writers. A database that
 // fails over to a replica may lose locks unless it replicates synchronously. So may one whose
 // machine crashes, if it answers COMMIT before the data is on disk. Leases end early if the clock
 // of the replica is ahead, or if the database's clock steps forward: two may hold a lock then. On a

@@ -189,13 +189,14 @@ func nameIn(text string) string {
 //
 //	err := gormlock.AfterCommit(tx, func(ctx context.Context) { cache.Delete(ctx, "order:7") })
 //
-// A call may be lost for good: if the process dies after COMMIT, or if COMMIT had no answer. A
-// [Once] that is called again then returns its result, and does not call fn either. An event that
-// must not be lost belongs in a row of the same transaction (an outbox).
+// If the process dies after COMMIT, or COMMIT gets no answer ([ErrCommitUnknown]), fn is never
+// called. If the COMMIT happened, a later call of [Once] returns the stored result and does not
+// call fn either. So write an event that must not be lost into a row of the same transaction (an
+// outbox).
 //
 // It works in every transaction of a database with the plugin, guarded or not. In a nested block fn
-// waits for the outermost COMMIT. fn is not called after a rollback, after [ErrCommitUnknown], or
-// if GORM made a savepoint before AfterCommit and rolled back to it.
+// waits for the outermost COMMIT. fn is not called after a rollback, or if GORM made a savepoint
+// before AfterCommit and rolled back to it.
 //
 // The functions of a transaction are called in the order of their AfterCommit, by the goroutine
 // that commits, before Commit and [Transaction] return. The locks are released before, so a

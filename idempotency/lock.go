@@ -19,8 +19,8 @@ import (
 // the key of the parsed value with [LockBy]. A template without a field is one lock for all
 // requests. All methods are covered, unless [Methods] names some.
 //
-// The request's context carries the lock, and ends when the lock is lost or the Locker is closed. If
-// the handler then returns without having written anything, the answer is 409 lock_lost.
+// The request's context carries the lock, and ends when the lock is lost or the Locker is closed.
+// If the handler then returns without having written anything, the answer is 409 lock_lost.
 func LockByKey(template string, opts ...LockOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
 	if err != nil {

@@ -277,8 +277,8 @@ func Headers(names ...string) HTTPOption {
 // body. Method, host and path always count. The bytes are stored as a salted hash.
 //
 // If a middleware outside, or the function of [By], has parsed the body as a form, fn gets that
-// form encoded anew, with sorted names. A multipart form is in r.MultipartForm then, and body is
-// empty.
+// form encoded anew, with sorted names. If it was a multipart form, body is empty: the form is in
+// r.MultipartForm.
 func Fingerprint(fn func(r *http.Request, body []byte) []byte) HTTPOption {
 	return httpOption(func(c *httpConfig) {
 		c.fingerprint = fn

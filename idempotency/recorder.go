@@ -256,7 +256,7 @@ func (w *recorder) changedLate() bool { return !maps.EqualFunc(w.written, w.Head
 // request or may be running it.
 func (w *recorder) passedOn() bool {
 	body := w.body
-	if packed, err := gzip.NewReader(bytes.NewReader(body)); err == nil { // a reverse proxy passes it on packed
+	if packed, err := gzip.NewReader(bytes.NewReader(body)); err == nil { // from a reverse proxy
 		body, _ = io.ReadAll(io.LimitReader(packed, longestRefusal))
 	}
 	var p Refusal

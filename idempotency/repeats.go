@@ -81,8 +81,8 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	}
 }
 
-// formKey returns the key of a submission. Everything that makes two submissions the same is in it,
-// and the window: a short one outside must not replace a long one inside.
+// formKey returns the key of a submission. It has everything that makes two submissions the same,
+// and the window, because a short window outside must not replace a long one inside.
 func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	body, err := m.readBody(r)
 	if err != nil {

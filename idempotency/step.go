@@ -72,10 +72,10 @@ func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, 
 
 // DeriveKey returns a key for a call that the handler makes to another system, for example the
 // idempotency key of a charge. It is the same in every run of the request, and differs for each
-// name. It is made of the key of the claim that [Step] uses and, without a principal, of the
-// caller's credentials. Give a [Principal] if a retry may come with a new token or cookie. The key
-// has 32 capital letters and digits, so that it may be an order number of Alipay, WeChat Pay or
-// UnionPay. Without such a claim the error is [ErrNoClaim].
+// name. It has 32 capital letters and digits, so it can also be the order number for Alipay, WeChat
+// Pay or UnionPay. It is made of the key of the claim that [Step] uses and, without a principal, of
+// the caller's credentials. Give a [Principal] if a retry may come with a new token or cookie.
+// Without such a claim the error is [ErrNoClaim].
 func DeriveKey(ctx context.Context, name string) (string, error) {
 	k, ok := claim.Keyed(ctx)
 	if !ok {

@@ -12,7 +12,7 @@ import (
 )
 
 // A gRPC method is keyed by the field document.sha256, and the client sends a hash. The key in the
-// log then ends as the key of a lock does that is shown with a hash.
+// log then ends like the key of a lock that is shown with a hash.
 func TestClaims_KeyThatEndsWithAHash(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

@@ -86,8 +86,8 @@ func contains(t *testing.T, said string, parts ...string) {
 	}
 }
 
-// containsDay checks for the day on which something happened that began at a time. It may be
-// midnight meanwhile.
+// containsDay checks that a text has the day of began, or today's: midnight may have passed
+// meanwhile.
 func containsDay(t *testing.T, said string, began time.Time) {
 	t.Helper()
 	if !strings.Contains(said, began.Format(time.DateOnly)) {

@@ -224,7 +224,7 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 	commands = c.replicas.withWait(commands, patience)
 	cn.used = now
 	if cn.gone() {
-		// A call that was sent into it could not tell its own earlier work from a lost lock.
+		// Release, sent over it and then again, could not tell its own first try from a lost lock.
 		err := notSent(io.EOF)
 		for _, c := range commands {
 			c.Err = err

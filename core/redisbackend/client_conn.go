@@ -81,8 +81,9 @@ func ownOptions(o *redis.Options) (own redis.Options) {
 	return own
 }
 
-// current asks a provider for its credentials and passes on no later ones. For those go-redis would
-// send AUTH on a connection that the backend uses, and read the answer to another command.
+// current passes on the current credentials of a provider, and no later ones. With later ones,
+// go-redis would send AUTH on a connection that the backend uses, and read the answer to another
+// command.
 type current struct {
 	auth.StreamingCredentialsProvider
 }

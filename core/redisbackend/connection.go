@@ -69,8 +69,8 @@ func newConnection(ctx context.Context, options redis.Options) (*connection, err
 
 var errOneConnection = errors.New("redisbackend: this client has one connection, and it ended")
 
-// lent is a connection that go-redis has for the handshake. After that go-redis can neither write nor
-// read: a command of its own would shift the answers to ours.
+// lent is a connection that go-redis uses for the handshake. After that go-redis can neither write
+// nor read, because a command of its own would shift the answers to ours.
 type lent struct {
 	net.Conn
 	over atomic.Bool
@@ -111,16 +111,16 @@ func dial(ctx context.Context, options redis.Options) (client *redis.Client, wir
 // old reports whether cn was to be replaced before t.
 func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
 
-// gone reports whether the server has closed cn, which nobody uses: there is the end to read, or an
-// answer that nobody asked for.
+// gone reports whether cn, which is idle, must not be used: the server has closed it, or has sent
+// an answer that nobody asked for.
 func (cn *connection) gone() bool {
 	if !readable(cn.wire) {
 		return false
 	}
 	_ = cn.wire.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := cn.reader.Peek(1)
-	// TLS may have read something of its own. On a busy machine the time may be over before the read:
-	// then it is still there.
+	// After a time-out, there was only a message of TLS, and it has been read. But on a busy
+	// machine the time may be over before the read: then there is still something to read.
 	return !isTimeout(err) || readable(cn.wire)
 }
 

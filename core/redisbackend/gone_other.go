@@ -4,5 +4,5 @@ package redisbackend
 
 import "net"
 
-// readable is not known here.
+// readable reports false, because only gone_unix.go knows how to ask.
 func readable(net.Conn) bool { return false }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// readable reports, without waiting, whether an idle connection has its end or data to read. It is
-// false for a connection of a Dialer that is no socket.
+// readable reports, without waiting, whether there is something to read on an idle connection: data
+// or its end. It reports false for a connection of a Dialer that is not a socket.
 func readable(wire net.Conn) bool {
 	if secure, ok := wire.(interface{ NetConn() net.Conn }); ok { // TLS
 		wire = secure.NetConn()

@@ -214,7 +214,7 @@ func TestQuorum_RollingRestartKeepsLock(t *testing.T) {
 // restartAll restarts one node after the other, each when it has the lease, and returns why the
 // lock ended.
 func restartAll(t *testing.T, c redisbackend.Config, nodes testutil.Nodes, ttl time.Duration) error {
-	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k", core.WithOutageWait(time.Minute)) // until the nodes abstain no more
+	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k", core.WithOutageWait(time.Minute)) // until no node abstains
 	for _, node := range nodes {
 		node.Restart()
 		eventually(t, "the restarted node has the lease again", func() bool {
@@ -343,7 +343,7 @@ func TestQuorum_RestartsAsDocumentedKeepTheLock(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	c := redisbackend.New(nodes.Clients()...)
 	c.NodeTimeout = time.Second
-	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k") // waits until the nodes abstain no more
+	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k") // waits until no node abstains
 	for i, node := range nodes {
 		if i > 0 {
 			time.Sleep(2*ttl + 2*time.Second)

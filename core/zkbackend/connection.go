@@ -92,7 +92,8 @@ func (l *line) SetReadDeadline(t time.Time) error {
 func (l *line) Write(p []byte) (int, error) {
 	if l.forget {
 		l.forget = false
-		// The place of the last zxid in the first message. A later library may send it in parts.
+		// seen is the place of the last zxid in the first message, which a later version of the
+		// library may send in parts.
 		const seen = 8
 		if len(p) >= seen+8 {
 			p = slices.Clone(p)

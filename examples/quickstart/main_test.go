@@ -11,7 +11,8 @@ import (
 	"gorm.io/gorm"
 )
 
-// late is what a run says that got no answer in time, and twice that something happened twice.
+// late matches the output of a run that got no answer in time, and twice that of a run in which
+// something happened twice.
 var (
 	late  = regexp.MustCompile(`payment: 503|and 0 takers|Unavailable`)
 	twice = regexp.MustCompile(`([2-9]|\d\d+) (payments|takers?\b)|order [2-9] of|books are wrong`)

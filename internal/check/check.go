@@ -15,7 +15,7 @@ import (
 // a lease that ends by itself is not taken for one that was released.
 const Patience = 40 * time.Second
 
-// Long is whether simulations, storms and long holds run at full size, as in .ci/run.
+// Long is true if simulations, storms and long holds run at full size, as in .ci/run.
 var Long = os.Getenv("ONELANE_LONG") != ""
 
 // OK fails the test if what was done returned an error.

@@ -10,8 +10,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// Hanging is a backend that can be made to give no answer: Acquire then fails when its context ends.
-// Or it fails at once.
+// Hanging is a backend whose Acquire gives no answer until its context ends while Hangs is set, and
+// fails at once while Fails is set.
 type Hanging struct {
 	core.Backend
 	Hangs, Fails atomic.Bool

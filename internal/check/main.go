@@ -6,9 +6,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main runs the tests and fails if a goroutine is left. Goroutines that end by themselves have 10 s
-// for it, and not goleak's half second. A dial to a dead node ends at its time-out, and a busy
-// machine may stand still.
+// Main runs the tests and fails if a goroutine is left. Goroutines have 10 s to end, instead of
+// goleak's half second, because a dial to a dead node ends at its time-out.
 func Main(m goleak.TestingM, ignored ...goleak.Option) {
 	goleak.VerifyTestMain(settling{m, ignored}, ignored...)
 }

@@ -2,5 +2,5 @@
 
 package check
 
-// Race is whether the race detector is on.
+// Race is true if the race detector is on.
 const Race = false

@@ -2,5 +2,5 @@
 
 package check
 
-// Race is whether the race detector is on. Memory and time are not what they are without it.
+// Race is true if the race detector is on. It costs memory and time.
 const Race = true

@@ -74,7 +74,7 @@ func TestMonitoring_AsksForWhatThereIs(t *testing.T) {
 	}
 }
 
-// loaded returns what asks the data for a query, at a time after their begin.
+// loaded returns a function that runs a query on the data, at a time after they begin.
 func loaded(t *testing.T, data string) func(t *testing.T, query string, at time.Duration) promql.Vector {
 	t.Helper()
 	storage := promqltest.LoadedStorage(t, data)

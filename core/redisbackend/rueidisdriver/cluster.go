@@ -171,8 +171,8 @@ func (c *cluster) fetch(loading chan struct{}, key string) {
 }
 
 // stranger returns a key of a master that the client does not know yet, or "". It begins with
-// core's default prefix, because an ACL may forbid other keys. With another prefix the ACL may
-// forbid this one: then the client learns of the master by the next lock.
+// core's default prefix, because an ACL may forbid other keys. If the ACL forbids this one, because
+// the Locker has another prefix, the client learns of the master by the next lock.
 func (c *cluster) stranger(m *slotMap) string {
 	nodes := c.client.Nodes()
 	for _, address := range m.addresses {
