@@ -25,7 +25,9 @@ func TestFailover_FenceHoldsTheLine(t *testing.T) {
 		put(t, db, 42, 10)
 		r := testutil.Sentinel(t)
 		process := func() (*gorm.DB, *core.Locker) {
-			l, own := locker(t, redisbackend.New(r.Client()), core.WithTTL(10*time.Minute)), reopen(t, db)
+			b := redisbackend.New(r.Client())
+			b.NodeTimeout = 10 * time.Second // the machine may be busy
+			l, own := locker(t, b, core.WithTTL(10*time.Minute)), reopen(t, db)
 			ok(t, "Use", own.Use(gormlock.New(l, gormlock.Fenced())))
 			return own, l
 		}
@@ -41,6 +43,11 @@ func TestFailover_FenceHoldsTheLine(t *testing.T) {
 			})
 		}
 		ok(t, "sell", sell(newer)) // the fence is there already
+		eventually(t, "the Release is replicated", func() bool {
+			master, err := r.Master.Client().Exists(t.Context(), "onelane:{stock:42}").Result()
+			replica, err2 := r.Replica.Client().Exists(t.Context(), "onelane:{stock:42}").Result()
+			return err == nil && err2 == nil && master+replica == 0
+		})
 		r.Lag()
 		// With its token: a token that the promoted master had to mint would show the loss.
 		k, err := olderLocks.Acquire(t.Context(), "stock:42", core.WithToken())

@@ -181,9 +181,9 @@ func TestOnce_OneEffectPerLifeOfARow(t *testing.T) {
 			for range 2 {
 				calls.Go(func() {
 					for i := 0; i < 20 || purged.Load() < 4; i++ {
-						r, err := gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge)
+						r, err := gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge, gormlock.WithWait(time.Minute))
 						for errors.Is(err, sql.ErrNoRows) { // purged each time it was looked for
-							r, err = gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge)
+							r, err = gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge, gormlock.WithWait(time.Minute))
 						}
 						if err != nil || r.Number == 0 || r.Note != "thanks" {
 							t.Errorf("Once: %+v, %v", r, err)

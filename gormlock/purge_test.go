@@ -30,7 +30,7 @@ func age(t testing.TB, db *gorm.DB, by time.Duration) {
 func TestPurge(t *testing.T) {
 	t.Parallel()
 	onceDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
-		l := locker(t, gormlock.Table(db))
+		l := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		count := func(table string) (n int64) {
 			ok(t, "Count", db.Table(table).Count(&n).Error)
 			return n
@@ -108,7 +108,7 @@ func TestPurge_KeepsOrphans(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		l := locker(t, gormlock.Table(db))
+		l := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		k, err := l.Acquire(t.Context(), "k", core.WithOrphan(100*time.Hour), core.WithMaxHold(0), core.WithTTL(time.Minute))
 		ok(t, "Acquire", err)
 		purged := func(want int64) {
@@ -168,7 +168,7 @@ func TestPurge_Refusals(t *testing.T) {
 func TestPurge_UnsealedKey(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		l := locker(t, gormlock.Table(db))
+		l := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		k, err := l.Acquire(t.Context(), "sealed for a year")
 		ok(t, "Acquire", err)
 		ok(t, "Seal", k.Seal(t.Context(), []byte("v"), 365*24*time.Hour))
@@ -211,7 +211,7 @@ func TestPurge_KeyWhoseSealEnded(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		l := locker(t, gormlock.Table(db))
+		l := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		k, err := l.Acquire(t.Context(), "k")
 		ok(t, "Acquire", err)
 		ok(t, "Seal", k.Seal(t.Context(), []byte("an answer"), 24*time.Hour))

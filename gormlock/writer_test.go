@@ -32,7 +32,8 @@ func TestTable_StaleReplica(t *testing.T) {
 			return
 		}
 		split, replica := splitDB(t, db)
-		stale, b := opened(t, gormlock.Table(replica)), opened(t, gormlock.Table(split))
+		patient := gormlock.WithTimeout(time.Minute)
+		stale, b := opened(t, gormlock.Table(replica, patient)), opened(t, gormlock.Table(split, patient))
 		_, err := stale.Acquire(t.Context(), request("held", "other/1", time.Hour))
 		ok(t, "Acquire on the replica", err)
 		g, err := stale.Acquire(t.Context(), request("sealed", "other/1", time.Hour))
@@ -92,7 +93,7 @@ func TestTable_DBResolver(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, main *gorm.DB) {
 		source, replica := beside(t, main, "source", 1), beside(t, main, "replica", 1)
-		l := locker(t, gormlock.Table(main), core.WithPrefix(""))
+		l := locker(t, gormlock.Table(main, gormlock.WithTimeout(time.Minute)), core.WithPrefix(""))
 		ok(t, "Use", main.Use(gormlock.New(l)))
 		ok(t, "Use", main.Use(dbresolver.Register(dbresolver.Config{
 			Sources: []gorm.Dialector{source.Dialector}, Replicas: []gorm.Dialector{replica.Dialector},
@@ -100,7 +101,7 @@ func TestTable_DBResolver(t *testing.T) {
 		ok(t, "Migrate", gormlock.Migrate(main))
 		k, err := l.Acquire(t.Context(), "k")
 		ok(t, "Acquire", err)
-		at := opened(t, gormlock.Table(source))
+		at := opened(t, gormlock.Table(source, gormlock.WithTimeout(time.Minute)))
 		st, err := at.Inspect(t.Context(), "k")
 		if ok(t, "Inspect", err); st.Status != core.Held {
 			t.Errorf("on the source it is %v", st.Status)
@@ -119,7 +120,7 @@ func TestTable_RoundTrips(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
 		r := &relay{primary: pool(t, db)}
-		b := opened(t, gormlock.Table(r.open(t, db)))
+		b := opened(t, gormlock.Table(r.open(t, db), gormlock.WithTimeout(time.Minute)))
 		ok(t, "Ping", b.Ping(t.Context())) // it also looks at autocommit, once
 		var g core.Grant
 		acquire := func(owner string) (err error) {

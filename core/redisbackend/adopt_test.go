@@ -17,7 +17,7 @@ func TestOrphan_AdoptionWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
 	p := newProxy(t, node.Addr())
-	far := locker(t, one(newClient(t, &redis.Options{Addr: p.Addr().String()})), core.WithTTL(time.Second))
+	far := locker(t, one(newClient(t, &redis.Options{Addr: p.Addr().String()})), core.WithTTL(3*time.Second))
 	near := locker(t, one(node.Client()))
 	ok(t, "Release", acquire(t, far, "warm", core.WithTTL(time.Minute)).Release(t.Context()))
 	k := acquire(t, far, "k", core.WithOrphan(time.Hour), core.WithMaxHold(0))

@@ -175,7 +175,7 @@ func TestFailover_ReleaseTellsOfTheLoss(t *testing.T) {
 		if another {
 			acquire(t, others, "k", core.WithTTL(time.Minute)) // two are inside
 		}
-		time.Sleep(50 * time.Millisecond) // the end of the connection has come
+		time.Sleep(time.Second) // the end of the connection has come
 		want(t, "Release", k.Release(t.Context()), core.ErrLost)
 	}
 }

@@ -343,7 +343,7 @@ func TestQuorum_RestartsAsDocumentedKeepTheLock(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	c := redisbackend.New(nodes.Clients()...)
 	c.NodeTimeout = time.Second
-	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k") // waits until no node abstains
+	k := acquire(t, locker(t, c, core.WithTTL(ttl)), "k", core.WithOutageWait(time.Minute)) // until no node abstains
 	for i, node := range nodes {
 		if i > 0 {
 			time.Sleep(2*ttl + 2*time.Second)
