@@ -9,19 +9,22 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
+// payouts run a function under the key payout, which is orphaned if the function stops halfway.
+var payouts = map[string]func(l *core.Locker, fn func(context.Context) error) error{
+	"DoOnce": func(l *core.Locker, fn func(context.Context) error) error {
+		_, err := l.DoOnce(context.Background(), "payout", time.Hour, fn, core.WithOrphan(24*time.Hour))
+		return err
+	},
+	"Do": func(l *core.Locker, fn func(context.Context) error) error {
+		return l.Do(context.Background(), "payout", fn, core.WithOrphan(24*time.Hour))
+	},
+}
+
 // The backend was away for longer than the lease, and is back. The function stopped in the middle
 // when its context ended. docs/guarantees.md: with WithOrphan it does not run again.
 func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
 	t.Parallel()
-	for name, do := range map[string]func(l *core.Locker, fn func(context.Context) error) error{
-		"DoOnce": func(l *core.Locker, fn func(context.Context) error) error {
-			_, err := l.DoOnce(context.Background(), "payout", time.Hour, fn, core.WithOrphan(24*time.Hour))
-			return err
-		},
-		"Do": func(l *core.Locker, fn func(context.Context) error) error {
-			return l.Do(context.Background(), "payout", fn, core.WithOrphan(24*time.Hour))
-		},
-	} {
+	for name, do := range payouts {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
@@ -56,14 +59,7 @@ func wantOrphan(t *testing.T, other *core.Locker) {
 // As TestDoOnce_OrphanAfterLossAndError, but the function panics when its context ends.
 func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
 	t.Parallel()
-	for name, do := range map[string]func(l *core.Locker, fn func(context.Context) error){
-		"DoOnce": func(l *core.Locker, fn func(context.Context) error) {
-			_, _ = l.DoOnce(context.Background(), "payout", time.Hour, fn, core.WithOrphan(24*time.Hour))
-		},
-		"Do": func(l *core.Locker, fn func(context.Context) error) {
-			_ = l.Do(context.Background(), "payout", fn, core.WithOrphan(24*time.Hour))
-		},
-	} {
+	for name, do := range payouts {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
@@ -75,7 +71,7 @@ func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
 							t.Error("the panic did not go on")
 						}
 					}()
-					do(l, func(ctx context.Context) error {
+					_ = do(l, func(ctx context.Context) error {
 						<-ctx.Done()
 						panic("half of the customers are paid")
 					})
@@ -90,15 +86,7 @@ func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
 // the function returns, others see the orphan already.
 func TestDoOnce_OrphanAfterCloseAndError(t *testing.T) {
 	t.Parallel()
-	for name, do := range map[string]func(l *core.Locker, fn func(context.Context) error) error{
-		"DoOnce": func(l *core.Locker, fn func(context.Context) error) error {
-			_, err := l.DoOnce(context.Background(), "payout", time.Hour, fn, core.WithOrphan(24*time.Hour))
-			return err
-		},
-		"Do": func(l *core.Locker, fn func(context.Context) error) error {
-			return l.Do(context.Background(), "payout", fn, core.WithOrphan(24*time.Hour))
-		},
-	} {
+	for name, do := range payouts {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()

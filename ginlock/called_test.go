@@ -2,7 +2,6 @@ package ginlock_test
 
 import (
 	"bytes"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 
@@ -127,10 +126,7 @@ func TestWiring_CalledAfterARefusal(t *testing.T) {
 		login := func(c *gin.Context) { c.AbortWithStatus(401) }
 		r.POST("/orders", func(c *gin.Context) { login(c); lock(c) }, func(c *gin.Context) { c.Status(204) })
 	})
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
+	log := defaultLog(t)
 	s.do("POST", "/orders", "").want(t, 401, "", false)
 	if log.Len() > 0 {
 		t.Errorf("the log of a request that was refused: %s", log.String())
@@ -146,10 +142,7 @@ func TestWiring_CalledAfterAHandlerThatAborts(t *testing.T) {
 		r.POST("/orders", func(c *gin.Context) { first(c); second(c) },
 			func(c *gin.Context) { c.AbortWithStatusJSON(201, "ordered") })
 	})
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
+	log := defaultLog(t)
 	s.do("POST", "/orders", "").want(t, 201, `"ordered"`, false)
 	if !bytes.Contains(log.Bytes(), []byte("no handler follows in Gin's chain")) {
 		t.Error("the handler ran without its second lock, and the log does not say so")
@@ -170,10 +163,7 @@ func TestWiring_CalledAfterAPreflight(t *testing.T) {
 		}
 		r.Any("/orders", func(c *gin.Context) { cors(c); lock(c) }, func(c *gin.Context) { c.String(201, "ordered") })
 	})
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
+	log := defaultLog(t)
 	s.do("POST", "/orders", "").want(t, 201, "ordered", false) // it is protected
 	for range 2 {
 		s.do("OPTIONS", "/orders", "").want(t, 204, "", false)
@@ -197,10 +187,7 @@ func TestWiring_CalledAfterAHandlerThatAbortsAndAPreflight(t *testing.T) {
 			func(c *gin.Context) { c.AbortWithStatusJSON(201, "ordered") })
 	})
 	s.do("OPTIONS", "/orders", "").want(t, 204, "", false)
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
+	log := defaultLog(t)
 	s.do("POST", "/orders", "").want(t, 201, `"ordered"`, false)
 	if !bytes.Contains(log.Bytes(), []byte("no handler follows in Gin's chain")) {
 		t.Error("the handler ran without its second lock, and the log does not say so")

@@ -100,7 +100,7 @@ func Plain(words ...string) *Command { return &Command{Words: words} }
 // FromReplica reports whether a replica refused one of the commands. After a fail-over, the name of
 // the server may lead to another one, while the old master keeps its connections. So the connection
 // must not be used again. Redis 6 puts text around READONLY. Until a replica has its master's data,
-// scripts get MASTERDOWN or LOADING instead. A master that is loading has only new connections.
+// scripts get MASTERDOWN or LOADING instead.
 func FromReplica(commands []*Command) bool {
 	return slices.ContainsFunc(commands, func(c *Command) bool {
 		if c.Err == nil {
