@@ -156,11 +156,6 @@ func (f *front) misconfigured(w http.ResponseWriter, r *http.Request, text strin
 	f.refuse(w, r, refusals[CodeMisconfigured])
 }
 
-// usedTwice answers a request that a middleware outside guards with the same key.
-func (f *front) usedTwice(w http.ResponseWriter, r *http.Request) {
-	f.misconfigured(w, r, "idempotency: two middlewares guard one route with the same key, and the options of the inner one would be ignored: keep one of them")
-}
-
 // refuseErr answers a request that got no claim and no lock.
 func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
 	code, loud := claim.CodeOf(err)

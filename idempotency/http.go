@@ -108,7 +108,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	req := claim.Request{Key: m.claimKey(r, who, key), Principal: who, ID: requestID(r), Route: m.route(r)}
 	req.Deadline, _ = r.Context().Deadline()
 	if claim.Carries(r.Context(), req.Key) {
-		m.usedTwice(w, r)
+		m.misconfigured(w, r, "idempotency: two middlewares guard one route with the same key, and the options of the inner one would be ignored: keep one of them")
 		return
 	}
 	body, err := m.readBody(r)
