@@ -228,8 +228,8 @@ func TestAcquireAny_AbandonedWaits(t *testing.T) {
 		ok(t, "BackendKey", err)
 		st, err := b.Inspect(context.Background(), name)
 		ok(t, "Inspect", err)
-		if others, err := b.Release(context.Background(), core.Grant{Key: name, Owner: st.Owner}); others != 0 || err != nil {
-			t.Errorf("%d subscriptions to %s stay: %v", others, key, err)
+		if w, err := b.Release(context.Background(), core.Grant{Key: name, Owner: st.Owner}); w.Others != 0 || err != nil {
+			t.Errorf("%d waiters of %s stay: %v", w.Others, key, err)
 		}
 	}
 }

@@ -51,9 +51,9 @@ type Backend interface {
 	// back a lease that ended. If g no longer holds the key, it returns ErrLost.
 	Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error)
 	// Release frees the key if g holds it, and also if the key is g's orphan. Otherwise it returns
-	// ErrLost. A key that g sealed stays sealed, and Release returns nil. others is how many other
-	// processes wait for the key, or -1 if the backend does not know.
-	Release(ctx context.Context, g Grant) (others int, err error)
+	// ErrLost. A key that g sealed stays sealed, and Release returns nil. It forgets the waiters that
+	// it returns: one that still waits says so again when it asks in vain.
+	Release(ctx context.Context, g Grant) (Waiters, error)
 	// Seal replaces the lease with value, which stays for retention or until Unseal. It also
 	// seals over g's own orphan. Sealing again with the same grant and value succeeds. If g no
 	// longer holds the key, it returns ErrLost.
@@ -86,6 +86,11 @@ type Request struct {
 	// Orphan is how long the key stays orphaned if the lease ends without Release or Seal.
 	// With 0 the key becomes free.
 	Orphan time.Duration
+	// Waiter names the Locker of a caller that waits if the key is held, so that the next Release
+	// tells of it. It is empty for a caller that does not wait. Needs is how long after the release
+	// the waiter may need to ask again.
+	Waiter string
+	Needs  time.Duration
 	// Adopt is the owner of an orphan that this attempt may take over, or empty.
 	Adopt string
 }
@@ -105,6 +110,14 @@ type Grant struct {
 	Orphan time.Duration
 	// Backend is for the backend's own notes about the lease. The engine passes it back unread.
 	Backend any
+}
+
+// Waiters are other processes that asked for a key in vain during the lease that was released.
+type Waiters struct {
+	// Others is how many there are, or -1 if the backend does not know.
+	Others int
+	// Need is the longest [Request] Needs of them.
+	Need time.Duration
 }
 
 // Status is the status of a key.

@@ -19,7 +19,9 @@ func (granting) Acquire(_ context.Context, r core.Request) (core.Grant, error) {
 	return core.Grant{Key: r.Key, Owner: r.Owner, Deadline: time.Now().Add(r.TTL)}, nil
 }
 
-func (granting) Release(context.Context, core.Grant) (int, error) { return 0, nil }
+func (granting) Release(context.Context, core.Grant) (core.Waiters, error) {
+	return core.Waiters{}, nil
+}
 
 func (granting) Close() error { return nil }
 

@@ -171,7 +171,7 @@ func (s *lease) lose(h *hold, reason string, err error) {
 	}
 	s.finish(h, reason, err)
 	if reason != "" {
-		s.locker.leaseOver(s, 0)
+		s.locker.leaseOver(s, Waiters{})
 		s.reportLoss(reason, err)
 	}
 }

@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,6 +31,8 @@ type Locker struct {
 	mu     sync.Mutex
 	queues map[string]*queue // by the backend's name of the key
 	anys   map[anyID]*anyQueue
+	id     string        // of this Locker among those that wait
+	trip   atomic.Int64  // how long the backend takes for an answer, in ns: a moving average
 	done   chan struct{} // closed by Close, which holds mu
 }
 
@@ -51,7 +54,7 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 	if own, ok := o.(Backend); ok && reflect.TypeOf(o) != reflect.TypeOf(b) {
 		b = own // it embeds another backend, whose Open returned only that one
 	}
-	return &Locker{backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}, nil
+	return &Locker{id: rand.Text(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}, nil
 }
 
 var defaultLocker atomic.Pointer[Locker]

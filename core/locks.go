@@ -66,7 +66,10 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 
 // acquireEach appends the locks it got to locks, with an error, too.
 func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts []AcquireOption, try bool, locks *Locks) error {
-	for _, key := range keys {
+	for i, key := range keys {
+		if i == 1 {
+			opts = append(slices.Clip(opts), acquireOption(func(s *settings) { s.holds = true }))
+		}
 		k, err := l.acquire(ctx, waiting, key, opts, try)
 		if err != nil {
 			return err

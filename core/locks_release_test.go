@@ -18,7 +18,7 @@ import (
 // shard of a Redis Cluster.
 type hungShard struct{ core.Backend }
 
-func (b hungShard) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b hungShard) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if !strings.Contains(g.Key, "hung") {
 		return b.Backend.Release(ctx, g)
 	}
@@ -26,7 +26,7 @@ func (b hungShard) Release(ctx context.Context, g core.Grant) (int, error) {
 	case <-ctx.Done():
 	case <-time.After(time.Second):
 	}
-	return -1, unavailable(g.Key)
+	return core.Waiters{Others: -1}, unavailable(g.Key)
 }
 
 // "A shard of a Redis Cluster cannot hold up the others."

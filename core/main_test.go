@@ -142,13 +142,13 @@ func (s *spy) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core
 	return s.Backend.Extend(ctx, g, ttl)
 }
 
-func (s *spy) Release(ctx context.Context, g core.Grant) (int, error) {
+func (s *spy) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if err := s.enter(ctx, "release"); err != nil {
-		return -1, err
+		return core.Waiters{Others: -1}, err
 	}
 	others, err := s.Backend.Release(ctx, g)
 	if s.others != 0 {
-		others = s.others
+		others = core.Waiters{Others: s.others, Need: 50 * time.Millisecond}
 	}
 	return others, err
 }
@@ -174,9 +174,9 @@ func (b polling) Watch(context.Context, string) (<-chan struct{}, func(), error)
 	return nil, func() {}, nil
 }
 
-func (b polling) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b polling) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	_, err := b.Backend.Release(ctx, g)
-	return -1, err
+	return core.Waiters{Others: -1}, err
 }
 
 func unavailable(key string) error {

@@ -75,19 +75,19 @@ func (b chaos) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (cor
 	return m, err
 }
 
-func (b chaos) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b chaos) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if err := b.gap(ctx, g.Key); err != nil {
-		return -1, err
+		return core.Waiters{Others: -1}, err
 	}
 	n, err := b.Backend.Release(context.WithoutCancel(ctx), g)
 	if b.polls {
-		n = -1
+		n = core.Waiters{Others: -1}
 	}
 	if lost := b.gap(ctx, g.Key); lost != nil && err == nil {
-		return rand.N(5) - 2, lost
+		return core.Waiters{Others: rand.N(5) - 2, Need: 10 * time.Millisecond}, lost
 	}
 	if rand.Float64() < .1 {
-		n = []int{-1 << 62, -1, 0, 1, 1 << 62}[rand.N(5)]
+		n = core.Waiters{Others: []int{-1 << 62, -1, 0, 1, 1 << 62}[rand.N(5)], Need: 10 * time.Millisecond}
 	}
 	return n, err
 }

@@ -53,6 +53,7 @@ type settings struct {
 	adopt   string // an orphan's owner
 	tag     string
 	token   bool
+	holds   bool // other keys of the same call
 }
 
 // config is what a Locker is made of.

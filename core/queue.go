@@ -7,18 +7,24 @@ import (
 )
 
 const (
-	// turnTime is how long a key goes from one local holder to the next while other processes wait
-	// for it. See lock cohorting (Dice, Marathe, Shavit 2012).
-	turnTime = 125 * time.Millisecond
+	// A turn is how long a key goes from one local holder to the next while other processes wait for
+	// it. In a turn each caller that waited when it began has the key turnRounds times, so that a
+	// caller alone elsewhere gets a third of an equal share at least. But a turn is not shorter than
+	// shortestTurn, which makes the hand-over between processes cheap, and not longer than
+	// longestTurn. See lock cohorting (Dice, Marathe, Shavit 2012).
+	turnRounds   = 3
+	shortestTurn = 25 * time.Millisecond
+	longestTurn  = 125 * time.Millisecond
 
-	// After its turn, a process that knows of waiters elsewhere stands back until each of them had
+	// After its turn, a process that was told of waiters elsewhere stands back until each of them had
 	// the key. After a single lock it stands back until one of them had it. It goes ahead if nobody
-	// takes the key for this time, which is enough for a waiter with a round trip of 40 ms.
-	standBackTime = 50 * time.Millisecond
-	// pollingStandBack is the same on a backend whose waiters poll: half of their longest pause.
-	pollingStandBack = longestPause / 2
-	// silentStandBack is for pollers that a backend with signals cannot see, such as redsync.
-	silentStandBack = 2 * time.Millisecond
+	// takes the key for as long as the slowest of them needs, and for at most mostNeed.
+	mostNeed   = 50 * time.Millisecond
+	needMargin = 2 * time.Millisecond
+	// pollingPart is the part of its turn for which a process stands back on a backend whose waiters
+	// poll. silentPart is for pollers that a backend with waiters cannot see, such as redsync.
+	pollingPart = 4
+	silentPart  = 64
 )
 
 // queue is this process's line for one key. At most one local holder has the lease, and at most one
@@ -30,10 +36,12 @@ type queue struct {
 	waiting *list.List // of *waiter; nil if there never was one
 	arrived uint64     // waiters that joined so far
 
-	turn      time.Time // when this process's turn began, or zero.
-	standBack time.Time // until then the head leaves the key to others.
-	owed      int       // how many of their turns the head leaves to them, if they come before that.
-	outage    time.Time // since when the backend is unavailable, or zero
+	turn      time.Time     // when this process's turn began, or zero.
+	due       int           // locks that this turn still has, beyond its shortest time.
+	standBack time.Time     // until then the head leaves the key to others.
+	need      time.Duration // of the slowest of them.
+	owed      int           // how many of their turns the head leaves to them, if they come before that.
+	outage    time.Time     // since when the backend is unavailable, or zero
 	// unanswered is since when the backend answered no question, or zero: the callers that asked may
 	// have given up early.
 	unanswered time.Time
@@ -203,7 +211,10 @@ func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	q.lease, q.head, q.last, q.owed = s, nil, takenHere, 0
 	q.outage, q.unanswered = time.Time{}, time.Time{}
 	if q.turn.IsZero() {
-		q.turn = s.firstHold.began
+		q.turn, q.due = s.firstHold.began, turnRounds
+		if q.waiting != nil {
+			q.due = turnRounds * (q.waiting.Len() + 1)
+		}
 	}
 	return l.isClosed()
 }
@@ -215,19 +226,29 @@ func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, crowded bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]
-	if q == nil || q.lease != s || l.isClosed() || now.Sub(q.turn) > turnTime {
+	if q == nil || q.lease != s || l.isClosed() || q.turnOver(now) {
 		return nil, false
 	}
 	if first := q.first(); first == nil || !s.fits(first) {
 		return nil, false
 	}
 	w = q.pop()
+	q.due--
 	return w, q.first() != nil
 }
 
-// leaseOver says that s no longer holds the key, and how many waiters other processes have; see
-// [Backend] Release. The next waiter may ask the backend.
-func (l *Locker) leaseOver(s *lease, others int) {
+// turnOver reports whether this process's turn is over.
+func (q *queue) turnOver(now time.Time) bool {
+	if q.turn.IsZero() {
+		return false
+	}
+	turn := now.Sub(q.turn)
+	return turn > longestTurn || turn > shortestTurn && q.due <= 1
+}
+
+// leaseOver says that s no longer holds the key, and who else waits for it. The next waiter may ask
+// the backend.
+func (l *Locker) leaseOver(s *lease, waiters Waiters) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]
@@ -235,24 +256,25 @@ func (l *Locker) leaseOver(s *lease, others int) {
 		return
 	}
 	q.lease = nil
-	if q.first() == nil && others <= 0 { // nobody waits for a turn
+	if q.first() == nil && waiters.Others <= 0 { // nobody waits for a turn
 		l.promote(q)
 		return
 	}
 	now := time.Now()
-	over := !q.turn.IsZero() && now.Sub(q.turn) > turnTime
+	over, turn := q.turnOver(now), now.Sub(q.turn)
 	switch {
-	case others > 0:
-		q.standBack, q.owed = now.Add(standBackTime), 1
+	case waiters.Others > 0:
+		q.need = min(waiters.Need, mostNeed)
+		q.standBack, q.owed = now.Add(q.need), 1
 		if over {
-			q.owed = others
+			q.owed = waiters.Others
 		}
-	case over && q.first() != nil && others < 0:
-		q.standBack = now.Add(l.chance.jitter(pollingStandBack))
+	case over && q.first() != nil && waiters.Others < 0:
+		q.standBack = now.Add(l.chance.jitter(turn / pollingPart))
 	case over && q.first() != nil:
-		q.standBack = now.Add(l.chance.jitter(silentStandBack))
+		q.standBack = now.Add(l.chance.jitter(turn / silentPart))
 	}
-	if over || others > 0 {
+	if over || waiters.Others > 0 {
 		q.turn = time.Time{}
 	}
 	l.promote(q)

@@ -490,7 +490,7 @@ func (b *notes) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (co
 	return b.write(g, "extend"), err
 }
 
-func (b *notes) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b *notes) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b.read(g, "release")
 	return b.Backend.Release(ctx, g)
 }

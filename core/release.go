@@ -58,9 +58,9 @@ func (l *Locker) releaseFailed(key string, err error) {
 // release asks the backend with ctx, which outlives the caller's context. lost is how the lock had
 // ended before, or nil.
 func (s *lease) release(caller, ctx context.Context, lost error) error {
-	others := 0
-	defer func() { s.locker.leaseOver(s, others) }() // also after a panic of the backend
-	others, err := s.free(ctx)
+	var waiters Waiters
+	defer func() { s.locker.leaseOver(s, waiters) }() // also after a panic of the backend
+	waiters, err := s.free(ctx)
 	if contextError(ctx) == nil { // the caller's context did not end the call
 		caller = ctx
 	}
@@ -107,20 +107,20 @@ func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 }
 
 // free releases the lease in the backend, after the verb that is under way.
-func (s *lease) free(ctx context.Context) (others int, err error) {
+func (s *lease) free(ctx context.Context) (waiters Waiters, err error) {
 	asked := false
 	err = s.exclusive(ctx, func() (err error) {
 		asked = true
 		s.mu.Lock()
 		g := s.grant
 		s.mu.Unlock()
-		others, err = s.locker.backend.Release(ctx, g)
+		waiters, err = s.locker.backend.Release(ctx, g)
 		return withKey(err, s.key)
 	})
 	if !asked {
 		go s.freeLater()
 	}
-	return others, err
+	return waiters, err
 }
 
 // drop releases a lock that no caller got. If that fails, it is tried again in the background as

@@ -68,7 +68,7 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		return theirs
 	})
 	if err == nil {
-		s.locker.leaseOver(s, 0)
+		s.locker.leaseOver(s, Waiters{})
 	}
 	return callerError(caller, s.key, err)
 }

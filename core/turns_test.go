@@ -29,12 +29,12 @@ func (b remote) Acquire(ctx context.Context, r core.Request) (core.Grant, error)
 	return b.Backend.Acquire(context.WithoutCancel(ctx), r)
 }
 
-func (b remote) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b remote) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b.travel()
 	defer b.travel()
 	others, err := b.Backend.Release(ctx, g)
 	if b.polls {
-		others = -1
+		others = core.Waiters{Others: -1}
 	}
 	return others, err
 }

@@ -39,6 +39,8 @@ type waiter struct {
 	number uint64        // among the waiters of the queue
 	tries  bool          // the head, and does not wait. Guarded by Locker.mu
 
+	waits bool // it asks again if the key is held, so the backend tells others of it
+
 	scout *scout // nil, except for a waiter that an anyQueue made
 
 	// failed has the owners of w's earlier attempts that had no answer in time. Such an attempt may
@@ -137,7 +139,8 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 		pauses = backoff{jitter: w.locker.chance.jitter}
 		watch  = watch{backend: w.locker.backend, name: w.name}
 	)
-	pause, last := w.standBack(q)
+	w.waits = true
+	pause, need, last := w.standBack(q)
 	if w.scout != nil {
 		pauses.spread = w.scout.of.spread()
 	}
@@ -152,7 +155,7 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 		for signaled := pause > 0; signaled; signaled = signaled && w.owes(q) {
 			w.startWaiting()
 			signaled = w.sleep(ctx, pause, &watch)
-			pause = standBackTime
+			pause = need
 		}
 		if ctx.Err() != nil || w.locker.isClosed() {
 			return nil, w.gaveUp(ctx, last)
@@ -179,12 +182,16 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	}
 }
 
-// standBack returns how long w leaves the key to other processes, and the last answer of the
-// backend.
-func (w *waiter) standBack(q *queue) (pause time.Duration, last error) {
+// standBack returns how long w leaves the key to other processes, how long each of those after the
+// first may need, and the last answer of the backend. A caller that holds another key of the same
+// AcquireAll does not stand back: others wait for that one, too.
+func (w *waiter) standBack(q *queue) (pause, need time.Duration, last error) {
 	w.locker.mu.Lock()
 	defer w.locker.mu.Unlock()
-	return q.leaveAlone(), q.last
+	if w.holds {
+		return 0, 0, q.last
+	}
+	return q.leaveAlone(), q.need, q.last
 }
 
 // owes notes that another process had the key, and reports whether w leaves it to others once more.
@@ -195,7 +202,7 @@ func (w *waiter) owes(q *queue) bool {
 		q.owed = 0
 		return false
 	}
-	q.standBack = time.Now().Add(standBackTime)
+	q.standBack = time.Now().Add(q.need)
 	return true
 }
 
@@ -247,7 +254,11 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	sent := time.Now()
 	g, err := l.backend.Acquire(ctx, Request{
 		Key: w.name, Owner: owner, TTL: w.ttl, Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
+		Waiter: w.waiter(), Needs: w.needs(),
 	})
+	if _, failed := err.(*UnavailableError); !failed {
+		l.trip.Store((3*l.trip.Load() + int64(time.Since(sent))) / 4)
+	}
 	if err == nil {
 		return w.granted(q, g, sent)
 	}
@@ -277,6 +288,19 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 		q.answer(err, func(o *waiter) bool { return o.number <= arrived && o.adopt == "" })
 	}
 	return nil, err
+}
+
+// waiter names w's Locker if w asks again when the key is held.
+func (w *waiter) waiter() string {
+	if !w.waits {
+		return ""
+	}
+	return w.locker.id
+}
+
+// needs is how long after a release w may need to ask again: a round trip, and as much again.
+func (w *waiter) needs() time.Duration {
+	return min(2*time.Duration(w.locker.trip.Load())+needMargin, mostNeed)
 }
 
 // ownOrphan returns the error for the attempt that owner made. If the key is the orphan of an
@@ -336,7 +360,7 @@ func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 	k := s.first(w)
 	closed := l.acquired(q, s)
 	if k.Err() != nil { // lost before it was in the queue
-		l.leaseOver(s, 0)
+		l.leaseOver(s, Waiters{})
 	}
 	switch {
 	case closed:

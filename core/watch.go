@@ -13,7 +13,7 @@ const (
 	// first. The others wait up to politeRounds units, and a unit is a small part of the time
 	// between two signals.
 	politeRounds  = 3
-	longestPolite = time.Millisecond
+	longestPolite = 200 * time.Microsecond
 	politePart    = 64
 )
 

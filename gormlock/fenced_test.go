@@ -35,7 +35,9 @@ func (n *numbered) Extend(_ context.Context, g core.Grant, ttl time.Duration) (c
 	return g, nil
 }
 
-func (n *numbered) Release(context.Context, core.Grant) (int, error) { return 0, nil }
+func (n *numbered) Release(context.Context, core.Grant) (core.Waiters, error) {
+	return core.Waiters{}, nil
+}
 
 // reopen is another gorm.DB on the connections of db, so that it can have a plugin of its own.
 func reopen(t testing.TB, db *gorm.DB) *gorm.DB {

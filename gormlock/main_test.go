@@ -214,7 +214,7 @@ func (h *hooked) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	return g, err
 }
 
-func (h *hooked) Release(ctx context.Context, g core.Grant) (int, error) {
+func (h *hooked) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if h.unlock != nil {
 		h.unlock(g.Key)
 	}

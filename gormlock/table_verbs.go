@@ -95,8 +95,8 @@ func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (co
 }
 
 // Release implements core.Backend.
-func (b *table) Release(ctx context.Context, g core.Grant) (others int, err error) {
-	return -1, b.change(ctx, g.Key, func(r row) (done, again bool) {
+func (b *table) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
+	return core.Waiters{Others: -1}, b.change(ctx, g.Key, func(r row) (done, again bool) {
 		return r.ownedBy(g.Owner, core.Sealed), r.ownedBy(g.Owner, core.Held, core.Orphaned)
 	}, releaseRow, []byte(g.Key), []byte(g.Owner))
 }

@@ -46,8 +46,8 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 }
 
 // Release implements core.Backend. It does not know how many others wait.
-func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err error) {
-	_, _, err = b.changeOwn(ctx, g, func(e entry) (step, error) {
+func (b *backend) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
+	_, _, err := b.changeOwn(ctx, g, func(e entry) (step, error) {
 		s, _ := e.status()
 		switch {
 		case e.Owner != g.Owner && e.repeated && time.Now().Before(g.Deadline):
@@ -59,7 +59,7 @@ func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err er
 		}
 		return step{delete: true}, nil
 	})
-	return -1, err
+	return core.Waiters{Others: -1}, err
 }
 
 // Seal implements core.Backend.

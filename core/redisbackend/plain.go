@@ -70,7 +70,11 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 	}
 	// The holder of the key is known. One more question answers for how long, and whether the key
 	// is orphaned.
-	again, _, asked := s.call(ctx, q.Key, inspectScript, []string{q.Key})
+	look, keys, args := inspectScript, []string{q.Key}, []any(nil)
+	if waiter := s.waiter(q); waiter != "" {
+		look, keys, args = waitScript, []string{q.Key, waiting(q.Key)}, []any{waiter, ownertext.Millis(waiterLife)}
+	}
+	again, _, asked := s.call(ctx, q.Key, look, keys, args...)
 	if asked == nil {
 		return g, r, n, refusal(q, &again, n)
 	}
@@ -91,10 +95,10 @@ func (s *server) readInstead(ctx context.Context, q core.Request, refused error)
 
 // releasePlain is Release as one command, together with the message to the waiters. If it is not
 // done and there is no error, the script has to find out more.
-func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string) (others int, done bool, r reply, n *node, err error) {
+func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string) (w core.Waiters, done bool, r reply, n *node, err error) {
 	n, err = s.router.route(ctx, g.Key)
 	if err != nil {
-		return -1, false, r, nil, &core.UnavailableError{Key: g.Key, Nodes: []error{callerEnded(ctx, err)}}
+		return unknown, false, r, nil, &core.UnavailableError{Key: g.Key, Nodes: []error{callerEnded(ctx, err)}}
 	}
 	known := n.features.deleting.Load()
 	for how := max(known, deleteRedis); how < deleteScript && !n.features.none; how++ {
@@ -103,30 +107,27 @@ func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string)
 			del = driver.Plain("delifeq", g.Key, g.Owner)
 		}
 		tell := driver.Plain(s.publish(), channel, s.id)
-		r, n, err = send(ctx, s.router, g.Key, del, tell)
+		pop := driver.Plain("spop", waiting(g.Key), "100")
+		r, n, err = send(ctx, s.router, g.Key, del, tell, pop)
 		switch {
 		case err == nil:
 			n.features.deleting.Store(how)
 			if deleted, _ := del.Value.(int64); deleted != 1 {
-				return -1, false, r, n, nil
+				return unknown, false, r, n, nil
 			}
-			heard, ok := tell.Value.(int64)
-			if !ok {
-				heard = -1
-			}
-			return n.others(channel, heard), true, r, n, nil
+			return s.waiters(n, pop.Value), true, r, n, nil
 		case isUnknownCommand(err):
 		case n == nil || how == known || errors.Is(err, errNotSent) || isTimeout(err) || contextError(ctx) != nil:
-			return -1, false, r, n, lostIfForeign(err)
+			return unknown, false, r, n, lostIfForeign(err)
 		default:
 			// A proxy may close the connection on a command that it does not know.
 			n.features.deleting.Store(deleteScript)
 			r.retried = r.retried || !neverRan(err)
-			return -1, false, r, n, nil
+			return unknown, false, r, n, nil
 		}
 	}
 	n.features.deleting.Store(deleteScript)
-	return -1, false, r, n, nil
+	return unknown, false, r, n, nil
 }
 
 // publish returns the command that sends a message on the channel of a key.

@@ -300,9 +300,9 @@ func TestRelease_CompareAndDelete(t *testing.T) {
 				other.Owner = "other/1"
 				_, err = b.Release(t.Context(), other)
 				want(t, "Release by another", err, core.ErrLost)
-				others, err := b.Release(t.Context(), g)
-				if err != nil || others != 0 {
-					t.Fatalf("Release = %d, %v", others, err)
+				w, err := b.Release(t.Context(), g)
+				if err != nil || w.Others != 0 {
+					t.Fatalf("Release = %v, %v", w, err)
 				}
 				_, err = b.Release(t.Context(), g)
 				want(t, "second Release", err, core.ErrLost)

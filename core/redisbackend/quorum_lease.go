@@ -80,7 +80,7 @@ func (q *quorum) takeAgain(g core.Grant, votes []vote, rest <-chan vote, r round
 }
 
 // Release implements core.Backend.
-func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err error) {
+func (q *quorum) Release(ctx context.Context, g core.Grant) (w core.Waiters, err error) {
 	l, _ := g.Backend.(*traces)
 	revokes := ""
 	if l != nil {
@@ -92,14 +92,14 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 		revokes = "1"
 		t := q.read(ctx, g.Key, func(*tally, int) bool { return false })
 		if t.answered() < q.majority() {
-			return -1, t.unavailable(g.Key)
+			return unknown, t.unavailable(g.Key)
 		}
 		g.Token = t.ballot() * tokenBlock
 	}
 	if g.Orphan > 0 {
-		return -1, q.releaseOrphan(ctx, g)
+		return unknown, q.releaseOrphan(ctx, g)
 	}
-	others = -1
+	w = unknown
 	t := tally{quorum: q}
 	r := q.round(g.Key, quorumReleaseScript, g.Owner, g.Token/tokenBlock, ownertext.Millis(promiseLife),
 		companion(g.Key, "free"), q.nodes[0].id, revokes)
@@ -111,7 +111,8 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 		if v.err == nil && (v.status == voteFree && v.retried || sealed) {
 			v.status = voteYes
 		} else if v.yes() {
-			others = max(others, q.nodes[v.node].others(q.nodes[v.node].channel(g.Key), v.waiting))
+			w.Need = 10 * time.Millisecond // the nodes count subscribers
+			w.Others = max(w.Others, q.nodes[v.node].others(q.nodes[v.node].channel(g.Key), v.waiting))
 		}
 		t.votes = append(t.votes, v)
 		// A revoked holder may still run. It could seal on a node that the release has not reached.
@@ -124,7 +125,7 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (others int, err err
 			n.freed(n.channel(g.Key))
 		}
 	}
-	return others, err
+	return w, err
 }
 
 // releaseOrphan writes VOID over the record of an orphan before the key is free. It does so now if

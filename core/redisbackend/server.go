@@ -36,6 +36,10 @@ var (
 	extendSource string
 	//go:embed lua/release.lua
 	releaseSource string
+	//go:embed lua/announce.lua
+	announceSource string
+	//go:embed lua/wait.lua
+	waitSource string
 	//go:embed lua/seal.lua
 	sealSource string
 	//go:embed lua/unseal.lua
@@ -43,10 +47,11 @@ var (
 	//go:embed lua/inspect.lua
 	inspectSource string
 
-	acquireScript = newScript(2, mintSource, acquireSource)
+	acquireScript = newScript(3, mintSource+announceSource, acquireSource)
+	waitScript    = newScript(2, announceSource, waitSource)
 	mintScript    = newScript(2, ownSource+mintSource, mintHeldSource)
 	extendScript  = newScript(1, ownSource, extendSource)
-	releaseScript = newScript(1, tellSource, releaseSource)
+	releaseScript = newScript(2, tellSource, releaseSource)
 	sealScript    = newScript(1, ownSource+tellSource, sealSource)
 	unsealScript  = newScript(2, tellSource, unsealSource)
 	inspectScript = newScript(1, "", inspectSource)
@@ -123,9 +128,9 @@ func (s *server) acquireByScript(ctx context.Context, q core.Request) (g core.Gr
 	if q.Token {
 		token = "1"
 	}
-	r, n, err = s.callConfirmed(ctx, q.Key, acquireScript, []string{q.Key, fence(q.Key)},
+	r, n, err = s.callConfirmed(ctx, q.Key, acquireScript, []string{q.Key, fence(q.Key), waiting(q.Key)},
 		q.Owner, ownertext.Millis(q.TTL+q.Orphan), token, ownertext.Millis(q.TTL+q.Orphan+fenceLife),
-		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)))
+		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)), s.waiter(q), ownertext.Millis(waiterLife))
 	if err != nil {
 		return g, r, n, err
 	}
@@ -202,46 +207,46 @@ func (s *server) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	return g, nil
 }
 
-func (s *server) Release(ctx context.Context, g core.Grant) (int, error) {
+func (s *server) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	channel := s.channel(g.Key)
-	others, r, n, err := s.release(ctx, g, channel)
+	waiters, r, n, err := s.release(ctx, g, channel)
 	if n != nil && err == nil {
 		n.freed(channel)
 	}
 	switch {
 	case n == nil:
-		return -1, err
+		return unknown, err
 	case errors.Is(err, core.ErrUnavailable):
 		n.cleanUp(g.Key, g.Owner, g.Deadline.Add(g.Orphan), r.late)
 	case g.Backend == retriedGrant{}:
 		n.cleanUp(g.Key, g.Owner, g.Deadline.Add(g.Orphan), nil)
 	}
-	return others, err
+	return waiters, err
 }
 
-func (s *server) release(ctx context.Context, g core.Grant, channel string) (others int, r reply, n *node, err error) {
-	others, done, r, n, err := s.releasePlain(ctx, g, channel)
+func (s *server) release(ctx context.Context, g core.Grant, channel string) (w core.Waiters, r reply, n *node, err error) {
+	w, done, r, n, err := s.releasePlain(ctx, g, channel)
 	if done || err != nil {
-		return others, r, n, err
+		return w, r, n, err
 	}
 	retried := r.retried
-	r, n, err = s.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, channel, s.id)
+	r, n, err = s.call(ctx, g.Key, releaseScript, []string{g.Key, waiting(g.Key)}, g.Owner, channel, s.id)
 	if err != nil {
-		return -1, r, n, lostIfForeign(err)
+		return unknown, r, n, lostIfForeign(err)
 	}
 	switch r.status {
 	case statusDone:
-		return n.others(channel, r.number(1)), r, n, nil
+		return s.waiters(n, r.fields[1]), r, n, nil
 	case statusSealed:
 		if sealedBy(g, r.text(1)) {
-			return -1, r, n, nil
+			return unknown, r, n, nil
 		}
 	case statusHeld, statusFree:
 		if (r.retried || retried) && !isLate(g) {
-			return -1, r, n, nil // the try before released it
+			return unknown, r, n, nil // the try before released it
 		}
 	}
-	return -1, r, n, r.lost()
+	return unknown, r, n, r.lost()
 }
 
 func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {

@@ -70,10 +70,10 @@ func (b slow) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core
 	return b.Backend.Extend(context.WithoutCancel(ctx), g, ttl)
 }
 
-func (b slow) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b slow) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b.pause(5)
 	if b.n(20) == 0 {
-		return -1, unavailable(g.Key)
+		return core.Waiters{Others: -1}, unavailable(g.Key)
 	}
 	return b.Backend.Release(context.WithoutCancel(ctx), g)
 }

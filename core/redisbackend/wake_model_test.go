@@ -32,7 +32,7 @@ func (b far) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	return g, err
 }
 
-func (b far) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b far) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b.travel()
 	defer b.travel()
 	return b.Backend.Release(ctx, g)

@@ -89,10 +89,10 @@ func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (
 }
 
 // Release implements core.Backend.
-func (b *backend) Release(ctx context.Context, g core.Grant) (others int, err error) {
+func (b *backend) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b, done := b.last()
 	defer done(ctx)
-	return -1, b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
+	return core.Waiters{Others: -1}, b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
 		if status == core.Sealed {
 			return nil
 		}

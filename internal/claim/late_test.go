@@ -49,9 +49,9 @@ func (b *outage) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 	return b.Backend.Extend(ctx, g, ttl)
 }
 
-func (b *outage) Release(ctx context.Context, g core.Grant) (int, error) {
+func (b *outage) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if err := b.hang(ctx, g.Key); err != nil {
-		return -1, err
+		return core.Waiters{Others: -1}, err
 	}
 	return b.Backend.Release(ctx, g)
 }

@@ -241,10 +241,10 @@ func (s *suite) releaseOnlyTheHolder() {
 	other.Owner = s.owner(0)
 	s.want("Release by another", s.release(other), core.ErrLost)
 	s.held(key, g.Owner)
-	others, err := s.releaseCounting(g.Grant)
+	w, err := s.releaseCounting(g.Grant)
 	s.ok("Release", err)
-	if others != 0 && others != -1 {
-		s.Errorf("Release says that %d others wait", others)
+	if w.Others != 0 && w.Others != -1 {
+		s.Errorf("Release says that %d others wait", w.Others)
 	}
 	s.want("second Release", s.release(g.Grant), core.ErrLost)
 	s.free(key)

@@ -84,6 +84,7 @@ func (m *MemoryBackend) Acquire(ctx context.Context, r core.Request) (core.Grant
 	case k.status == core.Sealed:
 		return core.Grant{}, &core.SealedError{Key: r.Key, Value: k.value, Token: k.token}
 	case k.status == core.Held && k.owner != r.Owner:
+		k.announce(r)
 		holder, tag := ownertext.Split(k.owner)
 		return core.Grant{}, &core.TakenError{Key: r.Key, Holder: holder, Tag: tag, RetryAfter: k.until.Sub(now)}
 	case k.status == core.Orphaned && k.owner != r.Adopt:
@@ -92,7 +93,7 @@ func (m *MemoryBackend) Acquire(ctx context.Context, r core.Request) (core.Grant
 		k.free()
 		k.status, k.owner, k.orphan = core.Held, r.Owner, r.Orphan
 	}
-	k.until = now.Add(r.TTL)
+	k.until, k.waiter = now.Add(r.TTL), r.Waiter
 	if r.Token {
 		k.mint()
 	}
@@ -133,22 +134,23 @@ func (m *MemoryBackend) Extend(ctx context.Context, g core.Grant, ttl time.Durat
 	return g, nil
 }
 
-// Release implements core.Backend. It counts all watchers. The holder's own Locker has none,
-// because only a process that does not hold the key watches it.
-func (m *MemoryBackend) Release(ctx context.Context, g core.Grant) (others int, err error) {
+// Release implements core.Backend.
+func (m *MemoryBackend) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	k, leave, err := m.enter(ctx, g.Key)
 	if err != nil {
-		return -1, err
+		return core.Waiters{Others: -1}, err
 	}
 	defer leave()
 	if err := k.owned(g, core.Held, core.Orphaned, core.Sealed); err != nil {
-		return len(k.watchers), err
+		return core.Waiters{}, err
 	}
+	var w core.Waiters
 	if k.status != core.Sealed {
+		w = k.takeWaiters()
 		k.free()
 		k.signal()
 	}
-	return len(k.watchers), nil
+	return w, nil
 }
 
 // Seal implements core.Backend.

@@ -21,6 +21,8 @@ type memoryKey struct {
 	until    time.Time     // when the lease, the orphan or the seal ends.
 	since    time.Time     // when the orphan's lease ended
 	watchers map[chan struct{}]bool
+	waiters  map[string]time.Duration // what they need, by Locker
+	waiter   string                   // the holder's Locker
 }
 
 // expire ends a lease, an orphan or a seal whose time is over.
@@ -33,9 +35,30 @@ func (k *memoryKey) expire(now time.Time) {
 	}
 }
 
-// free frees the key. Its tokens and watchers stay.
+// free frees the key. Its tokens, watchers and waiters stay.
 func (k *memoryKey) free() {
-	*k = memoryKey{fence: k.fence, watchers: k.watchers}
+	*k = memoryKey{fence: k.fence, watchers: k.watchers, waiters: k.waiters}
+}
+
+// announce notes who asked in vain.
+func (k *memoryKey) announce(r core.Request) {
+	if r.Waiter == "" {
+		return
+	}
+	if k.waiters == nil {
+		k.waiters = make(map[string]time.Duration)
+	}
+	k.waiters[r.Waiter] = r.Needs
+}
+
+// takeWaiters returns the waiters of other Lockers and forgets them.
+func (k *memoryKey) takeWaiters() (w core.Waiters) {
+	delete(k.waiters, k.waiter)
+	for _, need := range k.waiters {
+		w.Others, w.Need = w.Others+1, max(w.Need, need)
+	}
+	k.waiters = nil
+	return w
 }
 
 // signal wakes all watchers.

@@ -129,7 +129,7 @@ func (s *suite) release(g core.Grant) error {
 }
 
 // releaseCounting is release, and returns how many others wait.
-func (s *suite) releaseCounting(g core.Grant) (others int, err error) {
+func (s *suite) releaseCounting(g core.Grant) (w core.Waiters, err error) {
 	return shared{s.b}.Release(s.ctx, g)
 }
 

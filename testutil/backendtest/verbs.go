@@ -26,17 +26,17 @@ type shared struct{ core.Backend }
 func (b shared) Open(core.Environment) (core.Backend, error) { return b, nil }
 func (shared) Close() error                                  { return nil }
 
-func (b shared) Release(ctx context.Context, g core.Grant) (others int, err error) {
+func (b shared) Release(ctx context.Context, g core.Grant) (w core.Waiters, err error) {
 	unknown := false
 	err = again(ctx, func() (err error) {
-		others, err = b.Backend.Release(ctx, g)
+		w, err = b.Backend.Release(ctx, g)
 		if unknown && errors.Is(err, core.ErrLost) {
 			return nil // the try before did it
 		}
 		unknown = unknown || errors.Is(err, core.ErrUnavailable)
 		return err
 	})
-	return others, err
+	return w, err
 }
 
 func (b shared) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {

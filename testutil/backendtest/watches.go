@@ -66,9 +66,9 @@ func (s *suite) watchStopped() {
 		return
 	}
 	g = s.acquire(s.request(g.Key, long))
-	others, err := s.releaseCounting(g.Grant)
+	w, err := s.releaseCounting(g.Grant)
 	s.ok("Release", err)
-	if others < -1 {
-		s.Errorf("Release says that %d others wait", others)
+	if w.Others < -1 {
+		s.Errorf("Release says that %d others wait", w.Others)
 	}
 }
