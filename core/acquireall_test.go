@@ -90,7 +90,7 @@ func TestAcquireAll_NothingStaysOfAFailure(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				asked := 0

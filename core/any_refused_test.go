@@ -159,7 +159,7 @@ func TestAcquireAny_NoOldAnswers(t *testing.T) {
 
 // keyed fails the requests for some keys.
 type keyed struct {
-	core.Backend
+	core.Sealer
 	fail func(ctx context.Context, key string) error
 }
 
@@ -167,7 +167,7 @@ func (b keyed) Acquire(ctx context.Context, r core.Request) (core.Grant, error) 
 	if err := b.fail(ctx, r.Key); err != nil {
 		return core.Grant{}, err
 	}
-	return b.Backend.Acquire(ctx, r)
+	return b.Sealer.Acquire(ctx, r)
 }
 
 // A key whose backend fails or hangs does not keep a caller from one that is free.

@@ -242,7 +242,7 @@ func TestAcquireAny_NoneTooMany(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		memory := backendtest.Memory()
-		s := spyOn(remote{Backend: memory, oneWay: time.Millisecond})
+		s := spyOn(remote{Sealer: memory, oneWay: time.Millisecond})
 		l, other := locker(t, s), locker(t, memory)
 		keys := slots(20)
 		held, err := other.AcquireAll(t.Context(), keys)
@@ -319,7 +319,7 @@ func TestAcquireAny_LeavesTurnsToOthers(t *testing.T) {
 		var all sync.WaitGroup
 		var locks [3]atomic.Int64
 		for i := range locks {
-			l := locker(t, remote{Backend: memory, oneWay: []time.Duration{0, time.Millisecond, time.Millisecond}[i]})
+			l := locker(t, remote{Sealer: memory, oneWay: []time.Duration{0, time.Millisecond, time.Millisecond}[i]})
 			all.Go(func() {
 				for {
 					k, err := l.AcquireAny(ctx, slots(2))

@@ -144,7 +144,7 @@ func TestAcquireAny_AsksSeldom(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s, memory := memorySpy(), backendtest.Memory()
-				s.Backend = memory
+				s.Sealer = memory
 				var b core.Backend = s
 				if c.polls {
 					b = polling{s}

@@ -29,8 +29,9 @@ type Environment struct {
 	Meter metric.Meter
 }
 
-// Backend is where leases live: Redis, an SQL table, memory. A key is free, held, orphaned or
-// sealed. Every method is one atomic step on one key and never waits for a holder.
+// Backend is where leases live: Redis, an SQL table, memory. Every method is one atomic step on one
+// key and never waits for a holder. A backend that also keeps values under its keys is a [Sealer];
+// in any other backend a key is free or held.
 //
 // Implementations are safe for concurrent use and bound every call. A method returns soon after
 // ctx's deadline. If ctx has no deadline or was canceled, it returns after a time-out of its own.
@@ -54,12 +55,6 @@ type Backend interface {
 	// ErrLost. A key that g sealed stays sealed, and Release returns nil. It forgets the waiters that
 	// it returns: one that still waits says so again when it asks in vain.
 	Release(ctx context.Context, g Grant) (Waiters, error)
-	// Seal replaces the lease with value, which stays for retention or until Unseal. It also
-	// seals over g's own orphan. Sealing again with the same grant and value succeeds. If g no
-	// longer holds the key, it returns ErrLost.
-	Seal(ctx context.Context, g Grant, value []byte, retention time.Duration) error
-	// Unseal frees a key that is sealed or orphaned. It leaves a free or held key alone.
-	Unseal(ctx context.Context, key string) error
 	// Inspect returns the state of key without changing it.
 	Inspect(ctx context.Context, key string) (State, error)
 	// Watch sends a signal on changed when key may have become free, and when a signal may have
@@ -73,6 +68,23 @@ type Backend interface {
 	Ping(ctx context.Context) error
 	// Close ends background work. The clients that the backend was made from stay open.
 	Close() error
+}
+
+// Sealer is a [Backend] that can replace a lease by a value, and that remembers leases which ended
+// without Release. A key of a Sealer is free, held, orphaned or sealed: Acquire honours
+// Request.Orphan and Request.Adopt. backendtest.TestSealer is the conformance suite.
+//
+// A backend that cannot keep a value as safely as a lease is no Sealer. A quorum of Redis masters is
+// none. Its Lockers return [ErrNoSeals] from every call that needs a Sealer, and never pass Orphan or
+// Adopt to it.
+type Sealer interface {
+	Backend
+	// Seal replaces the lease with value, which stays for retention or until Unseal. It also
+	// seals over g's own orphan. Sealing again with the same grant and value succeeds. If g no
+	// longer holds the key, it returns ErrLost.
+	Seal(ctx context.Context, g Grant, value []byte, retention time.Duration) error
+	// Unseal frees a key that is sealed or orphaned. It leaves a free or held key alone.
+	Unseal(ctx context.Context, key string) error
 }
 
 // Request is what [Backend] Acquire is asked for.

@@ -55,12 +55,12 @@ func verbs(l *core.Locker, held func() *core.Lock) map[string]func(context.Conte
 
 // grants calls then after each grant.
 type grants struct {
-	core.Backend
+	core.Sealer
 	then func()
 }
 
 func (b *grants) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	b.then()
 	return g, err
 }
@@ -72,7 +72,7 @@ func (b *grants) Open(core.Environment) (core.Backend, error) { return b, nil }
 func TestEnded_WhileTheBackendGrants(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // so that the 100 ms of a release are not over on a busy machine
-		b := &grants{Backend: backendtest.Memory()}
+		b := &grants{Sealer: backendtest.Memory()}
 		l := locker(t, b)
 		for _, verb := range []string{"Acquire", "Acquire with wait", "TryAcquire", "AcquireAll", "Do"} {
 			ctx, cancel := context.WithCancel(context.Background())

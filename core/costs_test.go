@@ -13,7 +13,7 @@ import (
 
 // granting is a Backend that grants everything and remembers nothing, so that only the costs of
 // core are measured.
-type granting struct{ core.Backend }
+type granting struct{ core.Sealer }
 
 func (granting) Acquire(_ context.Context, r core.Request) (core.Grant, error) {
 	return core.Grant{Key: r.Key, Owner: r.Owner, Deadline: time.Now().Add(r.TTL)}, nil

@@ -35,10 +35,10 @@ func TestReentrance_ReleasedHandlesAreForgotten(t *testing.T) { // not parallel:
 }
 
 // slowExtend answers after the lease has ended.
-type slowExtend struct{ core.Backend }
+type slowExtend struct{ core.Sealer }
 
 func (b slowExtend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
-	g, err := b.Backend.Extend(ctx, g, ttl)
+	g, err := b.Sealer.Extend(ctx, g, ttl)
 	time.Sleep(2 * time.Second)
 	return g, err
 }
@@ -60,7 +60,7 @@ func TestAcquireAll_TakenDoesNotMatchUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
 		l := locker(t, s)
-		k := acquire(t, locker(t, s.Backend), "b")
+		k := acquire(t, locker(t, s.Sealer), "b")
 		s.on("release", func(context.Context) error { return unavailable("a") })
 		_, err := l.AcquireAll(t.Context(), []string{"a", "b"}, core.WithWait(time.Second))
 		want(t, "AcquireAll", err, core.ErrTaken)

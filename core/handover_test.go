@@ -109,7 +109,7 @@ func TestWait_ATryCutShortIsNoOutageForTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
 		l := locker(t, s)
-		k := acquire(t, locker(t, s.Backend), "k", core.WithTTL(time.Minute))
+		k := acquire(t, locker(t, s.Sealer), "k", core.WithTTL(time.Minute))
 		s.on("acquire", func(ctx context.Context) error { // each answer takes 20 ms
 			select {
 			case <-time.After(20 * time.Millisecond):
@@ -139,7 +139,7 @@ func TestWait_ShortWaitsLearnOfAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
 		l := locker(t, s)
-		k := acquire(t, locker(t, s.Backend), "k", core.WithTTL(time.Minute))
+		k := acquire(t, locker(t, s.Sealer), "k", core.WithTTL(time.Minute))
 		var all sync.WaitGroup
 		answers := make([]error, 50)
 		for i := range answers {

@@ -42,12 +42,12 @@ func TestRenewal_LostPacketsLoseNoLock(t *testing.T) {
 
 // suspending is a backend that grants at once. Its answer comes when a suspended machine goes on.
 type suspending struct {
-	core.Backend
+	core.Sealer
 	woke *atomic.Int64
 }
 
 func (s suspending) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := s.Backend.Acquire(ctx, r)
+	g, err := s.Sealer.Acquire(ctx, r)
 	time.Sleep(time.Millisecond)
 	s.woke.Store(time.Now().UnixNano())
 	return g, err
@@ -57,7 +57,7 @@ func (s suspending) Acquire(ctx context.Context, r core.Request) (core.Grant, er
 func TestLease_SuspendedBeforeTheAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var woke atomic.Int64
-		l := locker(t, opener{suspending{backendtest.Open(t, backendtest.Memory()), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
+		l := locker(t, opener{suspending{backendtest.Memory(), &woke}}, core.WithClocks(func(began, now time.Time) (wall, monotonic time.Duration) {
 			if at := woke.Load(); at > 0 && began.UnixNano() < at && at <= now.UnixNano() {
 				wall = time.Minute
 			}

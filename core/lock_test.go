@@ -274,7 +274,7 @@ func TestSeal_OfUnknownOutcomeIsNotHandedOver(t *testing.T) {
 // k2seal seals k's key behind its back, as its own Seal does.
 func k2seal(t *testing.T, s *spy, k *core.Lock) error {
 	g := core.Grant{Key: "onelane:{k}", Owner: k.Owner()}
-	return s.Backend.Seal(context.Background(), g, []byte("v"), time.Minute)
+	return s.Sealer.Seal(context.Background(), g, []byte("v"), time.Minute)
 }
 
 func TestClose(t *testing.T) {

@@ -25,6 +25,7 @@ import (
 // re-entrance, renewal and loss. It is safe for concurrent use. A process needs one per backend.
 type Locker struct {
 	backend Backend
+	sealer  Sealer // the backend, or nil if it is no Sealer
 	config
 
 	// mu may be taken while a lease's mu is held, never the other way round.
@@ -54,8 +55,18 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 	if own, ok := o.(Backend); ok && reflect.TypeOf(o) != reflect.TypeOf(b) {
 		b = own // it embeds another backend, whose Open returned only that one
 	}
-	return &Locker{id: rand.Text(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}, nil
+	l := &Locker{id: rand.Text(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}
+	l.sealer, _ = b.(Sealer)
+	l.leasesOnly = l.sealer == nil
+	if err := l.settings.valid(); err != nil { // WithOrphan as a default
+		return nil, errors.Join(err, b.Close())
+	}
+	return l, nil
 }
+
+// Seals reports whether the Locker's backend is a [Sealer]. If it is none, Seal, Unseal, DoOnce,
+// Adopt and WithOrphan fail with [ErrNoSeals].
+func (l *Locker) Seals() bool { return l.sealer != nil }
 
 var defaultLocker atomic.Pointer[Locker]
 
@@ -97,6 +108,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 func (l *Locker) Adopt(ctx context.Context, orphan *OrphanedError, opts ...AcquireOption) (*Lock, error) {
 	if orphan == nil || orphan.Owner == "" {
 		return nil, errors.New("core: adopt: pass the *OrphanedError that a call returned")
+	}
+	if !l.Seals() {
+		return nil, fmt.Errorf("core: adopt key %q: %w", orphan.Key, ErrNoSeals)
 	}
 	adopt := acquireOption(func(s *settings) { s.adopt = orphan.Owner })
 	return l.acquire(ctx, ctx, orphan.Key, append(slices.Clip(opts), adopt), false)
@@ -187,13 +201,17 @@ func (l *Locker) releaseAfter(ctx context.Context, k *Lock, failed bool, err err
 }
 
 // Unseal frees a key that is sealed or orphaned. It leaves a free or held key alone. After
-// [*UnavailableError], or ctx's error, it is not known whether the key is free.
+// [*UnavailableError], or ctx's error, it is not known whether the key is free. On a backend that
+// cannot seal, the error matches [ErrNoSeals].
 func (l *Locker) Unseal(ctx context.Context, key string) error {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
 		return err
 	}
-	return callerError(ctx, key, withKey(l.backend.Unseal(ctx, name), key))
+	if !l.Seals() {
+		return fmt.Errorf("core: unseal key %q: %w", key, ErrNoSeals)
+	}
+	return callerError(ctx, key, withKey(l.sealer.Unseal(ctx, name), key))
 }
 
 // Inspect returns the state of key without changing it.

@@ -16,11 +16,11 @@ import (
 
 // hungShard is a backend on which the releases of some keys hang for a node time-out, as on one
 // shard of a Redis Cluster.
-type hungShard struct{ core.Backend }
+type hungShard struct{ core.Sealer }
 
 func (b hungShard) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if !strings.Contains(g.Key, "hung") {
-		return b.Backend.Release(ctx, g)
+		return b.Sealer.Release(ctx, g)
 	}
 	select {
 	case <-ctx.Done():

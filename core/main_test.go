@@ -25,11 +25,11 @@ func TestMain(m *testing.M) {
 }
 
 // opener makes a core.Opener of a Backend.
-type opener struct{ core.Backend }
+type opener struct{ backend core.Backend }
 
-func (o opener) Open(core.Environment) (core.Backend, error) { return o.Backend, nil }
+func (o opener) Open(core.Environment) (core.Backend, error) { return o.backend, nil }
 
-// locker returns a Locker on b, a core.Opener or a core.Backend. It is closed with the test.
+// locker returns a Locker on b, a core.Opener or a core.Sealer. It is closed with the test.
 func locker(t testing.TB, b any, opts ...core.Option) *core.Locker {
 	t.Helper()
 	o, isOpener := b.(core.Opener)
@@ -65,15 +65,15 @@ func status(t testing.TB, l *core.Locker, key string) core.Status {
 
 // spy is a Backend that counts calls and does before each what a test asks for.
 type spy struct {
-	core.Backend
+	core.Sealer
 	mu     sync.Mutex
 	calls  []string
 	before map[string]func(ctx context.Context) error // by verb; an error is returned instead of the call
 	others int                                        // what Release reports, if it is not 0
 }
 
-func spyOn(b core.Backend) *spy {
-	return &spy{Backend: b, before: make(map[string]func(context.Context) error)}
+func spyOn(b core.Sealer) *spy {
+	return &spy{Sealer: b, before: make(map[string]func(context.Context) error)}
 }
 
 func memorySpy() *spy { return spyOn(backendtest.Memory()) }
@@ -125,28 +125,28 @@ func (s *spy) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	if err := s.enter(ctx, "acquire"); err != nil {
 		return core.Grant{}, err
 	}
-	return s.Backend.Acquire(ctx, r)
+	return s.Sealer.Acquire(ctx, r)
 }
 
 func (s *spy) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 	if err := s.enter(ctx, "mint"); err != nil {
 		return g, err
 	}
-	return s.Backend.Mint(ctx, g)
+	return s.Sealer.Mint(ctx, g)
 }
 
 func (s *spy) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	if err := s.enter(ctx, "extend"); err != nil {
 		return g, err
 	}
-	return s.Backend.Extend(ctx, g, ttl)
+	return s.Sealer.Extend(ctx, g, ttl)
 }
 
 func (s *spy) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if err := s.enter(ctx, "release"); err != nil {
 		return core.Waiters{Others: -1}, err
 	}
-	others, err := s.Backend.Release(ctx, g)
+	others, err := s.Sealer.Release(ctx, g)
 	if s.others != 0 {
 		others = core.Waiters{Others: s.others, Need: 50 * time.Millisecond}
 	}
@@ -157,25 +157,25 @@ func (s *spy) Seal(ctx context.Context, g core.Grant, value []byte, retention ti
 	if err := s.enter(ctx, "seal"); err != nil {
 		return err
 	}
-	return s.Backend.Seal(ctx, g, value, retention)
+	return s.Sealer.Seal(ctx, g, value, retention)
 }
 
 func (s *spy) Ping(ctx context.Context) error {
 	if err := s.enter(ctx, "ping"); err != nil {
 		return err
 	}
-	return s.Backend.Ping(ctx)
+	return s.Sealer.Ping(ctx)
 }
 
 // polling is a Backend whose waiters poll.
-type polling struct{ core.Backend }
+type polling struct{ core.Sealer }
 
 func (b polling) Watch(context.Context, string) (<-chan struct{}, func(), error) {
 	return nil, func() {}, nil
 }
 
 func (b polling) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
-	_, err := b.Backend.Release(ctx, g)
+	_, err := b.Sealer.Release(ctx, g)
 	return core.Waiters{Others: -1}, err
 }
 

@@ -204,7 +204,7 @@ func TestWithMaxWaiters_LeftAny(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
-		other, l := locker(t, s.Backend), locker(t, s, core.WithMaxWaiters(1))
+		other, l := locker(t, s.Sealer), locker(t, s, core.WithMaxWaiters(1))
 		held, err := other.AcquireAll(t.Context(), slots(2))
 		ok(t, "AcquireAll", err)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -18,7 +18,7 @@ import (
 
 // chaos is a Backend with latency, failures before and after the effect, and odd counts of others.
 type chaos struct {
-	core.Backend
+	core.Sealer
 	rate  float64
 	quick time.Duration // all times are divided by it
 	polls bool
@@ -45,9 +45,9 @@ func (b chaos) Acquire(ctx context.Context, r core.Request) (core.Grant, error) 
 	if err := b.gap(ctx, r.Key); err != nil {
 		return core.Grant{}, err
 	}
-	g, err := b.Backend.Acquire(context.WithoutCancel(ctx), r)
+	g, err := b.Sealer.Acquire(context.WithoutCancel(ctx), r)
 	if lost := b.gap(ctx, r.Key); lost != nil && err == nil {
-		b.later.Go(func() { _, _ = b.Backend.Release(context.Background(), g) })
+		b.later.Go(func() { _, _ = b.Sealer.Release(context.Background(), g) })
 		return core.Grant{}, lost
 	}
 	return g, err
@@ -57,7 +57,7 @@ func (b chaos) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 	if err := b.gap(ctx, g.Key); err != nil {
 		return g, err
 	}
-	m, err := b.Backend.Mint(context.WithoutCancel(ctx), g)
+	m, err := b.Sealer.Mint(context.WithoutCancel(ctx), g)
 	if lost := b.gap(ctx, g.Key); lost != nil && err == nil {
 		return g, lost
 	}
@@ -68,7 +68,7 @@ func (b chaos) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (cor
 	if err := b.gap(ctx, g.Key); err != nil {
 		return g, err
 	}
-	m, err := b.Backend.Extend(context.WithoutCancel(ctx), g, ttl)
+	m, err := b.Sealer.Extend(context.WithoutCancel(ctx), g, ttl)
 	if lost := b.gap(ctx, g.Key); lost != nil && err == nil {
 		return g, lost
 	}
@@ -79,7 +79,7 @@ func (b chaos) Release(ctx context.Context, g core.Grant) (core.Waiters, error) 
 	if err := b.gap(ctx, g.Key); err != nil {
 		return core.Waiters{Others: -1}, err
 	}
-	n, err := b.Backend.Release(context.WithoutCancel(ctx), g)
+	n, err := b.Sealer.Release(context.WithoutCancel(ctx), g)
 	if b.polls {
 		n = core.Waiters{Others: -1}
 	}
@@ -96,7 +96,7 @@ func (b chaos) Seal(ctx context.Context, g core.Grant, value []byte, retention t
 	if err := b.gap(ctx, g.Key); err != nil {
 		return err
 	}
-	err := b.Backend.Seal(context.WithoutCancel(ctx), g, value, retention)
+	err := b.Sealer.Seal(context.WithoutCancel(ctx), g, value, retention)
 	if lost := b.gap(ctx, g.Key); lost != nil && err == nil {
 		return lost
 	}
@@ -110,7 +110,7 @@ func (b chaos) Watch(ctx context.Context, key string) (<-chan struct{}, func(), 
 	if err := b.gap(ctx, key); err != nil {
 		return nil, nil, err
 	}
-	return b.Backend.Watch(context.WithoutCancel(ctx), key)
+	return b.Sealer.Watch(context.WithoutCancel(ctx), key)
 }
 
 // TestModel does everything at random. It checks one holder at a time, growing tokens, error classes, and that

@@ -33,10 +33,13 @@ import (
 //   - If the last holder died and had asked for an orphan, DoOnce returns [*OrphanedError].
 //
 // If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would end
-// that lock.
+// that lock. On a backend that cannot seal, DoOnce runs nothing and the error matches [ErrNoSeals].
 func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration, fn func(ctx context.Context) error, opts ...AcquireOption) (ran bool, err error) {
 	if err := validRetention(key, retention); err != nil {
 		return false, err
+	}
+	if !l.Seals() {
+		return false, fmt.Errorf("core: do once key %q: %w", key, ErrNoSeals)
 	}
 	s, err := l.settings.with(opts)
 	if err != nil {

@@ -29,7 +29,7 @@ func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
 				s.on("extend", away)
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				err := do(l, func(ctx context.Context) error {
 					<-ctx.Done() // half of the customers are paid
 					return ctx.Err()
@@ -64,7 +64,7 @@ func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
 				s.on("extend", away)
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				func() {
 					defer func() {
 						if recover() != "half of the customers are paid" {
@@ -90,7 +90,7 @@ func TestDoOnce_OrphanAfterCloseAndError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				err := do(l, func(ctx context.Context) error {
 					ok(t, "Close", l.Close()) // SIGTERM
 					<-ctx.Done()              // half of the customers are paid

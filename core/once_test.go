@@ -144,7 +144,7 @@ func TestDoOnce_LockLost(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
 				s.on("extend", away)
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				var next *core.Lock
 				ran, err := l.DoOnce(t.Context(), "job", time.Hour, func(ctx context.Context) error {
 					<-ctx.Done()
@@ -171,7 +171,7 @@ func TestDoOnce_Orphan(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := memorySpy()
 			s.on("extend", away)
-			l, other := locker(t, s), locker(t, s.Backend)
+			l, other := locker(t, s), locker(t, s.Sealer)
 			ran, err := l.DoOnce(t.Context(), "job", time.Hour, func(ctx context.Context) error {
 				<-ctx.Done()
 				time.Sleep(time.Minute)
@@ -216,7 +216,7 @@ func TestDoOnce_SealFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				s.on("seal", func(context.Context) error {
 					if s.count("seal") <= c.fail {
 						return unavailable("k")

@@ -54,6 +54,8 @@ type settings struct {
 	tag     string
 	token   bool
 	holds   bool // other keys of the same call
+
+	leasesOnly bool // the backend is no Sealer
 }
 
 // config is what a Locker is made of.
@@ -140,7 +142,7 @@ func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.toke
 // adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends. The holder's
 // late [Lock.Release] frees it, too, and its late [Lock.Seal] seals it. A holder whose work may be
 // half done calls [Lock.Lapse], which keeps a later Release from freeing the key. The minimum is
-// 10 ms. With 0 the key becomes free.
+// 10 ms. With 0 the key becomes free. On a backend that cannot seal, the error matches [ErrNoSeals].
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })
 }
@@ -273,6 +275,8 @@ func (s *settings) valid() error {
 		return fmt.Errorf("core: WithMaxHold: %v must not be negative", s.maxHold)
 	case s.orphan != 0 && (s.orphan < minTTL || s.orphan > maxDuration):
 		return fmt.Errorf("core: WithOrphan: %v must be between %v and %v, or 0 for no orphan", s.orphan, minTTL, maxDuration)
+	case s.orphan != 0 && s.leasesOnly:
+		return fmt.Errorf("core: WithOrphan: %w", ErrNoSeals)
 	case len(s.tag) > maxTag || !utf8.ValidString(s.tag) || strings.IndexFunc(s.tag, unicode.IsControl) >= 0:
 		return fmt.Errorf("core: WithTag: %q must have at most %d bytes of UTF-8 and no control characters", s.tag, maxTag)
 	}

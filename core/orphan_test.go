@@ -166,12 +166,12 @@ func TestOrphan_AdopterIsGone(t *testing.T) {
 
 // lateBackend answers its first attempts after the lease has ended, and then frees what they hold.
 type lateBackend struct {
-	core.Backend
+	core.Sealer
 	late int
 }
 
 func (b *lateBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	if err != nil || b.late == 0 {
 		return g, err
 	}
@@ -186,7 +186,7 @@ func (b *lateBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, 
 // The orphan of an attempt whose answer came too late is nobody's: no holder ever worked under it.
 func TestOrphan_OfOwnLateAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &lateBackend{Backend: backendtest.Memory()}
+		b := &lateBackend{Sealer: backendtest.Memory()}
 		l := locker(t, b)
 		orphan := orphanOf(t, l, "k")
 		b.late = 1
@@ -202,22 +202,22 @@ func TestOrphan_OfOwnLateAttempt(t *testing.T) {
 // restoringBackend answers the first adoption after the lease has ended. When somebody has seen what
 // that left, it makes the key the earlier orphan again.
 type restoringBackend struct {
-	core.Backend
+	core.Sealer
 	calls int
 }
 
 func (b *restoringBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	if r.Adopt == "" {
-		return b.Backend.Acquire(ctx, r)
+		return b.Sealer.Acquire(ctx, r)
 	}
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	switch b.calls++; b.calls {
 	case 1:
 		time.Sleep(r.TTL)
 		return core.Grant{}, unavailable("k")
 	case 2:
 		_ = b.Unseal(ctx, r.Key)
-		_, _ = b.Backend.Acquire(ctx, core.Request{Key: r.Key, Owner: r.Adopt, TTL: time.Millisecond, Orphan: time.Hour})
+		_, _ = b.Sealer.Acquire(ctx, core.Request{Key: r.Key, Owner: r.Adopt, TTL: time.Millisecond, Orphan: time.Hour})
 		time.Sleep(2 * time.Millisecond)
 	}
 	return g, err
@@ -226,7 +226,7 @@ func (b *restoringBackend) Acquire(ctx context.Context, r core.Request) (core.Gr
 // An adoption that failed may be undone after its own caller has seen it.
 func TestOrphan_AdoptionIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &restoringBackend{Backend: backendtest.Memory()}
+		b := &restoringBackend{Sealer: backendtest.Memory()}
 		l := locker(t, b)
 		orphan := orphanOf(t, l, "k")
 		ok(t, "Release", adopt(t, l, orphan, core.WithOrphan(time.Hour)).Release(t.Context()))

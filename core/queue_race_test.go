@@ -84,12 +84,12 @@ func TestHandOver_NeedsAThirdOfTheTTL(t *testing.T) {
 
 // overdueGrant is a Backend whose first grant comes when it has ended.
 type overdueGrant struct {
-	core.Backend
+	core.Sealer
 	grants int
 }
 
 func (b *overdueGrant) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	if b.grants++; b.grants == 1 {
 		time.Sleep(2 * r.TTL)
 	}
@@ -98,7 +98,7 @@ func (b *overdueGrant) Acquire(ctx context.Context, r core.Request) (core.Grant,
 
 func TestAcquire_ALeaseThatEndsOnTheWayBlocksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := locker(t, &overdueGrant{Backend: backendtest.Memory()})
+		l := locker(t, &overdueGrant{Sealer: backendtest.Memory()})
 		if k, err := l.Acquire(t.Context(), "k"); err == nil {
 			want(t, "Err", k.Err(), core.ErrLost)
 		}
@@ -120,7 +120,7 @@ func TestClose_WhileTheBackendGrants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
-				l, other := locker(t, s), locker(t, s.Backend)
+				l, other := locker(t, s), locker(t, s.Sealer)
 				s.on("acquire", func(context.Context) error { time.Sleep(time.Second); return nil })
 				answer := make(chan error, 1)
 				go func() { answer <- call(l) }()
@@ -154,7 +154,7 @@ func TestClose_EndsTheWaitAtOnce(t *testing.T) {
 					b = polling{s}
 				}
 				l := locker(t, b)
-				acquire(t, locker(t, s.Backend), "k")
+				acquire(t, locker(t, s.Sealer), "k")
 				answers := make(chan error, 3)
 				for range cap(answers) {
 					go func() { _, err := l.Acquire(context.Background(), "k"); answers <- err }()

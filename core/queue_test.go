@@ -196,7 +196,7 @@ func TestWait_AnUnavailableBackendAnswersAllWaiters(t *testing.T) {
 }
 
 // unsignaled is a Backend whose waiters wait for signals that do not come.
-type unsignaled struct{ core.Backend }
+type unsignaled struct{ core.Sealer }
 
 func (unsignaled) Watch(context.Context, string) (<-chan struct{}, func(), error) {
 	return make(chan struct{}), func() {}, nil
@@ -249,12 +249,12 @@ func TestTryAcquire_DoesNotPushIn(t *testing.T) {
 
 // afterAcquire does something between the grant and its return.
 type afterAcquire struct {
-	core.Backend
+	core.Sealer
 	do func()
 }
 
 func (b afterAcquire) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	b.do()
 	return g, err
 }

@@ -198,12 +198,12 @@ func TestRenewal_SlowLogger(t *testing.T) {
 
 // slowGrant grants at once, and the answer takes a while.
 type slowGrant struct {
-	core.Backend
+	core.Sealer
 	d time.Duration
 }
 
 func (b slowGrant) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	time.Sleep(b.d)
 	return g, err
 }
@@ -373,7 +373,7 @@ func (b flapping) Watch(context.Context, string) (<-chan struct{}, func(), error
 func TestWatch_SubscriptionsThatEnd(t *testing.T) {
 	t.Parallel()
 	s := memorySpy()
-	k := acquire(t, locker(t, s.Backend), "k")
+	k := acquire(t, locker(t, s.Sealer), "k")
 	l := locker(t, flapping{s})
 	_, err := l.Acquire(t.Context(), "k", core.WithWait(300*time.Millisecond))
 	want(t, "Acquire", err, core.ErrTaken)
@@ -457,7 +457,7 @@ func TestErrors_ClosedIsOfThisLocker(t *testing.T) {
 
 // notes is a backend that keeps notes in the grant, and wants back those that it wrote last.
 type notes struct {
-	core.Backend
+	core.Sealer
 	last string
 	bad  []string
 }
@@ -474,31 +474,31 @@ func (b *notes) read(g core.Grant, verb string) {
 }
 
 func (b *notes) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	return b.write(g, "acquire"), err
 }
 
 func (b *notes) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 	b.read(g, "mint")
-	g, err := b.Backend.Mint(ctx, g)
+	g, err := b.Sealer.Mint(ctx, g)
 	return b.write(g, "mint"), err
 }
 
 func (b *notes) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	b.read(g, "extend")
-	g, err := b.Backend.Extend(ctx, g, ttl)
+	g, err := b.Sealer.Extend(ctx, g, ttl)
 	return b.write(g, "extend"), err
 }
 
 func (b *notes) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b.read(g, "release")
-	return b.Backend.Release(ctx, g)
+	return b.Sealer.Release(ctx, g)
 }
 
 // The engine passes the backend's notes back unread.
 func TestGrant_NotesArePassedBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &notes{Backend: backendtest.Memory()}
+		b := &notes{Sealer: backendtest.Memory()}
 		l := locker(t, b)
 		k := acquire(t, l, "k")
 		token(t, k)
@@ -545,7 +545,7 @@ func TestErrors_AfterSealNameTheKey(t *testing.T) {
 func TestTurns_BeginAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
-		l, other := locker(t, s), locker(t, s.Backend)
+		l, other := locker(t, s), locker(t, s.Sealer)
 		k := acquire(t, l, "k", core.WithTTL(time.Minute))
 		first, second := acquiring(t, l), acquiring(t, l) // of another TTL: no hand-over from k
 		var theirs *core.Lock

@@ -16,7 +16,8 @@ const maxValue = 16 << 20
 // value. Seal is one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can
 // still be sealed after its lease ended, as long as its orphan is there.
 //
-// If the lock is lost, the error matches [ErrLost] and nothing was sealed. After
+// If the lock is lost, the error matches [ErrLost] and nothing was sealed. On a backend that cannot
+// seal, the error matches [ErrNoSeals], and the lock is still held. After
 // [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the
 // same value. Nobody gets the key before its lease ends, unless the lock is released. A deferred
 // Release may free the key: call [Lock.Lapse] to prevent that. If ctx has ended before the call,
@@ -51,6 +52,9 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		return notAsked(ctx, k.Key())
 	}
 	s := k.hold.lease
+	if !s.locker.Seals() {
+		return fmt.Errorf("core: seal key %q: %w", s.key, ErrNoSeals)
+	}
 	err := s.exclusive(ctx, func() error {
 		g, done, err := k.beginSeal(value)
 		if done || err != nil {
@@ -58,7 +62,7 @@ func (k *Lock) seal(caller, ctx context.Context, value []byte, retention time.Du
 		}
 		began := time.Now()
 		traced, span := s.locker.telemetry.start(ctx, "onelane.seal", s.key)
-		err = withKey(s.locker.backend.Seal(traced, g, value, retention), s.key)
+		err = withKey(s.locker.sealer.Seal(traced, g, value, retention), s.key)
 		if contextError(ctx) == nil { // the caller's context did not end the call
 			caller = ctx
 		}

@@ -16,7 +16,7 @@ import (
 
 // remote is a Backend at a distance: each message takes the one-way time and up to 200 µs more.
 type remote struct {
-	core.Backend
+	core.Sealer
 	oneWay time.Duration
 	polls  bool
 }
@@ -26,13 +26,13 @@ func (b remote) travel() { time.Sleep(b.oneWay + rand.N(200*time.Microsecond)) }
 func (b remote) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	b.travel()
 	defer b.travel()
-	return b.Backend.Acquire(context.WithoutCancel(ctx), r)
+	return b.Sealer.Acquire(context.WithoutCancel(ctx), r)
 }
 
 func (b remote) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	b.travel()
 	defer b.travel()
-	others, err := b.Backend.Release(ctx, g)
+	others, err := b.Sealer.Release(ctx, g)
 	if b.polls {
 		others = core.Waiters{Others: -1}
 	}
@@ -45,7 +45,7 @@ func (b remote) Watch(ctx context.Context, key string) (<-chan struct{}, func(),
 	}
 	b.travel()
 	defer b.travel()
-	changed, stop, err := b.Backend.Watch(ctx, key)
+	changed, stop, err := b.Sealer.Watch(ctx, key)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -240,7 +240,7 @@ func TestTurns_NobodyStarves(t *testing.T) {
 func TestTurns_DebtEndsWithTheNextLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
-		l, other := locker(t, s), locker(t, s.Backend)
+		l, other := locker(t, s), locker(t, s.Sealer)
 		k := acquire(t, l, "k")
 		first, second := acquiring(t, l), acquiring(t, l)
 		time.Sleep(200 * time.Millisecond) // the turn is over: no hand-over

@@ -302,7 +302,7 @@ func TestTombstone_SealThenSend(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spy := &sealSpy{Backend: backendtest.Memory()}
+			spy := &sealSpy{Sealer: backendtest.Memory()}
 			l, err := core.New(spy)
 			if err != nil {
 				t.Fatal(err)
@@ -322,7 +322,7 @@ func TestTombstone_SealThenSend(t *testing.T) {
 
 // sealSpy looks, at each Seal, whether the answer has begun to go out.
 type sealSpy struct {
-	core.Backend
+	core.Sealer
 	written func() bool
 	seals   atomic.Int64
 	late    atomic.Bool
@@ -336,7 +336,7 @@ func (b *sealSpy) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 	if b.written() {
 		b.late.Store(true)
 	}
-	return b.Backend.Seal(ctx, g, value, retention)
+	return b.Sealer.Seal(ctx, g, value, retention)
 }
 
 // The answer of an error writer outside is not seen: a tombstone, and a warning that says where it belongs.

@@ -189,7 +189,7 @@ func TestCorruptRecord(t *testing.T) {
 func TestOutage_FailOpenForNobody(t *testing.T) {
 	t.Parallel()
 	var log lines
-	backend := &check.Hanging{Backend: backendtest.Memory()}
+	backend := &check.Hanging{Sealer: backendtest.Memory()}
 	l, err := core.New(backend, core.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	if err != nil {
 		t.Fatal(err)

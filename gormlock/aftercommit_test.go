@@ -162,7 +162,7 @@ func TestAfterCommit_RollbackTooLate(t *testing.T) {
 		var inBlock *gorm.DB
 		late := make(chan error, 2)
 		rollback := func() { late <- inBlock.Session(&gorm.Session{}).Rollback().Error }
-		h := &hooked{Backend: backendtest.Memory()}
+		h := &hooked{Sealer: backendtest.Memory()}
 		ok(t, "Use", db.Use(gormlock.New(locker(t, h))))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}))
 		for _, name := range []string{"Transaction", "Transaction by context", "Grouped by context"} {

@@ -155,7 +155,7 @@ func TestForms(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		locks := 0
-		h := &hooked{Backend: backendtest.Memory(), unlock: func(string) { locks++ }}
+		h := &hooked{Sealer: backendtest.Memory(), unlock: func(string) { locks++ }}
 		l := locker(t, h)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		statements := 0

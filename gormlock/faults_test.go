@@ -22,7 +22,7 @@ func steal(t testing.TB, h *hooked, l *core.Locker, key string) {
 	owner := h.owners[len(h.owners)-1]
 	h.mu.Unlock()
 	name := "onelane:{" + key + "}"
-	_, err := h.Backend.Release(context.Background(), core.Grant{Key: name, Owner: owner})
+	_, err := h.Sealer.Release(context.Background(), core.Grant{Key: name, Owner: owner})
 	ok(t, "Release", err)
 }
 
@@ -33,7 +33,7 @@ func loser(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker, lose
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		// A lease of a minute is renewed after 20 s: here after 1 s.
-		h := &hooked{Backend: backendtest.Memory(), sooner: 19 * time.Second}
+		h := &hooked{Sealer: backendtest.Memory(), sooner: 19 * time.Second}
 		l := locker(t, h, core.WithTTL(time.Minute))
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		fn(t, db, l, func() { steal(t, h, l, "k") })

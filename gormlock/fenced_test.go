@@ -19,7 +19,7 @@ import (
 // numbered is a backend that grants every request, with a token that the test chooses. A Redis does
 // the same after it lost its data, or after another Redis was promoted in its place.
 type numbered struct {
-	core.Backend
+	core.Sealer
 	token uint64
 }
 

@@ -61,7 +61,7 @@ func TestGrouped_Books(t *testing.T) {
 			defer p.chance.Store(0)
 			p.chance.Store(5)
 		}
-		h := &hooked{Backend: backendtest.Memory()}
+		h := &hooked{Sealer: backendtest.Memory()}
 		l := locker(t, h, core.WithTTL(150*time.Millisecond))
 		ok(t, "Use", through.Use(gormlock.New(l)))
 		gormlock.SetGroupTimes(through, 20*time.Millisecond, 300*time.Millisecond)
@@ -194,7 +194,7 @@ func disturb(t *testing.T, db *gorm.DB, h *hooked, pause time.Duration, done cha
 			}
 			h.mu.Unlock()
 			for _, key := range []string{"onelane:{k}", "onelane:{j}"} {
-				_, _ = h.Backend.Release(context.Background(), core.Grant{Key: key, Owner: owner})
+				_, _ = h.Sealer.Release(context.Background(), core.Grant{Key: key, Owner: owner})
 			}
 		}
 		if len(ways) == 0 {

@@ -27,7 +27,7 @@ func TestGrouped_CommitUnknown(t *testing.T) {
 			if p == nil {
 				return
 			}
-			h := &hooked{Backend: backendtest.Memory(), sooner: 19900 * time.Millisecond} // it is renewed after 100 ms
+			h := &hooked{Sealer: backendtest.Memory(), sooner: 19900 * time.Millisecond} // it is renewed after 100 ms
 			l := locker(t, h, core.WithTTL(time.Minute))
 			ok(t, "Use", proxied.Use(gormlock.New(l)))
 			put(t, db, 42, 10)

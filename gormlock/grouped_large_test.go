@@ -34,7 +34,7 @@ func TestGrouped_BooksOfLargeGroups(t *testing.T) {
 		} else {
 			defer p.chance.Store(0)
 		}
-		h := &hooked{Backend: backendtest.Memory()}
+		h := &hooked{Sealer: backendtest.Memory()}
 		l := locker(t, h, core.WithTTL(time.Second))
 		ok(t, "Use", through.Use(gormlock.New(l)))
 		gormlock.SetGroupTimes(through, time.Second, 2*time.Second)

@@ -48,7 +48,7 @@ func slowLocks(t *testing.T, fn func(t *testing.T, db *gorm.DB, granted func() t
 	t.Helper()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		var last atomic.Value
-		l := locker(t, &hooked{Backend: backendtest.Memory(), locked: func(string) {
+		l := locker(t, &hooked{Sealer: backendtest.Memory(), locked: func(string) {
 			time.Sleep(5 * time.Millisecond)
 			last.Store(time.Now())
 		}})

@@ -181,7 +181,7 @@ func take(db *gorm.DB, sku int) error {
 
 // hooked is a Backend that runs functions when a key was locked and before it is unlocked.
 type hooked struct {
-	core.Backend
+	core.Sealer
 	mu      sync.Mutex
 	locked  func(key string)
 	unlock  func(key string)
@@ -194,7 +194,7 @@ type hooked struct {
 func (h *hooked) Open(core.Environment) (core.Backend, error) { return h, nil }
 
 func (h *hooked) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := h.Backend.Acquire(ctx, r)
+	g, err := h.Sealer.Acquire(ctx, r)
 	if err == nil && h.locked != nil {
 		h.locked(r.Key)
 	}
@@ -209,7 +209,7 @@ func (h *hooked) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 
 func (h *hooked) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	h.extends.Add(1)
-	g, err := h.Backend.Extend(ctx, g, ttl)
+	g, err := h.Sealer.Extend(ctx, g, ttl)
 	g.Deadline = g.Deadline.Add(-h.sooner)
 	return g, err
 }
@@ -218,7 +218,7 @@ func (h *hooked) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 	if h.unlock != nil {
 		h.unlock(g.Key)
 	}
-	return h.Backend.Release(ctx, g)
+	return h.Sealer.Release(ctx, g)
 }
 
 // journal is what happened, in order.
@@ -245,7 +245,7 @@ func (j *journal) want(t testing.TB, what string, events ...string) {
 
 func (j *journal) backend() core.Opener {
 	return &hooked{
-		Backend: backendtest.Memory(),
+		Sealer: backendtest.Memory(),
 		locked:  func(key string) { j.note("lock %s", key) },
 		unlock:  func(key string) { j.note("unlock %s", key) },
 	}

@@ -133,7 +133,7 @@ func TestOtherModes(t *testing.T) {
 			suites.Go(func() {
 				t.Run(name+", Table", func(t *testing.T) {
 					t.Cleanup(func() { ok(t, "Close", b.Close()) })
-					backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
+					backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
 				})
 			})
 		}

@@ -157,7 +157,7 @@ func TestOrder_NoConnectionWhileLocking(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		put(t, db, 42, 10)
 		var seen []int64
-		h := &hooked{Backend: backendtest.Memory()}
+		h := &hooked{Sealer: backendtest.Memory()}
 		h.locked = func(string) {
 			if n := inUse(t, db); n != 0 {
 				t.Errorf("%d connections in use when the lock is had", n)

@@ -25,18 +25,21 @@ import (
 const pausedTTL = time.Second
 
 // blind is a backend whose leases seem to go on: that of a process whose clock stood still while it was stopped.
-type blind struct{ core.Backend }
+type blind struct{ core.Sealer }
 
 // blindly opens blind backends.
 type blindly struct{ core.Opener }
 
 func (o blindly) Open(env core.Environment) (core.Backend, error) {
 	b, err := o.Opener.Open(env)
-	return blind{b}, err
+	if err != nil {
+		return nil, err
+	}
+	return blind{b.(core.Sealer)}, nil
 }
 
 func (b blind) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	g.Deadline = time.Now().Add(time.Hour)
 	return g, err
 }

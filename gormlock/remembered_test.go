@@ -45,7 +45,7 @@ func TestRememberSeals_Bounded(t *testing.T) {
 	db, err := gorm.Open(sqlite.Open(":memory:"), &gorm.Config{Logger: logger.Discard})
 	ok(t, "Open", err)
 	defer func() { _ = pool(t, db).Close() }()
-	b := &asked{Backend: backendtest.Memory()}
+	b := &asked{Sealer: backendtest.Memory()}
 	l := locker(t, b)
 	ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(time.Hour))))
 	asks := func(key string) bool {

@@ -98,7 +98,7 @@ func TestReopen_OtherValues(t *testing.T) {
 func TestReopen_SealedAgain(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := &asked{Backend: backendtest.Memory()}
+		b := &asked{Sealer: backendtest.Memory()}
 		ok(t, "Use", db.Use(gormlock.New(locker(t, b))))
 		put(t, db, 42, 0)
 		buyer := locker(t, b)

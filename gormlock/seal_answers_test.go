@@ -20,20 +20,20 @@ import (
 
 // slowAnswer keeps the answer to the next Acquire that meets a seal, after the backend has decided.
 type slowAnswer struct {
-	core.Backend
+	core.Sealer
 	once     sync.Once
 	answered chan struct{} // closed when the backend has decided
 	goOn     chan struct{}
 }
 
-func newSlowAnswer(b core.Backend) *slowAnswer {
-	return &slowAnswer{Backend: b, answered: make(chan struct{}), goOn: make(chan struct{})}
+func newSlowAnswer(b core.Sealer) *slowAnswer {
+	return &slowAnswer{Sealer: b, answered: make(chan struct{}), goOn: make(chan struct{})}
 }
 
 func (b *slowAnswer) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 func (b *slowAnswer) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	if errors.Is(err, core.ErrSealed) {
 		b.once.Do(func() {
 			close(b.answered)

@@ -64,7 +64,7 @@ func sell(tx *gorm.DB, sku int, n int64) error {
 
 // asked counts what a backend is asked, and lets a test act before a seal.
 type asked struct {
-	core.Backend
+	core.Sealer
 	acquires, seals atomic.Int64
 	beforeSeal      func()
 	afterUnseal     func()
@@ -76,7 +76,7 @@ func (b *asked) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 func (b *asked) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	b.acquires.Add(1)
-	return b.Backend.Acquire(ctx, r)
+	return b.Sealer.Acquire(ctx, r)
 }
 
 func (b *asked) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
@@ -84,7 +84,7 @@ func (b *asked) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 	if b.beforeSeal != nil {
 		b.beforeSeal()
 	}
-	err := b.Backend.Seal(ctx, g, value, retention)
+	err := b.Sealer.Seal(ctx, g, value, retention)
 	if b.hangs {
 		<-ctx.Done()
 		err = &core.UnavailableError{Key: g.Key, Nodes: []error{ctx.Err()}}
@@ -93,7 +93,7 @@ func (b *asked) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 }
 
 func (b *asked) Unseal(ctx context.Context, key string) error {
-	err := b.Backend.Unseal(ctx, key)
+	err := b.Sealer.Unseal(ctx, key)
 	if b.afterUnseal != nil {
 		b.afterUnseal()
 	}
@@ -112,7 +112,7 @@ func TestSealWhenOut_TurnsLaterBuyersAway(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		sql := recordPool(t, db)
-		b := &asked{Backend: backendtest.Memory()}
+		b := &asked{Sealer: backendtest.Memory()}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		elsewhere := locker(t, b)
@@ -396,7 +396,7 @@ func TestSealWhenOut_LookPanics(t *testing.T) {
 func TestSealWhenOut_Restocked(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
-		b := &asked{Backend: backendtest.Memory()}
+		b := &asked{Sealer: backendtest.Memory()}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		put(t, db, 42, 0)
@@ -423,7 +423,7 @@ func TestSealWhenOut_SealOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
-		b := &asked{Backend: backendtest.Memory(), hangs: true}
+		b := &asked{Sealer: backendtest.Memory(), hangs: true}
 		l := locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l)))
 		put(t, db, 42, 0)
@@ -448,7 +448,7 @@ func TestSealWhenOut_Remembered(t *testing.T) {
 	const memory = 300 * time.Millisecond
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}))
-		b := &asked{Backend: backendtest.Memory()}
+		b := &asked{Sealer: backendtest.Memory()}
 		l, elsewhere := locker(t, b), locker(t, b)
 		ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(memory))))
 		put(t, db, 42, 0)

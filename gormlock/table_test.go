@@ -25,7 +25,7 @@ func lockTable(t testing.TB, db *gorm.DB, opts ...gormlock.TableOption) openTabl
 
 // openTable is a backend and what opens more of its kind.
 type openTable struct {
-	core.Backend
+	core.Sealer
 	core.Opener
 }
 
@@ -36,7 +36,7 @@ func (o openTable) release(ctx context.Context, g core.Grant) error {
 
 func opened(t testing.TB, o core.Opener) openTable {
 	t.Helper()
-	return openTable{backendtest.Open(t, o), o}
+	return openTable{backendtest.Open(t, o).(core.Sealer), o}
 }
 
 func request(key, owner string, ttl time.Duration) core.Request {
@@ -55,7 +55,7 @@ func TestTable_Conformance(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
-		backendtest.TestBackend(t, func(t *testing.T) core.Backend {
+		backendtest.TestSealer(t, func(t *testing.T) core.Backend {
 			return backendtest.Open(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
 		})
 	})

@@ -325,7 +325,7 @@ func TestRecord_Retention(t *testing.T) {
 // may give up Redis a moment before the context's own timer fires, which must not matter.
 func TestFailOpen_ClientGone(t *testing.T) {
 	t.Parallel()
-	backend := &check.Hanging{Backend: backendtest.Memory()}
+	backend := &check.Hanging{Sealer: backendtest.Memory()}
 	l, err := core.New(backend)
 	if err != nil {
 		t.Fatal(err)

@@ -253,20 +253,22 @@ func must(t testing.TB, err error) {
 
 // dyingBackend ends the process around the verbs of a backend.
 type dyingBackend struct {
-	core.Backend
+	core.Sealer
 	*payment
 	opener core.Opener
 }
 
 // Open implements core.Opener.
 func (b *dyingBackend) Open(env core.Environment) (core.Backend, error) {
-	var err error
-	b.Backend, err = b.opener.Open(env)
+	opened, err := b.opener.Open(env)
+	if err == nil {
+		b.Sealer = opened.(core.Sealer)
+	}
 	return b, err
 }
 
 func (b *dyingBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Backend.Acquire(ctx, r)
+	g, err := b.Sealer.Acquire(ctx, r)
 	if err == nil {
 		b.reached(beforeHandler)
 	}
@@ -278,7 +280,7 @@ func (b *dyingBackend) Seal(ctx context.Context, g core.Grant, value []byte, ret
 	if b.Dies == afterAnswer { // the record is held back until the answer was sent
 		return &core.UnavailableError{Key: g.Key, Nodes: []error{errors.New("held back")}}
 	}
-	err := b.Backend.Seal(ctx, g, value, retention)
+	err := b.Sealer.Seal(ctx, g, value, retention)
 	if err == nil {
 		b.reached(afterRecord)
 	}

@@ -18,7 +18,7 @@ func TestConformance_Cluster(t *testing.T) {
 		return
 	}
 	client := etcd.Client()
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend {
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend {
 		return backendtest.Open(t, etcdbackend.New(client, etcdbackend.WithTimeout(20*time.Second)))
 	})
 }

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // open returns a backend on a client, as a process has it. It is closed with the test. Its time-out is
 // long: a busy machine may stand still for longer than a quarter of the default.
-func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) core.Backend {
+func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) core.Sealer {
 	t.Helper()
 	opts = append([]etcdbackend.Option{etcdbackend.WithTimeout(20 * time.Second)}, opts...)
 	b, err := etcdbackend.New(client, opts...).Open(core.Environment{
@@ -36,7 +36,7 @@ func open(t testing.TB, client *clientv3.Client, opts ...etcdbackend.Option) cor
 	})
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.Close()) })
-	return b
+	return b.(core.Sealer)
 }
 
 // locker returns a Locker whose calls wait long for a busy machine.

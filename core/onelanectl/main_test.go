@@ -392,7 +392,7 @@ func TestSentinel_Errors(t *testing.T) {
 
 // mute is a backend that does not answer the first questions about keys.
 type mute struct {
-	core.Backend
+	core.Sealer
 	questions int
 }
 
@@ -403,7 +403,7 @@ func (b *mute) Inspect(ctx context.Context, name string) (core.State, error) {
 		b.questions--
 		return core.State{}, &core.UnavailableError{Key: name}
 	}
-	return b.Backend.Inspect(ctx, name)
+	return b.Sealer.Inspect(ctx, name)
 }
 
 // Unseal leaves a held key alone, so that nobody may read that it was unsealed.
@@ -415,7 +415,7 @@ func TestUnseal_HeldAfterNoAnswer(t *testing.T) {
 	must[*core.Lock](t)(holder.Acquire(t.Context(), "pay:1", core.WithTTL(time.Minute)))
 	for _, args := range [][]string{{"unseal", "pay:1"}, {"forget", "pay:"}} {
 		backend := must[core.Backend](t)(on(node.Client()).Open(core.Environment{TTL: time.Minute, Logger: slog.Default(), Meter: noop.Meter{}}))
-		locker := must[*core.Locker](t)(core.New(&mute{backend, 1}))
+		locker := must[*core.Locker](t)(core.New(&mute{backend.(core.Sealer), 1}))
 		var out bytes.Buffer
 		o := options{prefix: "onelane:", limit: 10, yes: true, args: args, timeout: 10 * time.Second}
 		err := o.on(t.Context(), locker, clients{node.Client()}, &printer{w: &out})
@@ -438,7 +438,7 @@ func TestUnseal_NoAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	backend := must[core.Backend](t)(on(node.Client()).Open(core.Environment{TTL: time.Minute, Logger: slog.Default(), Meter: noop.Meter{}}))
-	locker := must[*core.Locker](t)(core.New(&mute{backend, 2}))
+	locker := must[*core.Locker](t)(core.New(&mute{backend.(core.Sealer), 2}))
 	defer locker.Close()
 	var out bytes.Buffer
 	o := options{prefix: "onelane:", args: []string{"unseal", "pay:1"}, timeout: 10 * time.Second}

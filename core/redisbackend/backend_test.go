@@ -11,23 +11,23 @@ import (
 func TestBackend_Redis(t *testing.T) {
 	t.Parallel()
 	client := testutil.Redis(t).Client()
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
 }
 
 func TestBackend_Pools(t *testing.T) {
 	t.Parallel()
 	pool := testutil.Redis(t).Pool()
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, pooled(pool)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, pooled(pool)) })
 }
 
 func TestBackend_MiniRedis(t *testing.T) {
 	t.Parallel()
 	client := testutil.MiniRedis(t)
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
 }
 
 func TestBackend_RedisCluster(t *testing.T) {
 	t.Parallel()
 	client := testutil.RedisCluster(t, 3).Client()
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, one(client)) })
 }

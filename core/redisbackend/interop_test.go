@@ -30,7 +30,7 @@ func redigoPool(t testing.TB, n *testutil.Node) redsyncredis.Pool {
 func TestBackend_Redigo(t *testing.T) {
 	t.Parallel()
 	b := open(t, pooled(redigoPool(t, testutil.Redis(t))))
-	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
 }
 
 // askedPool counts how often a connection is asked for with a context that is done.

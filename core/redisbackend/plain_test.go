@@ -161,15 +161,15 @@ func TestSeal_WithoutTokenIsKnownByItsOwner(t *testing.T) {
 	b := open(t, one(testutil.Redis(t).Client()))
 	mine, err := b.Acquire(t.Context(), core.Request{Key: "{k}", Owner: "me/1", TTL: time.Minute})
 	ok(t, "Acquire", err)
-	ok(t, "Seal", b.Seal(t.Context(), mine, []byte("0/:v"), time.Minute))
-	ok(t, "Seal again", b.Seal(t.Context(), mine, []byte("0/:v"), time.Minute))
+	ok(t, "Seal", b.(core.Sealer).Seal(t.Context(), mine, []byte("0/:v"), time.Minute))
+	ok(t, "Seal again", b.(core.Sealer).Seal(t.Context(), mine, []byte("0/:v"), time.Minute))
 	_, err = b.Release(t.Context(), mine)
 	ok(t, "Release of what I sealed", err)
 	other := mine
 	other.Owner = "other/2"
 	_, err = b.Release(t.Context(), other)
 	want(t, "Release of what another sealed", err, core.ErrLost)
-	want(t, "Seal of what another sealed", b.Seal(t.Context(), other, []byte("0/:v"), time.Minute), core.ErrLost)
+	want(t, "Seal of what another sealed", b.(core.Sealer).Seal(t.Context(), other, []byte("0/:v"), time.Minute), core.ErrLost)
 	st, err := b.Inspect(t.Context(), "{k}")
 	if err != nil || st.Token != 0 || string(st.Value) != "0/:v" {
 		t.Errorf("Inspect = %+v, %v", st, err)
@@ -317,7 +317,7 @@ func TestRelease_CompareAndDelete(t *testing.T) {
 			}
 			g, err := b.Acquire(t.Context(), request("me/seal"))
 			ok(t, "Acquire", err)
-			ok(t, "Seal", b.Seal(t.Context(), g, []byte("v"), time.Minute))
+			ok(t, "Seal", b.(core.Sealer).Seal(t.Context(), g, []byte("v"), time.Minute))
 			_, err = b.Release(t.Context(), g)
 			ok(t, "Release after Seal", err)
 		})

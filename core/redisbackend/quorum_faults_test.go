@@ -139,7 +139,7 @@ func TestQuorum_SealsOnMinorities(t *testing.T) {
 			return err == nil
 		})
 		lapse(lapsed...)
-		want(t, "Seal", b.Seal(t.Context(), g, []byte(value), time.Hour), core.ErrUnavailable)
+		want(t, "Seal", b.(core.Sealer).Seal(t.Context(), g, []byte(value), time.Hour), core.ErrUnavailable)
 	}
 	// Requests to stopped nodes have their effect when the nodes go on.
 	expire := func() {
@@ -165,7 +165,7 @@ func TestQuorum_SealsOnMinorities(t *testing.T) {
 		_, err := b.Acquire(t.Context(), request(fmt.Sprint("d/", i)))
 		return err == nil || errors.Is(err, core.ErrSealed)
 	})
-	eventually(t, "Unseal", func() bool { return b.Unseal(t.Context(), "onelane:{k}") == nil })
+	eventually(t, "Unseal", func() bool { return b.(core.Sealer).Unseal(t.Context(), "onelane:{k}") == nil })
 }
 
 // All nodes restart empty one after the other, and the key is read in between.

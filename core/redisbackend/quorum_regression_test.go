@@ -247,7 +247,7 @@ func TestRegression_QuorumEndThatOneNodeMissed(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 			f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
 			if end == "Seal" {
-				eventually(t, end, func() bool { return b.Seal(t.Context(), g, []byte("v"), time.Hour) == nil })
+				eventually(t, end, func() bool { return b.(core.Sealer).Seal(t.Context(), g, []byte("v"), time.Hour) == nil })
 			} else {
 				_, err := b.Release(t.Context(), g)
 				ok(t, end, err)

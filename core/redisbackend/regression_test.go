@@ -301,7 +301,7 @@ func TestRegression_LargeReplyInSegments(t *testing.T) {
 	direct := open(t, one(node.Client()))
 	g, err := direct.Acquire(t.Context(), attempt("k", time.Minute, 0))
 	ok(t, "Acquire", err)
-	ok(t, "Seal", direct.Seal(t.Context(), g, bytes.Repeat([]byte("x"), 2<<20), time.Hour))
+	ok(t, "Seal", direct.(core.Sealer).Seal(t.Context(), g, bytes.Repeat([]byte("x"), 2<<20), time.Hour))
 	f := newFilter(t, node.Addr())
 	b := open(t, one(proxied(t, f.Addr().String())))
 	_, err = b.Acquire(t.Context(), attempt("warm", time.Minute, 0))
@@ -360,7 +360,7 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 						cancel()
 						if err != nil {
 							if errors.Is(err, core.ErrSealed) && i%3 == 0 {
-								_ = b.Unseal(context.Background(), "k")
+								_ = b.(core.Sealer).Unseal(context.Background(), "k")
 							}
 							time.Sleep(5 * time.Millisecond)
 							continue
@@ -390,7 +390,7 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 						}
 						holder.CompareAndSwap(mine, nil)
 						if i%5 == 0 {
-							_ = b.Seal(context.Background(), g, []byte("v"), time.Minute)
+							_ = b.(core.Sealer).Seal(context.Background(), g, []byte("v"), time.Minute)
 						} else {
 							_, _ = b.Release(context.Background(), g)
 						}

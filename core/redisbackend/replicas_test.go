@@ -419,7 +419,7 @@ func TestBackend_Replicas(t *testing.T) {
 	t.Parallel()
 	master, _ := replicated(t, 1)
 	b := openQuorum(t, confirmed(master.Client(), 1, 5*time.Second), time.Minute)
-	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
 }
 
 func TestReplicas_Refused(t *testing.T) {

@@ -14,10 +14,10 @@ import (
 func TestDelayed_OthersLeaseStays(t *testing.T) {
 	t.Parallel()
 	node := shared(t)
-	for name, change := range map[string]func(core.Backend, core.Grant) error{
-		"Release": func(b core.Backend, g core.Grant) error { _, err := b.Release(t.Context(), g); return err },
-		"Extend":  func(b core.Backend, g core.Grant) error { _, err := b.Extend(t.Context(), g, time.Hour); return err },
-		"Seal":    func(b core.Backend, g core.Grant) error { return b.Seal(t.Context(), g, nil, time.Hour) },
+	for name, change := range map[string]func(core.Sealer, core.Grant) error{
+		"Release": func(b core.Sealer, g core.Grant) error { _, err := b.Release(t.Context(), g); return err },
+		"Extend":  func(b core.Sealer, g core.Grant) error { _, err := b.Extend(t.Context(), g, time.Hour); return err },
+		"Seal":    func(b core.Sealer, g core.Grant) error { return b.Seal(t.Context(), g, nil, time.Hour) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -26,7 +26,7 @@ func TestDelayed_OthersLeaseStays(t *testing.T) {
 	}
 }
 
-func late(t *testing.T, node *testutil.ZooKeeperNode, change func(core.Backend, core.Grant) error) {
+func late(t *testing.T, node *testutil.ZooKeeperNode, change func(core.Sealer, core.Grant) error) {
 	p := newProxy(t, node.Addr())
 	slow, quick := open(t, at(t, p.addr())), open(t, at(t, node.Addr()))
 	ok(t, "Ping", slow.Ping(t.Context()))

@@ -143,10 +143,13 @@ type polled struct{ core.Opener }
 
 func (p polled) Open(env core.Environment) (core.Backend, error) {
 	b, err := p.Opener.Open(env)
-	return withoutWatch{b}, err
+	if err != nil {
+		return nil, err
+	}
+	return withoutWatch{b.(core.Sealer)}, nil
 }
 
-type withoutWatch struct{ core.Backend }
+type withoutWatch struct{ core.Sealer }
 
 func (withoutWatch) Watch(context.Context, string) (<-chan struct{}, func(), error) {
 	return nil, func() {}, nil

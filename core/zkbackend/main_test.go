@@ -119,14 +119,14 @@ func (c *patientConn) Write(b []byte) (int, error) {
 var quiet = slog.New(slog.DiscardHandler)
 
 // open returns a backend that is closed with the test.
-func open(t testing.TB, o core.Opener) core.Backend {
+func open(t testing.TB, o core.Opener) core.Sealer {
 	t.Helper()
 	b, err := o.Open(core.Environment{
 		TTL: 10 * time.Second, Logger: quiet, Meter: noop.Meter{},
 	})
 	ok(t, "Open", err)
 	t.Cleanup(func() { ok(t, "Close", b.Close()) })
-	return b
+	return b.(core.Sealer)
 }
 
 // request asks for a lease in a new owner's name.

@@ -134,7 +134,7 @@ func TestSeal_AnotherLongValueLeavesTheFirst(t *testing.T) {
 	sealedWith(t, b, first)
 }
 
-func sealedWith(t testing.TB, b core.Backend, value []byte) {
+func sealedWith(t testing.TB, b core.Sealer, value []byte) {
 	t.Helper()
 	st, err := b.Inspect(t.Context(), "k")
 	ok(t, "Inspect", err)
@@ -192,7 +192,7 @@ func TestClose_HoldersCanStillReleaseAndSeal(t *testing.T) {
 }
 
 // idle returns a backend that has learned the leader's time.
-func idle(t *testing.T, addr string) core.Backend {
+func idle(t *testing.T, addr string) core.Sealer {
 	t.Helper()
 	b := open(t, at(t, addr))
 	g, err := b.Acquire(t.Context(), request("warm", time.Hour))

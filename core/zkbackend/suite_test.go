@@ -15,7 +15,7 @@ func TestBackend_OneServer(t *testing.T) {
 	t.Parallel()
 	node := shared(t)
 	b := open(t, at(t, node.Addr()))
-	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
 }
 
 func TestBackend_Ensemble(t *testing.T) {
@@ -23,7 +23,7 @@ func TestBackend_Ensemble(t *testing.T) {
 	nodes := testutil.ZooKeeperEnsemble(t)
 	t.Run("Inspect_OtherServer", func(t *testing.T) { inspectElsewhere(t, nodes) })
 	b := open(t, zkbackend.New(nodes.Addrs(), zkbackend.WithTimeout(10*time.Second)))
-	backendtest.TestBackend(t, func(*testing.T) core.Backend { return b })
+	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
 }
 
 // inspectElsewhere checks that what one process was answered, another one sees at once, on another

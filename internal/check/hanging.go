@@ -13,14 +13,14 @@ import (
 // Hanging is a backend whose Acquire gives no answer until its context ends while Hangs is set, and
 // fails at once while Fails is set.
 type Hanging struct {
-	core.Backend
+	core.Sealer
 	Hangs, Fails atomic.Bool
 }
 
 // Open implements core.Opener.
 func (b *Hanging) Open(core.Environment) (core.Backend, error) { return b, nil }
 
-// Acquire implements core.Backend.
+// Acquire implements core.Sealer.
 func (b *Hanging) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	why := errors.New("no answer")
 	switch {
@@ -28,7 +28,7 @@ func (b *Hanging) Acquire(ctx context.Context, r core.Request) (core.Grant, erro
 		<-ctx.Done()
 		why = ctx.Err()
 	case !b.Fails.Load():
-		return b.Backend.Acquire(ctx, r)
+		return b.Sealer.Acquire(ctx, r)
 	}
 	return core.Grant{}, &core.UnavailableError{Key: r.Key, Nodes: []error{why}}
 }

@@ -15,7 +15,7 @@ import (
 
 // onceThenDown answers the first of the acquires after arm, and none after that.
 type onceThenDown struct {
-	core.Backend
+	core.Sealer
 	armed atomic.Bool
 	left  atomic.Int64
 }
@@ -26,13 +26,13 @@ func (b *onceThenDown) Acquire(ctx context.Context, r core.Request) (core.Grant,
 	if b.armed.Load() && b.left.Add(-1) < 0 {
 		return core.Grant{}, &core.UnavailableError{Key: r.Key, Nodes: []error{errors.New("down")}}
 	}
-	return b.Backend.Acquire(ctx, r)
+	return b.Sealer.Acquire(ctx, r)
 }
 
 // The backend has just said that the outcome is unknown, and then goes away: FailOpen must not run the handler.
 func TestFailOpen_AfterOrphaned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &onceThenDown{Backend: backendtest.Memory()}
+		b := &onceThenDown{Sealer: backendtest.Memory()}
 		l := newLocker(t, b, core.WithTTL(time.Second))
 		leave(t, newClaims(l), "k", fp("a"))
 		time.Sleep(2 * time.Second)
@@ -49,7 +49,7 @@ func TestFailOpen_AfterOrphaned(t *testing.T) {
 // The backend has just said that the first request runs.
 func TestFailOpen_WhileTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &onceThenDown{Backend: backendtest.Memory()}
+		b := &onceThenDown{Sealer: backendtest.Memory()}
 		l := newLocker(t, b)
 		k := begin(t, newClaims(l), "k", fp("a"))
 		other := newLocker(t, b)

@@ -16,7 +16,7 @@ import (
 // outage is a backend that does not answer for a while: each call ends with its context or after five
 // seconds.
 type outage struct {
-	core.Backend
+	core.Sealer
 	until time.Time
 }
 
@@ -39,42 +39,42 @@ func (b *outage) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 	if err := b.hang(ctx, r.Key); err != nil {
 		return core.Grant{}, err
 	}
-	return b.Backend.Acquire(ctx, r)
+	return b.Sealer.Acquire(ctx, r)
 }
 
 func (b *outage) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	if err := b.hang(ctx, g.Key); err != nil {
 		return g, err
 	}
-	return b.Backend.Extend(ctx, g, ttl)
+	return b.Sealer.Extend(ctx, g, ttl)
 }
 
 func (b *outage) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	if err := b.hang(ctx, g.Key); err != nil {
 		return core.Waiters{Others: -1}, err
 	}
-	return b.Backend.Release(ctx, g)
+	return b.Sealer.Release(ctx, g)
 }
 
 func (b *outage) Inspect(ctx context.Context, key string) (core.State, error) {
 	if err := b.hang(ctx, key); err != nil {
 		return core.State{}, err
 	}
-	return b.Backend.Inspect(ctx, key)
+	return b.Sealer.Inspect(ctx, key)
 }
 
 func (b *outage) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if err := b.hang(ctx, g.Key); err != nil {
 		return err
 	}
-	return b.Backend.Seal(ctx, g, value, retention)
+	return b.Sealer.Seal(ctx, g, value, retention)
 }
 
 // during runs fn with Claims on a backend of which one call takes longer than a claim waits.
 func during(t *testing.T, fn func(t *testing.T, b *outage, c *claim.Claims), changes ...change) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &outage{Backend: backendtest.Memory()}
+		b := &outage{Sealer: backendtest.Memory()}
 		l := newLocker(t, b)
 		fn(t, b, newClaims(l, changes...))
 		time.Sleep(time.Minute) // clean-ups end
@@ -165,7 +165,7 @@ func TestFree_LateSparesOthers(t *testing.T) {
 		b.until = time.Now().Add(time.Minute)
 		unavailable(t, "Free", k.Free())
 		k.Close()
-		elsewhere := newClaims(newLocker(t, b.Backend.(core.Opener)), recovers)
+		elsewhere := newClaims(newLocker(t, b.Sealer.(core.Opener)), recovers)
 		time.Sleep(30 * time.Second)
 		next := begin(t, elsewhere, "k", fp("a"))
 		nothingLate()

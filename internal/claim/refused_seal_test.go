@@ -27,7 +27,7 @@ func (b *smallSeals) Seal(ctx context.Context, g core.Grant, value []byte, reten
 	if len(value) > b.size {
 		return errors.New("the value is too large")
 	}
-	return b.Backend.Seal(ctx, g, value, retention)
+	return b.Sealer.Seal(ctx, g, value, retention)
 }
 
 // A record that the backend refuses leaves a tombstone: the request was answered and must not run again.
@@ -44,7 +44,7 @@ func TestComplete_RefusedByTheBackend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for setting, change := range map[string]change{"default": keep(24 * time.Hour), "run again": runAgain} {
 				synctest.Test(t, func(t *testing.T) {
-					b := &smallSeals{outage: outage{Backend: backendtest.Memory()}, size: tc.size}
+					b := &smallSeals{outage: outage{Sealer: backendtest.Memory()}, size: tc.size}
 					c := newClaims(newLocker(t, b), change)
 					k := begin(t, c, "k", fp("a"))
 					b.until = time.Now().Add(tc.out)

@@ -1,5 +1,5 @@
 // Package backendtest is for tests that need no server: [Memory] for those of a service, and
-// [TestBackend] for those of a core.Backend. Besides this module it imports only the API of
+// [TestBackend] and [TestSealer] for those of a backend. Besides this module it imports only the API of
 // OpenTelemetry.
 package backendtest
 
@@ -15,28 +15,41 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// suiteWidth is how many cases of TestBackend run at a time. Most of their time they wait for the
+// suiteWidth is how many cases of a suite run at a time. Most of their time they wait for the
 // end of a lease.
 const suiteWidth = 16
 
-// suiteCase is one subtest of TestBackend.
+// suiteCase is one subtest of TestBackend or TestSealer.
 type suiteCase struct {
 	name string
 	run  func(*suite)
 }
 
-// TestBackend is the conformance suite that every core.Backend passes. open returns the backend of
-// one subtest. It may return the same one each time, because keys are unique. The suite takes a few
-// seconds of real time.
+// TestBackend is the conformance suite of core.Backend: leases, tokens, wake-ups. open returns the
+// backend of one subtest. It may return the same one each time, because keys are unique. The suite
+// takes a few seconds of real time. For a core.Sealer, call [TestSealer] instead.
 //
 //	backendtest.TestBackend(t, func(t *testing.T) core.Backend {
 //		return backendtest.Open(t, backendtest.Memory())
 //	})
 func TestBackend(t *testing.T, open func(t *testing.T) core.Backend) {
 	t.Helper()
+	run(t, open, slices.Concat(leaseCases, tokenCases, watchCases, pingCases, verbCases))
+}
+
+// TestSealer is the conformance suite of core.Sealer. It runs the cases of [TestBackend], and those
+// about seals and orphans. A backend that is no core.Sealer fails.
+func TestSealer(t *testing.T, open func(t *testing.T) core.Backend) {
+	t.Helper()
+	run(t, open, slices.Concat(leaseCases, tokenCases, watchCases, pingCases, verbCases,
+		sealCases, orphanCases, adoptionCases, sealerTokenCases, sealerWatchCases, sealerVerbCases))
+}
+
+func run(t *testing.T, open func(t *testing.T) core.Backend, all []suiteCase) {
+	t.Helper()
 	var cases sync.WaitGroup
 	running := make(chan struct{}, suiteWidth)
-	for _, c := range slices.Concat(leaseCases, tokenCases, orphanCases, adoptionCases, sealCases, watchCases, pingCases, verbCases) {
+	for _, c := range all {
 		cases.Go(func() {
 			running <- struct{}{}
 			defer func() { <-running }()

@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"time"
 
@@ -19,6 +20,14 @@ var sealCases = []suiteCase{
 	{"Seal_ThenRelease", (*suite).sealThenRelease},
 	{"Unseal_FreesTheKey", (*suite).unsealFrees},
 	{"Unseal_LeavesHeldKeys", (*suite).unsealLeavesHeld},
+	{"SealerVerbs_CanceledContext", (*suite).sealsCanceled},
+}
+
+func (s *suite) sealsCanceled() {
+	s.canceled(map[string]func(context.Context, core.Grant) error{
+		"Seal":   func(ctx context.Context, g core.Grant) error { return s.sealer().Seal(ctx, g, nil, long) },
+		"Unseal": func(ctx context.Context, g core.Grant) error { return s.sealer().Unseal(ctx, g.Key) },
+	})
 }
 
 // sealed checks what a caller gets that wants the key.

@@ -28,7 +28,7 @@ const (
 	slack = 250 * time.Millisecond
 )
 
-// suite is one case of TestBackend.
+// suite is one case of TestBackend or TestSealer.
 type suite struct {
 	*testing.T
 	b   core.Backend
@@ -144,12 +144,23 @@ func (s *suite) mint(g core.Grant) (minted core.Grant, err error) {
 }
 
 func (s *suite) seal(g core.Grant, value []byte, retention time.Duration) error {
-	return shared{s.b}.Seal(s.ctx, g, value, retention)
+	s.Helper()
+	return again(s.ctx, func() error { return s.sealer().Seal(s.ctx, g, value, retention) })
+}
+
+// sealer returns the backend as the core.Sealer that it must be.
+func (s *suite) sealer() core.Sealer {
+	s.Helper()
+	sealer, ok := s.b.(core.Sealer)
+	if !ok {
+		s.Fatalf("%T is no core.Sealer: use TestBackend", s.b)
+	}
+	return sealer
 }
 
 func (s *suite) unseal(key string) {
 	s.Helper()
-	s.ok("Unseal", s.try(func() error { return s.b.Unseal(s.ctx, key) }))
+	s.ok("Unseal", s.try(func() error { return s.sealer().Unseal(s.ctx, key) }))
 }
 
 func (s *suite) inspect(key string) (st core.State) {

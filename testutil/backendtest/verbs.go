@@ -15,6 +15,10 @@ import (
 // verbCases are verbs of core.Locker that need more of a backend than one key.
 var verbCases = []suiteCase{
 	{"AcquireAny_Callers", (*suite).anyCallers},
+}
+
+// sealerVerbCases are those of core.Locker that need a core.Sealer.
+var sealerVerbCases = []suiteCase{
 	{"AcquireAny_Sealed", (*suite).anySealed},
 	{"DoOnce", (*suite).doOnce},
 }
@@ -23,8 +27,16 @@ var verbCases = []suiteCase{
 // repeated while the backend is unavailable, because a Locker does not repeat it.
 type shared struct{ core.Backend }
 
-func (b shared) Open(core.Environment) (core.Backend, error) { return b, nil }
-func (shared) Close() error                                  { return nil }
+func (shared) Close() error { return nil }
+
+// sharedSealer is shared for a core.Sealer.
+type sharedSealer struct {
+	shared
+	sealer core.Sealer
+}
+
+func (b shared) Open(core.Environment) (core.Backend, error)       { return b, nil }
+func (b sharedSealer) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 func (b shared) Release(ctx context.Context, g core.Grant) (w core.Waiters, err error) {
 	unknown := false
@@ -39,9 +51,11 @@ func (b shared) Release(ctx context.Context, g core.Grant) (w core.Waiters, err 
 	return w, err
 }
 
-func (b shared) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
-	return again(ctx, func() error { return b.Backend.Seal(ctx, g, value, retention) })
+func (b sharedSealer) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+	return again(ctx, func() error { return b.sealer.Seal(ctx, g, value, retention) })
 }
+
+func (b sharedSealer) Unseal(ctx context.Context, key string) error { return b.sealer.Unseal(ctx, key) }
 
 // again repeats a call while the backend is unavailable and ctx lasts.
 func again(ctx context.Context, call func() error) error {
@@ -56,9 +70,13 @@ func again(ctx context.Context, call func() error) error {
 // lockers returns Lockers on the backend, as of several processes.
 func (s *suite) lockers(n int) []*core.Locker {
 	s.Helper()
+	var b core.Opener = shared{s.b}
+	if sealer, ok := s.b.(core.Sealer); ok {
+		b = sharedSealer{shared{s.b}, sealer}
+	}
 	all := make([]*core.Locker, n)
 	for i := range all {
-		l, err := core.New(shared{s.b}, core.WithTTL(long), core.WithOutageWait(patience), core.WithLogger(slog.New(slog.DiscardHandler)))
+		l, err := core.New(b, core.WithTTL(long), core.WithOutageWait(patience), core.WithLogger(slog.New(slog.DiscardHandler)))
 		s.ok("New", err)
 		s.Cleanup(func() { _ = l.Close() })
 		all[i] = l

@@ -7,6 +7,10 @@ var watchCases = []suiteCase{
 		g := s.acquire(s.request(s.key(), long))
 		s.watched(g.Key, func() { s.ok("Release", s.release(g.Grant)) })
 	}},
+	{"Watch_Stopped", (*suite).watchStopped},
+}
+
+var sealerWatchCases = []suiteCase{
 	{"Watch_Seal", func(s *suite) {
 		g := s.acquire(s.request(s.key(), long))
 		s.watched(g.Key, func() { s.ok("Seal", s.seal(g.Grant, nil, long)) })
@@ -20,7 +24,6 @@ var watchCases = []suiteCase{
 		g := s.orphan()
 		s.watched(g.Key, func() { s.unseal(g.Key) })
 	}},
-	{"Watch_Stopped", (*suite).watchStopped},
 }
 
 // watched checks that change wakes two watchers. A backend whose waiters poll has nothing to check.

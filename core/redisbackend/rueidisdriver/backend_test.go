@@ -19,7 +19,7 @@ import (
 func TestBackend_Redis(t *testing.T) {
 	t.Parallel()
 	c := single(t, testutil.Redis(t).Addr())
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 // Options of rueidis that change how commands travel.
@@ -34,7 +34,7 @@ func TestBackend_Options(t *testing.T) {
 			t.Parallel()
 			o.InitAddress = []string{testutil.Redis(t).Addr()}
 			c := client(t, o)
-			backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+			backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 		})
 	}
 }
@@ -42,13 +42,13 @@ func TestBackend_Options(t *testing.T) {
 func TestBackend_RedisCluster(t *testing.T) {
 	t.Parallel()
 	c := clustered(t, testutil.RedisCluster(t, 3))
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 func TestBackend_Sentinel(t *testing.T) {
 	t.Parallel()
 	c := watched(t, testutil.Sentinel(t))
-	backendtest.TestBackend(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
+	backendtest.TestSealer(t, func(t *testing.T) core.Backend { return open(t, patient(c)) })
 }
 
 func TestBackend_Quorum(t *testing.T) {
