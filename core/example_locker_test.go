@@ -265,3 +265,15 @@ func ExampleLock_Token() {
 	// true <nil>
 	// true <nil>
 }
+
+// A service that needs records checks its Locker when it starts. A quorum of Redis masters keeps
+// leases and tokens only.
+func ExampleLocker_Seals() {
+	locker := exampleLocker()
+	defer locker.Close()
+	if !locker.Seals() {
+		panic(core.ErrNoSeals)
+	}
+	fmt.Println("records can be kept")
+	// Output: records can be kept
+}

@@ -8,18 +8,14 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
-
-// leasesOnly is a backend that keeps leases and tokens only, as a quorum does.
-type leasesOnly struct{ core.Backend }
-
-func (b leasesOnly) Open(core.Environment) (core.Backend, error) { return b, nil }
 
 // Each call that needs a core.Sealer fails before the backend is asked, and says which backends can.
 func TestNoSeals_EachCall(t *testing.T) {
 	t.Parallel()
-	l := locker(t, leasesOnly{backendtest.Memory()})
+	l := locker(t, check.LeasesOnly{Backend: backendtest.Memory()})
 	if l.Seals() {
 		t.Error("Seals() = true")
 	}
@@ -66,7 +62,7 @@ func TestNoSeals_EachCall(t *testing.T) {
 // WithOrphan as a default is refused where the Locker is made.
 func TestNoSeals_Default(t *testing.T) {
 	t.Parallel()
-	_, err := core.New(leasesOnly{backendtest.Memory()}, core.WithOrphan(time.Hour))
+	_, err := core.New(check.LeasesOnly{Backend: backendtest.Memory()}, core.WithOrphan(time.Hour))
 	if !errors.Is(err, core.ErrNoSeals) {
 		t.Errorf("New: %v, want ErrNoSeals", err)
 	}

@@ -102,6 +102,9 @@ func configure[O Option](name string, i *interceptor, opts []O) *interceptor {
 			o.GRPC(&i.config)
 		}
 	}
+	if !i.locks && i.source != nil {
+		i.NeedsSeals()
+	}
 	if text := i.Err(); text != "" {
 		panic("grpclock: " + name + ": " + text)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/onelane/onelane/grpclock/internal/testpb"
 
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestWiringPanics(t *testing.T) {
@@ -107,4 +109,17 @@ func FuzzTemplate(f *testing.F) {
 			t.Fatalf("%q: %q is no sentence", text, err)
 		}
 	})
+}
+
+// A Locker that keeps leases only cannot keep records. A plain lock needs none.
+func TestNoSeals_Wiring(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(check.Locker(t, check.LeasesOnly{Backend: backendtest.Memory()}))
+	defer func() {
+		if text := fmt.Sprint(recover()); !strings.Contains(text, "Sentinel, Redis Cluster, etcd, ZooKeeper") {
+			t.Errorf("panic %q does not name the backends that keep records", text)
+		}
+	}()
+	grpclock.LockByKey("order:{req.order_id}", l)
+	grpclock.ByMetadata("idempotency-key", l)
 }

@@ -76,6 +76,7 @@ func newMiddleware(name string, s source, opts []HTTPOption) func(http.Handler) 
 	for method := range m.methods {
 		m.Check(!safe[method], "Methods(%q): the method has no effect to record", method)
 	}
+	m.NeedsSeals()
 	return m.wrap(name, m.serve)
 }
 

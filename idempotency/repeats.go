@@ -33,6 +33,7 @@ func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) 
 	m.Check(window <= claim.MaxRetention, "the window %v must be at most %v", window, time.Duration(claim.MaxRetention))
 	m.Check(m.recover == nil, "omit Recover: an answer is not kept, so there is none to recover")
 	m.Retention = window
+	m.NeedsSeals()
 	return m.wrap("RefuseRepeats", m.serve)
 }
 

@@ -6,12 +6,14 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/gin-gonic/gin"
 	"github.com/go-redsync/redsync/v4/redis"
 	goredis "github.com/redis/go-redis/v9"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 )
@@ -50,6 +52,20 @@ func docsReadiness(locker *core.Locker) http.HandlerFunc {
 func docsQuorum(a, b, c *goredis.Client) (*core.Locker, error) {
 	backend := redisbackend.New(a, b, c)
 	return core.New(backend)
+}
+
+func docsRecordsBesideAQuorum(r *gin.Engine, a, b, c, one goredis.UniversalClient) error {
+	stock, err := core.New(redisbackend.New(a, b, c))
+	if err != nil {
+		return err
+	}
+	records, err := core.New(redisbackend.New(one))
+	if err != nil {
+		return err
+	}
+	r.Use(ginlock.ByHeader("Idempotency-Key", idempotency.WithLocker(records)))
+	r.POST("/orders/:id", ginlock.LockByKey("stock:{param.id}", idempotency.WithLocker(stock)))
+	return nil
 }
 
 func docsReplicas(client *goredis.Client) (*core.Locker, error) {

@@ -20,7 +20,7 @@ type Hanging struct {
 // Open implements core.Opener.
 func (b *Hanging) Open(core.Environment) (core.Backend, error) { return b, nil }
 
-// Acquire implements core.Sealer.
+// Acquire implements core.Backend.
 func (b *Hanging) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
 	why := errors.New("no answer")
 	switch {

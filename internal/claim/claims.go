@@ -76,10 +76,14 @@ type Outcome struct {
 //
 // The error is [*UnknownError], or it matches [ErrInFlight], [ErrMismatch], [ErrRecord] or
 // [ErrQuota]. Otherwise it is an error of core. That one matches [core.ErrUnavailable],
-// [core.ErrClosed] or [core.ErrInvalidKey], or it is the error of a context that ended.
+// [core.ErrClosed], [core.ErrInvalidKey] or [core.ErrNoSeals], or it is the error of a context that
+// ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	if r.Key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: the key is empty", core.ErrInvalidKey)
+	}
+	if !c.locker.Seals() {
+		return Outcome{}, fmt.Errorf("idempotency: key %q: %w", r.Key, core.ErrNoSeals)
 	}
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
 	a := &attempt{

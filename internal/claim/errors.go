@@ -76,6 +76,8 @@ func CodeOf(err error) (code string, loud bool) {
 		return "idempotency_outcome_unknown", true
 	case errors.Is(err, ErrRecord):
 		return "idempotency_response_not_kept", true
+	case errors.Is(err, core.ErrNoSeals):
+		return "misconfigured", true
 	case errors.Is(err, ErrQuota):
 		return "idempotency_quota", false
 	case errors.Is(err, core.ErrTaken):

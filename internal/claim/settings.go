@@ -72,6 +72,12 @@ func (s *Settings) UseLocker() *core.Locker {
 	return core.Default()
 }
 
+// NeedsSeals notes a mistake if the Locker is known already and its backend cannot keep records.
+func (s *Settings) NeedsSeals() {
+	l := s.UseLocker()
+	s.Check(l == nil || l.Seals(), "the Locker cannot keep records: %v", core.ErrNoSeals)
+}
+
 // Logger returns the logger of the Locker, or slog's if there is none.
 func (s *Settings) Logger() *slog.Logger {
 	if l := s.UseLocker(); l != nil {
