@@ -34,6 +34,10 @@ type Config struct {
 	// not abstain for one TTL after their start. Set it for tests, and for the first start of a new
 	// quorum only.
 	NewInstallation bool
+	// LongestTTL is the longest TTL that a lock on this quorum may have, also by [core.WithTTL] and
+	// Lock.Extend. With 0 it is 30 s. It must be the same in all processes: a master that starts has
+	// no vote for one and a half times as long, and 2 s more.
+	LongestTTL time.Duration
 	// Replicas is how many replicas of the one Redis must confirm each lock, each renewal and each
 	// seal. They confirm by WAIT, within ReplicaTimeout. With 0, no replica is asked. If too few
 	// confirm, the error matches [core.ErrUnavailable] and names how many confirmed. A new lock is
@@ -82,7 +86,12 @@ func (c Config) Open(env core.Environment) (core.Backend, error) {
 		s := &server{id: id, router: nodes[0]}
 		return s.observed(env, func() []*node { return nodes })
 	}
-	q := newQuorum(nodes, env, c.NewInstallation)
+	longest := cmp.Or(c.LongestTTL, defaultLongest)
+	if env.TTL > longest {
+		return nil, errors.Join(fmt.Errorf("redisbackend: the Locker's TTL of %v is longer than the longest of this quorum, %v; use a shorter TTL, or set LongestTTL in all processes alike",
+			env.TTL, longest), closeAll(nodes))
+	}
+	q := newQuorum(nodes, env, longest, c.NewInstallation)
 	end, err := observe(env.Meter, func() []*node { return nodes })
 	if err != nil {
 		return nil, errors.Join(err, q.Close())
@@ -185,6 +194,8 @@ func (c Config) valid() error {
 		return errors.New("set no Clients or Pools beside those of a driver")
 	case n == 2:
 		return errors.New("two Redis masters cannot outvote each other; use one, or 3, 5 or 7")
+	case c.LongestTTL < 0:
+		return fmt.Errorf("LongestTTL %v must not be negative", c.LongestTTL)
 	case c.NodeTimeout < 0:
 		return fmt.Errorf("node time-out %v must not be negative", c.NodeTimeout)
 	}

@@ -71,7 +71,7 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 	// The holder of the key is known. One more question answers for how long, and whether the key
 	// is orphaned.
 	look, keys, args := inspectScript, []string{q.Key}, []any(nil)
-	if waiter := s.waiter(q); waiter != "" {
+	if waiter := waiterText(s.id, q); waiter != "" {
 		look, keys, args = waitScript, []string{q.Key, waiting(q.Key)}, []any{waiter, ownertext.Millis(waiterLife)}
 	}
 	again, _, asked := s.call(ctx, q.Key, look, keys, args...)
@@ -115,7 +115,7 @@ func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string)
 			if deleted, _ := del.Value.(int64); deleted != 1 {
 				return unknown, false, r, n, nil
 			}
-			return s.waiters(n, pop.Value), true, r, n, nil
+			return waiters(s.id, n, pop.Value), true, r, n, nil
 		case isUnknownCommand(err):
 		case n == nil || how == known || errors.Is(err, errNotSent) || isTimeout(err) || contextError(ctx) != nil:
 			return unknown, false, r, n, lostIfForeign(err)

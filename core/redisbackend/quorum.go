@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed" // the scripts
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -11,52 +12,50 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// quorum is the Backend on three or more independent masters. It has leases by majority, as in
-// Redlock, and Paxos for values that outlive a lease.
+// quorum is the Backend on three or more independent masters: leases by majority, as in Redlock,
+// with fencing tokens. It keeps no seals and no orphans.
 //
-// A node keeps three things per key. They are the owner (the lease, with a TTL), the highest ballot
-// that it promised and to whom, and what it accepted. The last is a value under a stamp (ballot,
-// step), or nothing. Values are seals, the records of orphans (BEGUN, the owner's text), and VOID.
-// A ballot is promised once. A proposer may act on a node if nobody else holds the key there. The
-// node must have promised less, or the same ballot to the same proposer. A stamp never replaces a
-// higher or an equal one. The ballot of a lease is its fencing token: its holders get ballot ×
-// block + i.
+// A node keeps per key an owner with its lease, and a promise p: a number in µs. All processes have
+// the same constants: T is clockTolerance, LIFE is promiseLife, LONGEST is Config.LongestTTL, GUARD
+// is max(LONGEST, 5 s) + T. The lines of Lua and Go that keep a rule name its number.
 //
-//  1. Acquire asks all nodes. A node that is free, or holds VOID or the orphan to adopt, grants: it
-//     sets the owner and promises its ballot + 1. A new key takes the caller's time in µs. A node
-//     that the caller owns already answers its ballot unchanged. Others answer what they accepted,
-//     or their owner.
-//  2. The same stamp on a majority: the value is decided. Acquire answers it and writes it to the
-//     nodes that lack it.
-//  3. Grants of a majority: the token is the largest ballot. If the grants differ, a majority must
-//     promise it to the owner. If any answer carried a value, a majority must accept VOID under
-//     (token, 0) beside the lease. So leftovers do not come back after this holder. For a lock with
-//     an orphan a majority must accept BEGUN instead, always.
-//  4. A value without a majority, and no owner with one: repair. Prepare a larger ballot b, take
-//     the value with the highest stamp, have it accepted under (b, 1) with the time it has left.
-//     VOID: the key is free, try again.
-//  5. Otherwise the key is taken, contested (a split vote), or the quorum is unavailable.
+//  1. Attempt. Each attempt has an owner that was never used before. The caller notes its monotonic
+//     clock (sent), and asks all nodes at once, with its wall clock (now).
+//  2. Grant. The owner itself: the lease gets longer, the answer is p. Another owner: HELD. A node
+//     younger than GUARD + LONGEST/2: ABSTAINS. |now − the node's clock| > T: CLOCK, always.
+//     Otherwise the caller is the owner, p = max(p + 1, now), and the answer is p.
+//  3. Token. If some majority answered one number, that is t. If a majority granted, and there is no
+//     such number, t is the largest answer, and promise(t) goes to the nodes that granted. A node
+//     refuses it if the caller is not the owner, or if p < t and t > its clock + T. Otherwise
+//     p = max(p, t). A majority must accept, and the node that answered t counts only if it does.
+//  4. Hold. After the last phase, the caller looks at its monotonic clock. It holds until sent + TTL
+//     − 1 % − 2 ms, or not at all. An attempt that does not hold gives back what it was granted: now
+//     where a node granted, later where no answer came. Tokens are t × 256 + i, computed in Go.
+//  5. A promise ends at max(p, the node's time) + LIFE. Only rules 2 and 3 write it.
+//  6. Extend. The owner's lease gets longer. It counts if a majority said yes before the deadline
+//     that it renews. Then, as long as the caller holds, Extend asks again the nodes that said FREE.
+//     There a node of at least GUARD's age without an owner takes the key again, whatever it
+//     promised. Answers to that count for nothing.
+//  7. Release deletes the lease of the owner. It raises nothing. Losses and releases are final.
+//  8. Start. A node's age is counted from LASTSAVE, else from INFO, in whole seconds − 1. From GUARD
+//     on, holders may take keys again; from GUARD + LONGEST/2 on, it grants. A node that tells
+//     neither never grants. With NewInstallation both are 0.
 //
-// Seal is accept of the value under (token, 1) by nodes where the key is still the caller's. If
-// nodes refuse because they promised more, and a majority is the caller's, it prepares a larger
-// ballot and tries again. Release of a lock with an orphan does the same with VOID. Plain Release
-// deletes the lease and raises the promise, so that nothing late of the lease has an effect. Extend
-// lengthens the leases, and takes the key again on nodes that lost it once a majority confirmed the
-// lease. It does so whatever they promised since: no other can have a majority. Unseal prepares a
-// larger ballot and has VOID accepted. VOID outlives what it voids, and a shorter value that
-// replaces VOID. Inspect applies 2, 3 and 5 and changes nothing.
+// So tokens go up by each node's own clock, whatever the clocks of callers say. A promise on a node
+// is at most its clock + T. A later grant there sees it, or the node's clock moved on by more than
+// 2T meanwhile. docs/quorum.md says what the rules do not cover.
 //
-// A node that started less than a TTL ago abstains, except from values that it still knows or that
-// are decided. It may have forgotten leases and promises.
+// The scripts, with their KEYS and ARGV, are in lua/quorum_*.lua behind lua/quorum.lua. Release is
+// lua/release.lua. An answer begins with a status (voteYes and so on). A test replaces the nodes'
+// driver.Conn, the clock now, and node.jitter.
 type quorum struct {
 	nodes    []*node
 	everyone []int
 	env      core.Environment
-	// guard is for how long a node that started abstains, at least. It is 0 for a new installation.
-	guard         time.Duration
-	doesNotForget bool
+	longest  time.Duration // LONGEST
+	// From which age in ms a node lets holders take keys again, and grants.
+	again, grants int64
 	excluded      atomic.Int32
-	healing       atomic.Int32
 	identity      identity
 	end           func() error // of its instruments
 
@@ -65,44 +64,43 @@ type quorum struct {
 }
 
 const (
-	// promiseLife is how long a promise outlives its last use. Requests and differences of clocks are
-	// shorter. After that, ballots start from the clock again, which has passed them.
-	promiseLife = 10 * time.Minute
-	// clockTolerance is how far a caller's clock may be from that of a node that grants a new key.
+	// clockTolerance is how far a caller's clock may be from that of a node that grants (T).
 	clockTolerance = 2 * time.Second
+	// promiseLife is how long a promise outlives its number (LIFE). Twice the tolerance is needed. The
+	// rest is for clocks that step.
+	promiseLife = time.Minute
+	// shortestGuard is above twice the tolerance: a node that forgot a promise grants a larger one.
+	shortestGuard  = 5 * time.Second
+	defaultLongest = 30 * time.Second
 )
 
 var (
-	//go:embed lua/quorum_node.lua
-	quorumNodeSource string
+	//go:embed lua/quorum.lua
+	quorumSource string
 	//go:embed lua/quorum_acquire.lua
 	quorumAcquireSource string
-	//go:embed lua/quorum_prepare.lua
-	quorumPrepareSource string
-	//go:embed lua/quorum_accept.lua
-	quorumAcceptSource string
+	//go:embed lua/quorum_promise.lua
+	quorumPromiseSource string
 	//go:embed lua/quorum_extend.lua
 	quorumExtendSource string
-	//go:embed lua/quorum_release.lua
-	quorumReleaseSource string
 	//go:embed lua/quorum_read.lua
 	quorumReadSource string
 
-	quorumAcquireScript = newScript(3, quorumNodeSource, quorumAcquireSource)
-	quorumPrepareScript = newScript(3, quorumNodeSource, quorumPrepareSource)
-	quorumAcceptScript  = newScript(3, tellSource+quorumNodeSource, quorumAcceptSource)
-	quorumExtendScript  = newScript(3, quorumNodeSource, quorumExtendSource)
-	quorumReleaseScript = newScript(3, tellSource+quorumNodeSource, quorumReleaseSource)
-	quorumReadScript    = newScript(3, quorumNodeSource, quorumReadSource)
+	quorumPrelude = fmt.Sprintf("local T, LIFE = %d, %d\n", clockTolerance.Microseconds(), promiseLife.Milliseconds()) + quorumSource
+
+	quorumAcquireScript = newScript(3, quorumPrelude+announceSource, quorumAcquireSource)
+	quorumPromiseScript = newScript(2, quorumPrelude, quorumPromiseSource)
+	quorumExtendScript  = newScript(1, quorumPrelude, quorumExtendSource)
+	quorumReadScript    = newScript(2, quorumPrelude, quorumReadSource)
 )
 
-func newQuorum(nodes []*node, env core.Environment, newInstallation bool) *quorum {
-	q := &quorum{nodes: nodes, env: env, guard: env.TTL, doesNotForget: newInstallation, now: time.Now}
+func newQuorum(nodes []*node, env core.Environment, longest time.Duration, newInstallation bool) *quorum {
+	q := &quorum{nodes: nodes, env: env, longest: longest, now: time.Now}
+	if !newInstallation { // rule 8
+		guard := max(longest, shortestGuard) + clockTolerance
+		q.again, q.grants = ownertext.Millis(guard), ownertext.Millis(guard+max(longest/2, clockTolerance))
+	}
 	for i, n := range nodes {
-		n.freeing = func(key, owner string) *command {
-			r := q.round(key, quorumReleaseScript, owner, "0", 0, n.channel(key), "")
-			return scriptCommand(r.script, r.keys, r.args...)
-		}
 		q.everyone = append(q.everyone, i)
 		n.health = &health{node: n, out: &q.excluded}
 	}
@@ -112,12 +110,13 @@ func newQuorum(nodes []*node, env core.Environment, newInstallation bool) *quoru
 
 func (q *quorum) majority() int { return len(q.nodes)/2 + 1 }
 
-// abstention returns for how many ms after its start a node abstains.
-func (q *quorum) abstention(ttl time.Duration) int64 {
-	if q.doesNotForget {
-		return 0
+// tooLong refuses a TTL that a node may have forgotten by the time it grants again.
+func (q *quorum) tooLong(key string, ttl time.Duration) error {
+	if ttl <= q.longest {
+		return nil
 	}
-	return ownertext.Millis(max(ttl, q.guard))
+	return fmt.Errorf("redisbackend: key %q: a TTL of %v is longer than the longest of this quorum, %v; use a shorter TTL, or set LongestTTL in all processes alike",
+		ownertext.Key(key), ttl, q.longest)
 }
 
 // round is a script for some nodes.
@@ -130,30 +129,34 @@ type round struct {
 	// noted is called with each answer as it comes, also with those that nobody waits for. It may be
 	// nil.
 	noted func(vote)
-	// traces, if not nil, are those of a lease that the round ends. A node is asked after it has
-	// answered Acquire, or the lease would come after its end.
-	traces *traces
 }
 
-// round makes a round that asks all nodes about key.
+// round makes a round that asks all nodes about key. The script's KEYS are the first of the lease,
+// the promise and the waiters.
 func (q *quorum) round(key string, s *script, args ...any) round {
-	keys := []string{key, companion(key, "ballot"), companion(key, "accepted")}
+	keys := []string{key}
+	if s.KeyCount > 1 {
+		keys = append(keys, companion(key, "promise"))
+	}
+	if s.KeyCount > 2 {
+		keys = append(keys, waiting(key))
+	}
 	return round{keys: keys, script: s, args: args, nodes: q.everyone}
 }
 
-// ask sends a round to its nodes at once and passes each answer to enough, until that returns true
-// or all have answered. left is how many answers are still to come. They arrive in rest, which is
-// closed after the last. The calls go on in the background, each within its time-out, also if ctx
-// is canceled meanwhile. The others should keep what a majority keeps.
-func (q *quorum) ask(ctx context.Context, r round, enough func(v vote, left int) bool) (rest <-chan vote) {
+// ask sends a round to its nodes at once. It collects their answers until enough returns true, or
+// all have answered. left is how many are still to come. They arrive in rest, which is closed after
+// the last. The calls go on in the background, each within its time-out, also if ctx is canceled
+// meanwhile. The others should keep what a majority keeps.
+func (q *quorum) ask(ctx context.Context, r round, enough func(t *tally, left int) bool) (t tally, rest <-chan vote) {
 	ctx, settle, end := untilSettled(ctx)
 	defer settle()
+	t = tally{quorum: q, asked: len(r.nodes)}
 	answers := make(chan vote, len(r.nodes))
 	var left atomic.Int64
 	left.Store(int64(len(r.nodes)))
 	for _, i := range r.nodes {
 		go func() {
-			r.traces.await(ctx, i)
 			v := q.call(ctx, i, r)
 			if r.noted != nil {
 				r.noted(v)
@@ -166,11 +169,12 @@ func (q *quorum) ask(ctx context.Context, r round, enough func(v vote, left int)
 		}()
 	}
 	for n := len(r.nodes) - 1; n >= 0; n-- {
-		if enough(<-answers, n) {
+		t.votes = append(t.votes, <-answers)
+		if enough(&t, n) {
 			break
 		}
 	}
-	return answers
+	return t, answers
 }
 
 // call asks one node, unless it is excluded.
@@ -208,9 +212,7 @@ func untilSettled(ctx context.Context) (bounded context.Context, settle, end fun
 	return bounded, func() { stop() }, cancel
 }
 
-// pause waits between two tries.
-func (q *quorum) pause(ctx context.Context, d time.Duration) { pause(ctx, q.nodes[0].jitter(d)) }
-
+// Mint returns g: each grant has its tokens.
 func (q *quorum) Mint(_ context.Context, g core.Grant) (core.Grant, error) { return g, nil }
 
 // Close ends the nodes. Calls that are under way end within their time-outs.

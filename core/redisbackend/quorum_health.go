@@ -27,6 +27,7 @@ const (
 	reasonTimeouts  = "timeouts"
 	reasonRestarted = "restarted"
 	reasonClock     = "clock"
+	reasonACL       = "acl" // it does not tell when it started
 )
 
 // health is what a quorum knows of a node, so that one that hangs costs nothing.
@@ -82,16 +83,18 @@ func (h *health) saw(v vote) {
 	switch {
 	case v.err != nil || v.status != voteYes && v.status != voteAbstains && v.status != voteClock:
 		return
+	case v.status == voteAbstains && v.off < 0:
+		reason = reasonACL
 	case v.status == voteAbstains:
 		reason = reasonRestarted
 	case v.status == voteClock:
 		reason = reasonClock
-		h.node.skew.note(v.ahead())
+		h.node.skew.note(v.off)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if reason == reasonRestarted {
-		h.until = time.Now().Add(v.abstains())
+		h.until = time.Now().Add(v.off)
 	}
 	if h.reason != reason && h.reason != reasonTimeouts {
 		h.change(reason, v.failure(h.node))
@@ -149,12 +152,12 @@ func (d *identity) wanted() string {
 }
 
 func (d *identity) saw(v vote, nodes []*node) {
-	if d.known.Load() || v.err != nil || v.status != voteYes && v.status != voteHeld && v.status != voteSealed {
+	if d.known.Load() || v.err != nil || v.status != voteYes && v.status != voteHeld {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	run := v.extra
+	run := v.run
 	if run == "" {
 		run = fmt.Sprint("unknown ", v.node) // by the ACL
 	}

@@ -130,7 +130,7 @@ func (s *server) acquireByScript(ctx context.Context, q core.Request) (g core.Gr
 	}
 	r, n, err = s.callConfirmed(ctx, q.Key, acquireScript, []string{q.Key, fence(q.Key), waiting(q.Key)},
 		q.Owner, ownertext.Millis(q.TTL+q.Orphan), token, ownertext.Millis(q.TTL+q.Orphan+fenceLife),
-		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)), s.waiter(q), ownertext.Millis(waiterLife))
+		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)), waiterText(s.id, q), ownertext.Millis(waiterLife))
 	if err != nil {
 		return g, r, n, err
 	}
@@ -236,7 +236,7 @@ func (s *server) release(ctx context.Context, g core.Grant, channel string) (w c
 	}
 	switch r.status {
 	case statusDone:
-		return s.waiters(n, r.fields[1]), r, n, nil
+		return waiters(s.id, n, r.fields[1]), r, n, nil
 	case statusSealed:
 		if sealedBy(g, r.text(1)) {
 			return unknown, r, n, nil

@@ -19,16 +19,16 @@ var unknown = core.Waiters{Others: -1}
 // waiting returns the name of the set of those that asked for key in vain since it was taken.
 func waiting(key string) string { return companion(key, "wait") }
 
-// waiter is what q adds to the waiters of its key, or empty.
-func (s *server) waiter(q core.Request) string {
+// waiterText is what the backend id adds to the waiters of q's key, or empty.
+func waiterText(id string, q core.Request) string {
 	if q.Waiter == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s %d", s.id, q.Needs.Microseconds())
+	return fmt.Sprintf("%s %d", id, q.Needs.Microseconds())
 }
 
-// waiters reads the set that a release found. It leaves out this backend's own.
-func (s *server) waiters(n *node, set any) (w core.Waiters) {
+// waiters reads the set that a release found. It leaves out the backend's own.
+func waiters(own string, n *node, set any) (w core.Waiters) {
 	if heard, ok := set.(int64); ok && heard < 0 || n.wakes == nil {
 		return unknown // they poll
 	}
@@ -36,7 +36,7 @@ func (s *server) waiters(n *node, set any) (w core.Waiters) {
 	ids := make(map[string]bool, len(members))
 	for _, m := range members {
 		id, needs, _ := strings.Cut(fmt.Sprintf("%s", m), " ")
-		if id == s.id {
+		if id == own {
 			continue
 		}
 		ids[id] = true

@@ -264,19 +264,6 @@ func (n *node) freed(channel string) {
 	}
 }
 
-// others returns how many other processes heard a message, of those that Redis counted.
-func (n *node) others(channel string, heard int64) int {
-	if heard < 0 || n.wakes == nil {
-		return -1
-	}
-	n.wakes.mu.Lock()
-	defer n.wakes.mu.Unlock()
-	if c := n.wakes.channels[channel]; c != nil && c.confirmed {
-		heard--
-	}
-	return int(max(heard, 0))
-}
-
 // subscribed reports whether a key's channel is subscribed already.
 func (n *node) subscribed(key string) bool {
 	n.wakes.mu.Lock()

@@ -1,8 +1,7 @@
--- ARGV: "", for how long the node abstains in ms. Changes nothing.
+-- KEYS: lease, promise. ARGV: "", up to which age in ms the node grants nothing. Answers {HELD, owner,
+-- promise, PTTL}, {FREE}, {ABSTAINS, ms}. It changes nothing.
 if owner then
-  return answer(HELD, true)
+  return {HELD, owner, text(promised()), call('PTTL', KEYS[1])}
 end
-if closed() then
-  return answer(SEALED, true)
-end
-return answer(abstains(ARGV[2]) > 0 and ABSTAINS or FREE, true)
+local wait = abstains(ARGV[2])
+return wait == 0 and {FREE} or {ABSTAINS, text(wait)}
