@@ -272,22 +272,19 @@ func TestFormat_Quorum(t *testing.T) {
 	nodes := testutil.Cluster(t, 3)
 	l, ctx := locker(t, quorumOf(nodes)), t.Context()
 	const key = "onelane:{k}"
-	k := acquire(t, l, "k", core.WithOrphan(time.Minute))
-	owner, ballot := regexp.QuoteMeta(k.Owner()), token(t, k)/256
+	k := acquire(t, l, "k")
+	owner, promise := regexp.QuoteMeta(k.Owner()), token(t, k)/256
 	for _, n := range nodes {
+		eventually(t, "all nodes granted", func() bool { return n.Client().Exists(ctx, key).Val() == 1 })
 		matches(t, n.Client(), key, "%s", owner)
-		matches(t, n.Client(), key+":ballot", "%d %s", ballot, owner)
-		matches(t, n.Client(), key+":accepted", "%d 0 B60000:%s", ballot, owner)
-	}
-	ok(t, "Seal", k.Seal(ctx, []byte("v"), time.Minute))
-	for _, n := range nodes {
-		matches(t, n.Client(), key+":accepted", "%d 1 \x00%d:v", ballot, token(t, k))
-	}
-	ok(t, "Unseal", l.Unseal(ctx, "k"))
-	for _, n := range nodes {
-		matches(t, n.Client(), key+":accepted", `\d+ 1 V`)
-		if left := n.Client().PTTL(ctx, key+":accepted").Val(); left < 10*time.Minute {
-			t.Errorf("VOID lasts for %v", left)
+		matches(t, n.Client(), key+":promise", "%d", promise)
+		if left := n.Client().PTTL(ctx, key+":promise").Val(); left > time.Minute+2*time.Second || left < 30*time.Second {
+			t.Errorf("the promise lasts for %v", left)
 		}
+	}
+	ok(t, "Release", k.Release(ctx))
+	for _, n := range nodes {
+		eventually(t, "the lease is gone", func() bool { return n.Client().Exists(ctx, key).Val() == 0 })
+		matches(t, n.Client(), key+":promise", "%d", promise)
 	}
 }
