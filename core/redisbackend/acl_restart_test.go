@@ -33,7 +33,7 @@ func TestACL_RestartedNodeAbstains(t *testing.T) {
 		c := restarted(nodes)
 		c.Clients = clients
 		b := openQuorum(t, c, time.Second)
-		_, err := b.Acquire(t.Context(), attempt("k", time.Second, 0))
+		_, err := b.Acquire(t.Context(), attempt("onelane:{k}", time.Second, 0))
 		want(t, "Acquire", err, core.ErrUnavailable)
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("without %q: %v, want %q", forbidden, err, says)

@@ -22,6 +22,7 @@ func restarted(nodes testutil.Nodes) redisbackend.Config {
 // hasVote waits until a node grants keys.
 func hasVote(t *testing.T, b core.Backend, node *testutil.Node) {
 	t.Helper()
+	client := node.Client()
 	eventually(t, "the node grants again", func() bool {
 		r := attempt(fmt.Sprint("vote", time.Now().UnixNano()), time.Second, 0)
 		g, err := b.Acquire(t.Context(), r)
@@ -30,7 +31,7 @@ func hasVote(t *testing.T, b core.Backend, node *testutil.Node) {
 		}
 		granted := false
 		for end := time.Now().Add(100 * time.Millisecond); !granted && time.Now().Before(end); {
-			granted = node.Client().Get(t.Context(), r.Key).Val() == r.Owner
+			granted = client.Get(t.Context(), r.Key).Val() == r.Owner
 		}
 		release(t, b, g)
 		return granted
@@ -78,13 +79,14 @@ func restartAll(t *testing.T, nodes testutil.Nodes) error {
 	for _, node := range nodes {
 		node.Restart()
 		hasVote(t, b, node)
+		client := node.Client()
 		eventually(t, "the restarted node has the lease again", func() bool {
-			return k.Err() != nil || node.Client().Get(t.Context(), "onelane:{k}").Val() == k.Owner()
+			return k.Err() != nil || client.Get(t.Context(), "onelane:{k}").Val() == k.Owner()
 		})
 	}
 	err := released(t, k)
-	release := <-got
-	_ = release.Release(t.Context())
+	next := <-got
+	_ = next.Release(t.Context())
 	return err
 }
 

@@ -174,8 +174,11 @@ func (s *suite) acquireLongest() {
 	base += strings.Repeat("k", longestKey-1-len(base))
 	for _, last := range []string{"1", "2"} {
 		r := s.request(base+last, long)
-		r.Orphan = 10 * 365 * 24 * time.Hour
-		r.Owner = ownertext.New(strings.Repeat("i", 128), strings.Repeat("t", 256), r.Orphan)
+		retention := 10 * 365 * 24 * time.Hour
+		r.Owner = ownertext.New(strings.Repeat("i", 128), strings.Repeat("t", 256), retention)
+		if _, seals := s.b.(core.Sealer); seals {
+			r.Orphan = retention
+		}
 		g := s.acquire(r)
 		s.held(g.Key, g.Owner)
 	}
