@@ -45,6 +45,11 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	if err != nil && !unknown {
 		return err
 	}
+	if cs, redis := at.(clients); redis && err == nil && before.Status == core.Free {
+		if err := cs.alone(ctx, o.prefix, key); err != nil {
+			return err
+		}
+	}
 	done := "released"
 	switch o.args[0] {
 	case "inspect":
@@ -193,7 +198,7 @@ func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *
 		case o.foreign(inspected):
 		case inspected != nil:
 			err = errors.Join(err, inspected)
-		case st.Status == core.Sealed && o.held: // a lease on a minority of a quorum
+		case st.Status == core.Sealed && o.held: // it was sealed after the scan
 		case st.Status != core.Free && rows == o.limit:
 			more = true
 		case st.Status != core.Free:

@@ -110,18 +110,13 @@ func backends(t *testing.T) map[string]struct {
 	clients []redis.UniversalClient
 	flags   []string
 } {
-	one, quorum, cluster := testutil.Redis(t), testutil.Cluster(t, 3), testutil.RedisCluster(t, 3)
+	one, cluster := testutil.Redis(t), testutil.RedisCluster(t, 3)
 	sentinel := testutil.Sentinel(t)
-	var addrs []string
-	for _, n := range quorum {
-		addrs = append(addrs, n.Addr())
-	}
 	return map[string]struct {
 		clients []redis.UniversalClient
 		flags   []string
 	}{
 		"one Redis": {[]redis.UniversalClient{one.Client()}, []string{"-redis", "redis://" + one.Addr() + "/0"}},
-		"quorum":    {quorum.Clients(), []string{"-redis", strings.Join(addrs, ",")}},
 		"cluster":   {[]redis.UniversalClient{cluster.Client()}, []string{"-redis", cluster.Nodes[0].Addr(), "-cluster"}},
 		"Sentinel": {[]redis.UniversalClient{sentinel.Client()},
 			[]string{"-redis", sentinel.Options().SentinelAddrs[0], "-sentinel", sentinel.Options().MasterName}},
@@ -134,7 +129,6 @@ func TestCommands(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			backend := redisbackend.New(b.clients...)
-			backend.NewInstallation = true
 			backend.NodeTimeout = 10 * time.Second
 			commands(t, backend, b.flags...)
 		})
@@ -172,16 +166,6 @@ func commands(t *testing.T, opener core.Opener, flags ...string) {
 	do := func(wantCode int, args ...string) (string, string) {
 		return ctl(t, wantCode, append(args, flags...)...)
 	}
-	// Masters of a quorum that have just started do not know whether a key is free.
-	for end := time.Now().Add(time.Minute); ; time.Sleep(250 * time.Millisecond) {
-		var out, errs bytes.Buffer
-		code := run(t.Context(), append([]string{"inspect", "order:42"}, flags...), &out, &errs)
-		if code == 0 || time.Now().After(end) {
-			break
-		}
-		contains(t, errs.String(), "just started")
-	}
-
 	began := time.Now()
 	out, _ := do(0, "inspect", "order:42")
 	contains(t, out, "order:42", "free")

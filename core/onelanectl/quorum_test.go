@@ -1,14 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"errors"
-	"fmt"
-	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -19,7 +20,7 @@ func quorum(t *testing.T) (testutil.Nodes, clients, *core.Locker) {
 	b := redisbackend.New(nodes.Clients()...)
 	b.NewInstallation = true
 	b.NodeTimeout = 10 * time.Second
-	locker := must[*core.Locker](t)(core.New(b, core.WithTTL(time.Minute)))
+	locker := must[*core.Locker](t)(core.New(b, core.WithTTL(30*time.Second)))
 	t.Cleanup(func() { _ = locker.Close() })
 	var cs clients
 	for _, n := range nodes {
@@ -28,71 +29,82 @@ func quorum(t *testing.T) (testutil.Nodes, clients, *core.Locker) {
 	return nodes, cs, locker
 }
 
-// An orphan of a key that was used before has an end beside its record.
-func TestList_HeldOrphansOnAQuorum(t *testing.T) {
-	t.Parallel()
-	_, cs, locker := quorum(t)
-	for _, key := range []string{"pay:fresh", "pay:used"} {
-		if key == "pay:used" {
-			k := must[*core.Lock](t)(locker.Acquire(t.Context(), key, core.WithOrphan(time.Hour)))
-			if err := k.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		orphan(t, locker, key)
-	}
-	keys, _, err := cs.scan(t.Context(), search{"onelane:", "pay:", 10, true})
-	if err != nil || !slices.Equal(keys, []string{"pay:fresh", "pay:used"}) {
-		t.Errorf("ls -held finds %q, %v", keys, err)
-	}
-}
-
-// A seal on a minority and two values on two minorities are decided, and keep nothing else from being forgotten.
-func TestUnseal_UndecidedOnAQuorum(t *testing.T) {
+// Each command needs all masters: one of them does not know whether a key is held or free.
+func TestQuorum_OneMasterIsNotEnough(t *testing.T) {
 	t.Parallel()
 	nodes, cs, locker := quorum(t)
-	write := func(n int, key, value string) {
-		t.Helper()
-		must[string](t)(nodes[n].Client().Set(t.Context(), "onelane:{"+key+"}:accepted", value, time.Hour).Result())
-	}
-	now := time.Now().UnixMicro()
-	write(0, "a", fmt.Sprintf("%d 0 B3600000:shop-1/00000000000000000000000000000000;3600000", now))
-	for i := range 2 {
-		write(i, "x:a", fmt.Sprintf("%d 1 \x00%d:v%d", now+int64(i), now, i))
-	}
-	seal := func(key string) {
-		t.Helper()
-		if err := must[*core.Lock](t)(locker.Acquire(t.Context(), key)).Seal(t.Context(), []byte("v"), time.Hour); err != nil {
-			t.Fatal(err)
+	k := must[*core.Lock](t)(locker.Acquire(t.Context(), "a{b}"))
+	check.Eventually(t, "all masters have the lock", func() bool {
+		n := 0
+		for _, c := range cs {
+			n += int(c.Exists(t.Context(), "onelane:{a%7Bb%7D}").Val())
+		}
+		return n == len(cs)
+	})
+	one := []string{"-redis", nodes[0].Addr()}
+	for _, args := range [][]string{{"inspect", "a{b}"}, {"release", "a{b}", "-owner", k.Owner()}, {"ls"}} {
+		out, errs := ctl(t, 2, append(args, one...)...)
+		contains(t, errs, "one master of a quorum", "all masters")
+		if strings.Contains(out, "a{b}") {
+			t.Errorf("%s says %q", args[0], out)
 		}
 	}
-	seal("x:b")
-	nodes[2].Kill()
-	run := func(args ...string) error {
-		o := options{prefix: "onelane:", limit: 10, yes: true, args: args, timeout: 10 * time.Second}
-		return o.on(t.Context(), locker, cs, &printer{w: t.Output()})
+	var all []string
+	for _, n := range nodes {
+		all = append(all, n.Addr())
 	}
-	if err := run("unseal", "a"); err != nil {
-		t.Errorf("unseal: %v", err)
-	}
-	if err := run("forget", "x:"); err == nil {
-		t.Error("forget says nothing of the master that is down")
-	}
-	for _, key := range []string{"a", "x:a", "x:b"} {
-		if st, err := locker.Inspect(t.Context(), key); err != nil || st.Status != core.Free {
-			t.Errorf("%s is %v, %v", key, st.Status, err)
+	out, _ := ctl(t, 0, "-redis", strings.Join(all, ","), "release", "a{b}", "-owner", k.Owner())
+	contains(t, out, "released a{b}")
+	check.Eventually(t, "the first master has no lock", func() bool { return cs[0].Exists(t.Context(), "onelane:{a%7Bb%7D}").Val() == 0 })
+	for _, args := range [][]string{{"inspect", "a{b}"}, {"release", "a{b}", "-owner", k.Owner()}} {
+		out, errs := ctl(t, 2, append(args, one...)...)
+		contains(t, errs, "one master of a quorum", "all masters")
+		if out != "" {
+			t.Errorf("%s says %q", args[0], out)
 		}
 	}
 }
 
-func TestList_KeyThatEndsAsASeal(t *testing.T) {
+// Commands on a quorum: a held key is known at once, and a free one when the masters have a vote.
+func TestCommands_Quorum(t *testing.T) {
 	t.Parallel()
-	node := testutil.Redis(t)
-	locker := must[*core.Locker](t)(core.New(on(node.Client()), core.WithPrefix(""), core.WithTTL(time.Minute)))
-	defer locker.Close()
-	must[*core.Lock](t)(locker.Acquire(t.Context(), "job:accepted"))
-	out, _ := ctl(t, 0, "-redis", node.Addr(), "-prefix", "", "ls")
-	contains(t, out, "job:accepted")
+	nodes, cs, locker := quorum(t)
+	k := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:42", core.WithTag("till 3")))
+	run := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		o := options{prefix: "onelane:", limit: 10, owner: k.Owner(), args: args, timeout: 10 * time.Second}
+		err := o.on(t.Context(), locker, cs, &printer{w: &out})
+		return out.String(), err
+	}
+	for _, args := range [][]string{{"inspect", "order:42"}, {"ls", "order:"}} {
+		out, err := run(args...)
+		if err != nil {
+			t.Error(err)
+		}
+		contains(t, out, "order:42", "held", "till 3")
+	}
+	if _, err := run("unseal", "order:42"); !errors.Is(err, errNothing) {
+		t.Errorf("unseal of a held key: %v", err)
+	}
+	out, err := run("release", "order:42")
+	if err != nil {
+		t.Error(err)
+	}
+	contains(t, out, "released order:42")
+	out, err = run("inspect", "order:42")
+	if err != nil {
+		t.Error(err)
+	}
+	contains(t, out, "free")
+	if _, err := run("forget", "order:"); !errors.Is(err, errNothing) {
+		t.Errorf("forget: %v", err)
+	}
+	var addrs []string
+	for _, n := range nodes {
+		addrs = append(addrs, n.Addr())
+	}
+	_, errs := ctl(t, 2, "-redis", strings.Join(addrs, ","), "inspect", "order:42")
+	contains(t, errs, "just started")
 }
 
 // Without its time-out, ls takes 5 s on a Redis that hangs.
@@ -123,27 +135,6 @@ func TestList_TimeoutOnAHungZooKeeper(t *testing.T) {
 	ctl(t, 2, "-zookeeper", node.Addr(), "-timeout", "200ms", "ls", "a")
 	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("ls -timeout 200ms took %v", took)
-	}
-}
-
-// The record of a claim is on two nodes of three, which is a majority. One of them is down, so nobody can
-// tell. Without -yes unseal must not delete the other copy: the retry would run again.
-func TestUnseal_RecordWhoseMajorityIsNotSeen(t *testing.T) {
-	t.Parallel()
-	nodes, cs, locker := quorum(t)
-	const key = "claim:ann:1"
-	now := time.Now().UnixMicro()
-	for _, n := range []int{0, 2} {
-		must[string](t)(nodes[n].Client().Set(t.Context(), "onelane:{"+key+"}:accepted", fmt.Sprintf("%d 1 \x00%d:201", now, now), time.Hour).Result())
-	}
-	nodes[2].Kill()
-	o := options{prefix: "onelane:", limit: 10, args: []string{"unseal", key}, timeout: 10 * time.Second}
-	err := o.on(t.Context(), locker, cs, &printer{w: t.Output()})
-	if !errors.Is(err, core.ErrUnavailable) || errors.Is(err, errNothing) {
-		t.Errorf("unseal without -yes: %v", err)
-	}
-	if st, err := locker.Inspect(t.Context(), key); err == nil && st.Status == core.Free {
-		t.Error("the record is deleted, and the retry runs again")
 	}
 }
 

@@ -92,9 +92,9 @@ func (s servers) openRedis() (place, error) {
 func (cs clients) scan(ctx context.Context, s search) (keys []string, more bool, err error) {
 	var mu sync.Mutex
 	found := make(map[string]bool)
-	scanFor := func(ctx context.Context, c *redis.Client, pattern string) error {
+	master := func(ctx context.Context, c *redis.Client) error {
 		for cursor := uint64(0); ; {
-			names, next, err := c.Scan(ctx, cursor, pattern, 500).Result()
+			names, next, err := c.Scan(ctx, cursor, pattern(s.prefix, s.start), 500).Result()
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Options().Addr, err)
 			}
@@ -115,14 +115,6 @@ func (cs clients) scan(ctx context.Context, s search) (keys []string, more bool,
 				return nil
 			}
 		}
-	}
-	master := func(ctx context.Context, c *redis.Client) error {
-		for _, pattern := range patterns(s.prefix, s.start, len(cs) > 1) {
-			if err := scanFor(ctx, c, pattern); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
 	// A master that cannot be reached must leave time to look at the keys of the others.
 	if end, ok := ctx.Deadline(); ok && len(cs) > 1 {
@@ -173,15 +165,7 @@ func withoutSeals(ctx context.Context, c *redis.Client, names []string) ([]strin
 		case err != nil:
 			return nil, err
 		}
-		isSealed := strings.HasPrefix(value, "\x00")
-		if strings.HasSuffix(name, "}"+accepted) { // "ballot step value", and only an orphan's value is of interest
-			fields := strings.SplitN(value, " ", 3)
-			if len(fields) == 3 && strings.HasPrefix(fields[2], "@") { // "@end value"
-				_, fields[2], _ = strings.Cut(fields[2], " ")
-			}
-			isSealed = len(fields) < 3 || !strings.HasPrefix(fields[2], "B")
-		}
-		if !isSealed {
+		if !strings.HasPrefix(value, "\x00") {
 			others = append(others, name)
 		}
 	}
@@ -193,37 +177,36 @@ var (
 	literal = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
 )
 
-// accepted is the end of the name under which a node of a quorum keeps a key's seal.
-const accepted = ":accepted"
-
-// patterns match the names in Redis of the keys that begin with start. A token counter does not end
+// pattern matches the names in Redis of the keys that begin with start. A token counter does not end
 // with a brace.
-func patterns(prefix, start string, quorum bool) (all []string) {
+func pattern(prefix, start string) string {
 	if prefix == "" {
-		all = append(all, literal.Replace(start)+"*")
-		prefix = "{"
-	} else {
-		prefix += "{"
-		start = escape.Replace(start)
-		all = append(all, literal.Replace(prefix+start)+"*}")
+		return literal.Replace(start) + "*"
 	}
-	if quorum {
-		all = append(all, literal.Replace(prefix+start)+"*}"+accepted)
-	}
-	return all
+	return literal.Replace(prefix+"{"+escape.Replace(start)) + "*}"
 }
 
 // userKey returns the key that a name in Redis stands for.
 func userKey(prefix, name string) (string, bool) {
-	seal := strings.HasSuffix(name, "}"+accepted)
-	if seal {
-		name = strings.TrimSuffix(name, accepted)
-	}
 	if prefix == "" {
-		if seal {
-			name = strings.TrimSuffix(strings.TrimPrefix(name, "{"), "}")
-		}
 		return name, !strings.ContainsAny(name, "{}") // {key}:fence
 	}
 	return ownertext.Key(name), strings.HasPrefix(name, prefix+"{") && strings.HasSuffix(name, "}")
+}
+
+// alone returns an error if the one Redis is a master of a quorum on which the key was free or used
+// a moment ago. The backend itself notices a key that is held there.
+func (cs clients) alone(ctx context.Context, prefix, key string) error {
+	one, ok := cs[0].(*redis.Client)
+	if !ok || len(cs) > 1 {
+		return nil
+	}
+	if prefix != "" {
+		key = escape.Replace(key)
+	}
+	n, err := one.Exists(ctx, prefix+"{"+key+"}:promise").Result()
+	if err == nil && n > 0 {
+		err = fmt.Errorf("key %q: %s is one master of a quorum and does not decide alone; name all masters with -redis", key, one.Options().Addr)
+	}
+	return err
 }

@@ -52,7 +52,7 @@ func everyVerb(t *testing.T, l *core.Locker, key string) error {
 	}
 	_, minted := k.Token(ctx)
 	_, inspected := l.Inspect(ctx, key)
-	if err := errors.Join(minted, inspected, k.Extend(ctx, time.Minute), k.Release(ctx)); err != nil {
+	if err := errors.Join(minted, inspected, k.Extend(ctx, 20*time.Second), k.Release(ctx)); err != nil || !l.Seals() {
 		return err
 	}
 	if k, err = l.Acquire(ctx, key, core.WithToken()); err != nil {

@@ -276,7 +276,7 @@ func TestFormat_Quorum(t *testing.T) {
 	owner, promise := regexp.QuoteMeta(k.Owner()), token(t, k)/256
 	for _, n := range nodes {
 		eventually(t, "all nodes granted", func() bool { return n.Client().Exists(ctx, key).Val() == 1 })
-		matches(t, n.Client(), key, "%s", owner)
+		matches(t, n.Client(), key, "\x01%s", owner)
 		matches(t, n.Client(), key+":promise", "%d", promise)
 		if left := n.Client().PTTL(ctx, key+":promise").Val(); left > time.Minute+2*time.Second || left < 30*time.Second {
 			t.Errorf("the promise lasts for %v", left)

@@ -190,7 +190,7 @@ func (n *node) decode(key string, c *command, r *reply) error {
 
 // unavailable returns the error of a call that had no answer, or an answer that decides nothing.
 func (n *node) unavailable(key string, cause error) error {
-	return &core.UnavailableError{Key: key, Permanent: isForbidden(cause),
+	return &core.UnavailableError{Key: key, Permanent: isForbidden(cause) || errors.Is(cause, errOfQuorum),
 		Nodes: []error{fmt.Errorf("redis %s: %w", n.conn.Address(), cause)}}
 }
 

@@ -119,6 +119,10 @@ func (q *quorum) tooLong(key string, ttl time.Duration) error {
 		ownertext.Key(key), ttl, q.longest)
 }
 
+// quorumMark begins a lease on a node of a quorum. So nobody takes one node for the whole: a backend
+// on that node alone says that it cannot tell.
+const quorumMark = "\x01"
+
 // round is a script for some nodes.
 type round struct {
 	keys   []string
@@ -131,9 +135,9 @@ type round struct {
 	noted func(vote)
 }
 
-// round makes a round that asks all nodes about key. The script's KEYS are the first of the lease,
-// the promise and the waiters.
-func (q *quorum) round(key string, s *script, args ...any) round {
+// round makes a round that asks all nodes about key, in the name of owner. The script's KEYS are the
+// first of the lease, the promise and the waiters.
+func (q *quorum) round(key string, s *script, owner string, args ...any) round {
 	keys := []string{key}
 	if s.KeyCount > 1 {
 		keys = append(keys, companion(key, "promise"))
@@ -141,7 +145,7 @@ func (q *quorum) round(key string, s *script, args ...any) round {
 	if s.KeyCount > 2 {
 		keys = append(keys, waiting(key))
 	}
-	return round{keys: keys, script: s, args: args, nodes: q.everyone}
+	return round{keys: keys, script: s, args: append([]any{quorumMark + owner}, args...), nodes: q.everyone}
 }
 
 // ask sends a round to its nodes at once. It collects their answers until enough returns true, or

@@ -181,5 +181,5 @@ func (l *lease) release(ctx context.Context, nodes []int) {
 
 // cleanUp releases in the background what a node may hold.
 func (l *lease) cleanUp(i int) {
-	l.quorum.nodes[i].cleanUp(l.key, l.owner, time.Now().Add(l.ttl), nil)
+	l.quorum.nodes[i].cleanUp(l.key, quorumMark+l.owner, time.Now().Add(l.ttl), nil)
 }

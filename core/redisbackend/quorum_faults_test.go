@@ -31,7 +31,7 @@ func hasVote(t *testing.T, b core.Backend, node *testutil.Node) {
 		}
 		granted := false
 		for end := time.Now().Add(100 * time.Millisecond); !granted && time.Now().Before(end); {
-			granted = client.Get(t.Context(), r.Key).Val() == r.Owner
+			granted = client.Get(t.Context(), r.Key).Val() == redisbackend.QuorumMark+r.Owner
 		}
 		release(t, b, g)
 		return granted
@@ -81,7 +81,7 @@ func restartAll(t *testing.T, nodes testutil.Nodes) error {
 		hasVote(t, b, node)
 		client := node.Client()
 		eventually(t, "the restarted node has the lease again", func() bool {
-			return k.Err() != nil || client.Get(t.Context(), "onelane:{k}").Val() == k.Owner()
+			return k.Err() != nil || client.Get(t.Context(), "onelane:{k}").Val() == redisbackend.QuorumMark+k.Owner()
 		})
 	}
 	err := released(t, k)

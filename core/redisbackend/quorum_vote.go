@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -46,7 +47,7 @@ func newVote(i int, r reply, err error) vote {
 			v.waiting = r.fields[1]
 		}
 	case voteHeld:
-		v.owner, v.lease = r.text(1), r.millis(3)
+		v.owner, v.lease = strings.TrimPrefix(r.text(1), quorumMark), r.millis(3)
 		v.promise, v.run = uint64(max(number(2), 0)), r.text(2)
 	case voteClock:
 		v.off = time.Duration(number(1)) * time.Microsecond

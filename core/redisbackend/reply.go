@@ -119,11 +119,16 @@ func (r *reply) state() (core.State, error) {
 		token, value := unpackSeal(r.text(1))
 		return core.State{Status: core.Sealed, Token: token, Value: value, ExpiresIn: r.millis(2)}, nil
 	case statusHeld:
+		if strings.HasPrefix(r.text(1), quorumMark) {
+			return core.State{}, errOfQuorum
+		}
 		return heldState(r.text(1), r.millis(2)), nil
 	default:
 		return core.State{}, r.unexpected()
 	}
 }
+
+var errOfQuorum = errors.New("redisbackend: this Redis is one master of a quorum and does not decide alone; pass all masters")
 
 // heldState returns the state of a key that holds owner for left, or for ever if left is 0. At the
 // end of the lease, what is left is the retention of its orphan.
