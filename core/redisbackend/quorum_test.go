@@ -193,6 +193,63 @@ func TestQuorum_TokensBetweenClocks(t *testing.T) {
 	}
 }
 
+// A node promises a number only to the owner, and no number that is far ahead of its clock. A promise
+// outlives its number by a minute (rules 3 and 5).
+func TestQuorum_Promise(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	b, client := openQuorum(t, quorumOf(nodes), time.Minute), nodes[0].Client()
+	g := grantedByAll(t, b, nodes, "k")
+	granted := g.Token / 256
+	ahead := func(d time.Duration) uint64 { return uint64(time.Now().Add(d).UnixMicro()) }
+	for _, c := range []struct {
+		what, owner string
+		number      uint64
+		accepted    bool
+	}{
+		{"another owner", "somebody/1", granted + 1, false},
+		{"far ahead", g.Owner, ahead(3 * time.Second), false},
+		{"a larger number", g.Owner, ahead(1900 * time.Millisecond), true},
+		{"a smaller number", g.Owner, granted, true},
+	} {
+		before := client.Get(t.Context(), "{k}:promise").Val()
+		promised, accepted := redisbackend.PromiseOnNode(b, 0, "k", c.owner, c.number)
+		if accepted != c.accepted || accepted && promised < c.number {
+			t.Errorf("%s: %v, promised %d", c.what, accepted, promised)
+		}
+		want := before
+		if accepted {
+			want = fmt.Sprint(max(c.number, promised))
+		}
+		if now := client.Get(t.Context(), "{k}:promise").Val(); now != want {
+			t.Errorf("%s: the node promised %s, want %s", c.what, now, want)
+		}
+	}
+	if left := client.PTTL(t.Context(), "{k}:promise").Val(); left < time.Minute || left > 62*time.Second {
+		t.Errorf("the promise ends in %v", left)
+	}
+}
+
+// A holder that was revoked does not take the key again, and its Extend says so.
+func TestQuorum_Revoke(t *testing.T) {
+	t.Parallel()
+	nodes := testutil.Cluster(t, 3)
+	holder, operator := locker(t, quorumOf(nodes), core.WithTTL(time.Minute)), locker(t, quorumOf(nodes))
+	k := acquire(t, holder, "k")
+	eventually(t, "all nodes granted", func() bool { return leases(t, nodes, "onelane:{k}") == len(nodes) })
+	ok(t, "Revoke", operator.Revoke(t.Context(), "k", k.Owner()))
+	eventually(t, "no node has the lease", func() bool { return leases(t, nodes, "onelane:{k}") == 0 })
+	want(t, "Extend", k.Extend(t.Context(), time.Minute), core.ErrLost)
+	if n := leases(t, nodes, "onelane:{k}"); n > 0 {
+		t.Errorf("%d nodes have the lease again", n)
+	}
+	next := acquire(t, operator, "k")
+	if token(t, next) <= 0 {
+		t.Error("no token")
+	}
+	ok(t, "Release", next.Release(t.Context()))
+}
+
 // Masters forget leases of at most LongestTTL while they have no vote. So longer ones are refused.
 func TestQuorum_LongestTTL(t *testing.T) {
 	t.Parallel()

@@ -158,19 +158,14 @@ func becomes(t testing.TB, l *core.Locker, key string, want core.Status) {
 // onBackends runs fn with Lockers on every kind of backend. Each call of lockers makes another process's.
 func onBackends(t *testing.T, fn func(t *testing.T, locker func(...core.Option) *core.Locker)) {
 	t.Helper()
-	redis := func(n int) func(t *testing.T) core.Opener {
-		return func(t *testing.T) core.Opener {
-			b := redisbackend.New(testutil.Cluster(t, n).Clients()...)
-			b.NewInstallation = n > 1
-			b.NodeTimeout = 10 * time.Second // the machine may be busy
-			return b
-		}
+	redis := func(t *testing.T) core.Opener {
+		b := redisbackend.New(testutil.Redis(t).Client())
+		b.NodeTimeout = 10 * time.Second // the machine may be busy
+		return b
 	}
 	for name, open := range map[string]func(t *testing.T) core.Opener{
 		"memory":   func(*testing.T) core.Opener { return backendtest.Memory() },
-		"Redis":    redis(1),
-		"3 Redis":  redis(3),
-		"5 Redis":  redis(5),
+		"Redis":    redis,
 		"database": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
