@@ -31,8 +31,7 @@ type Config struct {
 	// as long. Large values get more time.
 	NodeTimeout time.Duration
 	// NewInstallation says that the masters of this quorum never held a lock before. So they need
-	// not abstain for one TTL after their start. Set it for tests, and for the first start of a new
-	// quorum only.
+	// not abstain after their start. Set it for tests, and for the first start of a new quorum only.
 	NewInstallation bool
 	// LongestTTL is the longest TTL that a lock on this quorum may have, also by [core.WithTTL] and
 	// Lock.Extend. With 0 it is 30 s. It must be the same in all processes: a master that starts has

@@ -34,8 +34,8 @@
 //	    +time +hello +ping +publish +subscribe +unsubscribe +spublish +ssubscribe +sunsubscribe
 //	    +lastsave +info
 //
-// The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
-// info, a quorum cannot recognize a restarted node. Add +delex for Redis 8.4, or +delifeq for
+// The commands from +hello on are recommended. Without publish and subscribe, waiters poll. A quorum
+// needs lastsave and info: a master that does not tell when it started grants nothing. Add +delex for Redis 8.4, or +delifeq for
 // Valkey 9. A Cluster needs "+cluster|slots". Config.Replicas needs +wait. A client with a DB needs
 // +select. A client with a ClientName needs "+client|setname".
 package redisbackend

@@ -159,7 +159,9 @@ func TestQuorum_RestartWithOldData(t *testing.T) {
 func TestQuorum_RestartBetweenClocks(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	first, b := openQuorum(t, quorumOf(nodes), time.Second), openQuorum(t, restarted(nodes), time.Second)
+	c := restarted(nodes)
+	c.LongestTTL = time.Second // shorter than the clocks are apart
+	first, b := openQuorum(t, quorumOf(nodes), time.Second), openQuorum(t, c, time.Second)
 	redisbackend.SetQuorumClock(first, func() time.Time { return time.Now().Add(1900 * time.Millisecond) })
 	redisbackend.SetQuorumClock(b, func() time.Time { return time.Now().Add(-1900 * time.Millisecond) })
 	connected(t, first, nodes)

@@ -3,6 +3,7 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -27,12 +28,20 @@ type step struct {
 // scripted is a node that answers as a test says. Its steps are used up, except the last of each
 // script.
 type scripted struct {
+	name  string
 	mu    sync.Mutex
 	steps map[*script][]step
-	asked []string // the names of the scripts, with their first argument after the owner
+	hangs bool
+	asked []string // the phases
 }
 
-func (n *scripted) Address() string { return "scripted" }
+func (n *scripted) hang(hangs bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hangs = hangs
+}
+
+func (n *scripted) Address() string { return n.name }
 func (n *scripted) Close() error    { return nil }
 
 func (n *scripted) Do(ctx context.Context, commands ...*command) (<-chan struct{}, error) {
@@ -46,6 +55,7 @@ func (n *scripted) Do(ctx context.Context, commands ...*command) (<-chan struct{
 			n.steps[c.Script] = steps[1:]
 		}
 	}
+	s.lost = s.lost || n.hangs
 	n.mu.Unlock()
 	if s.lost {
 		<-ctx.Done()
@@ -92,8 +102,8 @@ func phases(t *testing.T, play func(q *quorum, nodes []*scripted)) {
 		env := core.Environment{TTL: phaseTTL, Logger: slog.New(slog.DiscardHandler), Meter: noop.NewMeterProvider().Meter("")}
 		var nodes []*node
 		var all []*scripted
-		for range 3 {
-			s := &scripted{steps: map[*script][]step{quorumAcquireScript: {granted(7)}}}
+		for i := range 3 {
+			s := &scripted{name: fmt.Sprint("node", i), steps: map[*script][]step{quorumAcquireScript: {granted(7)}}}
 			nodes, all = append(nodes, newNode(s, newLatency(5*time.Second), env)), append(all, s)
 		}
 		q := newQuorum(nodes, env, 4*time.Second, true)
