@@ -16,6 +16,20 @@ import (
 	"github.com/onelane/onelane/core/zkbackend"
 )
 
+// openRecords makes the Locker for recorded answers. It is the Locker of the stock, unless that one is
+// on several Redis masters: they keep locks only, so the answers are on a Redis of their own.
+func openRecords(ctx context.Context, o options, stock *core.Locker, opts ...core.Option) (*core.Locker, func(), error) {
+	if stock.Seals() {
+		return stock, func() {}, nil
+	}
+	o.redis = o.records
+	records, stop, err := openLocks(ctx, o, opts...)
+	if err != nil {
+		return nil, stop, err
+	}
+	return records, func() { _ = records.Close(); stop() }, nil
+}
+
 // openLocks makes the Locker on the servers that were named. Only the backend differs between
 // Redis, etcd and ZooKeeper.
 func openLocks(ctx context.Context, o options, opts ...core.Option) (l *core.Locker, stop func(), err error) {

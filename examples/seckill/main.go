@@ -28,7 +28,8 @@ import (
 // options are the command line.
 type options struct {
 	buyers, stock, submits, clients, procs int
-	redis, etcd, zookeeper, db, serve      string
+	redis, records, etcd, zookeeper        string
+	db, serve                              string
 	json, unguarded                        bool
 
 	// Not on the command line: the page sets them.
@@ -95,6 +96,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.IntVar(&o.clients, "clients", 100, "how many buyers send requests at the same time")
 	f.IntVar(&o.procs, "procs", 1, "how many service processes share the Redis and the database")
 	f.StringVar(&o.redis, "redis", "", "`host:port[,host:port…]` of Redis; embedded by default")
+	f.StringVar(&o.records, "records", "", "`host:port` of the Redis for recorded answers, if -redis names several masters; embedded by default")
 	f.StringVar(&o.etcd, "etcd", "", "`host:port[,host:port…]` of etcd, instead of Redis")
 	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port[,host:port…]` of ZooKeeper, instead of Redis")
 	f.StringVar(&o.db, "db", "", "`sqlite:FILE|mysql:DSN|postgres:DSN`; a temporary SQLite file by default")
@@ -121,6 +123,12 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	}
 	if named > 1 {
 		return o, errors.New("name one kind of server for the locks: -redis, -etcd or -zookeeper")
+	}
+	if o.records != "" && !strings.Contains(o.redis, ",") {
+		return o, errors.New("-records is for several masters of -redis, which keep locks only: leave it out")
+	}
+	if strings.Contains(o.records, ",") {
+		return o, fmt.Errorf("-records %q: name one Redis, because several masters keep locks only", o.records)
 	}
 	if o.serve != "" && (o.etcd != "" || o.zookeeper != "") {
 		return o, errors.New("-serve shows Redis masters that fail: leave -etcd and -zookeeper out")

@@ -123,6 +123,8 @@ func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
 		{"-etcd 127.0.0.1:1", "the etcd at 127.0.0.1:1 does not answer"},
 		{"-zookeeper 127.0.0.1:1", "the ZooKeeper at 127.0.0.1:1 does not answer"},
 		{"-zookeeper a:1 -redis b:1", "name one kind of server"},
+		{"-records a:1", "-records is for several masters"},
+		{"-redis a:1,b:1,c:1 -records d:1,e:1", "name one Redis"},
 		{"-serve :0 -etcd a:1", "leave -etcd and -zookeeper out"},
 		{"-serve :0 -buyers 10 -stock 5", "leave -buyers, -stock out"},
 		{"-db oracle:x", "it must be sqlite:FILE, mysql:DSN or postgres:DSN"},

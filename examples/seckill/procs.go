@@ -43,7 +43,7 @@ func startChildren(ctx context.Context, o options) (addrs []string, stop func(),
 // startChild returns when the child has said where it listens. The child ends when its standard
 // input ends, and so with this process.
 func startChild(ctx context.Context, self string, o options) (addr string, stop func(), err error) {
-	cmd := exec.CommandContext(ctx, self, "-redis", o.redis, "-etcd", o.etcd, "-zookeeper", o.zookeeper,
+	cmd := exec.CommandContext(ctx, self, "-redis", o.redis, "-records", o.records, "-etcd", o.etcd, "-zookeeper", o.zookeeper,
 		"-db", o.db, "-unguarded="+strconv.FormatBool(o.unguarded))
 	cmd.Env = append(os.Environ(), childEnv+"=1")
 	var said strings.Builder

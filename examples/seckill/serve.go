@@ -19,7 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/onelane/onelane/core"
 )
 
@@ -106,13 +105,19 @@ func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 		o.newQuorum = true
 		upstreams = nil
 		for range 3 {
-			m := miniredis.NewMiniRedis()
-			if err := m.Start(); err != nil {
-				return s, stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
+			m, err := embedRedis()
+			if err != nil {
+				return s, stop, err
 			}
-			expire(m)
 			upstreams, stops = append(upstreams, m.Addr()), append(stops, m.Close)
 		}
+	}
+	if o.records == "" && len(upstreams) > 1 { // the masters keep locks only
+		m, err := embedRedis()
+		if err != nil {
+			return s, stop, err
+		}
+		o.records, stops = m.Addr(), append(stops, m.Close)
 	}
 	var addrs []string
 	for _, upstream := range upstreams {

@@ -129,7 +129,12 @@ func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop
 			return nil, nil, err
 		}
 		stops = append(stops, func() { _ = locker.Close() })
-		core.SetDefault(locker)
+		records, closeRecords, err := openRecords(ctx, o, locker, opts...)
+		stops = append(stops, closeRecords)
+		if err != nil {
+			return nil, nil, err
+		}
+		core.SetDefault(records)
 		if err := db.Use(gormlock.New(locker)); err != nil {
 			return nil, nil, err
 		}

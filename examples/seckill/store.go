@@ -52,13 +52,22 @@ func embedServers(o *options) (stop func(), err error) {
 			s()
 		}
 	}
-	if o.redis == "" && o.etcd == "" && o.zookeeper == "" {
-		m := miniredis.NewMiniRedis()
-		if err := m.Start(); err != nil {
-			return stop, fmt.Errorf("cannot start the embedded Redis: %w", err)
+	embed := func(addr *string) error {
+		m, err := embedRedis()
+		if err == nil {
+			stops, *addr = append(stops, m.Close), m.Addr()
 		}
-		expire(m)
-		stops, o.redis = append(stops, m.Close), m.Addr()
+		return err
+	}
+	if o.redis == "" && o.etcd == "" && o.zookeeper == "" {
+		if err := embed(&o.redis); err != nil {
+			return stop, err
+		}
+	}
+	if o.records == "" && strings.Contains(o.redis, ",") {
+		if err := embed(&o.records); err != nil {
+			return stop, err
+		}
 	}
 	if o.db == "" {
 		dir, err := os.MkdirTemp("", "seckill")
@@ -68,6 +77,15 @@ func embedServers(o *options) (stop func(), err error) {
 		stops, o.db = append(stops, func() { _ = os.RemoveAll(dir) }), "sqlite:"+filepath.Join(dir, "sale.db")
 	}
 	return stop, nil
+}
+
+func embedRedis() (*miniredis.Miniredis, error) {
+	m := miniredis.NewMiniRedis()
+	if err := m.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start the embedded Redis: %w", err)
+	}
+	expire(m)
+	return m, nil
 }
 
 // expire makes keys of the embedded Redis expire: the clock of that server stands still by itself.
