@@ -75,8 +75,13 @@ func ownKeysTargets(goroutines int) []target {
 
 // cycle locks, calls do, unlocks, and returns how long that took without do.
 func cycle(ctx context.Context, l locker, key string, do func()) (time.Duration, error) {
+	return cycleAll(ctx, l, []string{key}, do)
+}
+
+// cycleAll is cycle for several keys.
+func cycleAll(ctx context.Context, l locker, keys []string, do func()) (time.Duration, error) {
 	began := time.Now()
-	unlock, err := l.lock(ctx, key)
+	unlock, err := lockAll(ctx, l, keys)
 	if err != nil {
 		return 0, err
 	}
@@ -87,6 +92,36 @@ func cycle(ctx context.Context, l locker, key string, do func()) (time.Duration,
 	}
 	err = unlock(ctx)
 	return time.Since(began), err
+}
+
+// lockAll locks sorted keys: one after the other, if the locker has no better way.
+func lockAll(ctx context.Context, l locker, keys []string) (unlock func(context.Context) error, err error) {
+	if len(keys) == 1 {
+		return l.lock(ctx, keys[0])
+	}
+	if ours, ok := l.(onelane); ok {
+		locks, err := ours.AcquireAll(ctx, keys)
+		if err != nil {
+			return nil, err
+		}
+		return locks.Release, nil
+	}
+	var unlocks []func(context.Context) error
+	unlock = func(ctx context.Context) error {
+		var errs []error
+		for _, u := range slices.Backward(unlocks) {
+			errs = append(errs, u(ctx))
+		}
+		return errors.Join(errs...)
+	}
+	for _, key := range keys {
+		u, err := l.lock(ctx, key)
+		if err != nil {
+			return nil, errors.Join(err, unlock(context.WithoutCancel(ctx)))
+		}
+		unlocks = append(unlocks, u)
+	}
+	return unlock, nil
 }
 
 // lockers makes contenders of peers on one Redis.

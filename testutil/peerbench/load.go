@@ -106,6 +106,18 @@ func (c *counter) check(want int64) error {
 	return nil
 }
 
+// counters are one for each key.
+type counters []counter
+
+// check is counter.check for the sum.
+func (cs counters) check(want int64) error {
+	var sum counter
+	for i := range cs {
+		sum.n.Add(cs[i].n.Load())
+	}
+	return sum.check(want)
+}
+
 // count runs op so many times in each goroutine. The time of the tally is what it took.
 func count(ctx context.Context, goroutines, each int, op func(ctx context.Context, worker int) (time.Duration, error)) (tally, error) {
 	t := tally{ops: goroutines * each, held: int64(goroutines * each), waits: newWaits()}

@@ -22,7 +22,7 @@ import (
 
 // all are the scenarios, in the order of the report.
 func all(disk time.Duration) []scenario {
-	return []scenario{
+	return append([]scenario{
 		ownKeys(1), ownKeys(4), ownKeys(16), ownKeys(64), ownKeys(256), far(time.Millisecond),
 		hotKey(64), hotProcesses(4, 16),
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
@@ -34,7 +34,7 @@ func all(disk time.Duration) []scenario {
 		hotRow(database{server.Postgres, true, disk}, 256), hotRow(database{server.MySQL, true, disk}, 256),
 		soldOut(database{kind: server.Postgres}, 64), soldOut(database{kind: server.MySQL}, 64),
 		overhead(database{kind: server.Postgres}), overhead(database{kind: server.MySQL}),
-	}
+	}, ordinary()...)
 }
 
 func main() {
@@ -63,6 +63,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	disk := flags.Duration("disk", time.Millisecond, "how much longer each sync to disk takes in the hot-row-…-disk scenarios, emulated")
 	who := flags.String("contender", "", "only the contenders whose name matches this `regexp`, for a profile; without the targets that are about others")
 	profile := flags.String("cpuprofile", "", "write a CPU profile of the scenarios to this `file`, for go tool pprof")
+	flags.StringVar(&before, "before", "", "the `binary` of peerbench with another version of the kit, one more contender of the ordinary-… scenarios")
 	asJSON := flags.Bool("json", false, "write JSON instead of a table")
 	list := flags.Bool("list", false, "name the scenarios, and end")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {

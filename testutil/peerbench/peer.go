@@ -56,8 +56,14 @@ var peers = []peer{
 	{"bare, autopipelined", reference, false, openPipelined},
 }
 
-// unlisted are peers of tests.
-var unlisted []peer
+// unlisted are peers of some scenarios, and of tests.
+var unlisted = append([]peer{polling}, backendPeers...)
+
+// polling is what many services write themselves: SET NX in a loop that asks every 1 to 5 ms.
+var polling = peer{"SET NX, polling", theirs, true, func(addr string) (locker, func(), error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	return asking(client, func() time.Duration { return time.Millisecond + rand.N(4*time.Millisecond) }), func() { _ = client.Close() }, nil
+}}
 
 func peerNamed(name string) (peer, error) {
 	for _, p := range append(unlisted, peers...) {
@@ -210,6 +216,11 @@ func openPipelined(addr string) (locker, func(), error) {
 var deleteOwn = redis.NewScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`)
 
 func bare(client redis.Cmdable) locker {
+	return asking(client, func() time.Duration { return time.Millisecond })
+}
+
+// asking asks for a key again after each pause.
+func asking(client redis.Cmdable, pause func() time.Duration) locker {
 	return lockFunc(func(ctx context.Context, key string) (func(context.Context) error, error) {
 		owner := rand.Int64()
 		for {
@@ -226,7 +237,7 @@ func bare(client redis.Cmdable) locker {
 			case !errors.Is(err, redis.Nil):
 				return nil, err
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(pause())
 		}
 	})
 }

@@ -1,15 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -32,13 +36,16 @@ type childReport struct {
 type order struct {
 	peer, addr, key, shared string
 	goroutines              int
-	hold, d                 time.Duration
-	each                    int // so many locks of each goroutine, instead of a time
+	keys, pick              int // each lock is on pick of keys; 0 is 1
+	hold, think, d          time.Duration
+	each                    int    // so many locks of each goroutine, instead of a time
+	binary                  string // of another version, or empty
 }
 
 func (o order) args() []string {
 	return []string{childCommand, "-peer", o.peer, "-redis", o.addr, "-key", o.key, "-shared", o.shared, "-goroutines", strconv.Itoa(o.goroutines),
-		"-hold", o.hold.String(), "-time", o.d.String(), "-each", strconv.Itoa(o.each)}
+		"-hold", o.hold.String(), "-time", o.d.String(), "-each", strconv.Itoa(o.each),
+		"-keys", strconv.Itoa(max(o.keys, 1)), "-pick", strconv.Itoa(max(o.pick, 1)), "-think", o.think.String()}
 }
 
 // child is one process: it says that it is ready, waits until its standard input is closed, and
@@ -52,6 +59,9 @@ func child(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer
 	flags.StringVar(&o.shared, "shared", "", "")
 	flags.IntVar(&o.goroutines, "goroutines", 1, "")
 	flags.IntVar(&o.each, "each", 0, "")
+	flags.IntVar(&o.keys, "keys", 1, "")
+	flags.IntVar(&o.pick, "pick", 1, "")
+	flags.DurationVar(&o.think, "think", 0, "")
 	flags.DurationVar(&o.hold, "hold", 0, "")
 	flags.DurationVar(&o.d, "time", 0, "")
 	if err := flags.Parse(args); err != nil {
@@ -61,7 +71,7 @@ func child(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer
 	if err != nil {
 		return err
 	}
-	c, unmap, err := sharedCounter(o.shared)
+	cs, unmap, err := sharedCounters(o.shared, o.keys)
 	if err != nil {
 		return err
 	}
@@ -78,14 +88,25 @@ func child(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer
 	if _, err := io.Copy(io.Discard, stdin); err != nil {
 		return err
 	}
-	var held time.Duration // guarded by the lock
+	var held atomic.Int64
 	op := func(ctx context.Context, _ int) (time.Duration, error) {
-		return cycle(ctx, l, o.key, func() {
+		if o.think > 0 {
+			time.Sleep(o.think/2 + rand.N(o.think))
+		}
+		picked := rand.Perm(o.keys)[:o.pick]
+		slices.Sort(picked)
+		keys := make([]string, o.pick)
+		for i, k := range picked {
+			keys[i] = fmt.Sprint(o.key, ":", k)
+		}
+		return cycleAll(ctx, l, keys, func() {
 			began := time.Now()
-			c.increment(nil)
+			for _, k := range picked {
+				cs[k].increment(nil)
+			}
 			if o.hold > 0 {
 				time.Sleep(o.hold)
-				held += time.Since(began)
+				held.Add(int64(time.Since(began)))
 			}
 		})
 	}
@@ -98,7 +119,7 @@ func child(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer
 	if err != nil {
 		return err
 	}
-	return json.NewEncoder(stdout).Encode(childReport{t.ops, t.held, t.waits.Export(), held, t.time})
+	return json.NewEncoder(stdout).Encode(childReport{t.ops, t.held, t.waits.Export(), time.Duration(held.Load()), t.time})
 }
 
 // processes runs several children at once, and checks that their locks excluded each other.
@@ -113,11 +134,12 @@ func processes(ctx context.Context, n int, o order) ([]childReport, error) {
 	}
 	defer os.Remove(shared.Name())
 	defer shared.Close()
-	if err := shared.Truncate(8); err != nil {
+	o.keys, o.pick = max(o.keys, 1), max(o.pick, 1)
+	if err := shared.Truncate(8 * int64(o.keys)); err != nil {
 		return nil, err
 	}
 	o.shared = shared.Name()
-	c, unmap, err := sharedCounter(o.shared)
+	cs, unmap, err := sharedCounters(o.shared, o.keys)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +150,7 @@ func processes(ctx context.Context, n int, o order) ([]childReport, error) {
 	var starts []io.Closer
 	var outs []*json.Decoder
 	for range n {
-		cmd := exec.CommandContext(ctx, binary, o.args()...)
+		cmd := exec.CommandContext(ctx, cmp.Or(o.binary, binary), o.args()...)
 		cmd.Stderr = os.Stderr
 		in, err1 := cmd.StdinPipe()
 		out, err2 := cmd.StdoutPipe()
@@ -153,7 +175,7 @@ func processes(ctx context.Context, n int, o order) ([]childReport, error) {
 		}
 		total += reports[i].Total
 	}
-	return reports, c.check(total)
+	return reports, cs.check(total * int64(o.pick))
 }
 
 // merged are the waits of all processes.
