@@ -98,11 +98,10 @@ type Request struct {
 	// Orphan is how long the key stays orphaned if the lease ends without Release or Seal.
 	// With 0 the key becomes free.
 	Orphan time.Duration
-	// Waiter names the Locker of a caller that waits if the key is held, so that the next Release
-	// tells of it. It is empty for a caller that does not wait. Needs is how long after the release
-	// the waiter may need to ask again.
-	Waiter string
+	// Needs is how long after a release a waiter may need to ask again. If the key is held, the next
+	// Release tells of the waiter. Needs is 0 for a caller that does not wait. Waiter names its Locker.
 	Needs  time.Duration
+	Waiter string
 	// Adopt is the owner of an orphan that this attempt may take over, or empty.
 	Adopt string
 }

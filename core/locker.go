@@ -32,7 +32,8 @@ type Locker struct {
 	mu     sync.Mutex
 	queues map[string]*queue // by the backend's name of the key
 	anys   map[anyID]*anyQueue
-	id     string        // of this Locker among those that wait
+	id     string // of this Locker among those that wait
+	began  time.Time
 	trip   atomic.Int64  // how long the backend takes for an answer, in ns: a moving average
 	done   chan struct{} // closed by Close, which holds mu
 }
@@ -55,7 +56,7 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 	if own, ok := o.(Backend); ok && reflect.TypeOf(o) != reflect.TypeOf(b) {
 		b = own // it embeds another backend, whose Open returned only that one
 	}
-	l := &Locker{id: rand.Text(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}
+	l := &Locker{id: rand.Text(), began: time.Now(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}
 	l.sealer, _ = b.(Sealer)
 	l.leasesOnly = l.sealer == nil
 	if err := l.settings.valid(); err != nil { // WithOrphan as a default

@@ -36,8 +36,8 @@ type queue struct {
 	waiting *list.List // of *waiter; nil if there never was one
 	arrived uint64     // waiters that joined so far
 
-	turn      time.Time     // when this process's turn began, or zero.
-	due       int           // locks that this turn still has, beyond its shortest time.
+	due       int           // locks that this process's turn still has, 1 if it had all, 0 without a turn.
+	turn      time.Duration // when it began, since the Locker was made.
 	standBack time.Time     // until then the head leaves the key to others.
 	need      time.Duration // of the slowest of them.
 	owed      int           // how many of their turns the head leaves to them, if they come before that.
@@ -147,7 +147,7 @@ func (l *Locker) promote(q *queue) {
 		w.ready <- delivery{}
 		return
 	}
-	q.turn = time.Time{}
+	q.due = 0
 	if wait := q.leaveAlone(); wait > 0 {
 		time.AfterFunc(wait, func() { l.forget(q) }) // until then the next caller stands back
 		return
@@ -210,8 +210,8 @@ func (l *Locker) acquired(q *queue, s *lease) (closed bool) {
 	defer l.mu.Unlock()
 	q.lease, q.head, q.last, q.owed = s, nil, takenHere, 0
 	q.outage, q.unanswered = time.Time{}, time.Time{}
-	if q.turn.IsZero() {
-		q.turn, q.due = s.firstHold.began, turnRounds
+	if q.due == 0 {
+		q.turn, q.due = s.firstHold.began.Sub(l.began), turnRounds
 		if q.waiting != nil {
 			q.due = turnRounds * (q.waiting.Len() + 1)
 		}
@@ -226,24 +226,20 @@ func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, crowded bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]
-	if q == nil || q.lease != s || l.isClosed() || q.turnOver(now) {
+	if q == nil || q.lease != s || l.isClosed() || q.turnOver(now.Sub(l.began)) {
 		return nil, false
 	}
 	if first := q.first(); first == nil || !s.fits(first) {
 		return nil, false
 	}
 	w = q.pop()
-	q.due--
+	q.due = max(q.due-1, 1)
 	return w, q.first() != nil
 }
 
-// turnOver reports whether this process's turn is over.
-func (q *queue) turnOver(now time.Time) bool {
-	if q.turn.IsZero() {
-		return false
-	}
-	turn := now.Sub(q.turn)
-	return turn > longestTurn || turn > shortestTurn && q.due <= 1
+// turnOver reports whether this process's turn is over at a time since the Locker was made.
+func (q *queue) turnOver(now time.Duration) bool {
+	return q.due > 0 && now-q.turn > longestTurn || q.due == 1 && now-q.turn > shortestTurn
 }
 
 // leaseOver says that s no longer holds the key, and who else waits for it. The next waiter may ask
@@ -261,7 +257,7 @@ func (l *Locker) leaseOver(s *lease, waiters Waiters) {
 		return
 	}
 	now := time.Now()
-	over, turn := q.turnOver(now), now.Sub(q.turn)
+	over, turn := q.turnOver(now.Sub(l.began)), now.Sub(l.began)-q.turn
 	switch {
 	case waiters.Others > 0:
 		q.need = min(waiters.Need, mostNeed)
@@ -269,13 +265,13 @@ func (l *Locker) leaseOver(s *lease, waiters Waiters) {
 		if over {
 			q.owed = waiters.Others
 		}
-	case over && q.first() != nil && waiters.Others < 0:
+	case over && waiters.Others < 0:
 		q.standBack = now.Add(l.chance.jitter(turn / pollingPart))
-	case over && q.first() != nil:
+	case over:
 		q.standBack = now.Add(l.chance.jitter(turn / silentPart))
 	}
 	if over || waiters.Others > 0 {
-		q.turn = time.Time{}
+		q.due = 0
 	}
 	l.promote(q)
 }

@@ -261,3 +261,67 @@ func TestTurns_DebtEndsWithTheNextLock(t *testing.T) {
 		ok(t, "Release", k.Release(t.Context()))
 	})
 }
+
+// A waiter that stands still, or went without the key, costs others one stand-back, of what it said that
+// it needs. Then the free key is had at once.
+func TestTurns_WaiterThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := backendtest.Memory()
+		l := locker(t, b)
+		k := acquire(t, l, "k")
+		_, stop, err := b.Watch(t.Context(), "onelane:{k}")
+		ok(t, "Watch", err)
+		defer stop()
+		_, err = b.Acquire(t.Context(), core.Request{Key: "onelane:{k}", Owner: "gone/1", TTL: time.Minute, Waiter: "gone", Needs: 3 * time.Millisecond})
+		want(t, "Acquire of a taken key", err, core.ErrTaken)
+		ok(t, "Release", k.Release(t.Context()))
+		start := time.Now()
+		for range 100 {
+			ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+		}
+		if took := time.Since(start); took > 3*time.Millisecond {
+			t.Errorf("100 locks took %v, want one stand-back of 3 ms", took)
+		}
+	})
+}
+
+// In another database of a Redis, somebody frees a key of this name again and again. The waiter asks seldom.
+func TestTurns_SignalsOfAnotherKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		signals := make(chan struct{}, 1)
+		l, other := locker(t, signaling{s, signals}), locker(t, s.Sealer)
+		k := acquire(t, other, "k", core.WithMaxHold(time.Hour))
+		got := acquiring(t, l)
+		signal := func() {
+			select {
+			case signals <- struct{}{}:
+			default:
+			}
+		}
+		for range 10_000 {
+			time.Sleep(100 * time.Microsecond)
+			signal()
+		}
+		if n := s.count("acquire"); n > 100 {
+			t.Errorf("the waiter asked %d times in a second", n)
+		}
+		ok(t, "Release", k.Release(t.Context()))
+		start := time.Now()
+		signal()
+		ok(t, "Release", (<-got).Release(t.Context()))
+		if waited := time.Since(start); waited > 20*time.Millisecond {
+			t.Errorf("got the key %v after its release", waited)
+		}
+	})
+}
+
+// signaling is a Backend whose subscriptions have other signals.
+type signaling struct {
+	core.Backend
+	signals chan struct{}
+}
+
+func (b signaling) Watch(context.Context, string) (<-chan struct{}, func(), error) {
+	return b.signals, func() {}, nil
+}

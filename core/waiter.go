@@ -39,7 +39,7 @@ type waiter struct {
 	number uint64        // among the waiters of the queue
 	tries  bool          // the head, and does not wait. Guarded by Locker.mu
 
-	waits bool // it asks again if the key is held, so the backend tells others of it
+	needs time.Duration // what it tells the backend; see Request
 
 	scout *scout // nil, except for a waiter that an anyQueue made
 
@@ -139,7 +139,6 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 		pauses = backoff{jitter: w.locker.chance.jitter}
 		watch  = watch{backend: w.locker.backend, name: w.name}
 	)
-	w.waits = true
 	pause, need, last := w.standBack(q)
 	if w.scout != nil {
 		pauses.spread = w.scout.of.spread()
@@ -160,9 +159,11 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 		if ctx.Err() != nil || w.locker.isClosed() {
 			return nil, w.gaveUp(ctx, last)
 		}
+		w.needs = w.locker.needs(&watch)
 		k, err := w.askOnTurn(ctx, q)
 		switch e := err.(type) {
 		case *TakenError:
+			watch.taken(e.Holder)
 			// After subscribing, try once more: the key may have become free in between.
 			if pause = 0; !watch.begin(ctx) {
 				pause = pauses.taken(e, watch.active())
@@ -254,10 +255,11 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	sent := time.Now()
 	g, err := l.backend.Acquire(ctx, Request{
 		Key: w.name, Owner: owner, TTL: w.ttl, Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
-		Waiter: w.waiter(), Needs: w.needs(),
+		Waiter: l.id, Needs: w.needs,
 	})
 	if _, failed := err.(*UnavailableError); !failed {
-		l.trip.Store((3*l.trip.Load() + int64(time.Since(sent))) / 4)
+		trip := int64(time.Since(sent))
+		l.trip.Store((3*cmp.Or(l.trip.Load(), trip) + trip) / 4)
 	}
 	if err == nil {
 		return w.granted(q, g, sent)
@@ -269,7 +271,7 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	q.last = nil
 	switch err.(type) {
 	case *TakenError:
-		q.turn, q.last = time.Time{}, err // another process has its turn
+		q.due, q.last = 0, err // another process has its turn
 	case *UnavailableError:
 		q.last = err
 		if q.unanswered.IsZero() {
@@ -290,17 +292,17 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	return nil, err
 }
 
-// waiter names w's Locker if w asks again when the key is held.
-func (w *waiter) waiter() string {
-	if !w.waits {
-		return ""
+// needs is how long after a release a waiter may need to ask again: two round trips, and as long as it
+// can be if it polls. It is 0 before the waiter has tried to listen: then it asks again at once.
+func (l *Locker) needs(watch *watch) time.Duration {
+	switch {
+	case watch.active():
+		return min(2*time.Duration(l.trip.Load())+needMargin, mostNeed)
+	case watch.polls || watch.pause > 0:
+		return mostNeed
+	default:
+		return 0
 	}
-	return w.locker.id
-}
-
-// needs is how long after a release w may need to ask again: a round trip, and as much again.
-func (w *waiter) needs() time.Duration {
-	return min(2*time.Duration(w.locker.trip.Load())+needMargin, mostNeed)
 }
 
 // ownOrphan returns the error for the attempt that owner made. If the key is the orphan of an

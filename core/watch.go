@@ -9,12 +9,10 @@ const (
 	firstWatchPause   = time.Second // between subscriptions that fail
 	longestWatchPause = 30 * time.Second
 
-	// A signal wakes the waiters of all processes at once. The one that heard the most signals goes
-	// first. The others wait up to politeRounds units, and a unit is a small part of the time
-	// between two signals.
-	politeRounds  = 3
-	longestPolite = 200 * time.Microsecond
-	politePart    = 64
+	// A signal that finds the lease of before is not about this key: who frees the key of that name in
+	// another database of a Redis wakes the waiter, too. So the pause before the next question grows.
+	firstVainPause   = time.Millisecond
+	longestVainPause = 16 * time.Millisecond
 )
 
 // watch is a head's subscription to its key.
@@ -28,8 +26,9 @@ type watch struct {
 	retry   time.Time
 	pause   time.Duration
 
-	signals int       // heard without getting the key
-	since   time.Time // of the last signal, or of the subscription
+	woken  bool   // a signal came since the last answer
+	holder string // of the last answer
+	vain   time.Duration
 }
 
 // begin subscribes, if that is due. It reports whether it has just done so.
@@ -46,7 +45,7 @@ func (w *watch) begin(ctx context.Context) bool {
 		return false
 	}
 	w.changed, w.cancel, w.polls = changed, cancel, changed == nil
-	w.begun, w.since = now, now
+	w.begun = now
 	return !w.polls
 }
 
@@ -65,13 +64,21 @@ func (w *watch) ended() {
 	w.retry = now.Add(w.pause)
 }
 
-// heard counts a signal and returns how long the head lets others go first.
+// heard notes a signal and returns how long the head waits before it asks.
 func (w *watch) heard() time.Duration {
-	now := time.Now()
-	unit := min(now.Sub(w.since)/politePart, longestPolite)
-	polite := unit * time.Duration(max(politeRounds-w.signals, 0))
-	w.signals, w.since = w.signals+1, now
-	return polite
+	w.woken = true
+	return w.vain
+}
+
+// taken notes which lease was found.
+func (w *watch) taken(holder string) {
+	switch {
+	case holder != w.holder:
+		w.holder, w.vain = holder, 0
+	case w.woken:
+		w.vain = longer(w.vain, firstVainPause, longestVainPause)
+	}
+	w.woken = false
 }
 
 func (w *watch) stop() {

@@ -25,7 +25,7 @@ import (
 var (
 	neededCommands = []string{"evalsha", "eval", "get", "set", "del", "pttl", "pexpire", "time"}
 	betterCommands = []string{"hello", "ping", "publish", "subscribe", "unsubscribe", "spublish", "ssubscribe", "sunsubscribe",
-		"lastsave", "info"}
+		"sadd", "spop", "lastsave", "info"}
 )
 
 // restricted returns a client of a user that may do nothing else, on onelane's keys and channels only.

@@ -2,6 +2,7 @@ package redisbackend
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -44,4 +45,27 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A message that names another waiter is a signal a little later.
+func TestWakes_NamedWaiterFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, c, changed := newWakes(nil, "me", false), newChannel(), make(chan struct{}, 1)
+		w.channels["free"] = c
+		c.watchers[&watcher{changed: changed, told: true}] = true
+		for message, after := range map[string]time.Duration{
+			"": 0, "other": 0, "other me 3000": 0, "other third 3000": firstAlone, "other meme 3000": firstAlone, "me": -1, "me third 3000": -1,
+		} {
+			w.heard(driver.Event{Kind: "message", Channel: "free", Payload: message})
+			begin, came := time.Now(), time.Duration(-1)
+			select {
+			case <-changed:
+				came = time.Since(begin)
+			case <-time.After(time.Second):
+			}
+			if came != after {
+				t.Errorf("message %q: a signal after %v, want %v", message, came, after)
+			}
+		}
+	})
 }

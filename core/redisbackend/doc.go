@@ -32,10 +32,11 @@
 //
 //	ACL SETUSER onelane on >secret ~onelane:* &onelane:* +eval +evalsha +get +set +del +pttl +pexpire
 //	    +time +hello +ping +publish +subscribe +unsubscribe +spublish +ssubscribe +sunsubscribe
-//	    +lastsave +info
+//	    +sadd +spop +lastsave +info
 //
-// The commands from +hello on are recommended. Without publish and subscribe, waiters poll. A quorum
-// needs lastsave and info: a master that does not tell when it started grants nothing. Add +delex for Redis 8.4, or +delifeq for
-// Valkey 9. A Cluster needs "+cluster|slots". Config.Replicas needs +wait. A client with a DB needs
-// +select. A client with a ClientName needs "+client|setname".
+// The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
+// sadd and spop, processes take no turns. A quorum needs lastsave and info: a master that does not
+// tell when it started grants nothing. Add +delex for Redis 8.4, or +delifeq for Valkey 9. A Cluster
+// needs "+cluster|slots", and Config.Replicas +wait. A client with a DB needs +select, with a
+// ClientName "+client|setname".
 package redisbackend

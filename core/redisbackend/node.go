@@ -71,7 +71,7 @@ func newNode(c driver.Conn, l *latency, env core.Environment) *node {
 	n.router = n
 	n.cleaning = newCleaning(n)
 	n.freeing = func(key, owner string) *command {
-		return scriptCommand(releaseScript, []string{key, waiting(key)}, owner, n.channel(key), "")
+		return scriptCommand(releaseScript, []string{key}, owner, n.channel(key), "", waiting(key), "")
 	}
 	return n
 }

@@ -70,11 +70,7 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 	}
 	// The holder of the key is known. One more question answers for how long, and whether the key
 	// is orphaned.
-	look, keys, args := inspectScript, []string{q.Key}, []any(nil)
-	if waiter := waiterText(s.id, q); waiter != "" {
-		look, keys, args = waitScript, []string{q.Key, waiting(q.Key)}, []any{waiter, ownertext.Millis(waiterLife)}
-	}
-	again, _, asked := s.call(ctx, q.Key, look, keys, args...)
+	again, _, asked := s.call(ctx, q.Key, inspectScript, []string{q.Key})
 	if asked == nil {
 		return g, r, n, refusal(q, &again, n)
 	}
@@ -98,7 +94,7 @@ func (s *server) readInstead(ctx context.Context, q core.Request, refused error)
 func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string) (w core.Waiters, done bool, r reply, n *node, err error) {
 	n, err = s.router.route(ctx, g.Key)
 	if err != nil {
-		return unknown, false, r, nil, &core.UnavailableError{Key: g.Key, Nodes: []error{callerEnded(ctx, err)}}
+		return unknownWaiters, false, r, nil, &core.UnavailableError{Key: g.Key, Nodes: []error{callerEnded(ctx, err)}}
 	}
 	known := n.features.deleting.Load()
 	for how := max(known, deleteRedis); how < deleteScript && !n.features.none; how++ {
@@ -108,26 +104,34 @@ func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string)
 		}
 		tell := driver.Plain(s.publish(), channel, s.id)
 		pop := driver.Plain("spop", waiting(g.Key), "100")
-		r, n, err = send(ctx, s.router, g.Key, del, tell, pop)
+		r, n, err = send(ctx, s.router, g.Key, del, tell)
 		switch {
 		case err == nil:
 			n.features.deleting.Store(how)
 			if deleted, _ := del.Value.(int64); deleted != 1 {
-				return unknown, false, r, n, nil
+				return unknownWaiters, false, r, n, nil
+			}
+			heard, ok := tell.Value.(int64)
+			if !ok {
+				return unknownWaiters, true, r, n, nil
+			}
+			if heard > 0 {
+				s.heard.Store(true)
+				_, _, _ = send(ctx, s.router, g.Key, pop) // if it fails, only turns are lost
 			}
 			return waiters(s.id, n, pop.Value), true, r, n, nil
 		case isUnknownCommand(err):
 		case n == nil || how == known || errors.Is(err, errNotSent) || isTimeout(err) || contextError(ctx) != nil:
-			return unknown, false, r, n, lostIfForeign(err)
+			return unknownWaiters, false, r, n, lostIfForeign(err)
 		default:
 			// A proxy may close the connection on a command that it does not know.
 			n.features.deleting.Store(deleteScript)
 			r.retried = r.retried || !neverRan(err)
-			return unknown, false, r, n, nil
+			return unknownWaiters, false, r, n, nil
 		}
 	}
 	n.features.deleting.Store(deleteScript)
-	return unknown, false, r, n, nil
+	return unknownWaiters, false, r, n, nil
 }
 
 // publish returns the command that sends a message on the channel of a key.

@@ -191,7 +191,7 @@ func newFake(t *testing.T, target *redis.Client) *fake {
 	ok(t, "NewServer", err)
 	t.Cleanup(s.Close)
 	f := &fake{Server: s, redis: target, calls: make(map[string]int), odd: make(map[string]func([]string) (any, error))}
-	for _, verb := range []string{"SET", "EVAL", "EVALSHA", "PUBLISH", "PING", "INFO", "DELEX", "DELIFEQ"} {
+	for _, verb := range []string{"SET", "EVAL", "EVALSHA", "PUBLISH", "PING", "INFO", "DELEX", "DELIFEQ", "SPOP"} {
 		ok(t, verb, s.Register(verb, f.answer))
 	}
 	return f
@@ -224,6 +224,12 @@ func (f *fake) count(verb string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls[verb]
+}
+
+func (f *fake) counts() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.calls)
 }
 
 // write answers with what a Redis answered.
@@ -271,12 +277,13 @@ func TestAcquire_BeforeRedis7(t *testing.T) {
 	}
 }
 
+var deleteOwn = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
+
 // Redis 8.4 and Valkey 9 delete a key that has a certain value with one command.
 func TestRelease_CompareAndDelete(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
 	admin := node.Client()
-	del := redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 	for name, c := range map[string]struct{ has, lacks string }{
 		"Redis 8.4": {"DELEX", "DELIFEQ"}, "Valkey 9": {"DELIFEQ", "DELEX"}, "neither": {"", "DELEX DELIFEQ"},
 	} {
@@ -287,7 +294,7 @@ func TestRelease_CompareAndDelete(t *testing.T) {
 				f.odd[verb] = unknown(verb)
 			}
 			f.odd[c.has] = func(args []string) (any, error) {
-				return del.Run(context.Background(), admin, args[:1], args[len(args)-1]).Int64()
+				return deleteOwn.Run(context.Background(), admin, args[:1], args[len(args)-1]).Int64()
 			}
 			b := open(t, one(f.client(t)))
 			request := func(owner string) core.Request {
@@ -312,6 +319,9 @@ func TestRelease_CompareAndDelete(t *testing.T) {
 					t.Errorf("%s was tried %d times", verb, n)
 				}
 			}
+			if n := f.count("SPOP"); n > 0 {
+				t.Errorf("nobody listens, and %d releases asked for waiters", n)
+			}
 			if c.has != "" && f.count("PUBLISH") < 5 {
 				t.Error("a release did not tell the waiters")
 			}
@@ -321,6 +331,54 @@ func TestRelease_CompareAndDelete(t *testing.T) {
 			_, err = b.Release(t.Context(), g)
 			ok(t, "Release after Seal", err)
 		})
+	}
+}
+
+// withDelex returns a fake that knows DELEX.
+func withDelex(t *testing.T) *fake {
+	t.Helper()
+	admin := testutil.Redis(t).Client()
+	f := newFake(t, admin)
+	f.odd["DELEX"] = func(args []string) (any, error) {
+		return deleteOwn.Run(context.Background(), admin, args[:1], args[2]).Int64()
+	}
+	return f
+}
+
+// A release asks for waiters only if somebody listens: in a second round trip the first time, and then
+// by the script, until nobody listens.
+func TestRelease_AsksForWaiters(t *testing.T) {
+	t.Parallel()
+	f := withDelex(t)
+	l := locker(t, one(f.client(t)))
+	sub := f.redis.Subscribe(t.Context())
+	t.Cleanup(func() { _ = sub.Close() })
+	for i, step := range []struct {
+		listens bool
+		sent    string
+	}{{false, "DELEX"}, {false, "DELEX"}, {true, "DELEX SPOP"}, {true, "EVALSHA"}, {false, "EVALSHA"}, {false, "DELEX"}} {
+		do := sub.Unsubscribe
+		if step.listens {
+			do = sub.Subscribe
+		}
+		ok(t, "SUBSCRIBE", do(t.Context(), "onelane:{k}:free"))
+		eventually(t, "it listens", func() bool {
+			_ = sub.Ping(t.Context())
+			n := f.redis.PubSubNumSub(t.Context(), "onelane:{k}:free").Val()
+			return (n["onelane:{k}:free"] == 1) == step.listens
+		})
+		k := acquire(t, l, "k")
+		before := f.counts()
+		ok(t, "Release", k.Release(t.Context()))
+		var sent []string
+		for _, verb := range []string{"DELEX", "SPOP", "EVALSHA"} {
+			if f.counts()[verb] > before[verb] {
+				sent = append(sent, verb)
+			}
+		}
+		if got := strings.Join(sent, " "); got != step.sent {
+			t.Errorf("release %d, somebody listens: %v: sent %s, want %s", i, step.listens, got, step.sent)
+		}
 	}
 }
 

@@ -92,8 +92,8 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 		}
 	}
 	id := q.nodes[0].id
-	w := unknown
-	r := q.round(g.Key, releaseScript, g.Owner, q.nodes[0].channel(g.Key), id) // rule 7
+	w := unknownWaiters
+	r := q.round(g.Key, releaseScript, g.Owner, q.nodes[0].channel(g.Key), id, waiting(g.Key)) // rule 7
 	r.nodes = held
 	r.noted = func(v vote) {
 		if v.err != nil || slices.Contains(unsure, v.node) {

@@ -6,6 +6,7 @@ import (
 	_ "embed"     // the scripts
 	"encoding/hex"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -38,8 +39,6 @@ var (
 	releaseSource string
 	//go:embed lua/announce.lua
 	announceSource string
-	//go:embed lua/wait.lua
-	waitSource string
 	//go:embed lua/seal.lua
 	sealSource string
 	//go:embed lua/unseal.lua
@@ -47,11 +46,10 @@ var (
 	//go:embed lua/inspect.lua
 	inspectSource string
 
-	acquireScript = newScript(3, mintSource+announceSource, acquireSource)
-	waitScript    = newScript(2, announceSource, waitSource)
+	acquireScript = newScript(2, mintSource+announceSource, acquireSource)
 	mintScript    = newScript(2, ownSource+mintSource, mintHeldSource)
 	extendScript  = newScript(1, ownSource, extendSource)
-	releaseScript = newScript(2, tellSource, releaseSource)
+	releaseScript = newScript(1, tellSource, releaseSource)
 	sealScript    = newScript(1, ownSource+tellSource, sealSource)
 	unsealScript  = newScript(2, tellSource, unsealSource)
 	inspectScript = newScript(1, "", inspectSource)
@@ -62,6 +60,7 @@ type server struct {
 	router  router
 	id      string       // in the messages that this backend publishes
 	sharded bool         // its pub/sub
+	heard   atomic.Bool  // somebody listened to the last release
 	end     func() error // of its instruments
 }
 
@@ -92,7 +91,8 @@ func (s *server) Acquire(ctx context.Context, q core.Request) (core.Grant, error
 	}
 	var g core.Grant
 	var r reply
-	if !q.Token && q.Adopt == "" && n.features.setGet() {
+	// A waiter finds the key taken as a rule. The script takes one round trip for that, and notes the waiter.
+	if !q.Token && q.Adopt == "" && q.Needs == 0 && n.features.setGet() {
 		g, r, n, err = s.acquirePlain(ctx, q)
 	} else {
 		g, r, n, err = s.acquireByScript(ctx, q)
@@ -128,9 +128,9 @@ func (s *server) acquireByScript(ctx context.Context, q core.Request) (g core.Gr
 	if q.Token {
 		token = "1"
 	}
-	r, n, err = s.callConfirmed(ctx, q.Key, acquireScript, []string{q.Key, fence(q.Key), waiting(q.Key)},
+	r, n, err = s.callConfirmed(ctx, q.Key, acquireScript, []string{q.Key, fence(q.Key)},
 		q.Owner, ownertext.Millis(q.TTL+q.Orphan), token, ownertext.Millis(q.TTL+q.Orphan+fenceLife),
-		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)), waiterText(s.id, q), ownertext.Millis(waiterLife))
+		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)), waiterText(s.id, q), waiting(q.Key), ownertext.Millis(waiterLife))
 	if err != nil {
 		return g, r, n, err
 	}
@@ -215,7 +215,7 @@ func (s *server) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 	}
 	switch {
 	case n == nil:
-		return unknown, err
+		return unknownWaiters, err
 	case errors.Is(err, core.ErrUnavailable):
 		n.cleanUp(g.Key, g.Owner, g.Deadline.Add(g.Orphan), r.late)
 	case g.Backend == retriedGrant{}:
@@ -225,28 +225,35 @@ func (s *server) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 }
 
 func (s *server) release(ctx context.Context, g core.Grant, channel string) (w core.Waiters, r reply, n *node, err error) {
-	w, done, r, n, err := s.releasePlain(ctx, g, channel)
-	if done || err != nil {
-		return w, r, n, err
+	retried := false
+	first := "1" // the message names who goes first
+	if !s.heard.Load() {
+		first = ""
+		w, done, r, n, err := s.releasePlain(ctx, g, channel)
+		if done || err != nil {
+			return w, r, n, err
+		}
+		retried = r.retried
 	}
-	retried := r.retried
-	r, n, err = s.call(ctx, g.Key, releaseScript, []string{g.Key, waiting(g.Key)}, g.Owner, channel, s.id)
+	r, n, err = s.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, channel, s.id, waiting(g.Key), first)
 	if err != nil {
-		return unknown, r, n, lostIfForeign(err)
+		return unknownWaiters, r, n, lostIfForeign(err)
 	}
 	switch r.status {
 	case statusDone:
+		_, listened := r.fields[1].([]any)
+		s.heard.Store(listened)
 		return waiters(s.id, n, r.fields[1]), r, n, nil
 	case statusSealed:
 		if sealedBy(g, r.text(1)) {
-			return unknown, r, n, nil
+			return unknownWaiters, r, n, nil
 		}
 	case statusHeld, statusFree:
 		if (r.retried || retried) && !isLate(g) {
-			return unknown, r, n, nil // the try before released it
+			return unknownWaiters, r, n, nil // the try before released it
 		}
 	}
-	return unknown, r, n, r.lost()
+	return unknownWaiters, r, n, r.lost()
 }
 
 func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {

@@ -2,8 +2,6 @@ package redisbackend
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -13,15 +11,16 @@ import (
 // at least.
 const waiterLife = 2 * time.Second
 
-// unknown are the waiters if nobody counted them.
-var unknown = core.Waiters{Others: -1}
+// unknownWaiters says that nobody counted them.
+var unknownWaiters = core.Waiters{Others: -1}
 
-// waiting returns the name of the set of those that asked for key in vain since it was taken.
+// waiting returns the name of the set of those that wait for key. A release empties it, so that no
+// process stands back twice for a waiter that is gone.
 func waiting(key string) string { return companion(key, "wait") }
 
 // waiterText is what the backend id adds to the waiters of q's key, or empty.
 func waiterText(id string, q core.Request) string {
-	if q.Waiter == "" {
+	if q.Needs == 0 {
 		return ""
 	}
 	return fmt.Sprintf("%s %d", id, q.Needs.Microseconds())
@@ -30,18 +29,15 @@ func waiterText(id string, q core.Request) string {
 // waiters reads the set that a release found. It leaves out the backend's own.
 func waiters(own string, n *node, set any) (w core.Waiters) {
 	if heard, ok := set.(int64); ok && heard < 0 || n.wakes == nil {
-		return unknown // they poll
+		return unknownWaiters // they poll
 	}
 	members, _ := set.([]any)
 	ids := make(map[string]bool, len(members))
 	for _, m := range members {
-		id, needs, _ := strings.Cut(fmt.Sprintf("%s", m), " ")
-		if id == own {
-			continue
-		}
-		ids[id] = true
-		if us, err := strconv.ParseInt(needs, 10, 64); err == nil {
-			w.Need = max(w.Need, time.Duration(us)*time.Microsecond)
+		var id string
+		var needs int64
+		if n, _ := fmt.Sscan(fmt.Sprintf("%s", m), &id, &needs); n == 2 && id != own {
+			ids[id], w.Need = true, max(w.Need, time.Duration(needs)*time.Microsecond)
 		}
 	}
 	w.Others = len(ids)

@@ -3,6 +3,7 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +16,9 @@ const (
 	// channelLinger is how long a channel without waiters stays subscribed. It is longer than a turn
 	// of core: a confirmation at its end would be taken for a release.
 	channelLinger = 300 * time.Millisecond
+	// firstAlone is for how long the waiter that a release names is the only one to be signaled. All
+	// at once would keep each other from the key, and the machine from the holder.
+	firstAlone = time.Millisecond
 	// failedFor is longer than the pause after which a waiter subscribes again.
 	failedFor = time.Minute
 )
@@ -175,8 +179,17 @@ func (w *wakes) heard(e driver.Event) {
 	}
 	switch e.Kind {
 	case "message", "smessage":
-		if e.Payload != w.self {
+		from, first, _ := strings.Cut(e.Payload, " ")
+		switch {
+		case from == w.self:
+		case first == "" || strings.HasPrefix(first, w.self+" "):
 			c.signal()
+		default:
+			time.AfterFunc(firstAlone, func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				c.signal()
+			})
 		}
 	case "subscribe", "ssubscribe":
 		w.failed = time.Time{}

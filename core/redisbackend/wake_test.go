@@ -88,44 +88,6 @@ func watch(t *testing.T, b core.Backend, key string) (signals func() int64, stop
 	return n.Load, func() { end(); close(over) }
 }
 
-// A release tells of the other backends whose waiters asked in vain since the last one, and not of
-// subscribers.
-func TestRelease_CountsOtherWaiters(t *testing.T) {
-	t.Parallel()
-	node := testutil.Redis(t)
-	a, b, c := open(t, one(node.Client())), open(t, one(node.Client())), open(t, one(node.Client()))
-	request := func() core.Request {
-		return core.Request{Key: "onelane:{k}", Owner: "a/" + strconv.Itoa(int(time.Now().UnixNano())), TTL: time.Minute}
-	}
-	released := func(waiting ...core.Backend) core.Waiters {
-		g, err := a.Acquire(t.Context(), request())
-		ok(t, "Acquire", err)
-		for i, w := range waiting {
-			r := request()
-			r.Waiter, r.Needs = "w", time.Duration(i+1)*time.Millisecond
-			_, err := w.Acquire(t.Context(), r)
-			want(t, "Acquire of a taken key", err, core.ErrTaken)
-		}
-		w, err := a.Release(t.Context(), g)
-		ok(t, "Release", err)
-		return w
-	}
-	for _, w := range []core.Backend{a, b, c} {
-		_, stop := watch(t, w, "onelane:{k}")
-		defer stop()
-	}
-	eventually(t, "all listen", func() bool { return subscribers(t, node, "k") == 3 })
-	if w := released(); w != (core.Waiters{}) {
-		t.Errorf("nobody waits: %+v", w)
-	}
-	if w := released(a, b, c, b); w != (core.Waiters{Others: 2, Need: 4 * time.Millisecond}) {
-		t.Errorf("b and c wait: %+v", w)
-	}
-	if w := released(); w != (core.Waiters{}) {
-		t.Errorf("nobody asked again: %+v", w)
-	}
-}
-
 // hole is a proxy that can make the connections that have subscribed go silent without closing them.
 type hole struct {
 	net.Listener

@@ -42,7 +42,7 @@ func (k *memoryKey) free() {
 
 // announce notes who asked in vain.
 func (k *memoryKey) announce(r core.Request) {
-	if r.Waiter == "" {
+	if r.Needs == 0 {
 		return
 	}
 	if k.waiters == nil {

@@ -1,5 +1,7 @@
--- KEYS: key, token counter, waiters. ARGV: owner, its PX in ms, "1" to mint a token, life of the counter in
--- ms, the owner of an orphan to adopt or "", its retention in ms, waiter or "", life of the waiters in ms.
+-- KEYS: key, token counter. ARGV: owner, its PX in ms, "1" to mint a token, life of the counter in ms,
+-- the owner of an orphan to adopt or "", its retention in ms, the waiter to note if the key is held or
+-- "", the set for it, life of the set in ms. While a slot moves, a set that is not there among KEYS
+-- would stop the script.
 -- Answers {1, last token or ""} granted, {2, owner, PTTL} held or orphaned, {3, seal, PTTL} sealed.
 local orphan, rest -- what an adoption replaced, and its PTTL
 local mine -- an earlier copy of this request was granted
@@ -24,7 +26,7 @@ if not set or set.err then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   else
     if ARGV[7] ~= '' then
-      announce(KEYS[3], ARGV[7], ARGV[8])
+      announce(ARGV[8], ARGV[7], ARGV[9])
     end
     return {2, value, left}
   end

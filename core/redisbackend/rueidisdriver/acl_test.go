@@ -16,7 +16,7 @@ func TestACL(t *testing.T) {
 	node := testutil.Redis(t)
 	rules := []any{"ACL", "SETUSER", "onelane", "on", ">secret", "~onelane:*", "&onelane:*"}
 	for _, c := range []string{"eval", "evalsha", "get", "set", "del", "pttl", "pexpire", "time", "hello", "ping", "publish", "subscribe",
-		"unsubscribe", "spublish", "ssubscribe", "sunsubscribe", "lastsave", "info"} {
+		"unsubscribe", "spublish", "ssubscribe", "sunsubscribe", "sadd", "spop", "lastsave", "info"} {
 		rules = append(rules, "+"+c)
 	}
 	ok(t, "ACL SETUSER", node.Client().Do(t.Context(), rules...).Err())

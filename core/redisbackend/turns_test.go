@@ -1,0 +1,111 @@
+package redisbackend_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/testutil"
+)
+
+// A release tells of the other backends whose waiters asked in vain since the last one, and not of
+// subscribers.
+func TestRelease_TellsOfWaiters(t *testing.T) {
+	t.Parallel()
+	for name, clients := range map[string]func(t *testing.T) redis.UniversalClient{
+		"one Redis":     func(t *testing.T) redis.UniversalClient { return testutil.Redis(t).Client() },
+		"Redis Cluster": func(t *testing.T) redis.UniversalClient { return testutil.RedisCluster(t, 1).Client() },
+		"DELEX": func(t *testing.T) redis.UniversalClient {
+			f := withDelex(t)
+			sub := f.redis.Subscribe(t.Context(), "onelane:{k}:free") // the fake has no SUBSCRIBE
+			t.Cleanup(func() { _ = sub.Close() })
+			_, err := sub.Receive(t.Context())
+			ok(t, "SUBSCRIBE", err)
+			return f.client(t)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := clients(t)
+			a, b, c := open(t, one(client)), open(t, one(client)), open(t, one(client))
+			request := func() core.Request {
+				return core.Request{Key: "onelane:{k}", Owner: "a/" + strconv.Itoa(int(time.Now().UnixNano())), TTL: time.Minute}
+			}
+			released := func(waiting ...core.Backend) core.Waiters {
+				g, err := a.Acquire(t.Context(), request())
+				ok(t, "Acquire", err)
+				for i, w := range waiting {
+					r := request()
+					r.Needs = time.Duration(i+1) * time.Millisecond
+					_, err := w.Acquire(t.Context(), r)
+					want(t, "Acquire of a taken key", err, core.ErrTaken)
+				}
+				w, err := a.Release(t.Context(), g)
+				ok(t, "Release", err)
+				return w
+			}
+			if name != "DELEX" {
+				signals, stop := watch(t, b, "onelane:{k}")
+				defer stop()
+				eventually(t, "b listens", func() bool { released(); return signals() > 0 })
+			}
+			for range 2 {
+				if w := released(); w != (core.Waiters{}) {
+					t.Errorf("nobody waits: %+v", w)
+				}
+				if w := released(a, b, c, b); w != (core.Waiters{Others: 2, Need: 4 * time.Millisecond}) {
+					t.Errorf("b and c wait: %+v", w)
+				}
+			}
+		})
+	}
+}
+
+// Who listens and does not wait is no waiter, so that nobody leaves it a free key.
+func TestRelease_ListenersAreNoWaiters(t *testing.T) {
+	t.Parallel()
+	for name, listen := range map[string]func(t *testing.T, node *testutil.Node, others ...*core.Locker){
+		"a waiter that got the key and went": func(t *testing.T, node *testutil.Node, others ...*core.Locker) {
+			k := acquire(t, others[0], "k")
+			got := acquiring(t, others[1], "k")
+			eventually(t, "it waits", func() bool { return node.Client().SCard(t.Context(), "onelane:{k}:wait").Val() == 1 })
+			ok(t, "Release", k.Release(t.Context()))
+			ok(t, "Release", (<-got).Release(t.Context()))
+		},
+		"PSUBSCRIBE": func(t *testing.T, node *testutil.Node, _ ...*core.Locker) {
+			sub := node.Client().PSubscribe(t.Context(), "*")
+			t.Cleanup(func() { _ = sub.Close() })
+			_, err := sub.Receive(t.Context())
+			ok(t, "PSUBSCRIBE", err)
+		},
+		"a waiter in another database": func(t *testing.T, node *testutil.Node, _ ...*core.Locker) {
+			other := newClient(t, &redis.Options{Addr: node.Addr(), DB: 1})
+			k, waiter := acquire(t, locker(t, one(other)), "k"), locker(t, one(other))
+			got := acquiring(t, waiter, "k")
+			eventually(t, "it waits", func() bool { return other.SCard(t.Context(), "onelane:{k}:wait").Val() == 1 })
+			t.Cleanup(func() {
+				ok(t, "Release", k.Release(context.Background()))
+				ok(t, "Release", (<-got).Release(context.Background()))
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := testutil.Redis(t)
+			b := open(t, one(node.Client()))
+			listen(t, node, locker(t, one(node.Client())), locker(t, one(node.Client())))
+			for i := range 3 {
+				g, err := b.Acquire(t.Context(), core.Request{Key: "onelane:{k}", Owner: "me/" + strconv.Itoa(i), TTL: time.Minute})
+				ok(t, "Acquire", err)
+				w, err := b.Release(t.Context(), g)
+				if err != nil || w != (core.Waiters{}) {
+					t.Errorf("release %d: %+v, %v", i, w, err)
+				}
+			}
+		})
+	}
+}
