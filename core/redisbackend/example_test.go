@@ -56,7 +56,8 @@ func ExampleNew_quorum() {
 		}
 	}
 	backend := redisbackend.New(clients...)
-	backend.NewInstallation = true        // these masters never held a lock
+	backend.NewInstallation = true // these masters never held a lock
+
 	backend.LongestTTL = 15 * time.Second // masters have their vote again after 24.5 s
 	locker, err := core.New(backend)
 	if err != nil {
