@@ -34,7 +34,7 @@ type Config struct {
 	// not abstain after their start. Set it for tests, and for the first start of a new quorum only.
 	NewInstallation bool
 	// LongestTTL is the longest TTL that a lock on this quorum may have, also by [core.WithTTL] and
-	// Lock.Extend. With 0 it is 30 s. It must be the same in all processes: a master that starts has
+	// Lock.Extend. With 0 it is 30 s. It must be the same in all processes. A master that starts has
 	// no vote for one and a half times as long, and 2 s more.
 	LongestTTL time.Duration
 	// Replicas is how many replicas of the one Redis must confirm each lock, each renewal and each

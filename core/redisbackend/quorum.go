@@ -43,7 +43,7 @@ import (
 //
 // So tokens go up by each node's own clock, whatever the clocks of callers say. A promise on a node
 // is at most its clock + T. A later grant there sees it, or the node's clock moved on by more than
-// 2T meanwhile. docs/quorum.md says what the rules do not cover.
+// 2T meanwhile. See docs/quorum.md for what the rules do not cover.
 //
 // The scripts, with their KEYS and ARGV, are in lua/quorum_*.lua behind lua/quorum.lua. Release is
 // lua/release.lua. An answer begins with a status (voteYes and so on). A test replaces the nodes'

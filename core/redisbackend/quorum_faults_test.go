@@ -100,9 +100,8 @@ func released(t *testing.T, k *core.Lock) error {
 	return err
 }
 
-// With the two grants that are left of a lock on three nodes, and a node that lost its data or has
-// old data, two could hold the key, and tokens could go back. One node was killed after its last
-// snapshot, as Redis makes them by default; the others keep everything.
+// One node is killed after its last snapshot, as Redis makes them by default, or without any. The
+// others keep everything. With what that node forgot, two could hold the key, and tokens could go back.
 func TestQuorum_RestartWithOldData(t *testing.T) {
 	t.Parallel()
 	for _, empty := range []bool{false, true} {

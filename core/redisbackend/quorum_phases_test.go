@@ -124,7 +124,7 @@ var (
 
 func phaseRequest() core.Request { return core.Request{Key: "{k}", Owner: "me/1", TTL: phaseTTL} }
 
-// Answers that come when the lease is over grant nothing, and are given back (rule 4).
+// Answers that come when the lease is over grant nothing. The nodes are released (rule 4).
 func TestQuorum_LateGrant(t *testing.T) {
 	t.Parallel()
 	late := phaseTTL + time.Millisecond
@@ -202,9 +202,8 @@ func TestQuorum_Token(t *testing.T) {
 	}
 }
 
-// A grant that comes after the attempt failed is given back at once (rule 4), and so is one that
-// comes after the release.
-func TestQuorum_LateGrantIsGivenBack(t *testing.T) {
+// A grant that comes after the attempt failed, or after the release, is released at once (rule 4).
+func TestQuorum_LateGrantIsReleased(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{true, false} {
 		phases(t, func(q *quorum, nodes []*scripted) {

@@ -13,11 +13,13 @@ import (
 
 // The answers of a node. The scripts of a quorum use the same numbers.
 const (
-	voteYes      = statusDone
-	voteHeld     = statusHeld // another owner has the lease
-	voteFree     = statusFree // nobody has it
-	voteClock    = 6          // the caller's clock, or its token, is too far off
-	voteAbstains = 7          // the node has just started, or does not tell when it did
+	voteYes  = statusDone
+	voteHeld = statusHeld // another owner has the lease
+	voteFree = statusFree
+	// The caller's clock is too far off, or its token.
+	voteClock = 6
+	// The node has just started, or does not tell when it did.
+	voteAbstains = 7
 )
 
 // vote is one node's answer.
@@ -27,9 +29,11 @@ type vote struct {
 	promise uint64 // of a grant, an accepted promise or a held key
 	owner   string // of a held key
 	lease   time.Duration
-	run     string        // of the server, if it was asked for
-	off     time.Duration // of the caller's clock, or for how long the node abstains; < 0 if it does not tell
-	waiting any           // who waits for a key that was released
+	run     string // of the server, if it was asked for
+	// off is how far the caller's clock is ahead, or how long the node abstains. It is negative if the
+	// node does not tell when it started.
+	off     time.Duration
+	waiting any // who waits for a key that was released
 	retried bool
 	err     error
 }
