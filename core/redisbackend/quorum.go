@@ -45,9 +45,8 @@ import (
 // is at most its clock + T. A later grant there sees it, or the node's clock moved on by more than
 // 2T meanwhile. See docs/quorum.md for what the rules do not cover.
 //
-// The scripts, with their KEYS and ARGV, are in lua/quorum_*.lua behind lua/quorum.lua. Release is
-// lua/release.lua. An answer begins with a status (voteYes and so on). A test replaces the nodes'
-// driver.Conn, the clock now, and node.jitter.
+// The scripts in lua/quorum_*.lua name their KEYS, ARGV and answers. Each runs behind lua/quorum.lua.
+// For Release it is lua/release.lua. A test replaces the driver.Conn of a node, its jitter, and now.
 type quorum struct {
 	nodes    []*node
 	everyone []int
