@@ -27,6 +27,7 @@ type proxy struct {
 	delay  atomic.Int64 // How long to keep the next request back, in ns.
 	late   atomic.Int64 // How long to keep each reply back, in ns.
 	lose   atomic.Bool  // Requests are lost without a sign.
+	dark   atomic.Bool  // Replies, too, as behind a firewall that drops packets.
 	part   atomic.Int64 // How many bytes of the next reply pass before its connection ends; 0: all.
 }
 
@@ -68,7 +69,7 @@ func (p *proxy) serve(client net.Conn) {
 			}
 			isNew.Store(handshake.Match(buf[:n]))
 			time.Sleep(time.Duration(p.delay.Swap(0)))
-			if p.lose.Load() {
+			if p.lose.Load() || p.dark.Load() {
 				continue
 			}
 			if _, err := server.Write(buf[:n]); err != nil {
@@ -81,6 +82,9 @@ func (p *proxy) serve(client net.Conn) {
 		n, err := server.Read(buf)
 		if err != nil {
 			return
+		}
+		if p.dark.Load() {
+			continue
 		}
 		if !isNew.Load() {
 			if p.cut.Add(-1) >= 0 {

@@ -418,8 +418,12 @@ func TestReplicas_WaitForbidden(t *testing.T) {
 func TestBackend_Replicas(t *testing.T) {
 	t.Parallel()
 	master, _ := replicated(t, 1)
-	b := openQuorum(t, confirmed(master.Client(), 1, 5*time.Second), time.Minute)
+	w := newWaitRule(t, master)
+	b := openQuorum(t, confirmed(w.client(t), 1, 5*time.Second), time.Minute)
 	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
+	for _, c := range w.wroteNothing() {
+		t.Errorf("success without a write: %s", c)
+	}
 }
 
 func TestReplicas_Refused(t *testing.T) {

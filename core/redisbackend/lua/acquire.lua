@@ -17,10 +17,9 @@ if not set or set.err then
   end
   if value == ARGV[1] then
     mine = true
-    -- A try whose reply was lost, or a late copy of one: the lease may have been extended.
-    if left >= 0 and left < tonumber(ARGV[2]) then
-      redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    end
+    -- A try whose reply was lost, or a late copy of one: the lease may have been extended. Each
+    -- success writes: WAIT covers what its connection wrote, and nothing else.
+    redis.call('PEXPIRE', KEYS[1], math.max(left, tonumber(ARGV[2])))
   elseif value == ARGV[5] and left >= 0 and left <= tonumber(ARGV[6]) then
     orphan, rest = value, left
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -3,7 +3,9 @@
 local lost = own(KEYS[1], ARGV[1])
 if lost then
   if lost[2] == ARGV[4] then
-    return {1} -- a try whose reply was lost
+    -- A try whose reply was lost. It writes: WAIT covers what its connection wrote, and nothing else.
+    redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[5])))
+    return {1}
   end
   return lost
 end
