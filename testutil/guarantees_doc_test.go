@@ -32,7 +32,7 @@ var docGuarantees = map[string][]string{
 	"A lock without a token is two commands": {"TestCommands_OfALock"},
 	"A hung node is not waited for.":         {"TestRedisCluster_HungShard", "TestQuorum_HungMinority", "TestHealth_HungNodeIsExcluded"},
 	"A quorum works while a majority works":  {"TestQuorum_HungMinority", "TestQuorum_LongRoundTrips", "TestQuorum_RollingRestartKeepsLock"},
-	"With `Config.Replicas`, enough replicas have a lock, a renewal or a seal before the call returns.": {"TestReplicas_HaveEachLock", "TestReplicas_OneStopped", "TestReplicas_WaitNotAnswered", "TestReplicas_FailOver"},
+	"With `Config.Replicas`, enough replicas have a lock, a renewal or a seal before the call returns.": {"TestReplicas_HaveEachLock", "TestReplicas_OneStopped", "TestReplicas_WaitNotAnswered", "TestReplicas_FailOver", "TestReplicas_EachSuccessWrites"},
 	"Restarts of a quorum are safe.":        {"TestQuorum_RestartWithOldData", "TestQuorum_RestartBetweenClocks", "TestACL_RestartedNodeAbstains"},
 	"The lock is acquired before BEGIN":     {"TestOrder_LockBeginCommitUnlock", "TestOrder_NoConnectionWhileLocking"},
 	"An unknown COMMIT keeps the lock.":     {"TestCommitUnknown", "TestCommitUnknown_ErrorOfAProxy", "TestCommit_Outcomes"},

@@ -2,9 +2,7 @@ package redisbackend
 
 import (
 	"context"
-	"crypto/sha1" // what Lua has
-	_ "embed"     // the scripts
-	"encoding/hex"
+	_ "embed" // the scripts
 	"errors"
 	"sync/atomic"
 	"time"
@@ -283,9 +281,8 @@ func (s *server) Unseal(ctx context.Context, key string) error {
 	if st.Status != core.Sealed && st.Status != core.Orphaned {
 		return nil
 	}
-	sum := sha1.Sum([]byte(r.text(1)))
 	_, _, err = s.call(ctx, key, unsealScript, []string{key, fence(key)}, s.channel(key), "",
-		ownertext.Millis(fenceLife), hex.EncodeToString(sum[:]), ownertext.Millis(ownertext.Orphan(st.Owner)))
+		ownertext.Millis(fenceLife), sha1Hex(r.text(1)), ownertext.Millis(ownertext.Orphan(st.Owner)))
 	return err
 }
 

@@ -3,7 +3,8 @@
 local lost = own(KEYS[1], ARGV[1])
 if lost then
   if lost[2] == ARGV[4] then
-    -- A try whose reply was lost. It writes: WAIT covers what its connection wrote, and nothing else.
+    -- A try whose reply was lost. It writes: WAIT covers what its connection wrote, and nothing
+    -- else.
     redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[5])))
     return {1}
   end
