@@ -141,7 +141,7 @@ func (c *cluster) shard(m master) *node {
 		return n
 	}
 	n := c.open(m)
-	n.router = c
+	n.router, n.wakes.moves = c, true
 	if c.shards == nil {
 		c.shards = make(map[string]*node)
 	}

@@ -77,7 +77,7 @@ func (c Config) Open(env core.Environment) (core.Backend, error) {
 	env.Logger = loglimit.New(env.Logger)
 	id := rand.Text()
 	if all := c.cluster(env, id); all != nil {
-		s := &server{id: id, router: all, sharded: true}
+		s := &server{id: id, router: all, sharded: c.sharded()}
 		return s.observed(env, all.nodes)
 	}
 	nodes := c.nodes(env, id)
@@ -112,14 +112,25 @@ func (s *server) observed(env core.Environment, nodes func() []*node) (core.Back
 // cluster returns the Redis Cluster of the configuration, or nil.
 func (c Config) cluster(env core.Environment, id string) *cluster {
 	if c.driver.Cluster != nil {
-		return newCluster(c.driver.Cluster, func(d driver.Node) *node { return c.driverNode(d, env, id, true) })
+		return newCluster(c.driver.Cluster, func(d driver.Node) *node { return c.driverNode(d, env, id, c.sharded()) })
 	}
 	if len(c.Clients) == 1 {
 		if client, ok := c.Clients[0].(*redis.ClusterClient); ok {
-			return newClientCluster(client, func(master *redis.Client) *node { return c.clientNode(master, env, id, true) })
+			return newClientCluster(client, func(master *redis.Client) *node { return c.clientNode(master, env, id, c.sharded()) })
 		}
 	}
 	return nil
+}
+
+// sharded reports whether the pub/sub of the configuration's cluster is. A client that is told its
+// slots, as that of redis.NewFailoverClusterClient is, has servers that are no Redis Cluster: other
+// clients of them listen to the plain channel.
+func (c Config) sharded() bool {
+	if c.driver.Cluster != nil {
+		return true
+	}
+	client, ok := c.Clients[0].(*redis.ClusterClient)
+	return ok && client.Options().ClusterSlots == nil
 }
 
 // nodes makes the nodes of the configuration.

@@ -36,7 +36,7 @@ type connect = func(ctx context.Context, heard func(driver.Event)) (driver.PubSu
 type wakes struct {
 	connect connect
 	self    string // the message of this backend's own releases
-	moves   bool   // channels move with their slot: a connection that ends is not replaced
+	moves   bool   // a key may move to another Redis: a connection that ends is not replaced
 
 	mu       sync.Mutex
 	sharded  bool
@@ -65,7 +65,7 @@ type watcher struct {
 }
 
 func newWakes(connect connect, self string, sharded bool) *wakes {
-	return &wakes{connect: connect, self: self, moves: sharded, sharded: sharded, channels: make(map[string]*channel)}
+	return &wakes{connect: connect, self: self, sharded: sharded, channels: make(map[string]*channel)}
 }
 
 // watch signals changed, which has room for one signal, after a message on the channel and when one

@@ -309,3 +309,23 @@ func TestWatch_ShortSubscriptionsBackOff(t *testing.T) {
 		t.Errorf("%d subscriptions in a second", n)
 	}
 }
+
+// Clients of one Sentinel wake each other, whatever their kind.
+func TestWake_SentinelClientsOfTwoKinds(t *testing.T) {
+	t.Parallel()
+	s := testutil.Sentinel(t)
+	clustered := redis.NewFailoverClusterClient(s.Options())
+	t.Cleanup(func() { _ = clustered.Close() })
+	l := []*core.Locker{locker(t, one(s.Client())), locker(t, one(clustered))}
+	for i, holder := range l {
+		k := acquire(t, holder, "k")
+		got := acquiring(t, l[1-i], "k")
+		eventually(t, "the waiter listens to the plain channel", func() bool { return subscribers(t, s.Master, "k") == 1 })
+		counts := s.Master.Commands(t, func() { ok(t, "Release", k.Release(t.Context())) })
+		if counts["publish"] == 0 || counts["spublish"] > 0 {
+			t.Errorf("locker %d sends to another channel: %v", i, counts)
+		}
+		ok(t, "Release", (<-got).Release(t.Context()))
+		eventually(t, "nobody listens", func() bool { return subscribers(t, s.Master, "k") == 0 })
+	}
+}
