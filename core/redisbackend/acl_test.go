@@ -26,6 +26,7 @@ var (
 	neededCommands = []string{"evalsha", "eval", "get", "set", "del", "pttl", "pexpire", "time"}
 	betterCommands = []string{"hello", "ping", "publish", "subscribe", "unsubscribe", "spublish", "ssubscribe", "sunsubscribe",
 		"sadd", "spop", "lastsave", "info"}
+	clusterCommands = []string{"cluster|slots", "asking"}
 )
 
 // restricted returns a client of a user that may do nothing else, on onelane's keys and channels only.
@@ -103,22 +104,50 @@ func TestACL_IsDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("doc.go")
 	ok(t, "ReadFile", err)
-	for _, command := range append(slices.Clone(neededCommands), betterCommands...) {
+	for _, command := range slices.Concat(neededCommands, betterCommands, clusterCommands) {
 		if !strings.Contains(string(text), "+"+command) {
 			t.Errorf("doc.go does not name +%s", command)
 		}
 	}
 }
 
-func TestACL_RedisCluster(t *testing.T) {
-	t.Parallel()
-	cluster := testutil.RedisCluster(t, 3)
+// restrictedCluster returns a client of a user that may do nothing else on a Redis Cluster.
+func restrictedCluster(t *testing.T, cluster *testutil.Sharded, commands []string) *redis.ClusterClient {
+	t.Helper()
 	for _, n := range cluster.Nodes {
-		restricted(t, n, append(append(slices.Clone(neededCommands), betterCommands...), "cluster|slots"))
+		restricted(t, n, commands)
 	}
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{cluster.Nodes[0].Addr()}, Username: "onelane", Password: "secret"})
 	t.Cleanup(func() { _ = client.Close() })
-	ok(t, "every verb", everyVerb(t, locker(t, one(client)), "k"))
+	return client
+}
+
+// A lock that is held while its slot moves needs ASKING.
+func TestACL_RedisCluster(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.RedisCluster(t, 2)
+	client := restrictedCluster(t, cluster, slices.Concat(neededCommands, betterCommands, clusterCommands))
+	l, other := locker(t, one(client)), locker(t, one(client))
+	ok(t, "every verb", everyVerb(t, l, "k"))
+	k := acquire(t, l, "k", core.WithTTL(time.Minute))
+	move := cluster.BeginMove("k", 1-cluster.Owner("k"))
+	move.MoveKey("onelane:{k}")
+	ok(t, "Extend while the slot moves", k.Extend(t.Context(), time.Hour))
+	_, err := other.TryAcquire(t.Context(), "k")
+	want(t, "TryAcquire while the slot moves", err, core.ErrTaken)
+	move.EndMove()
+	ok(t, "Release", k.Release(t.Context()))
+}
+
+// Without it, Ping says so before a slot moves.
+func TestACL_AskingForbidden(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.RedisCluster(t, 2)
+	l := locker(t, one(restrictedCluster(t, cluster, slices.Concat(neededCommands, betterCommands, clusterCommands[:1]))))
+	err := l.Ping(t.Context())
+	if want(t, "Ping", err, core.ErrUnavailable); !strings.Contains(err.Error(), "asking") {
+		t.Errorf("Ping does not name the command: %v", err)
+	}
 }
 
 func TestACL_WakeUps(t *testing.T) {

@@ -91,7 +91,7 @@ func (c *cluster) ping(ctx context.Context) error {
 	}
 	answers := make(chan error, len(masters))
 	for _, m := range masters {
-		go func() { answers <- c.shard(m).ping(ctx) }()
+		go func() { answers <- c.shard(m).pingShard(ctx) }()
 	}
 	failed := new(core.UnavailableError)
 	for range masters {
@@ -101,6 +101,18 @@ func (c *cluster) ping(ctx context.Context) error {
 	}
 	if len(failed.Nodes) > 0 {
 		return failed
+	}
+	return nil
+}
+
+// pingShard is ping for a shard. It also finds out whether the ACL allows ASKING, which is needed as
+// soon as a slot moves. ASKING applies to the next command alone.
+func (n *node) pingShard(ctx context.Context) error {
+	if err := n.ping(ctx); err != nil || !n.sharded {
+		return err
+	}
+	if _, _, err := send(ctx, n, "", driver.Plain("asking"), driver.Plain("ping")); hasCode(err, "NOPERM") {
+		return err
 	}
 	return nil
 }

@@ -16,8 +16,8 @@
 // rueidis sends nothing twice. Concurrent calls share a pipeline.
 //
 // Locks do not need client-side caching. DisableCache spares its memory, and its command in the
-// ACL. For a Redis Cluster the ACL needs "+cluster|slots". From Redis 8 on rueidis also sends
-// CLUSTER SHARDS, which needs "+cluster|shards". With RingScaleEachConn below 8, a call to a Redis
+// ACL. For a Redis Cluster the ACL needs "+cluster|slots" and +asking. From Redis 8 on rueidis also
+// sends CLUSTER SHARDS, which needs "+cluster|shards". With RingScaleEachConn below 8, a call to a Redis
 // that hangs can take longer than NodeTimeout. A seal of megabytes needs a longer NodeTimeout over
 // a slow link.
 package rueidisdriver
