@@ -162,7 +162,8 @@ func (s Status) String() string {
 type State struct {
 	// Status is free, held, sealed or orphaned.
 	Status Status
-	// Owner is the owner text of a held or orphaned key. It names the holder's instance.
+	// Owner is the owner text of a held or orphaned key. It names the holder's instance. If another
+	// program wrote the value of the key, [Locker.Inspect] returns its size, and nothing of it.
 	Owner string
 	// Token is the fencing token that the key was sealed with. For a held or orphaned key, it is
 	// the first token of the lease. It is 0 if there is none or the backend does not know it.

@@ -42,7 +42,8 @@ type TakenError struct {
 	// Key is the key as the caller wrote it.
 	Key string
 	// Holder names the lease: "<instance>/<random>", see [WithInstance]. It is for logs and
-	// operators; do not send it to clients. It is empty if it is not known.
+	// operators; do not send it to clients. It is empty if it is not known. If another program
+	// wrote the value of the key, Holder has its size, and nothing of it.
 	Holder string
 	// Tag is what the holder passed to [WithTag].
 	Tag string

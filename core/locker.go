@@ -225,6 +225,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (State, error) {
 	if st.Status == Held {
 		st.Since = ownertext.Asked(st.Owner)
 	}
+	st.Owner = ownertext.Shown(st.Owner)
 	return st, callerError(ctx, key, withKey(err, key))
 }
 
@@ -243,6 +244,9 @@ func (l *Locker) Revoke(ctx context.Context, key, owner string) error {
 		return fmt.Errorf("core: revoke key %q: owner %q is invalid; take it from Inspect", key, owner)
 	}
 	st, err := l.backend.Inspect(ctx, name)
+	if err == nil && owner == ownertext.Shown(st.Owner) {
+		owner = st.Owner // another program's
+	}
 	if err == nil && (st.Owner != owner || st.Status == Sealed) {
 		err = fmt.Errorf("%w: the key is %v and not held by %q; look at it with Inspect", ErrLost, st.Status, owner)
 	}

@@ -232,7 +232,10 @@ func ownerTag(owner string) string {
 
 func instanceOf(owner string) string {
 	holder, _ := ownertext.Split(owner)
-	instance, _, _ := strings.Cut(holder, "/")
+	instance, _, ours := strings.Cut(holder, "/")
+	if !ours {
+		return ""
+	}
 	return instance
 }
 

@@ -23,8 +23,8 @@ func TestDeadline_LeavesRoomForClockDrift(t *testing.T) {
 }
 
 func TestTaken_NamesHolderAndTag(t *testing.T) {
-	err := leases.Taken("k", "shop-1/00ff#till 3", time.Second)
-	if err.Key != "k" || err.Holder != "shop-1/00ff" || err.Tag != "till 3" || err.RetryAfter != time.Second {
+	err := leases.Taken("k", "shop-1/01a027c7a400b8e76a1c0f93d5e2b471#till 3", time.Second)
+	if err.Key != "k" || err.Holder != "shop-1/01a027c7a400b8e76a1c0f93d5e2b471" || err.Tag != "till 3" || err.RetryAfter != time.Second {
 		t.Errorf("%+v", err)
 	}
 	if !errors.Is(err, core.ErrTaken) {
@@ -33,8 +33,8 @@ func TestTaken_NamesHolderAndTag(t *testing.T) {
 }
 
 func TestLost_NamesTheHolder(t *testing.T) {
-	for status, want := range map[core.Status]string{core.Held: "held by shop-1/00ff", core.Free: "is free"} {
-		err := leases.Lost(status, "shop-1/00ff#till 3")
+	for status, want := range map[core.Status]string{core.Held: "held by shop-1/01a027c7a400b8e76a1c0f93d5e2b471", core.Free: "is free"} {
+		err := leases.Lost(status, "shop-1/01a027c7a400b8e76a1c0f93d5e2b471#till 3")
 		if !errors.Is(err, core.ErrLost) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", status, err)
 		}

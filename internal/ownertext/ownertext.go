@@ -6,6 +6,8 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
+	"hash/maphash"
 	"strconv"
 	"strings"
 	"time"
@@ -32,15 +34,33 @@ func New(instance, tag string, orphan time.Duration) string {
 	return string(b)
 }
 
-// Split returns the holder, "<instance>/<random>", and the tag. The owner text of another library
-// is a holder without a tag.
+// Split returns the holder, "<instance>/<random>", and the tag. A value of another program is a
+// holder without a tag, as Shown returns it.
 func Split(owner string) (holder, tag string) {
+	if !Ours(owner) {
+		return Shown(owner), ""
+	}
+	return split(owner)
+}
+
+func split(owner string) (holder, tag string) {
 	head, tag, _ := strings.Cut(owner, "#")
 	if i := mark(head); i >= 0 {
 		head = head[:i]
 	}
 	return head, tag
 }
+
+// Shown returns an owner text as people may see it. A value of another program may be long or a
+// secret. So Shown returns its size, and a mark that tells values apart within this process.
+func Shown(owner string) string {
+	if owner == "" || Ours(owner) {
+		return owner
+	}
+	return fmt.Sprintf("another program's value of %d bytes (%016x)", len(owner), maphash.String(seed, owner))
+}
+
+var seed = maphash.MakeSeed()
 
 // Orphan returns the retention of the orphan that the lease leaves behind, or 0 if it leaves none.
 func Orphan(owner string) time.Duration {
@@ -86,11 +106,11 @@ func Asked(owner string) time.Time {
 }
 
 // Ours reports whether the owner or holder has the form that New gives it.
-func Ours(owner string) bool { return randomPart(owner) != nil }
+func Ours(owner string) bool { return len(owner) <= longest && randomPart(owner) != nil }
 
 // randomPart returns it, or nil if the text is another library's.
 func randomPart(owner string) []byte {
-	holder, _ := Split(owner)
+	holder, _ := split(owner)
 	_, text, _ := strings.Cut(holder, "/")
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b) != 16 {

@@ -1,6 +1,7 @@
 package ownertext_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -40,8 +41,28 @@ func TestSplit_ForeignOwner(t *testing.T) {
 			t.Errorf("Orphan(%q) = %v, want 0", owner, got)
 		}
 	}
-	if holder, tag := ownertext.Split("YWJj"); holder != "YWJj" || tag != "" {
-		t.Errorf("Split = %q, %q", holder, tag)
+}
+
+// A value that another program wrote may be long, or a secret.
+func TestSplit_HidesForeignValues(t *testing.T) {
+	ours := ownertext.New("host", "tag", time.Hour)
+	for _, secret := range []string{"s3cret", "s3cret#s3cret", "a/s3cret;60000#s3cret", strings.Repeat("s3cret", 50_000), ours[:len(ours)-40] + "s3cret#",
+		strings.Repeat("s3cret", 100) + "/00112233445566778899aabbccddeeff"} {
+		holder, tag := ownertext.Split(secret)
+		if strings.Contains(holder+tag, "s3cret") || !strings.Contains(holder, fmt.Sprintf(" %d bytes", len(secret))) {
+			t.Errorf("Split(%.60q) = %q, %q", secret, holder, tag)
+		}
+		if again, _ := ownertext.Split(secret); again != holder || ownertext.Shown(secret) != holder {
+			t.Errorf("%q, then %q", holder, again)
+		}
+		if another, _ := ownertext.Split(strings.ToUpper(secret)); another == holder {
+			t.Errorf("two values are %q", another)
+		}
+	}
+	for _, shown := range []string{"", ours} {
+		if got := ownertext.Shown(shown); got != shown {
+			t.Errorf("Shown(%q) = %q", shown, got)
+		}
 	}
 }
 
