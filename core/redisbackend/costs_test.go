@@ -56,6 +56,25 @@ func TestCosts_KeysLeaveNothingBehind(t *testing.T) {
 	eventually(t, "no goroutine stays", func() bool { return runtime.NumGoroutine() <= goroutines })
 }
 
+// A caller that finds a large seal gets one copy of it, beside the one that was read.
+func TestCosts_LargeSeal(t *testing.T) {
+	const size, calls = 8 << 20, 5
+	l := locker(t, one(testutil.Redis(t).Client()), core.WithOutageWait(time.Minute))
+	ok(t, "Seal", acquire(t, l, "k").Seal(t.Context(), make([]byte, size), time.Hour))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range calls {
+		_, err := l.TryAcquire(t.Context(), "k")
+		want(t, "TryAcquire", err, core.ErrSealed)
+	}
+	runtime.ReadMemStats(&after)
+	copies := float64(after.TotalAlloc-before.TotalAlloc) / calls / size
+	t.Logf("TryAcquire allocates %.2f times the value", copies)
+	if copies > 2.2 {
+		t.Errorf("TryAcquire allocates %.2f times the value, want 2", copies)
+	}
+}
+
 // cpu returns what this process has used.
 func cpu(t testing.TB) time.Duration {
 	var u syscall.Rusage

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
@@ -94,11 +95,22 @@ func readBulk(r *bufio.Reader, length []byte) (any, error) {
 	case n == -1:
 		return nil, nil
 	}
-	text := make([]byte, n+2)
-	if _, err := io.ReadFull(r, text); err != nil {
+	if n+len("\r\n") <= r.Size() {
+		text, err := r.Peek(n + len("\r\n"))
+		if err != nil {
+			return nil, err
+		}
+		value := string(text[:n])
+		_, err = r.Discard(len(text))
+		return value, err
+	}
+	var text strings.Builder // a seal may have megabytes: they are copied once
+	text.Grow(n)
+	if _, err := io.CopyN(&text, r, int64(n)); err != nil {
 		return nil, err
 	}
-	return string(text[:n]), nil
+	_, err = r.Discard(len("\r\n"))
+	return text.String(), err
 }
 
 // readArray returns []any. An error within it is an element.
