@@ -40,6 +40,7 @@ type Option interface{ applyLocker(*config) }
 // A nil option is ignored; the later of two wins.
 type AcquireOption interface {
 	Option
+	EveryOption
 	applyAcquire(*settings)
 }
 

@@ -29,7 +29,7 @@ const (
 
 // labels are the attributes that separate lines of one message: a trouble of one Redis must not
 // hide that of another. None of them is a key.
-var labels = []string{"redis", "reason", "route", "method"}
+var labels = []string{"redis", "reason", "route", "method", "job"}
 
 // New returns a logger that writes to l and does not flood it. If l is such a logger, New returns
 // l. Lines at DEBUG are not limited. If the log takes DEBUG, it gets each line that is left out at

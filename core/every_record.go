@@ -1,0 +1,121 @@
+package core
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// recordKept is how long the record of a job's last slot stays. Its age is recordKept minus what is
+// left of it, by the backend's clock. It is never changed, since the age would change, too.
+const recordKept = 3 * 366 * 24 * time.Hour
+
+// record is the last slot of a job: a seal, whose value is how late the slot was recorded, an id,
+// and the instance that ran it. It is written under the lock of the job. One call of Every uses it.
+type record struct {
+	locker *Locker
+	key    string
+
+	// When this process first saw the record with that id, and its age then. A backend that does not
+	// count for a moment, or sets its clock back, cannot make it younger.
+	id  string
+	at  time.Time
+	age time.Duration
+}
+
+// read returns when the last slot was due, by this process's monotonic clock.
+func (r *record) read(ctx context.Context) (due time.Time, found bool, err error) {
+	asked := time.Now()
+	st, err := r.locker.Inspect(ctx, r.key)
+	if err != nil || st.Status != Sealed { // not sealed: no slot ran yet, or the runner died while it recorded one
+		return due, false, err
+	}
+	text, rest, _ := strings.Cut(string(st.Value), " ")
+	id, _, ok := strings.Cut(rest, " ")
+	late, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || !ok || id == "" {
+		return due, false, fmt.Errorf("core: key %q: the value is no record of a job; unseal the key to let the job begin anew", r.key)
+	}
+	age := max(recordKept-st.ExpiresIn, 0)
+	if r.id == id {
+		age = max(age, r.age+asked.Sub(r.at))
+	} else {
+		r.id, r.at, r.age = id, asked, age
+	}
+	return asked.Add(-age - time.Duration(late)*time.Microsecond), true, nil
+}
+
+// write replaces the record while k is held, also if ctx is done. It tries again over an outage of
+// the backend.
+func (r *record) write(ctx context.Context, k *Lock, due time.Time, as AcquireOption) error {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	k.OnLoss(cancel)
+	pauses := backoff{jitter: r.locker.chance.jitter}
+	for {
+		err := r.replace(ctx, due, as)
+		if over := k.Err(); over != nil && err != nil {
+			return fmt.Errorf("the slot is not recorded and may run again: %w: %w", over, err)
+		}
+		if u, ok := errors.AsType[*UnavailableError](err); !ok || u.Permanent {
+			return err
+		}
+		select {
+		case <-time.After(pauses.unavailable()):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// replace makes one attempt to write. If the process dies in the middle, there is no record, and
+// another instance runs the slot again.
+func (r *record) replace(ctx context.Context, due time.Time, as AcquireOption) error {
+	if err := r.locker.Unseal(ctx, r.key); err != nil {
+		return err
+	}
+	k, err := r.locker.Acquire(ctx, r.key, as)
+	if err != nil {
+		return err
+	}
+	id, sealing := rand.Text(), time.Now()
+	value := fmt.Sprintf("%d %s %s", sealing.Sub(due).Microseconds(), id, r.locker.instance)
+	if err := k.Seal(ctx, []byte(value), recordKept); err != nil {
+		return errors.Join(err, k.Release(ctx))
+	}
+	r.id, r.at, r.age = id, sealing, 0
+	return nil
+}
+
+const outcomeSucceeded = "succeeded"
+
+// jobMetrics are the instruments of one job.
+type jobMetrics struct {
+	duration metric.Float64Histogram
+	outcomes map[string]labels
+	skipped  metric.Int64Counter
+	job      metric.AddOption
+}
+
+func newJobMetrics(c *config, name string) (m jobMetrics, err error) {
+	job := attribute.String("onelane.job", name)
+	m.outcomes = each("onelane.outcome", []attribute.KeyValue{job}, outcomeSucceeded, outcomeFailed, outcomeCancelled, outcomeLost)
+	m.job = metric.WithAttributeSet(attribute.NewSet(job))
+	var failed error
+	m.duration, err = c.meter().Float64Histogram("onelane.every.duration", metric.WithUnit("s"),
+		metric.WithDescription("How long the runs of a job took."),
+		metric.WithExplicitBucketBoundaries(.01, .1, 1, 10, 30, 60, 300, 900, 3600, 14400))
+	m.skipped, failed = c.meter().Int64Counter("onelane.every.skipped", metric.WithUnit("{slot}"),
+		metric.WithDescription("Slots of a job that had no run of their own."))
+	return m, errors.Join(err, failed)
+}
+
+func (m jobMetrics) ran(outcome string, d time.Duration) {
+	m.duration.Record(context.Background(), d.Seconds(), m.outcomes[outcome].record...)
+}
