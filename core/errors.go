@@ -30,7 +30,7 @@ var (
 	// ErrClosed means that the Locker was closed.
 	ErrClosed = errors.New("core: locker is closed")
 	// ErrNoSeals means that the Locker's backend is no [Sealer]. Its text names the backends that are.
-	ErrNoSeals = errors.New("core: this backend keeps leases and tokens only; for Seal, DoOnce, Adopt, " +
+	ErrNoSeals = errors.New("core: this backend keeps leases and tokens only; for Seal, DoOnce, Every, Adopt, " +
 		"WithOrphan and idempotency, use a Locker on one Redis, Sentinel, Redis Cluster, etcd, ZooKeeper or an SQL table")
 	// ErrReleased means that a lock was used after its holder released or sealed it.
 	ErrReleased = errors.New("core: lock is already released")

@@ -119,6 +119,9 @@ func newJob(ctx context.Context, l *Locker, name string, interval time.Duration,
 	case interval < shortestInterval || interval > longestInterval:
 		return nil, fmt.Errorf("core: every %q: the interval %v must be between %v and %v", name, interval, shortestInterval, longestInterval)
 	}
+	if !l.Seals() {
+		return nil, fmt.Errorf("core: every %q: %w", name, ErrNoSeals)
+	}
 	j := &job{locker: l, name: name, interval: interval, fn: fn, lock: Join("every", name)}
 	j.settings = l.settings
 	j.wait, j.orphan = forever, 0

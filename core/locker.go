@@ -66,7 +66,7 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 }
 
 // Seals reports whether the Locker's backend is a [Sealer]. If it is none, Seal, Unseal, DoOnce,
-// Adopt and WithOrphan fail with [ErrNoSeals].
+// Every, Adopt and WithOrphan fail with [ErrNoSeals].
 func (l *Locker) Seals() bool { return l.sealer != nil }
 
 var defaultLocker atomic.Pointer[Locker]

@@ -39,6 +39,7 @@ func TestNoSeals_EachCall(t *testing.T) {
 		},
 		"Do":     func() error { return l.Do(ctx, key, run, core.WithOrphan(time.Hour)) },
 		"DoOnce": func() error { _, err := l.DoOnce(ctx, key, time.Hour, run); return err },
+		"Every":  func() error { return core.Every(ctx, l, key, time.Hour, run) },
 		"Adopt":  func() error { _, err := l.Adopt(ctx, &core.OrphanedError{Key: key, Owner: "o"}); return err },
 		"Seal":   func() error { return k.Seal(ctx, nil, time.Hour) },
 		"Unseal": func() error { return l.Unseal(ctx, key) },
