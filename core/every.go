@@ -165,8 +165,9 @@ func (j *job) turn(ctx context.Context) (wait time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = j.locker.releaseAfter(ctx, k, err != nil, err) }() // also after a panic of the backend
-	due, err := j.due(ctx)                                                  // another instance may have run the slot meanwhile
+	defer func() { err = j.locker.releaseAfter(ctx, k, false, err) }()
+	// Another instance may have run the slot meanwhile.
+	due, err := j.due(ctx)
 	late := time.Since(due)
 	if err != nil || late < 0 {
 		return -late, err

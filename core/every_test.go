@@ -154,7 +154,7 @@ func TestEvery_OneRunPerSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, j := backendtest.Memory(), newJob()
 		var stops []func() error
-		for _, younger := range []time.Duration{0, time.Hour, 20 * time.Second} {
+		for _, younger := range []time.Duration{time.Hour, 24 * time.Hour, 20 * time.Second} {
 			l := locker(t, &place{MemoryBackend: b, younger: younger})
 			stops = append(stops, every(l, j.run(t, 5*time.Second)))
 		}
@@ -328,6 +328,24 @@ func TestEvery_FunctionFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A slot is recorded over an outage that is shorter than the lease: it does not run again.
+func TestEvery_RecordOverOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, j := &place{MemoryBackend: backendtest.Memory()}, newJob()
+		fn := func(ctx context.Context) error {
+			time.AfterFunc(5*time.Second, func() { p.away.Store(false) })
+			p.away.Store(true)
+			return j.run(t, time.Second)(ctx)
+		}
+		stop, other := every(locker(t, p), fn), every(locker(t, p.MemoryBackend), fn)
+		time.Sleep(2*minute + 30*time.Second)
+		stopped(t, stop)
+		stopped(t, other)
+		j.began(t, 0, minute, 2*minute)
+	})
 }
 
 // A function that takes longer than the interval runs again when it is over. Slots do not overlap.
