@@ -51,7 +51,7 @@ func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireO
 	began, class := time.Now(), l.telemetry.classes.find(sorted[0])
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", sorted[0])
 	k, err := l.acquireAny(ctx, traced, sorted, opts)
-	if err = callerError(ctx, sorted[0], err); err != nil {
+	if err = acquireError(ctx, sorted[0], err); err != nil {
 		err = fmt.Errorf("core: acquire any of %d keys: %w", len(sorted), err)
 	} else {
 		class = k.hold.lease.class

@@ -23,8 +23,7 @@ func contextError(ctx context.Context) error {
 // [ErrUnavailable]: the end of a context says nothing about the backend.
 type endedError struct {
 	key    string
-	ended  error  // context.Canceled or context.DeadlineExceeded
-	cause  error  // matched too, unless nil
+	ended  error  // the context's error, or a causedError
 	detail string // the cause and the backend's answer
 }
 
@@ -35,24 +34,49 @@ func (e *endedError) Error() string {
 	return fmt.Sprintf("core: key %q: the caller's context ended: %s", e.key, e.detail)
 }
 
-func (e *endedError) Unwrap() []error {
-	if e.cause == nil {
-		return []error{e.ended}
+func (e *endedError) Unwrap() error { return e.ended }
+
+// causedError is the error of a context that ended for a cause, and shows the cause.
+type causedError struct {
+	shows   error
+	matches []error
+}
+
+func (e *causedError) Error() string { return e.shows.Error() }
+
+func (e *causedError) Unwrap() []error { return e.matches }
+
+// endOf returns the error of a context that has ended, or nil. It matches the context's error and
+// its cause. A cause that is an answer about another key is not matched: an errgroup cancels with
+// the first error.
+func endOf(ctx context.Context) error {
+	ended, cause := contextError(ctx), context.Cause(ctx)
+	if cause == nil || cause == ended {
+		return ended
 	}
-	return []error{e.ended, e.cause}
+	for _, answer := range []error{ErrTaken, ErrSealed, ErrOrphaned, ErrUnavailable, ErrInvalidKey, ErrReleased, ErrClosed, ErrNoSeals} {
+		if errors.Is(cause, answer) {
+			return &causedError{cause, []error{ended}}
+		}
+	}
+	return &causedError{cause, []error{ended, cause}}
 }
 
 // notAsked returns the error of a call whose context was done before the call was made.
 func notAsked(ctx context.Context, key string) error {
-	cause := context.Cause(ctx)
-	e := &endedError{key: key, ended: ctx.Err(), cause: cause, detail: cause.Error()}
-	// The cause may be an answer about another key: an errgroup cancels with the first error.
-	for _, answer := range []error{ErrTaken, ErrSealed, ErrOrphaned, ErrUnavailable, ErrInvalidKey, ErrReleased, ErrClosed} {
-		if errors.Is(cause, answer) {
-			e.cause = nil
-		}
+	ended := endOf(ctx)
+	return &endedError{key: key, ended: ended, detail: ended.Error()}
+}
+
+// acquireError is callerError for a call that acquires keys. Its error also matches the cause of the
+// end of the caller's context. Other calls must not match it: a Seal that matches [ErrLost] has
+// sealed nothing.
+func acquireError(caller context.Context, key string, err error) error {
+	theirs := callerError(caller, key, err)
+	if e, ok := theirs.(*endedError); ok && e != err {
+		e.ended = endOf(caller)
 	}
-	return e
+	return theirs
 }
 
 // callerError maps a backend's error to the error that the caller sees. A call that the caller's

@@ -37,7 +37,7 @@ var (
 )
 
 // TakenError says who holds a key and for how long. It matches [ErrTaken]. If a context ended the
-// wait, it also matches that context's error.
+// wait, it also matches that context's error and its cause.
 type TakenError struct {
 	// Key is the key as the caller wrote it.
 	Key string
@@ -49,7 +49,8 @@ type TakenError struct {
 	Tag string
 	// RetryAfter is when the lease ends if it is not renewed, or 0 if that is not known.
 	RetryAfter time.Duration
-	// Cause is the error of the context that ended the wait, or nil.
+	// Cause matches the error of the context that ended the wait, and its cause. It is nil if no
+	// context did.
 	Cause error
 	// Contested reports whether several callers share the votes of a quorum and none has a
 	// majority. It is set by backends; Acquire tries again.

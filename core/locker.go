@@ -85,9 +85,9 @@ func Default() *Locker { return defaultLocker.Load() }
 // If the wait ended, the error is [*TakenError]; it matches ctx's error if ctx ended the wait.
 // Other errors are [*SealedError], [*OrphanedError] and [*UnavailableError]. An error may also
 // match [ErrInvalidKey] or [ErrClosed]. If ctx ended before there was an answer, the error matches
-// ctx's error. It may also match ctx's cause: [ErrLost], for example, if ctx is that of a lost
-// lock. A cause that is another answer about another key is not matched. After an error nothing
-// stays held. If ctx carries a lock on the key ([WithLock]), Acquire returns another handle on it
+// ctx's error. An error that matches ctx's error also matches ctx's cause: [ErrLost], for example,
+// if ctx is that of a lost lock. A cause that is another answer about another key is not matched.
+// After an error nothing stays held. If ctx carries a lock on the key ([WithLock]), Acquire returns another handle on it
 // at once.
 //
 // The lock is renewed for 15 minutes, or for the time of [WithMaxHold], and is lost after that.
@@ -122,7 +122,7 @@ func (l *Locker) acquire(caller, ctx context.Context, key string, opts []Acquire
 	began, class := time.Now(), l.telemetry.classes.find(key)
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", key)
 	k, err := l.acquireTraced(ctx, traced, key, class, opts, try)
-	theirs := callerError(caller, key, err)
+	theirs := acquireError(caller, key, err)
 	l.telemetry.acquired(caller, span, class, began, k, measured(began, err, theirs))
 	return k, theirs
 }

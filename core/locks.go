@@ -59,7 +59,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	}
 	var taken *TakenError
 	if errors.As(err, &taken) && taken.Cause != nil {
-		taken.Cause = contextError(ctx) // nil if the wait was over, not the caller's context
+		taken.Cause = endOf(ctx) // nil if the wait was over, not the caller's context
 	}
 	return nil, err
 }

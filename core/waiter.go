@@ -393,7 +393,7 @@ func (w *waiter) gaveUp(ctx context.Context, last error) error {
 		e.Key = cmp.Or(taken.Key, w.key) // takenHere has no key
 	}
 	if !errors.Is(context.Cause(ctx), errWaitOver) {
-		e.Cause = contextError(w.ctx)
+		e.Cause = endOf(w.ctx)
 	}
 	return e
 }
