@@ -80,7 +80,7 @@ func (l *Locker) acquireAny(ctx, traced context.Context, keys []string, opts []A
 	}
 	for _, name := range names {
 		if k := l.carriedLock(ctx, name); k != nil {
-			if again, err := k.again(ctx); again != nil || err != nil {
+			if again, err := k.again(ctx, opts); again != nil || err != nil {
 				return again, err
 			}
 		}

@@ -21,7 +21,8 @@ func (c *carried) Value(key any) any {
 
 // WithLock returns a context that carries k. Acquire with that context, on the same key and Locker,
 // returns another handle on k at once. So a caller does not wait for its own lock. The last Release
-// frees the key.
+// frees the key. The handle shares the lease of k: Acquire refuses a TTL, a maximal hold, an orphan
+// or a tag that differ from those of k.
 //
 // The context does not exclude goroutines that share it from each other. Give them
 // WithLock(ctx, nil), which returns a context that carries no lock.

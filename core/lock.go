@@ -190,8 +190,8 @@ func (k *Lock) notify(cause error) {
 }
 
 // again returns another handle on the same lock for a context that carries it, or nil if the lock
-// was given up meanwhile.
-func (k *Lock) again(ctx context.Context) (*Lock, error) {
+// was given up meanwhile. It refuses options that the handle would ignore.
+func (k *Lock) again(ctx context.Context, opts []AcquireOption) (*Lock, error) {
 	s := k.hold.lease
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,8 +202,33 @@ func (k *Lock) again(ctx context.Context) (*Lock, error) {
 	case k.hold.ended != nil:
 		return nil, fmt.Errorf("core: acquire key %q again: release the lock that has ended, and use a context without it: %w", s.key, k.hold.ended)
 	}
+	if option := k.hold.ignored(opts); option != "" {
+		return nil, fmt.Errorf("core: acquire key %q again: the lock that the context carries has another %s; omit the option here, or pass it to the call that acquires the key first", s.key, option)
+	}
 	k.hold.handles++
 	return &Lock{hold: k.hold, parent: ctx}, nil
+}
+
+// ignored returns the name of an option that another handle would ignore, or "".
+func (h *hold) ignored(opts []AcquireOption) string {
+	s := settings{ttl: h.lease.ttl, maxHold: h.maxHold, orphan: h.lease.orphan, tag: h.lease.tag}
+	asked := s
+	for _, o := range opts {
+		if o != nil {
+			o.applyAcquire(&asked)
+		}
+	}
+	switch {
+	case asked.ttl != s.ttl:
+		return "WithTTL"
+	case asked.maxHold != s.maxHold:
+		return "WithMaxHold"
+	case asked.orphan != s.orphan:
+		return "WithOrphan"
+	case asked.tag != s.tag:
+		return "WithTag"
+	}
+	return ""
 }
 
 // givenUp reports whether no handle holds the lock any more. lease.mu is held.

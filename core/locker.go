@@ -144,7 +144,7 @@ func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class
 		return nil, notAsked(ctx, key)
 	}
 	if k := l.carriedLock(ctx, name); k != nil {
-		if again, err := k.again(ctx); again != nil || err != nil {
+		if again, err := k.again(ctx, opts); again != nil || err != nil {
 			return again, err
 		}
 	}
