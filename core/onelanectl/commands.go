@@ -11,8 +11,11 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// errNothing says that there was nothing to do.
-var errNothing = errors.New("nothing was done")
+// errNothing says that there was nothing to do, and errFree that there is nothing to show.
+var (
+	errNothing = errors.New("nothing was done")
+	errFree    = errors.New("there is nothing under this key")
+)
 
 // do runs the command.
 func (o *options) do(ctx context.Context, stdout io.Writer) (err error) {
@@ -53,7 +56,10 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	done := "released"
 	switch o.args[0] {
 	case "inspect":
-		return out.one(key, before)
+		if err := out.one(key, before); err != nil || before.Status != core.Free {
+			return err
+		}
+		return fmt.Errorf("key %q is free: %w", key, errFree)
 	case "unseal":
 		done = "unsealed"
 		switch {
@@ -76,10 +82,24 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	return out.done(key, done)
 }
 
-// look returns the key of a lock and its state. ls has the key of the lock itself. The log has the
-// whole key of a claim, whose lock may have a hash in its key. A whole key can look like that of a
-// lock, so both are tried. One that ls may have shown is not free if it cannot be read.
+// look returns the key of a lock and its state. The log may name a claim without its prefix.
 func look(ctx context.Context, l *core.Locker, key string) (string, core.State, error) {
+	found, st, err := lookWhole(ctx, l, key)
+	nothing := err == nil && st.Status == core.Free || errors.Is(err, core.ErrInvalidKey)
+	if !nothing || isClaim(key) {
+		return found, st, err
+	}
+	ofClaim, claimed, failed := lookWhole(ctx, l, claim.KeyPrefix+key)
+	if failed == nil && claimed.Status == core.Free {
+		return found, st, err
+	}
+	return ofClaim, claimed, failed
+}
+
+// lookWhole returns the key of a lock and its state. ls has the key of the lock itself. The log has
+// the whole key of a claim, whose lock may have a hash in its key. A whole key can look like that of
+// a lock, so both are tried. One that ls may have shown is not free if it cannot be read.
+func lookWhole(ctx context.Context, l *core.Locker, key string) (string, core.State, error) {
 	st, err := l.Inspect(ctx, key)
 	whole := lockKey(l, key)
 	if whole == key || err == nil && st.Status != core.Free || err != nil && !errors.Is(err, core.ErrInvalidKey) {

@@ -6,8 +6,8 @@
 //	./onelanectl inspect order:42
 //	./onelanectl release order:42 -owner 'shop-1:4711/6f3c…'
 //
-// It exits with 1 when there was nothing to do: the key is not held by that owner. It exits with 2
-// when it does not know. With "go run" both are 1.
+// It exits with 1 when there was nothing to do or to show: the key is free, or not held by that
+// owner. It exits with 2 when it does not know. With "go run" both are 1.
 package main
 
 import (
@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintf(stderr, "onelanectl: %v\n", err)
-	if errors.Is(err, core.ErrLost) || errors.Is(err, errNothing) {
+	if errors.Is(err, core.ErrLost) || errors.Is(err, errNothing) || errors.Is(err, errFree) {
 		return 1
 	}
 	return 2

@@ -167,7 +167,7 @@ func commands(t *testing.T, opener core.Opener, flags ...string) {
 		return ctl(t, wantCode, append(args, flags...)...)
 	}
 	began := time.Now()
-	out, _ := do(0, "inspect", "order:42")
+	out, _ := do(1, "inspect", "order:42")
 	contains(t, out, "order:42", "free")
 	held := must[*core.Lock](t)(locker.Acquire(t.Context(), "order:42", core.WithTag("till 3")))
 	out, _ = do(0, "inspect", "order:42")
@@ -351,7 +351,7 @@ func TestPasswordFromTheEnvironment(t *testing.T) {
 	_, errs := ctl(t, 2, "-redis", node.Addr(), "inspect", "a")
 	contains(t, errs, "NOAUTH")
 	t.Setenv(passwordEnv, "open sesame")
-	out, _ := ctl(t, 0, "-redis", node.Addr(), "inspect", "a")
+	out, _ := ctl(t, 1, "-redis", node.Addr(), "inspect", "a")
 	contains(t, out, "free")
 }
 
@@ -370,7 +370,7 @@ func TestSentinel_Errors(t *testing.T) {
 	_, errs = ctl(t, 2, "-redis", at, "-sentinel", master, "inspect", "a")
 	contains(t, errs, "NOAUTH")
 	t.Setenv(sentinelPasswordEnv, "open sesame")
-	out, _ := ctl(t, 0, "-redis", at, "-sentinel", master, "inspect", "a")
+	out, _ := ctl(t, 1, "-redis", at, "-sentinel", master, "inspect", "a")
 	contains(t, out, "free")
 }
 

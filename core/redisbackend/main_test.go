@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 	if addr := os.Getenv(childVar + "HOLD"); addr != "" {
 		hold(addr)
 	}
+	if addr := os.Getenv(childVar + "EVERY"); addr != "" {
+		runJob(addr)
+	}
 	check.Parallel(4)
 	logging.Disable() // go-redis reports faults that tests make
 	check.Main(m)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path"
 	"strings"
 	"time"
 
@@ -22,8 +23,9 @@ const (
 type Option func(*opener)
 
 // WithRoot sets the node under which all keys are. The default is /onelane. The backend makes it if
-// it is missing. Services that must not share locks need different roots.
-func WithRoot(path string) Option { return func(o *opener) { o.root = path } }
+// it is missing. Services that must not share locks need different roots. A chroot of ZooKeeper is
+// the beginning of the root, for example /app/onelane.
+func WithRoot(node string) Option { return func(o *opener) { o.root = node } }
 
 // WithTimeout bounds each call, unless the call's context ends sooner. The default is 3 s.
 func WithTimeout(d time.Duration) Option { return func(o *opener) { o.timeout = d } }
@@ -76,6 +78,10 @@ func (o *opener) valid() error {
 		return errors.New("New needs at least one server, such as \"zk1:2181\"")
 	}
 	for i, s := range zk.FormatServers(o.servers) {
+		if address, chroot, found := strings.Cut(o.servers[i], "/"); found {
+			return fmt.Errorf("server %d, %q, has a chroot, which is no part of an address: write %q and WithRoot(%q)",
+				i+1, o.servers[i], address, path.Join("/", chroot, o.root))
+		}
 		if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
 			return fmt.Errorf("server %d, %q, is not host:port", i+1, o.servers[i])
 		}
