@@ -65,7 +65,8 @@ func WithAtMostOnce() EveryOption {
 //     time. The metric onelane.every.duration counts runs by their outcome.
 //
 // The context of fn carries the lock (see [WithLock]), and is canceled with cause [ErrLost] if the
-// lock is lost. Without [WithMaxHold], it is lost after 15 minutes.
+// lock is lost. Without [WithMaxHold], it is lost after 15 minutes. When the process stops, end ctx
+// and wait for Every before [Locker.Close]. A new interval counts from the last slot.
 //
 // While the backend is unavailable, Every logs that and tries again. It returns another error than
 // ctx's only if it cannot work: for a bad name, interval or option, after [Locker.Close], and on a

@@ -178,12 +178,12 @@ func (s *timetable) live(b *backendtest.MemoryBackend, m *meters, end <-chan str
 	}
 }
 
-// Instances come, are cut off, stop and die at random. No two run at a time, no recorded slot runs
-// again, a slot runs again only if something happened to its run, and each slot runs or is counted.
+// Instances come, are cut off, stop and die at random. No two run at a time, and no recorded slot
+// runs again. A slot runs again only if something happened to its run. Each slot runs or is counted.
 func TestEvery_Model(t *testing.T) {
-	seeds := uint64(100)
+	seeds := uint64(30)
 	if long {
-		seeds = 2000
+		seeds = 300
 	}
 	runs, recorded, skipped := 0, 0, int64(0)
 	for seed := range seeds {

@@ -17,8 +17,9 @@ import (
 // left of it, by the backend's clock. It is never changed, since the age would change, too.
 const recordKept = 3 * 366 * 24 * time.Hour
 
-// record is the last slot of a job: a seal, whose value is how late the slot was recorded, an id,
-// and the instance that ran it. It is written under the lock of the job. One call of Every uses it.
+// record is the last slot of a job. It is a seal, whose value has an id, the instance that ran the
+// slot, and how long after its time it was recorded. It is written under the lock of the job. One
+// call of Every uses it.
 type record struct {
 	locker *Locker
 	key    string

@@ -10,10 +10,12 @@ import (
 // DoOnce runs fn under the lock on key, as [Locker.Do] does, and seals the key for the retention if
 // fn returns nil. Until the retention ends, or until [Locker.Unseal], later calls on the key do
 // nothing. ran reports whether this call ran fn. If another call did, that is no error. A call that
-// comes while fn runs elsewhere waits for it; with [WithWait] of 0 it returns [*TakenError].
+// comes while fn runs elsewhere waits for it, and runs fn if that fails. With [WithWait] of 0 it
+// returns [*TakenError]: nobody is left to run fn if the runner dies.
 //
-// It is for jobs that run once per time slot on many instances. Put the slot into the key, for
-// example core.Join("report", "2026-11-22"), and give such keys to nothing else. The retention must
+// For a job that runs once per interval, use [Every]. DoOnce is for a job at a time of the day. Put
+// the day into the key, for example core.Join("report", "2026-11-22"), and give such keys to nothing
+// else. The retention must
 // be longer than the slot plus the largest difference of the instances' clocks. The seal's value is
 // the instance that ran fn ([WithInstance]).
 //

@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// docs/migration.md, "From SET NX": "once a minute" is DoOnce with the minute in its key.
+// docs/migration.md, "From cron, gocron and asynq": for each minute, the key of DoOnce has the minute.
 func TestDoOnce_OnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -23,6 +23,7 @@ var docGuarantees = map[string][]string{
 		"TestAcquireAny_NoneTooMany", "TestAcquireAny_FirstComeFirstServed", "TestAcquireAny_FairOnRedis"},
 	"A wait that ends leaves nothing behind": {"TestAcquireAny_AbandonedWaits", "TestAcquireAny_WaitEnds"},
 	"DoOnce runs once.":                      {"TestDoOnce_OneOfManyRuns", "TestDoOnce_LockLost", "TestDoOnce_SealFails", "TestDoOnce_Orphan"},
+	"Every runs each slot once.":             {"TestEvery_Model", "TestEvery_OneRunPerSlot", "TestEvery_RunnerDies", "TestEvery_RunnerKilled", "TestEvery_Outage"},
 	"At most WithMaxWaiters callers wait":    {"TestWithMaxWaiters_CountsExactly", "TestWithMaxWaiters_Race"},
 	"An orphan is never free by itself.":     {"TestOrphan_IsNotFree", "TestOrphan_Adopt", "TestBackend_Redis", "TestQuorum_Backend"},
 	"The log is not flooded.":                {"TestLogs_ManyLocksLost", "TestLogs_InFaults", "TestLogs_LossFoundAtRelease", "TestClose_FlushesTheLog"},
