@@ -186,7 +186,7 @@ func TestReplicas_EachSuccessWrites(t *testing.T) {
 		"seal": func(key string) {
 			g := grant(request(key))
 			for _, retention := range []time.Duration{time.Minute, time.Second, day} {
-				ok(t, "Seal", b.Seal(t.Context(), g, []byte("v"), retention))
+				ok(t, "Seal", b.(core.Sealer).Seal(t.Context(), g, []byte("v"), retention))
 			}
 			if left := master.Client().PTTL(t.Context(), key).Val(); left < day-time.Hour {
 				t.Errorf("the seal stays for %v", left)
