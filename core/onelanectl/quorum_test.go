@@ -92,8 +92,8 @@ func TestCommands_Quorum(t *testing.T) {
 	}
 	contains(t, out, "released order:42")
 	out, err = run("inspect", "order:42")
-	if err != nil {
-		t.Error(err)
+	if !errors.Is(err, errFree) {
+		t.Errorf("inspect of a free key: %v", err)
 	}
 	contains(t, out, "free")
 	if _, err := run("forget", "order:"); !errors.Is(err, errNothing) {

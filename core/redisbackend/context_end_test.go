@@ -41,7 +41,7 @@ func stopAll(t *testing.T, nodes testutil.Nodes) {
 
 // verbs are all calls that ask the backend. held returns a lock.
 func verbs(l *core.Locker, held func() *core.Lock) map[string]func(context.Context) error {
-	return map[string]func(context.Context) error{
+	all := map[string]func(context.Context) error{
 		"Acquire":    func(ctx context.Context) error { _, err := l.Acquire(ctx, "free"); return err },
 		"TryAcquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, "free too"); return err },
 		"AcquireAll": func(ctx context.Context) error { _, err := l.AcquireAll(ctx, []string{"a", "b"}); return err },
@@ -50,10 +50,15 @@ func verbs(l *core.Locker, held func() *core.Lock) map[string]func(context.Conte
 		"Ping":       l.Ping,
 		"Revoke":     func(ctx context.Context) error { return l.Revoke(ctx, "free", "somebody") },
 		"Token":      func(ctx context.Context) error { return tokenError(ctx, held()) },
-		"Extend":     func(ctx context.Context) error { return held().Extend(ctx, time.Minute) },
+		"Extend":     func(ctx context.Context) error { return held().Extend(ctx, 30*time.Second) },
 		"Seal":       func(ctx context.Context) error { return held().Seal(ctx, []byte("v"), time.Minute) },
 		"Release":    func(ctx context.Context) error { return held().Release(ctx) },
 	}
+	if !l.Seals() { // a quorum
+		delete(all, "Seal")
+		delete(all, "Unseal")
+	}
+	return all
 }
 
 func tokenError(ctx context.Context, k *core.Lock) error {
@@ -73,7 +78,7 @@ func TestContext_EndIsNeverUnavailable(t *testing.T) {
 			t.Parallel()
 			b, hang := open(t)
 			b.NodeTimeout, b.NewInstallation = time.Minute, true // calls are slower than their contexts
-			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0))
+			l := locker(t, b, core.WithTTL(30*time.Second), core.WithMaxHold(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {
 				locks <- acquire(t, l, fmt.Sprint("k", i))
@@ -105,7 +110,7 @@ func TestContext_TimeoutIsUnavailable(t *testing.T) {
 			t.Parallel()
 			b, hang := open(t)
 			b.NodeTimeout, b.NewInstallation = time.Second, true
-			l := locker(t, b, core.WithTTL(time.Minute), core.WithMaxHold(0), core.WithOutageWait(0))
+			l := locker(t, b, core.WithTTL(30*time.Second), core.WithMaxHold(0), core.WithOutageWait(0))
 			locks := make(chan *core.Lock, 10)
 			for i := range cap(locks) {
 				locks <- acquire(t, l, fmt.Sprint("k", i), core.WithOutageWait(30*time.Second)) // on a busy machine

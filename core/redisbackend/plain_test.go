@@ -277,7 +277,11 @@ func TestAcquire_BeforeRedis7(t *testing.T) {
 	}
 }
 
-var deleteOwn = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
+// deleteOwn deletes key if its value is owner.
+func deleteOwn(client *redis.Client, key, owner string) (int64, error) {
+	const script = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
+	return client.Eval(context.Background(), script, []string{key}, owner).Int64()
+}
 
 // Redis 8.4 and Valkey 9 delete a key that has a certain value with one command.
 func TestRelease_CompareAndDelete(t *testing.T) {
@@ -294,7 +298,7 @@ func TestRelease_CompareAndDelete(t *testing.T) {
 				f.odd[verb] = unknown(verb)
 			}
 			f.odd[c.has] = func(args []string) (any, error) {
-				return deleteOwn.Run(context.Background(), admin, args[:1], args[len(args)-1]).Int64()
+				return deleteOwn(admin, args[0], args[len(args)-1])
 			}
 			b := open(t, one(f.client(t)))
 			request := func(owner string) core.Request {
@@ -340,7 +344,7 @@ func withDelex(t *testing.T) *fake {
 	admin := testutil.Redis(t).Client()
 	f := newFake(t, admin)
 	f.odd["DELEX"] = func(args []string) (any, error) {
-		return deleteOwn.Run(context.Background(), admin, args[:1], args[2]).Int64()
+		return deleteOwn(admin, args[0], args[2])
 	}
 	return f
 }
