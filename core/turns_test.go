@@ -285,6 +285,75 @@ func TestTurns_WaiterThatIsGone(t *testing.T) {
 	})
 }
 
+// A waiter tells what it needs once it has tried to listen: its first answer has told how far the
+// backend is.
+func TestTurns_WhatAWaiterNeeds(t *testing.T) {
+	for name, c := range map[string]struct {
+		b     remote
+		least time.Duration
+		most  time.Duration
+	}{
+		"near":  {remote{}, 2 * time.Millisecond, 4 * time.Millisecond},
+		"far":   {remote{oneWay: 4 * time.Millisecond}, 18 * time.Millisecond, 21 * time.Millisecond},
+		"away":  {remote{oneWay: 40 * time.Millisecond}, 50 * time.Millisecond, 50 * time.Millisecond},
+		"polls": {remote{polls: true}, 50 * time.Millisecond, 50 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c.b.Sealer = backendtest.Memory()
+				asked := &asked{Backend: c.b}
+				k := acquire(t, locker(t, c.b.Sealer), "k")
+				got := acquiring(t, locker(t, asked))
+				time.Sleep(time.Second)
+				ok(t, "Release", k.Release(t.Context()))
+				ok(t, "Release", (<-got).Release(t.Context()))
+				if asked.needs[0] != 0 {
+					t.Errorf("the first question needs %v", asked.needs[0])
+				}
+				for i, needs := range asked.needs[1:] {
+					if needs < c.least || needs > c.most {
+						t.Errorf("question %d needs %v, want %v to %v", i+1, needs, c.least, c.most)
+					}
+				}
+			})
+		})
+	}
+}
+
+// asked is a Backend that notes what waiters need.
+type asked struct {
+	core.Backend
+	needs []time.Duration
+}
+
+func (b *asked) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	b.needs = append(b.needs, r.Needs)
+	return b.Backend.Acquire(ctx, r)
+}
+
+// A caller that holds a key of the same AcquireAll leaves the next one to nobody: others wait for the
+// one that it holds.
+func TestTurns_AcquireAllHoldsNoKeyInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		s.others = 1
+		ok(t, "Release", acquire(t, l, "b").Release(t.Context()))
+		start := time.Now()
+		locks, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+		ok(t, "AcquireAll", err)
+		if waited := time.Since(start); waited > 0 {
+			t.Errorf("AcquireAll waited %v", waited)
+		}
+		ok(t, "Release", locks.Release(t.Context()))
+		start = time.Now()
+		ok(t, "Release", acquire(t, l, "b").Release(t.Context()))
+		if waited := time.Since(start); waited != 50*time.Millisecond {
+			t.Errorf("Acquire waited %v, want the 50 ms that the other needs", waited)
+		}
+	})
+}
+
 // In another database of a Redis, somebody frees a key of this name again and again. The waiter asks seldom.
 func TestTurns_SignalsOfAnotherKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,6 +3,7 @@ package redisbackend_test
 import (
 	"context"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,5 +108,37 @@ func TestRelease_ListenersAreNoWaiters(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A release names one of the waiters, who goes first, if somebody listened to the release before.
+func TestRelease_NamesAWaiter(t *testing.T) {
+	t.Parallel()
+	client := testutil.Redis(t).Client()
+	a, b := open(t, one(client)), open(t, one(client))
+	g, err := a.Acquire(t.Context(), core.Request{Key: "onelane:{k}", Owner: "a/", TTL: time.Minute})
+	ok(t, "Acquire", err)
+	_, err = a.Release(t.Context(), g) // finds out what the server can do
+	ok(t, "Release", err)
+	sub := client.Subscribe(t.Context(), "onelane:{k}:free")
+	t.Cleanup(func() { _ = sub.Close() })
+	_, err = sub.Receive(t.Context())
+	ok(t, "SUBSCRIBE", err)
+	for i, named := range []bool{false, true, true} {
+		r := core.Request{Key: "onelane:{k}", Owner: "a/" + strconv.Itoa(i), TTL: time.Minute}
+		g, err := a.Acquire(t.Context(), r)
+		ok(t, "Acquire", err)
+		r.Owner, r.Needs = "b/1", 3*time.Millisecond
+		_, err = b.Acquire(t.Context(), r)
+		want(t, "Acquire of a taken key", err, core.ErrTaken)
+		waiter := client.SMembers(t.Context(), "onelane:{k}:wait").Val()
+		_, err = a.Release(t.Context(), g)
+		ok(t, "Release", err)
+		m, err := sub.ReceiveMessage(t.Context())
+		ok(t, "a message", err)
+		_, first, found := strings.Cut(m.Payload, " ")
+		if found != named || named && first != waiter[0] {
+			t.Errorf("release %d: message %q, the waiter is %q", i, m.Payload, waiter)
+		}
 	}
 }
