@@ -7,22 +7,21 @@ import (
 )
 
 const (
-	// A turn is how long a key goes from one local holder to the next while other processes wait for
-	// it. In a turn each caller that waited when it began has the key turnRounds times, so that a
-	// caller alone elsewhere gets a third of an equal share at least. But a turn is not shorter than
-	// shortestTurn, which makes the hand-over between processes cheap, and not longer than
-	// longestTurn. See lock cohorting (Dice, Marathe, Shavit 2012).
+	// In a turn, a key goes from one local holder to the next while other processes wait for it. Each
+	// caller that waited when it began has the key turnRounds times, so that a caller alone elsewhere
+	// gets a third of an equal share. A turn that is too short makes hand-overs between processes
+	// dear. See lock cohorting (Dice, Marathe, Shavit 2012).
 	turnRounds   = 3
 	shortestTurn = 25 * time.Millisecond
 	longestTurn  = 125 * time.Millisecond
 
-	// After its turn, a process that was told of waiters elsewhere stands back until each of them had
-	// the key. After a single lock it stands back until one of them had it. It goes ahead if nobody
-	// takes the key for as long as the slowest of them needs, and for at most mostNeed.
+	// A process that was told of waiters elsewhere stands back: after its turn until each of them had
+	// the key, after a single lock until one of them had it. It goes ahead if nobody takes the key for
+	// as long as the slowest of them needs, which counts as mostNeed at most.
 	mostNeed   = 50 * time.Millisecond
 	needMargin = 2 * time.Millisecond
-	// pollingPart is the part of its turn for which a process stands back on a backend whose waiters
-	// poll. silentPart is for pollers that a backend with waiters cannot see, such as redsync.
+	// A process stands back for this part of its turn if waiters poll, and for the smaller part for
+	// pollers that nobody sees, such as redsync.
 	pollingPart = 4
 	silentPart  = 64
 )

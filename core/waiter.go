@@ -227,8 +227,8 @@ func (w *waiter) sleep(ctx context.Context, pause time.Duration, watch *watch) (
 			return false
 		}
 	}
-	if polite := watch.heard(); polite > 0 {
-		w.sleep(ctx, polite, nil)
+	if watch.woken = true; watch.vain > 0 {
+		w.sleep(ctx, watch.vain, nil)
 	}
 	return true
 }

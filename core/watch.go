@@ -64,21 +64,12 @@ func (w *watch) ended() {
 	w.retry = now.Add(w.pause)
 }
 
-// heard notes a signal and returns how long the head waits before it asks.
-func (w *watch) heard() time.Duration {
-	w.woken = true
-	return w.vain
-}
-
 // taken notes which lease was found.
 func (w *watch) taken(holder string) {
-	switch {
-	case holder != w.holder:
-		w.holder, w.vain = holder, 0
-	case w.woken:
-		w.vain = longer(w.vain, firstVainPause, longestVainPause)
+	if w.vain = longer(w.vain, firstVainPause, longestVainPause); !w.woken || holder != w.holder {
+		w.vain = 0
 	}
-	w.woken = false
+	w.holder, w.woken = holder, false
 }
 
 func (w *watch) stop() {

@@ -223,15 +223,13 @@ func (s *server) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 }
 
 func (s *server) release(ctx context.Context, g core.Grant, channel string) (w core.Waiters, r reply, n *node, err error) {
-	retried := false
-	first := "1" // the message names who goes first
+	retried, first := false, "1" // the message names who goes first
 	if !s.heard.Load() {
-		first = ""
 		w, done, r, n, err := s.releasePlain(ctx, g, channel)
 		if done || err != nil {
 			return w, r, n, err
 		}
-		retried = r.retried
+		retried, first = r.retried, ""
 	}
 	r, n, err = s.call(ctx, g.Key, releaseScript, []string{g.Key}, g.Owner, channel, s.id, waiting(g.Key), first)
 	if err != nil {

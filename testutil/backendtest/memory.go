@@ -56,7 +56,7 @@ func (m *MemoryBackend) enter(ctx context.Context, key string) (*memoryKey, func
 	m.mu.Lock()
 	k := m.keys[key]
 	if k == nil {
-		k = &memoryKey{fence: m.fence}
+		k = &memoryKey{fence: m.fence, waiters: make(map[string]time.Duration)}
 		m.keys[key] = k
 	}
 	k.expire(time.Now())
@@ -84,7 +84,9 @@ func (m *MemoryBackend) Acquire(ctx context.Context, r core.Request) (core.Grant
 	case k.status == core.Sealed:
 		return core.Grant{}, &core.SealedError{Key: r.Key, Value: k.value, Token: k.token}
 	case k.status == core.Held && k.owner != r.Owner:
-		k.announce(r)
+		if r.Needs > 0 {
+			k.waiters[r.Waiter] = r.Needs
+		}
 		holder, tag := ownertext.Split(k.owner)
 		return core.Grant{}, &core.TakenError{Key: r.Key, Holder: holder, Tag: tag, RetryAfter: k.until.Sub(now)}
 	case k.status == core.Orphaned && k.owner != r.Adopt:

@@ -40,24 +40,13 @@ func (k *memoryKey) free() {
 	*k = memoryKey{fence: k.fence, watchers: k.watchers, waiters: k.waiters}
 }
 
-// announce notes who asked in vain.
-func (k *memoryKey) announce(r core.Request) {
-	if r.Needs == 0 {
-		return
-	}
-	if k.waiters == nil {
-		k.waiters = make(map[string]time.Duration)
-	}
-	k.waiters[r.Waiter] = r.Needs
-}
-
 // takeWaiters returns the waiters of other Lockers and forgets them.
 func (k *memoryKey) takeWaiters() (w core.Waiters) {
 	delete(k.waiters, k.waiter)
 	for _, need := range k.waiters {
 		w.Others, w.Need = w.Others+1, max(w.Need, need)
 	}
-	k.waiters = nil
+	clear(k.waiters)
 	return w
 }
 
