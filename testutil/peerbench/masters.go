@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"strconv"
@@ -12,6 +13,8 @@ import (
 	"github.com/go-redsync/redsync/v4"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
@@ -34,7 +37,9 @@ func masters(goroutines int) scenario {
 			for _, n := range nodes {
 				clients = append(clients, redis.NewClient(&redis.Options{Addr: n.Addr}))
 			}
-			l, err := newLocker(clients)
+			q := redisbackend.New(clients...)
+			q.LongestTTL, q.NewInstallation = ttl, b.short
+			l, err := core.New(q, core.WithTTL(ttl), core.WithLogger(slog.New(slog.DiscardHandler)))
 			if err != nil {
 				return nil, err
 			}
