@@ -76,7 +76,7 @@ func TestFailover_QuorumKeepsTheLock(t *testing.T) {
 		clients := append([]redis.UniversalClient{r.Client()}, others.Clients()...)
 		b := redisbackend.New(clients...)
 		b.NodeTimeout, b.NewInstallation = time.Second, true
-		return locker(t, b, core.WithTTL(time.Minute))
+		return locker(t, b, core.WithTTL(30*time.Second))
 	}
 	first, second := process(), process()
 	r.Lag()

@@ -15,8 +15,6 @@ const (
 	// inspectTries is how often Inspect looks if the votes are split.
 	inspectTries = 4
 	inspectPause = 3 * time.Millisecond
-	// againTries is how often a node is asked to take a key again if it does not answer.
-	againTries = 3
 )
 
 // Extend implements core.Backend.
@@ -64,10 +62,8 @@ func (q *quorum) takeAgain(l *lease, g core.Grant, ttl time.Duration, votes []vo
 		}
 	}
 	again.noted = l.took
-	for range againTries {
-		if len(again.nodes) == 0 || l.isOver() || !time.Now().Before(g.Deadline) { // rule 6: as long as it is held
-			return
-		}
+	// rule 6: as long as it is held. A node that does not answer is soon excluded.
+	for len(again.nodes) > 0 && !l.isOver() && time.Now().Before(g.Deadline) {
 		t, _ := q.ask(context.Background(), again, func(*tally, int) bool { return false })
 		again.nodes = nil
 		for _, v := range t.votes { // rule 8: again that got no answer is sent again

@@ -292,8 +292,26 @@ func TestQuorum_TakesAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if n := nodes[0].count("again"); n != againTries {
-			t.Errorf("asked %d times, want %d", n, againTries)
+		if n := nodes[0].count("again"); n != excludeAfter {
+			t.Errorf("asked %d times, want %d", n, excludeAfter)
+		}
+	})
+	phases(t, func(q *quorum, nodes []*scripted) {
+		for _, n := range q.nodes {
+			n.latency.fixed = 100 * time.Millisecond
+		}
+		g := begin(t, q, nodes, 1, noAnswerAt)
+		g, err := q.Extend(context.Background(), g, 4*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(150 * time.Millisecond)
+		if _, err := q.Release(context.Background(), g); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		if n := nodes[0].count("again"); n != 2 {
+			t.Errorf("asked %d times, want 2: the second before the release", n)
 		}
 	})
 	phases(t, func(q *quorum, nodes []*scripted) {
