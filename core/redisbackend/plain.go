@@ -120,9 +120,11 @@ func (s *server) releasePlain(ctx context.Context, g core.Grant, channel string)
 				_, _, _ = send(ctx, s.router, g.Key, pop) // if it fails, only turns are lost
 			}
 			return waiters(s.id, n, pop.Value), true, r, n, nil
-		case isUnknownCommand(err):
+		case isUnknownCommand(err) || hasCode(err, "NOPERM"): // the script may be allowed
 		case n == nil || how == known || errors.Is(err, errNotSent) || isTimeout(err) || contextError(ctx) != nil:
 			return unknownWaiters, false, r, n, lostIfForeign(err)
+		case isPassing(err):
+			return unknownWaiters, false, r, n, nil
 		default:
 			// A proxy may close the connection on a command that it does not know.
 			n.features.deleting.Store(deleteScript)

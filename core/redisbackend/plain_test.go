@@ -349,6 +349,53 @@ func withDelex(t *testing.T) *fake {
 	return f
 }
 
+// refusing makes DELEX fail that many times.
+func (f *fake) refusing(refusal string) (times *atomic.Int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	times, works := new(atomic.Int64), f.odd["DELEX"]
+	f.odd["DELEX"] = func(args []string) (any, error) {
+		if times.Add(-1) >= 0 {
+			return nil, errors.New(refusal)
+		}
+		return works(args)
+	}
+	return times
+}
+
+// A refusal that passes is no reason to do without DELEX for ever.
+func TestRelease_DelexRefusedOnce(t *testing.T) {
+	t.Parallel()
+	for _, refusal := range []string{"BUSY Redis is busy running a script.", "LOADING Redis is loading", "READONLY You can't write"} {
+		f := withDelex(t)
+		f.refusing(refusal).Store(1)
+		l := locker(t, one(f.client(t)))
+		for range 5 {
+			ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+		}
+		if n := f.count("DELEX"); n != 5 {
+			t.Errorf("after %q, DELEX was tried %d times in 5 releases", refusal, n)
+		}
+	}
+}
+
+// If the ACL forbids DELEX later, the script still works.
+func TestRelease_DelexForbiddenLater(t *testing.T) {
+	t.Parallel()
+	f := withDelex(t)
+	forbidden := f.refusing("NOPERM this user has no permissions to run the 'delex' command")
+	f.odd["DELIFEQ"] = unknown("DELIFEQ")
+	l := locker(t, one(f.client(t)))
+	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+	forbidden.Store(100)
+	for range 3 {
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+	}
+	if n := f.count("DELEX"); n != 2 {
+		t.Errorf("DELEX was tried %d times, want 2", n)
+	}
+}
+
 // A release asks for waiters only if somebody listens: in a second round trip the first time, and then
 // by the script, until nobody listens.
 func TestRelease_AsksForWaiters(t *testing.T) {

@@ -216,6 +216,11 @@ func neverRan(err error) bool {
 // cannotWrite reports whether Redis refuses writes for now. It still answers reads.
 func cannotWrite(err error) bool { return hasCode(err, "OOM", "MISCONF", "NOREPLICAS", "READONLY") }
 
+// isPassing reports whether Redis refuses a command for now, whatever the command is.
+func isPassing(err error) bool {
+	return cannotWrite(err) || hasCode(err, "BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH", "WRONGPASS")
+}
+
 // isForbidden reports whether trying again cannot help. An error about a forbidden command within a
 // script has no code of its own. Redis 6 puts text around it, and rueidis leaves out "ERR".
 func isForbidden(err error) bool {
