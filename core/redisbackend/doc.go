@@ -36,7 +36,6 @@
 //
 // The commands from +hello on are recommended. Without publish and subscribe, waiters poll. Without
 // sadd and spop, processes take no turns. A quorum needs lastsave and info: a master that does not
-// tell when it started grants nothing. Add +delex for Redis 8.4, or +delifeq for Valkey 9. A Cluster
-// needs "+cluster|slots", and +asking for slots that move. Config.Replicas needs +wait. A client with
-// a DB needs +select, with a ClientName "+client|setname".
+// tell when it started grants nothing. Redis 8.4 needs +delex, Valkey 9 +delifeq, a Redis Cluster
+// +asking and "+cluster|slots", Config.Replicas +wait, a DB +select, a ClientName "+client|setname".
 package redisbackend

@@ -94,16 +94,6 @@ func (r *reply) millis(i int) time.Duration {
 	return 0
 }
 
-// number returns field i as a number, or -1.
-func (r *reply) number(i int) int64 {
-	if i < len(r.fields) {
-		if n, ok := r.fields[i].(int64); ok {
-			return n
-		}
-	}
-	return -1
-}
-
 // tokens returns the block of fencing tokens whose last one is field i.
 func (r *reply) tokens(i int) (first, count uint64, err error) {
 	last, err := r.uint(i)

@@ -310,22 +310,28 @@ func TestWatch_ShortSubscriptionsBackOff(t *testing.T) {
 	}
 }
 
-// Clients of one Sentinel wake each other, whatever their kind.
-func TestWake_SentinelClientsOfTwoKinds(t *testing.T) {
+// A client that is told its slots, as that of redis.NewFailoverClusterClient is, and a plain one wake
+// each other.
+func TestWake_ClusterClientToldItsSlots(t *testing.T) {
 	t.Parallel()
-	s := testutil.Sentinel(t)
-	clustered := redis.NewFailoverClusterClient(s.Options())
-	t.Cleanup(func() { _ = clustered.Close() })
-	l := []*core.Locker{locker(t, one(s.Client())), locker(t, one(clustered))}
+	if redis.NewFailoverClusterClient(&redis.FailoverOptions{}).Options().ClusterSlots == nil { // dials nothing
+		t.Error("the client of a Sentinel is not told its slots")
+	}
+	node := testutil.Redis(t)
+	told := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: node.Addr()}}}}, nil
+	}})
+	t.Cleanup(func() { _ = told.Close() })
+	l := []*core.Locker{locker(t, one(node.Client())), locker(t, one(told))}
 	for i, holder := range l {
 		k := acquire(t, holder, "k")
 		got := acquiring(t, l[1-i], "k")
-		eventually(t, "the waiter listens to the plain channel", func() bool { return subscribers(t, s.Master, "k") == 1 })
-		counts := s.Master.Commands(t, func() { ok(t, "Release", k.Release(t.Context())) })
+		eventually(t, "the waiter listens to the plain channel", func() bool { return subscribers(t, node, "k") == 1 })
+		counts := node.Commands(t, func() { ok(t, "Release", k.Release(t.Context())) })
 		if counts["publish"] == 0 || counts["spublish"] > 0 {
 			t.Errorf("locker %d sends to another channel: %v", i, counts)
 		}
 		ok(t, "Release", (<-got).Release(t.Context()))
-		eventually(t, "nobody listens", func() bool { return subscribers(t, s.Master, "k") == 0 })
+		eventually(t, "nobody listens", func() bool { return subscribers(t, node, "k") == 0 })
 	}
 }
