@@ -80,7 +80,7 @@ func quorum(t testing.TB, nodes testutil.Nodes) redisbackend.Config {
 		clients = append(clients, single(t, n.Addr()))
 	}
 	c := rueidisdriver.New(clients...)
-	c.NewInstallation, c.NodeTimeout = true, 5*time.Second
+	c.NewInstallation, c.NodeTimeout, c.LongestTTL = true, 5*time.Second, time.Minute
 	return c
 }
 

@@ -30,7 +30,7 @@ func TestInterop(t *testing.T) {
 		"quorum": func(t *testing.T) (ours, other redisbackend.Config, nodes testutil.Nodes) {
 			nodes = testutil.Cluster(t, 3)
 			other = redisbackend.New(nodes.Clients()...)
-			other.NewInstallation, other.NodeTimeout = true, 5*time.Second
+			other.NewInstallation, other.NodeTimeout, other.LongestTTL = true, 5*time.Second, time.Minute
 			return quorum(t, nodes), other, nodes
 		},
 	} {
