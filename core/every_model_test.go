@@ -126,19 +126,16 @@ func (i *instance) run(ctx context.Context) error {
 	}
 	i.current, s.unsettled = a, a
 	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.over = time.Now()
-	}()
 	select {
 	case <-time.After(takes):
-		a.succeeded = true
-		return nil
 	case <-ctx.Done():
-		a.disturbed = true
-		return ctx.Err()
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = time.Now()
+	a.succeeded = ctx.Err() == nil
+	a.disturbed = a.disturbed || !a.succeeded
+	return ctx.Err()
 }
 
 // live is one instance from its start to its end.

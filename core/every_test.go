@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,12 @@ func (j *job) note() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.runs = append(j.runs, time.Since(j.start))
+}
+
+func (j *job) seen() []time.Duration {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Clone(j.runs)
 }
 
 // run is a function for Every that takes a while.
@@ -182,7 +189,7 @@ func TestEvery_RunnerDies(t *testing.T) {
 				b, j := backendtest.Memory(), newJob()
 				dying := &place{MemoryBackend: b}
 				stopDead := every(locker(t, dying), func(ctx context.Context) error {
-					if j.note(); len(j.runs) == 2 {
+					if j.note(); len(j.seen()) == 2 {
 						time.Sleep(2 * time.Second)
 						dying.away.Store(true)
 						<-ctx.Done()
@@ -274,7 +281,7 @@ func TestEvery_ContextEnds(t *testing.T) {
 				b, j := backendtest.Memory(), newJob()
 				returned := false
 				stop := every(locker(t, b), func(ctx context.Context) error {
-					if j.note(); len(j.runs) == 1 {
+					if j.note(); len(j.seen()) == 1 {
 						return nil
 					}
 					<-ctx.Done()
@@ -315,6 +322,7 @@ func TestEvery_FunctionFails(t *testing.T) {
 				})
 				time.Sleep(2*minute + 30*time.Second)
 				stopped(t, stop)
+				synctest.Wait()
 				j.began(t, 0, minute, 2*minute)
 				if got := m.read(t)["onelane.every.duration{onelane.job=report,onelane.outcome=failed}"]; got != 3 {
 					t.Errorf("%d failures are counted, want 3", got)
@@ -384,8 +392,9 @@ func TestEvery_LockLost(t *testing.T) {
 		synctest.Wait()
 		other := every(locker(t, b), j.run(t, time.Second))
 		time.Sleep(90 * time.Second)
-		if len(j.runs) != 2 || j.runs[0] > 30*time.Second {
-			t.Errorf("the other instance ran at %v", j.runs)
+		synctest.Wait()
+		if runs := j.seen(); len(runs) != 2 || runs[0] > 30*time.Second {
+			t.Errorf("the other instance ran at %v", runs)
 		}
 		stopped(t, stop)
 		stopped(t, other)
@@ -410,8 +419,9 @@ func TestEvery_LockerOptions(t *testing.T) {
 		synctest.Wait()
 		other := every(locker(t, b, opts...), j.run(t, time.Second))
 		time.Sleep(30 * time.Second)
-		if len(j.runs) != 1 {
-			t.Errorf("the other instance ran at %v", j.runs)
+		synctest.Wait()
+		if runs := j.seen(); len(runs) != 1 {
+			t.Errorf("the other instance ran at %v", runs)
 		}
 		stopped(t, stop)
 		stopped(t, other)
@@ -465,6 +475,7 @@ func TestEvery_ForeignRecord(t *testing.T) {
 		ok(t, "Seal", k.Seal(t.Context(), []byte("another program's"), time.Hour))
 		stop := every(l, j.run(t, time.Second))
 		time.Sleep(minute)
+		synctest.Wait()
 		j.began(t)
 		if !strings.Contains(log.String(), `every:report:last`) {
 			t.Errorf("the log does not name the key:\n%s", &log)

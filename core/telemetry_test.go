@@ -47,35 +47,42 @@ func TestTelemetryIsConfiguredAtTheLocker(t *testing.T) {
 type meters struct {
 	metric.MeterProvider
 	reader *sdkmetric.ManualReader
+	mu     sync.Mutex
 	made   map[string]bool
+}
+
+func (m *meters) makes(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.made[name] = true
 }
 
 func newMeters() *meters {
 	reader := sdkmetric.NewManualReader()
-	return &meters{sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), reader, make(map[string]bool)}
+	return &meters{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), reader: reader, made: make(map[string]bool)}
 }
 
 func (m *meters) Meter(name string, opts ...metric.MeterOption) metric.Meter {
-	return &meter{m.MeterProvider.Meter(name, opts...), m.made}
+	return &meter{m.MeterProvider.Meter(name, opts...), m}
 }
 
 type meter struct {
 	metric.Meter
-	made map[string]bool
+	of *meters
 }
 
 func (m *meter) Float64Histogram(name string, opts ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	m.made[name] = true
+	m.of.makes(name)
 	return m.Meter.Float64Histogram(name, opts...)
 }
 
 func (m *meter) Int64Counter(name string, opts ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	m.made[name] = true
+	m.of.makes(name)
 	return m.Meter.Int64Counter(name, opts...)
 }
 
 func (m *meter) Int64UpDownCounter(name string, opts ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
-	m.made[name] = true
+	m.of.makes(name)
 	return m.Meter.Int64UpDownCounter(name, opts...)
 }
 
