@@ -15,12 +15,12 @@ const (
 	shortestTurn = 25 * time.Millisecond
 	longestTurn  = 125 * time.Millisecond
 
-	// A process that was told of waiters elsewhere stands back: after its turn until each of them had
-	// the key, after a single lock until one of them had it. It goes ahead if nobody takes the key for
-	// as long as the slowest of them needs, which counts as mostNeed at most.
+	// A process that heard of waiters elsewhere stands back. After its turn it waits until each of them
+	// had the key, and after a single lock until one of them had it. If nobody takes the key for as long
+	// as the slowest waiter needs, mostNeed at most, it goes ahead.
 	mostNeed   = 50 * time.Millisecond
 	needMargin = 2 * time.Millisecond
-	// A process stands back for this part of its turn if waiters poll, and for the smaller part for
+	// The part of its turn for which a process stands back: pollingPart if waiters poll, silentPart for
 	// pollers that nobody sees, such as redsync.
 	pollingPart = 4
 	silentPart  = 64

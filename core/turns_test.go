@@ -263,7 +263,7 @@ func TestTurns_DebtEndsWithTheNextLock(t *testing.T) {
 }
 
 // A waiter that stands still, or went without the key, costs others one stand-back, of what it said that
-// it needs. Then the free key is had at once.
+// it needs. Then others get the free key at once.
 func TestTurns_WaiterThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := backendtest.Memory()

@@ -183,8 +183,8 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	}
 }
 
-// standBack returns how long w leaves the key to other processes, how long each of those after the
-// first may need, and the last answer of the backend. A caller that holds another key of the same
+// standBack returns how long w leaves the key to other processes, and how long each of those after
+// the first may need. It also returns the last answer of the backend. A caller that holds another key of the same
 // AcquireAll does not stand back: others wait for that one, too.
 func (w *waiter) standBack(q *queue) (pause, need time.Duration, last error) {
 	w.locker.mu.Lock()
@@ -292,8 +292,8 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	return nil, err
 }
 
-// needs is how long after a release a waiter may need to ask again: two round trips, and as long as it
-// can be if it polls. It is 0 before the waiter has tried to listen: then it asks again at once.
+// needs returns how long after a release a waiter may need to ask again. That is two round trips, or
+// mostNeed if it polls. It is 0 before the waiter has tried to listen: then it asks again at once.
 func (l *Locker) needs(watch *watch) time.Duration {
 	switch {
 	case watch.active():

@@ -246,7 +246,7 @@ func (j *journal) want(t testing.TB, what string, events ...string) {
 func (j *journal) backend() core.Opener {
 	return &hooked{
 		Sealer: backendtest.Memory(),
-		locked:  func(key string) { j.note("lock %s", key) },
-		unlock:  func(key string) { j.note("unlock %s", key) },
+		locked: func(key string) { j.note("lock %s", key) },
+		unlock: func(key string) { j.note("unlock %s", key) },
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// A Locker that keeps leases only cannot keep records. Where it is known, the wiring panics.
+// A Locker that keeps leases only cannot keep records. If it is known, the wiring panics.
 func TestNoSeals_Wiring(t *testing.T) {
 	t.Parallel()
 	l := idempotency.WithLocker(check.Locker(t, check.LeasesOnly{Backend: backendtest.Memory()}))

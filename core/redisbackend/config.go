@@ -122,9 +122,9 @@ func (c Config) cluster(env core.Environment, id string) *cluster {
 	return nil
 }
 
-// sharded reports whether the pub/sub of the configuration's cluster is. A client that is told its
-// slots, as that of redis.NewFailoverClusterClient is, has servers that are no Redis Cluster: other
-// clients of them listen to the plain channel.
+// sharded reports whether the pub/sub of the configuration's cluster is. A client with
+// ClusterSlots, such as that of redis.NewFailoverClusterClient, has servers that are no Redis Cluster.
+// Other clients of them listen to the plain channel.
 func (c Config) sharded() bool {
 	if c.driver.Cluster != nil {
 		return true

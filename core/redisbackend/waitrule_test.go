@@ -15,9 +15,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// waitRule stands between clients and a Redis, and answers WAIT as Redis 7.2 and Valkey do: WAIT
-// covers what its own connection wrote last, and nothing that others wrote. An older Redis covers
-// all that was written before. It also notes commands that succeeded and wrote nothing.
+// waitRule stands between clients and a Redis, and answers WAIT as Redis 7.2 and Valkey do. There WAIT
+// covers what its own connection wrote last. An older Redis covers all that was written before.
+// waitRule also notes commands that succeeded and wrote nothing.
 type waitRule struct {
 	net.Listener
 	node  *testutil.Node

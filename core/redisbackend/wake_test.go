@@ -310,12 +310,12 @@ func TestWatch_ShortSubscriptionsBackOff(t *testing.T) {
 	}
 }
 
-// A client that is told its slots, as that of redis.NewFailoverClusterClient is, and a plain one wake
-// each other.
+// A client with ClusterSlots, such as that of redis.NewFailoverClusterClient, and a plain one wake each
+// other.
 func TestWake_ClusterClientToldItsSlots(t *testing.T) {
 	t.Parallel()
 	if redis.NewFailoverClusterClient(&redis.FailoverOptions{}).Options().ClusterSlots == nil { // dials nothing
-		t.Error("the client of a Sentinel is not told its slots")
+		t.Error("the client of a Sentinel has no ClusterSlots")
 	}
 	node := testutil.Redis(t)
 	told := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {

@@ -31,8 +31,8 @@ var (
 	thinks  = []time.Duration{0, 20 * time.Millisecond, 50 * time.Millisecond}
 )
 
-// ordinary are the scenarios of what services do every day: a few callers in a few processes, who
-// hold their keys for a while and do something else in between.
+// ordinary are the scenarios of what services do every day. A few callers in a few processes hold
+// their keys for a while, and do something else in between.
 func ordinary() (all []scenario) {
 	add := func(on string, processes, callers int, open func(*bench) (string, error), ps ...peer) {
 		for _, c := range choices {
