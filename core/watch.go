@@ -9,8 +9,8 @@ const (
 	firstWatchPause   = time.Second // between subscriptions that fail
 	longestWatchPause = 30 * time.Second
 
-	// A signal that finds the earlier lease was about another key: a release in another database of a
-	// Redis wakes the waiters of that name, too. So the pause before the next question grows.
+	// A release in another database of a Redis wakes the waiters of that name, too. So the pause after
+	// a signal grows if the waiter finds the same lease again.
 	firstVainPause   = time.Millisecond
 	longestVainPause = 16 * time.Millisecond
 )

@@ -95,4 +95,4 @@ func docsForUpdate(ctx context.Context, tx *gorm.DB) error {
 	return err
 }
 
-var _ = []any{docsForUpdate, docsNetHTTP, docsPlainLock, docsShutdown, docsReadiness, docsQuorum, docsReplicas, docsRedsync, docsGuard}
+var _ = []any{docsForUpdate, docsNetHTTP, docsPlainLock, docsShutdown, docsReadiness, docsQuorum, docsRecordsBesideAQuorum, docsReplicas, docsRedsync, docsGuard}
