@@ -98,10 +98,11 @@ type Request struct {
 	// Orphan is how long the key stays orphaned if the lease ends without Release or Seal.
 	// With 0 the key becomes free.
 	Orphan time.Duration
-	// Needs is how long after a release a waiter may need to ask again. If the key is held, the next
-	// Release tells of the waiter. Needs is 0 for a caller that does not wait. Waiter names its Locker.
-	Needs  time.Duration
+	// Waiter names the Locker of a caller that waits if the key is held, or is empty. Needs is how long
+	// after a release the waiter may need to ask again, and the next Release tells of the waiter. With
+	// 0, the waiter does not listen yet, and asks again at once when it does.
 	Waiter string
+	Needs  time.Duration
 	// Adopt is the owner of an orphan that this attempt may take over, or empty.
 	Adopt string
 }

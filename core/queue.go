@@ -8,20 +8,20 @@ import (
 
 const (
 	// In a turn, a key goes from one local holder to the next while other processes wait for it. Each
-	// caller that waited when it began has the key turnRounds times, so that a caller alone elsewhere
-	// gets a third of an equal share. A turn that is too short makes hand-overs between processes
-	// dear. See lock cohorting (Dice, Marathe, Shavit 2012).
+	// caller that waited when it began has the key turnRounds times. So a caller alone elsewhere gets a
+	// third of an equal share. If turns are too short, hand-overs between processes are dear. See lock
+	// cohorting (Dice, Marathe, Shavit 2012).
 	turnRounds   = 3
 	shortestTurn = 25 * time.Millisecond
 	longestTurn  = 125 * time.Millisecond
 
-	// A process that heard of waiters elsewhere stands back. After its turn it waits until each of them
-	// had the key, and after a single lock until one of them had it. If nobody takes the key for as long
-	// as the slowest waiter needs, mostNeed at most, it goes ahead.
+	// A process that knows of waiters elsewhere stands back after its turn until each of them had the
+	// key. After a single lock it stands back until one of them had it. It goes ahead if nobody takes
+	// the key for as long as the slowest of them needs. That counts as mostNeed at most.
 	mostNeed   = 50 * time.Millisecond
 	needMargin = 2 * time.Millisecond
-	// The part of its turn for which a process stands back: pollingPart if waiters poll, silentPart for
-	// pollers that nobody sees, such as redsync.
+	// A process stands back for a part of its turn if waiters poll. The smaller part is for pollers
+	// that nobody sees, such as redsync.
 	pollingPart = 4
 	silentPart  = 64
 )

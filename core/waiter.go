@@ -39,7 +39,8 @@ type waiter struct {
 	number uint64        // among the waiters of the queue
 	tries  bool          // the head, and does not wait. Guarded by Locker.mu
 
-	needs time.Duration // what it tells the backend; see Request
+	waits string        // the Locker's id if it asks again when the key is held; see Request
+	needs time.Duration // see Request
 
 	scout *scout // nil, except for a waiter that an anyQueue made
 
@@ -139,6 +140,7 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 		pauses = backoff{jitter: w.locker.chance.jitter}
 		watch  = watch{backend: w.locker.backend, name: w.name}
 	)
+	w.waits = w.locker.id
 	pause, need, last := w.standBack(q)
 	if w.scout != nil {
 		pauses.spread = w.scout.of.spread()
@@ -183,9 +185,9 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	}
 }
 
-// standBack returns how long w leaves the key to other processes, and how long each of those after
-// the first may need. It also returns the last answer of the backend. A caller that holds another key of the same
-// AcquireAll does not stand back: others wait for that one, too.
+// standBack returns how long w leaves the key to other processes, what each later one of them needs,
+// and the last answer of the backend. A caller that holds another key of the same AcquireAll does not
+// stand back: others wait for that one, too.
 func (w *waiter) standBack(q *queue) (pause, need time.Duration, last error) {
 	w.locker.mu.Lock()
 	defer w.locker.mu.Unlock()
@@ -255,7 +257,7 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	sent := time.Now()
 	g, err := l.backend.Acquire(ctx, Request{
 		Key: w.name, Owner: owner, TTL: w.ttl, Token: w.token, Orphan: w.orphan, Adopt: w.adopt,
-		Waiter: l.id, Needs: w.needs,
+		Waiter: w.waits, Needs: w.needs,
 	})
 	if _, failed := err.(*UnavailableError); !failed {
 		trip := int64(time.Since(sent))
@@ -292,8 +294,8 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	return nil, err
 }
 
-// needs returns how long after a release a waiter may need to ask again. That is two round trips, or
-// mostNeed if it polls. It is 0 before the waiter has tried to listen: then it asks again at once.
+// needs is how long after a release a waiter may need to ask again: two round trips, or mostNeed if it
+// polls. Before the waiter has tried to listen, needs is 0.
 func (l *Locker) needs(watch *watch) time.Duration {
 	switch {
 	case watch.active():

@@ -9,8 +9,8 @@ const (
 	firstWatchPause   = time.Second // between subscriptions that fail
 	longestWatchPause = 30 * time.Second
 
-	// A release in another database of a Redis wakes the waiters of that name, too. So the pause after
-	// a signal grows if the waiter finds the same lease again.
+	// If the lease is the same after a signal, the signal was about another key. Channels of Redis have
+	// no database, so a key of that name may be in each. The pause before the next question grows.
 	firstVainPause   = time.Millisecond
 	longestVainPause = 16 * time.Millisecond
 )

@@ -68,6 +68,9 @@ func (s *server) acquirePlain(ctx context.Context, q core.Request) (g core.Grant
 		token, sealed := unpackSeal(value)
 		return g, r, n, &core.SealedError{Key: q.Key, Value: sealed, Token: token}
 	}
+	if q.Waiter != "" && ownertext.Orphan(value) == 0 {
+		return g, r, n, leases.Taken(q.Key, value, 0) // it asks again at once, when it listens
+	}
 	// The holder of the key is known. One more question answers for how long, and whether the key
 	// is orphaned.
 	again, _, asked := s.call(ctx, q.Key, inspectScript, []string{q.Key})

@@ -66,7 +66,7 @@ func TestRelease_TellsOfWaiters(t *testing.T) {
 	}
 }
 
-// A process that listens and does not wait is no waiter: nobody leaves it a free key.
+// A listener that does not wait is no waiter. Nobody leaves it a free key.
 func TestRelease_ListenersAreNoWaiters(t *testing.T) {
 	t.Parallel()
 	for name, listen := range map[string]func(t *testing.T, node *testutil.Node, others ...*core.Locker){

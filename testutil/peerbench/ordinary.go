@@ -32,7 +32,7 @@ var (
 )
 
 // ordinary are the scenarios of what services do every day. A few callers in a few processes hold
-// their keys for a while, and do something else in between.
+// their keys for a while and do something else in between.
 func ordinary() (all []scenario) {
 	add := func(on string, processes, callers int, open func(*bench) (string, error), ps ...peer) {
 		for _, c := range choices {
