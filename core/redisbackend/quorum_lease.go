@@ -11,21 +11,13 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-const (
-	// inspectTries is how often Inspect looks if the votes are split.
-	inspectTries = 4
-	inspectPause = 3 * time.Millisecond
-)
-
 // Extend implements core.Backend.
 func (q *quorum) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	if err := q.tooLong(g.Key, ttl); err != nil {
 		return g, err
 	}
 	deadline := leases.Deadline(time.Now(), ttl) // rule 6: of the time at which the requests are sent
-	t, rest := q.ask(ctx, q.extension(g, ttl, ""), func(t *tally, _ int) bool {
-		return t.yes() >= q.majority() || t.count(vote.no) > t.asked-q.majority()
-	})
+	t, rest := q.ask(ctx, q.extension(g, ttl, ""), (*tally).ended)
 	if err := t.outcome(g.Key); err != nil {
 		return g, err
 	}
@@ -96,7 +88,7 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 			l.cleanUp(v.node)
 		}
 	}
-	t, _ := q.ask(ctx, r, func(t *tally, _ int) bool {
+	t, _ := q.ask(ctx, r, func(t *tally, left int) bool {
 		v := &t.votes[len(t.votes)-1]
 		if v.yes() {
 			n := waiters(id, q.nodes[v.node], v.waiting)
@@ -104,7 +96,7 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 		} else if v.retried && v.no() && !isLate(g) {
 			v.status, v.err = voteYes, nil // an earlier copy of this request released the key
 		}
-		return t.yes() >= q.majority() || t.count(vote.no) > t.asked-q.majority()
+		return t.ended(left)
 	})
 	err := t.outcome(g.Key)
 	if err == nil {
@@ -115,27 +107,22 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 	return w, err
 }
 
-// Inspect implements core.Backend.
+// Inspect implements core.Backend. If several callers share the votes, it names the one that has
+// most of them.
 func (q *quorum) Inspect(ctx context.Context, key string) (core.State, error) {
-	for try := 1; ; try++ {
-		t, _ := q.ask(ctx, q.round(key, quorumReadScript, "", q.grants), func(t *tally, _ int) bool {
-			_, known := t.state()
-			return known
-		})
-		st, known := t.state()
-		if known {
-			return st, nil
-		}
-		h, holders := t.holder()
-		if holders == 0 || t.answered() < q.majority() {
-			return st, t.unavailable(key, errUndecided)
-		}
-		// Several callers share the votes, or a release is under way. That is soon over.
-		if try == inspectTries || contextError(ctx) != nil {
-			return core.State{Status: core.Held, Owner: h.owner, ExpiresIn: h.lease}, nil
-		}
-		pause(ctx, q.nodes[0].jitter(time.Duration(try)*inspectPause))
+	t, _ := q.ask(ctx, q.round(key, quorumReadScript, "", q.grants), func(t *tally, _ int) bool {
+		_, known := t.state()
+		return known
+	})
+	st, known := t.state()
+	if known {
+		return st, nil
 	}
+	h, holders := t.holder()
+	if holders == 0 || t.answered() < q.majority() {
+		return st, t.unavailable(key, errUndecided)
+	}
+	return core.State{Status: core.Held, Owner: h.owner, ExpiresIn: h.lease}, nil
 }
 
 var errUndecided = errors.New("redisbackend: no majority agrees on the key's state; Acquire decides it")

@@ -131,6 +131,11 @@ func (t *tally) decided(left int) bool {
 	return t.yes() >= t.quorum.majority() || t.yes()+left < t.quorum.majority()
 }
 
+// ended reports whether a majority said yes, or so many no that the lease is lost.
+func (t *tally) ended(int) bool {
+	return t.yes() >= t.quorum.majority() || t.count(vote.no) > t.asked-t.quorum.majority()
+}
+
 // answered counts the nodes that said something about the key.
 func (t *tally) answered() int {
 	return t.count(func(v vote) bool { return v.err == nil && v.status != voteClock && v.status != voteAbstains })
