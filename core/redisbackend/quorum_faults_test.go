@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/testutil"
@@ -158,30 +160,29 @@ func TestQuorum_RestartWithOldData(t *testing.T) {
 func TestQuorum_RestartBetweenClocks(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
-	c := restarted(nodes)
-	c.LongestTTL = time.Second // shorter than the clocks are apart
-	first, b := openQuorum(t, quorumOf(nodes), time.Second), openQuorum(t, c, time.Second)
-	redisbackend.SetQuorumClock(first, func() time.Time { return time.Now().Add(1900 * time.Millisecond) })
-	redisbackend.SetQuorumClock(b, func() time.Time { return time.Now().Add(-1900 * time.Millisecond) })
-	connected(t, first, nodes)
-	var g core.Grant
-	for _, stopped := range []int{2, 0} {
-		nodes[stopped].Stop()
-		last := g
+	cut := newClient(t, &redis.Options{Addr: "127.0.0.1:1"}) // no link to this node
+	ahead, behind := restarted(nodes), restarted(nodes)
+	ahead.Clients = []redis.UniversalClient{nodes[0].Client(), nodes[1].Client(), cut}
+	behind.Clients = []redis.UniversalClient{cut, nodes[1].Client(), nodes[2].Client()}
+	ahead.NewInstallation, behind.LongestTTL = true, time.Second // shorter than the clocks are apart
+	var tokens []uint64
+	use := func(c redisbackend.Config, off time.Duration) {
+		b := openQuorum(t, c, time.Second)
+		redisbackend.SetQuorumClock(b, func() time.Time { return time.Now().Add(off) })
 		eventually(t, "Acquire", func() bool {
-			var err error
-			g, err = first.Acquire(t.Context(), attempt("k", time.Second, 0))
+			g, err := b.Acquire(t.Context(), attempt("k", time.Second, 0))
+			if err == nil {
+				tokens = append(tokens, g.Token)
+				release(t, b, g)
+			}
 			return err == nil
 		})
-		if g.Token <= last.Token {
-			t.Errorf("token %d after %d", g.Token, last.Token)
-		}
-		release(t, first, g)
-		if stopped == 2 { // from now on by the other caller
-			nodes[1].Restart()
-			first = b
-		}
-		nodes[stopped].Cont()
+	}
+	use(ahead, 1900*time.Millisecond)
+	nodes[1].Restart()
+	use(behind, -1900*time.Millisecond)
+	if tokens[1] <= tokens[0] {
+		t.Errorf("token %d after %d", tokens[1], tokens[0])
 	}
 }
 
