@@ -17,6 +17,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
+const jobInterval = 200 * time.Millisecond
+
 // runJob is the work of a child: a job that says in Redis when it begins and ends, and which record
 // it found. It hangs once, if somebody asks for it.
 func runJob(addr string) {
@@ -32,7 +34,7 @@ func runJob(addr string) {
 			panic(err)
 		}
 	}
-	err = core.Every(ctx, l, "report", 200*time.Millisecond, func(ctx context.Context) error {
+	err = core.Every(ctx, l, "report", jobInterval, func(ctx context.Context) error {
 		st, err := l.Inspect(context.WithoutCancel(ctx), "every:report:last")
 		if err != nil {
 			panic(err)
@@ -58,7 +60,7 @@ func TestEvery_RunnerKilled(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
 	client := node.Client()
-	children := make(map[string]*exec.Cmd)
+	children, start := make(map[string]*exec.Cmd), time.Now()
 	for range 3 {
 		c := startChild(t, "EVERY="+node.Addr())
 		children[fmt.Sprint(c.Process.Pid)] = c
@@ -76,7 +78,11 @@ func TestEvery_RunnerKilled(t *testing.T) {
 	ends := func(n int) func() bool {
 		return func() bool { pids, _ := said("end"); return len(pids) >= n }
 	}
-	eventually(t, "10 runs", ends(10))
+	eventually(t, "20 runs", ends(20))
+	begun, _ := said("begin")
+	if most := int(time.Since(start)/jobInterval) + 1; len(begun) > most {
+		t.Errorf("%d runs in the time of %d slots", len(begun), most)
+	}
 	ok(t, "SET", client.Set(t.Context(), "hang", "yes", 0).Err())
 	hangs := func() string { pids, _ := said("hang"); return strings.Join(pids, " ") }
 	eventually(t, "a run that hangs", func() bool { return hangs() != "" })
