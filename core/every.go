@@ -228,11 +228,13 @@ func (j *job) run(ctx context.Context, k *Lock) (finished bool, err error) {
 	switch {
 	case over != nil:
 		outcome = outcomeLost
-		err = errors.Join(over, err)
 	case err != nil && ctx.Err() != nil:
 		outcome = outcomeCancelled
 	case err != nil:
 		outcome = outcomeFailed
+	}
+	// What stops fn when its context ends is no failure, but a panic always is.
+	if _, panicked := errors.AsType[*jobPanic](err); panicked || outcome == outcomeFailed {
 		j.failed(err)
 	}
 	j.metrics.ran(outcome, time.Since(began))
