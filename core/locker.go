@@ -34,6 +34,7 @@ type Locker struct {
 	anys   map[anyID]*anyQueue
 	id     string // of this Locker among those that wait
 	began  time.Time
+	blind  bool          // the last release did not tell who waits
 	trip   atomic.Int64  // how long the backend takes for an answer, in ns: a moving average
 	done   chan struct{} // closed by Close, which holds mu
 }

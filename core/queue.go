@@ -225,7 +225,7 @@ func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, crowded bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[s.grant.Key]
-	if q == nil || q.lease != s || l.isClosed() || q.turnOver(now.Sub(l.began)) {
+	if q == nil || q.lease != s || l.isClosed() || l.turnOver(q, now.Sub(l.began)) {
 		return nil, false
 	}
 	if first := q.first(); first == nil || !s.fits(first) {
@@ -236,9 +236,10 @@ func (l *Locker) nextHolder(s *lease, now time.Time) (w *waiter, crowded bool) {
 	return w, q.first() != nil
 }
 
-// turnOver reports whether this process's turn is over at a time since the Locker was made.
-func (q *queue) turnOver(now time.Duration) bool {
-	return q.due > 0 && now-q.turn > longestTurn || q.due == 1 && now-q.turn > shortestTurn
+// turnOver reports whether this process's turn is over at a time since the Locker was made. If the
+// backend does not know who waits, hand-overs between processes cost more, and turns are long.
+func (l *Locker) turnOver(q *queue, now time.Duration) bool {
+	return q.due > 0 && now-q.turn > longestTurn || q.due == 1 && now-q.turn > shortestTurn && !l.blind
 }
 
 // leaseOver says that s no longer holds the key, and who else waits for it. The next waiter may ask
@@ -250,13 +251,13 @@ func (l *Locker) leaseOver(s *lease, waiters Waiters) {
 	if q == nil || q.lease != s {
 		return
 	}
-	q.lease = nil
+	q.lease, l.blind = nil, waiters.Others < 0
 	if q.first() == nil && waiters.Others <= 0 { // nobody waits for a turn
 		l.promote(q)
 		return
 	}
 	now := time.Now()
-	over, turn := q.turnOver(now.Sub(l.began)), now.Sub(l.began)-q.turn
+	over, turn := l.turnOver(q, now.Sub(l.began)), now.Sub(l.began)-q.turn
 	switch {
 	case waiters.Others > 0:
 		q.need = min(waiters.Need, mostNeed)
