@@ -237,8 +237,8 @@ func (s *server) release(ctx context.Context, g core.Grant, channel string) (w c
 	}
 	switch r.status {
 	case statusDone:
-		_, listened := r.fields[1].([]any)
-		s.heard.Store(listened)
+		listen, nobodyWaits := r.fields[1].(int64)
+		s.heard.Store(!nobodyWaits || listen > 0)
 		return waiters(s.id, n, r.fields[1]), r, n, nil
 	case statusSealed:
 		if sealedBy(g, r.text(1)) {

@@ -142,3 +142,22 @@ func TestRelease_NamesAWaiter(t *testing.T) {
 		}
 	}
 }
+
+// A waiter finds the key taken by one SET, subscribes, and asks by one script, which notes it. It does
+// not ask first how long the holder has the key.
+func TestCommands_OfAWait(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	holder, waiter, admin := locker(t, one(node.Client())), locker(t, one(node.Client())), node.Client()
+	counts := node.Commands(t, func() {
+		k := acquire(t, holder, "k")
+		got := acquiring(t, waiter, "k")
+		eventually(t, "it waits", func() bool { return admin.SCard(t.Context(), "onelane:{k}:wait").Val() == 1 })
+		ok(t, "Release", k.Release(t.Context()))
+		ok(t, "Release", (<-got).Release(t.Context()))
+	})
+	// The counts include the commands of scripts. The question would be one more PTTL.
+	if counts["sadd"] == 0 || counts["pttl"] != counts["sadd"] {
+		t.Errorf("a wait took %v", counts)
+	}
+}

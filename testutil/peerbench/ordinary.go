@@ -159,7 +159,7 @@ func lone() scenario {
 	return scenario{
 		name:    "ordinary-lone",
 		about:   "One caller locks and unlocks a key that nobody else wants, and somebody else listens. The figures are beside the same without a listener.",
-		columns: []column{{"× alone", false}, {"per s", false}},
+		columns: []column{{"× alone", false}, {"p50 × alone", true}, {"per s", false}},
 		open: func(b *bench) ([]contender, error) {
 			addr, err := b.redis()
 			if err != nil {
@@ -171,13 +171,14 @@ func lone() scenario {
 			}
 			beside := func(name string, listen func(ctx context.Context) (stop func(), err error)) contender {
 				return contender{name: name, kind: ours, run: func(ctx context.Context, d time.Duration) (sample, error) {
-					alone, disturbed := tally{}, tally{}
+					alone, disturbed := tally{waits: newWaits()}, tally{waits: newWaits()}
 					measure := func(sum *tally) error {
-						t, err := load(ctx, d/4, 1, func(ctx context.Context, _ int) (time.Duration, error) { return cycle(ctx, l, key, nil) })
+						t, err := load(ctx, d/8, 1, func(ctx context.Context, _ int) (time.Duration, error) { return cycle(ctx, l, key, nil) })
 						sum.ops, sum.time = sum.ops+t.ops, sum.time+t.time
+						sum.waits.Merge(t.waits)
 						return err
 					}
-					for range 4 {
+					for range 8 {
 						if err := measure(&alone); err != nil {
 							return nil, err
 						}
@@ -190,7 +191,7 @@ func lone() scenario {
 							return nil, err
 						}
 					}
-					return sample{disturbed.perSecond() / alone.perSecond(), disturbed.perSecond()}, nil
+					return sample{disturbed.perSecond() / alone.perSecond(), disturbed.wait(50) / alone.wait(50), disturbed.perSecond()}, nil
 				}}
 			}
 			here, there := redis.NewClient(&redis.Options{Addr: addr}), redis.NewClient(&redis.Options{Addr: addr, DB: 1})

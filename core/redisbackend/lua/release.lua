@@ -1,8 +1,8 @@
 -- KEYS: key. ARGV: owner, channel or "", message, the set of waiters, "1" if somebody listened to the
 -- last release: then the message names one of them, by chance, who goes first.
--- Answers 0 if nobody listens, or -1 if that is not known: without an array, which would take a fifth of
--- the time. If somebody listens, it forgets the waiters and answers {1, waiters}. Otherwise it answers
--- as own does. An owner also releases its own orphan.
+-- Answers how many listen, or -1 if that is not known: without an array, which would take a fifth of the
+-- time. If some of them wait, it forgets that and answers {1, waiters}. If the owner does not hold the
+-- key, it answers as own does. An owner also releases its own orphan.
 local value = redis.call('GET', KEYS[1])
 if value ~= ARGV[1] then
   return not value and {4} or {string.byte(value, 1) == 0 and 3 or 2, value}
@@ -15,8 +15,13 @@ end
 local message, waiters = ARGV[3], nil
 if ARGV[5] == '1' then
   waiters = take_waiters()
-  local first = waiters[redis.call('TIME')[2] % math.max(#waiters, 1) + 1]
-  message = first and message .. ' ' .. first or message
+  if #waiters > 0 then
+    message = message .. ' ' .. waiters[redis.call('TIME')[2] % #waiters + 1]
+  end
 end
 local heard = tell(ARGV[2], message)
-return heard <= 0 and heard or {1, waiters or take_waiters()}
+if heard <= 0 then
+  return heard
+end
+waiters = waiters or take_waiters()
+return #waiters > 0 and {1, waiters} or heard
