@@ -257,7 +257,7 @@ func (l *Locker) leaseOver(s *lease, waiters Waiters) {
 		return
 	}
 	now := time.Now()
-	over, turn := l.turnOver(q, now.Sub(l.began)), now.Sub(l.began)-q.turn
+	over, turn := l.turnOver(q, now.Sub(l.began)), min(now.Sub(l.began)-q.turn, longestTurn)
 	switch {
 	case waiters.Others > 0:
 		q.need = min(waiters.Need, mostNeed)

@@ -354,6 +354,25 @@ func TestTurns_AcquireAllHoldsNoKeyInVain(t *testing.T) {
 	})
 }
 
+// After a long hold, the next caller does not leave the free key alone for a part of all that time.
+func TestTurns_AfterALongHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, b := range map[string]any{"waiters poll": polling{backendtest.Memory()}, "waiters listen": backendtest.Memory()} {
+			l := locker(t, b)
+			k := acquire(t, l, "k")
+			got := acquiring(t, l)
+			synctest.Wait()
+			time.Sleep(5 * time.Minute)
+			start := time.Now()
+			ok(t, "Release", k.Release(t.Context()))
+			ok(t, "Release", (<-got).Release(t.Context()))
+			if waited := time.Since(start); waited > 50*time.Millisecond {
+				t.Errorf("%s: the next caller got the free key after %v", name, waited)
+			}
+		}
+	})
+}
+
 // In another database of a Redis, somebody frees a key of this name again and again. The waiter asks seldom.
 func TestTurns_SignalsOfAnotherKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
