@@ -8,13 +8,9 @@ if value ~= ARGV[1] then
   return not value and {4} or {string.byte(value, 1) == 0 and 3 or 2, value}
 end
 redis.call('DEL', KEYS[1])
-local function take_waiters()
-  local taken = redis.pcall('SPOP', ARGV[4], 100)
-  return taken.err and {} or taken
-end
 local message, waiters = ARGV[3], nil
 if ARGV[5] == '1' then
-  waiters = take_waiters()
+  waiters = redis.pcall('SPOP', ARGV[4], 100) -- an error has no elements
   if #waiters > 0 then
     message = message .. ' ' .. waiters[redis.call('TIME')[2] % #waiters + 1]
   end
@@ -23,5 +19,5 @@ local heard = tell(ARGV[2], message)
 if heard <= 0 then
   return heard
 end
-waiters = waiters or take_waiters()
+waiters = waiters or redis.pcall('SPOP', ARGV[4], 100)
 return #waiters > 0 and {1, waiters} or heard
