@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // ErrDialect means that the kit's own tables do not support this kind of database.
@@ -74,17 +76,5 @@ const conflictTries = 10
 // retry runs fn again if the database resolved a conflict against it: at most ten times, with
 // growing pauses, until ctx ends.
 func retry(ctx context.Context, fn func() error) error {
-	return repeat(ctx, conflictTries, isConflict, fn)
-}
-
-// isConflict reports whether the database rolled a transaction back because of others, so that it
-// may run again. That is a deadlock, a serialization failure, or a busy SQLite. A COMMIT with an
-// unknown outcome is no conflict, whatever error came with it.
-func isConflict(err error) bool {
-	if errors.Is(err, ErrCommitUnknown) {
-		return false
-	}
-	state, number := postgresState(err), mysqlNumber(err)
-	return state == "40001" || state == "40P01" ||
-		number == mysqlDeadlock || number == mysqlChangedRow || sqliteBusy(err)
+	return repeat(ctx, conflictTries, sqlerr.Conflict, fn)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // The errors of this package. Match them with [errors.Is]; the error that wraps them names the key
@@ -36,7 +38,7 @@ var (
 	// or they are not. If COMMIT had no answer, the key stays locked until its lease ends. A caller of
 	// a group ([Grouped]) also gets it if its context ended before the COMMIT was answered, or if a
 	// function ended the transaction.
-	ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
+	ErrCommitUnknown = sqlerr.ErrCommitUnknown
 	// ErrInsufficient reports that [Decrement] found less than it should take. See
 	// [InsufficientError].
 	ErrInsufficient = errors.New("not enough left")

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 //go:embed schema/*.sql
@@ -75,7 +77,7 @@ func unguarded(db *gorm.DB) *gorm.DB {
 // madeAtOnce reports whether PostgreSQL failed because another session makes the same: IF NOT
 // EXISTS does not help then.
 func madeAtOnce(err error) bool {
-	return slices.Contains([]string{"23505", "42P07", "42710"}, postgresState(err))
+	return slices.Contains([]string{"23505", "42P07", "42710"}, sqlerr.PostgresState(err))
 }
 
 // lengths are the bytes that the columns must have room for. A value has core's limit.

@@ -13,6 +13,8 @@ import (
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // pool is the connection pool of a database with the plugin. Its transactions begin in the inner
@@ -188,7 +190,7 @@ func (t *pinnedTx) Commit() error {
 	if err != nil && t.sqlite {
 		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
 		// mattn's driver has rolled back by itself, so that there is nothing left to roll back.
-		t.rolledBack = rollback == nil || sqliteRefuses(err) && t.ended()
+		t.rolledBack = rollback == nil || sqlerr.SQLiteRefuses(err) && t.ended()
 	}
 	if err != nil && !rejected(t, err) {
 		t.close()

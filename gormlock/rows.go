@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // A database may end the whole transaction while rows are read: MySQL is a deadlock's victim,
@@ -116,7 +118,7 @@ func (t *transaction) ended(err error) bool {
 // timedOut reports whether err is a lock wait that timed out. It counts if the MySQL or MariaDB
 // rolls the whole transaction back then, or does not say what it does. t.mu is held.
 func (t *transaction) timedOut(ctx context.Context, err error) bool {
-	if mysqlNumber(err) != mysqlLockWaitTimeout {
+	if sqlerr.MySQLNumber(err) != sqlerr.MySQLLockWaitTimeout {
 		return false
 	}
 	var all bool
@@ -134,7 +136,7 @@ func (t *transaction) vanished(err error) bool {
 		return false // while rows are open, no error is the server's, and nothing can be sent
 	}
 	_, answer := t.real.ExecContext(context.WithoutCancel(t.ctx), "SET TRANSACTION READ WRITE")
-	inTransaction := answer != nil && strings.Contains(answer.Error(), strconv.Itoa(mysqlInTransaction))
+	inTransaction := answer != nil && strings.Contains(answer.Error(), strconv.Itoa(sqlerr.MySQLInTransaction))
 	return !inTransaction && !errors.Is(answer, driver.ErrBadConn)
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // savepoint has a name that no function can hit by chance.
@@ -91,7 +93,7 @@ func (g *group) release() error {
 		g.savepoint = true
 		return nil
 	}
-	switch number := mysqlNumber(err); {
+	switch number := sqlerr.MySQLNumber(err); {
 	case number == 0 && g.t.pool.dialect.name == "mysql":
 		// Another driver: MySQL may have refused it.
 		if again := g.exec(releaseSavepoint); again != nil {
@@ -99,9 +101,9 @@ func (g *group) release() error {
 		}
 		g.t.pool.oneByOne.Store(true)
 		return nil
-	case number == 0 || number == mysqlNoSavepoint:
+	case number == 0 || number == sqlerr.MySQLNoSavepoint:
 		return err
-	case slices.Contains(mysqlInterrupted, number):
+	case slices.Contains(sqlerr.MySQLInterrupted, number):
 		// The first half may have been done.
 		if again := g.exec(releaseSavepoint); !noSavepoint(again) {
 			return again

@@ -9,6 +9,8 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/leases"
+
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing
@@ -110,7 +112,7 @@ func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 		return r.ownedBy(g.Owner, core.Sealed) && bytes.Equal(r.value, value),
 			r.ownedBy(g.Owner, core.Held, core.Orphaned)
 	}, sealRow, int64(g.Token), value, micros(retention), []byte(g.Key), []byte(g.Owner))
-	if tooLarge(err) { // no outage: the caller must not try this value again
+	if sqlerr.TooLarge(err) { // no outage: the caller must not try this value again
 		return fmt.Errorf("gormlock: seal key %q: MySQL refuses a value of %d bytes; raise its max_allowed_packet, "+
 			"or seal a smaller value: %v", g.Key, len(value), err)
 	}
