@@ -11,6 +11,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
@@ -148,7 +149,7 @@ func (t *transaction) carry(ctx context.Context) context.Context {
 		t.watch = append(t.watch, context.AfterFunc(held, func() { cancel(context.Cause(held)) }))
 		ctx = core.WithLock(ctx, k)
 	}
-	return context.WithValue(ctx, openKey{}, t)
+	return gormkeys.WithTransaction(ctx, t)
 }
 
 // withLocks returns ctx with the locks in it that it does not carry yet. It ends with ctx.
@@ -160,19 +161,17 @@ func (t *transaction) withLocks(ctx context.Context) context.Context {
 			ctx = core.WithLock(ctx, k)
 		}
 	}
-	if ctx.Value(openKey{}) == t {
+	if gormkeys.TransactionOf(ctx) == t {
 		return ctx
 	}
-	return context.WithValue(ctx, openKey{}, t)
+	return gormkeys.WithTransaction(ctx, t)
 }
-
-type openKey struct{} // in the context of a transaction and of its statements: the *transaction
 
 // beside reports whether t was begun with the context of another open transaction of its database
 // that holds one of keys. t would commit by itself, under the lock that the other one relies on.
 func (t *transaction) beside(keys []string) bool {
 	for ctx := t.ctx; ; {
-		o, _ := ctx.Value(openKey{}).(*transaction)
+		o, _ := gormkeys.TransactionOf(ctx).(*transaction)
 		if o == nil || o == t {
 			return false
 		}

@@ -1,0 +1,2 @@
+// Package stock sells what is counted in a row.
+package stock

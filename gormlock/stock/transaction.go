@@ -1,0 +1,123 @@
+package stock
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/sqlerr"
+)
+
+// stage is the step of a transaction that failed.
+type stage int
+
+const (
+	atBegin  stage = iota // nothing was sent
+	atRow                 // a statement on the row that is sold from
+	atOrders              // a statement on the orders
+	atCommit              // COMMIT, and the database certainly rolled back
+	unknown               // COMMIT, and nobody knows
+)
+
+// failure is why a transaction did not commit.
+type failure struct {
+	stage stage
+	err   error
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// failedAt notes the stage of an error that has none.
+func failedAt(s stage, err error) error {
+	if f := (*failure)(nil); err == nil || errors.As(err, &f) {
+		return err
+	}
+	return &failure{s, err}
+}
+
+// transact runs fn in a transaction of db. Begin and Commit are called by hand: only the error of
+// COMMIT may leave the outcome unknown, and gorm.DB's Transaction does not tell it from the others.
+func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.DB) error) (err error) {
+	tx := atSource(db, table).Begin(opts)
+	if tx.Error != nil {
+		return failedAt(atBegin, fmt.Errorf("BEGIN failed, nothing was done: %w", tx.Error))
+	}
+	pool := tx.Statement.ConnPool.(gorm.TxCommitter)
+	ended := false
+	// fn may panic.
+	defer func() {
+		if !ended {
+			_ = pool.Rollback()
+		}
+	}()
+	if err = cmp.Or(fn(tx), tx.Statement.Context.Err()); err != nil {
+		return err
+	}
+	ended = true
+	err, rejected := commit(pool, db.Name() == "sqlite")
+	switch {
+	case err == nil:
+		return nil
+	case rejected:
+		return failedAt(atCommit, fmt.Errorf("COMMIT was refused, nothing was done: %w", err))
+	case errors.Is(err, ErrCommitUnknown):
+		return failedAt(unknown, err)
+	}
+	return failedAt(unknown, fmt.Errorf("%w: look whether the rows are stored: %w", ErrCommitUnknown, err))
+}
+
+// commit commits, and reports whether the database certainly rolled back instead.
+func commit(pool gorm.TxCommitter, sqlite bool) (err error, rejected bool) {
+	if prepared, ok := pool.(*gorm.PreparedStmtTX); ok {
+		pool = prepared.Tx.(gorm.TxCommitter)
+	}
+	plain, ok := pool.(*sql.Tx)
+	if !ok || !sqlite {
+		err = pool.Commit()
+		return err, err != nil && sqlerr.Rejected(err)
+	}
+	// If SQLite refuses a COMMIT, the transaction stays open, and database/sql would hand the
+	// connection to others.
+	if _, err = plain.ExecContext(context.Background(), "COMMIT"); err == nil {
+		_ = plain.Rollback() // gives the connection back; there is nothing to roll back
+		return nil, false
+	}
+	rolledBack := plain.Rollback()
+	return err, rolledBack == nil || sqlerr.SQLiteRefuses(err)
+}
+
+// resolverName is how dbresolver registers its plugin.
+const resolverName = "gorm:db_resolver"
+
+// atSource returns db for a transaction that writes to a table. With dbresolver the connections for
+// that are not always db's own. If the caller has chosen some, they are used.
+func atSource(db *gorm.DB, table string) *gorm.DB {
+	if _, ok := db.Plugins[resolverName]; !ok || db.Statement.ConnPool != db.ConnPool {
+		return db.Session(&gorm.Session{})
+	}
+	dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Context: context.Background()}).
+		Table(table).Exec("DELETE FROM " + table)
+	db = db.Session(&gorm.Session{Context: db.Statement.Context}) // a statement of its own
+	db.Statement.ConnPool = cmp.Or(dry.Statement.ConnPool, db.Statement.ConnPool)
+	return db
+}
+
+// isOpen reports whether db is in a transaction.
+func isOpen(db *gorm.DB) bool {
+	_, open := db.Statement.ConnPool.(gorm.TxCommitter)
+	return open
+}
+
+// unprepared returns a session that prepares no statement: MySQL cannot prepare a SAVEPOINT.
+func unprepared(tx *gorm.DB) *gorm.DB {
+	tx = tx.Session(&gorm.Session{NewDB: true, Context: tx.Statement.Context})
+	if prepared, ok := tx.Statement.ConnPool.(*gorm.PreparedStmtTX); ok {
+		tx.Statement.ConnPool = prepared.Tx
+	}
+	return tx
+}
