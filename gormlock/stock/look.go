@@ -209,7 +209,7 @@ func (b *batch) probed(tx *gorm.DB, sought [][]any) (*gorm.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	var arrays, names, equal []string
+	var arrays, names, columns, equal []string
 	var args []any
 	for i, f := range b.uniques {
 		var array strings.Builder
@@ -220,14 +220,12 @@ func (b *batch) probed(tx *gorm.DB, sought [][]any) (*gorm.DB, error) {
 		args = append(args, array.String()+"}")
 		name := "k" + strconv.Itoa(i)
 		names = append(names, "v."+name)
+		columns = append(columns, tx.Statement.Quote(clause.Column{Table: b.orders.Table, Name: f.DBName}))
 		equal = append(equal, "x."+tx.Statement.Quote(f.DBName)+" = v."+name)
 	}
-	from := "(" + strings.Join(names, ", ") + ")"
-	next := b.selected(tx).Where("(?) >= "+from, b.uniqueColumns()).
+	from := "(" + strings.Join(columns, ", ") + ") >= (" + strings.Join(names, ", ") + ")"
+	next := b.selected(tx).Where(from).
 		Clauses(clause.OrderBy{Columns: orderBy(b.uniqueColumns())}).Limit(1)
-	if tx.Statement.Unscoped {
-		next = next.Unscoped()
-	}
 	text := "SELECT x.* FROM unnest(" + strings.Join(arrays, ", ") + ") v(" + strings.ReplaceAll(strings.Join(names, ", "), "v.", "") +
 		"), LATERAL (?) x WHERE " + strings.Join(equal, " AND ")
 	return tx.Raw(text, append(args, next)...), nil
@@ -285,7 +283,7 @@ func (b *batch) explain(c *call, err error) error {
 		return cmp.Or(err, errNobody)
 	})
 	if !errors.Is(again, errNobody) {
-		return err
+		return errors.Join(err, again)
 	}
 	return seen
 }
@@ -293,7 +291,7 @@ func (b *batch) explain(c *call, err error) error {
 // storedFate is that of a refused call: a duplicate, if a stored order is seen.
 func (b *batch) storedFate(tx *gorm.DB, c *call) (fate, error) {
 	one := &batch{seller: b.seller, ctx: b.ctx, lane: b.lane, calls: []*call{c}, fates: make([]fate, 1)}
-	found, err := one.find(tx.Unscoped(), []int{0})
+	found, err := one.find(tx.Unscoped().Session(&gorm.Session{}), []int{0})
 	if stored, ok := found[c.unique]; ok && err == nil {
 		return b.duplicateFate(c, stored), nil
 	} else if len(found) == 1 && err == nil { // equal to the database only
