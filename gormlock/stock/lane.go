@@ -52,7 +52,8 @@ func (s *seller) sell(key any, c *call) {
 	span := s.reported.start(c)
 	defer func() { s.reported.end(span, c) }()
 	l, leads, err := s.join(key, c)
-	if c.err = err; err != nil {
+	if err != nil {
+		c.err = err
 		return
 	}
 	if leads && s.lead(l, c) {
