@@ -291,7 +291,11 @@ func (b *batch) explain(c *call, err error) error {
 // storedFate is that of a refused call: a duplicate, if a stored order is seen.
 func (b *batch) storedFate(tx *gorm.DB, c *call) (fate, error) {
 	one := &batch{seller: b.seller, ctx: b.ctx, lane: b.lane, calls: []*call{c}, fates: make([]fate, 1)}
-	found, err := one.find(tx.Unscoped().Session(&gorm.Session{}), []int{0})
+	unscoped := tx.Unscoped()
+	if b.dialect == "mysql" { // its snapshot may be older than the order that refused c
+		unscoped = unscoped.Clauses(newest{})
+	}
+	found, err := one.find(unscoped.Session(&gorm.Session{}), []int{0})
 	if stored, ok := found[c.unique]; ok && err == nil {
 		return b.duplicateFate(c, stored), nil
 	} else if len(found) == 1 && err == nil { // equal to the database only
@@ -301,3 +305,15 @@ func (b *batch) storedFate(tx *gorm.DB, c *call) (fate, error) {
 	}
 	return fate{}, err
 }
+
+// newest makes a SELECT of MySQL or MariaDB read the newest row. MariaDB has no FOR SHARE.
+type newest struct{}
+
+// Name implements clause.Interface.
+func (newest) Name() string { return "FOR" }
+
+// Build implements clause.Expression.
+func (newest) Build(b clause.Builder) { _, _ = b.WriteString("LOCK IN SHARE MODE") }
+
+// MergeClause implements clause.Interface.
+func (n newest) MergeClause(c *clause.Clause) { c.Name, c.Expression = "", n }

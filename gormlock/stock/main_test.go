@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"reflect"
 	"sync"
 	"testing"
@@ -155,3 +156,5 @@ func one(int) int64 { return 1 }
 func (x told[O]) String() string {
 	return fmt.Sprintf("%+v: left %d, error %v, panic %v", reflect.ValueOf(x.order).Elem().Interface(), x.left, x.err, x.panic)
 }
+
+func postgresDSN() string { return os.Getenv("ONELANE_POSTGRES_DSN") }
