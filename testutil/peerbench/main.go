@@ -22,7 +22,7 @@ import (
 
 // all are the scenarios, in the order of the report.
 func all(disk time.Duration) []scenario {
-	return append([]scenario{
+	scenarios := append([]scenario{
 		ownKeys(1), ownKeys(4), ownKeys(16), ownKeys(64), ownKeys(256), far(time.Millisecond),
 		hotKey(64), hotProcesses(4, 16),
 		waiters("waiters", 1, 128), waiters("waiters-processes", 4, 32),
@@ -35,6 +35,12 @@ func all(disk time.Duration) []scenario {
 		soldOut(database{kind: server.Postgres}, 64), soldOut(database{kind: server.MySQL}, 64),
 		overhead(database{kind: server.Postgres}), overhead(database{kind: server.MySQL}),
 	}, ordinary()...)
+	for _, kind := range []server.Kind{server.Postgres, server.MySQL} {
+		scenarios = append(scenarios, declaredSales(database{kind: kind})...)
+		scenarios = append(scenarios, declaredSales(database{kind: kind, durable: true}, "")...)
+		scenarios = append(scenarios, declaredSales(database{kind, true, disk}, "")...)
+	}
+	return scenarios
 }
 
 func main() {
