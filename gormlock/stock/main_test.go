@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 
@@ -24,7 +25,13 @@ var ok, want, eventually = check.OK, check.Want, check.Eventually
 
 var long = check.Long
 
+// runChild does what a child process is for, and reports whether this is one.
+var runChild = func() bool { return false }
+
 func TestMain(m *testing.M) {
+	if runChild() {
+		return
+	}
 	check.Parallel(5)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	_ = mysql.SetLogger(&mysql.NopLogger{})
@@ -158,3 +165,8 @@ func (x told[O]) String() string {
 }
 
 func postgresDSN() string { return os.Getenv("ONELANE_POSTGRES_DSN") }
+
+// isUniqueError reports whether an error is a database's about a unique index.
+func isUniqueError(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "23505") || strings.Contains(err.Error(), "1062") || strings.Contains(err.Error(), "UNIQUE"))
+}
