@@ -33,9 +33,6 @@ var blocks = map[string]func(db *gorm.DB, fn func(tx *gorm.DB) error) error{
 		}
 		return tx.Commit().Error
 	},
-	"Grouped": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
-		return gormlock.Transaction(db, "k", fn, gormlock.Grouped(4))
-	},
 	"Once": func(db *gorm.DB, fn func(tx *gorm.DB) error) error {
 		_, err := gormlock.Once(db.Statement.Context, db, "k", func(tx *gorm.DB) (int, error) { return 1, fn(tx) })
 		return errors.Join(err, db.Exec("DELETE FROM onelane_once").Error) // so that the next one runs
@@ -89,7 +86,7 @@ func TestAfterCommit(t *testing.T) {
 			want(t, name+": after the end", gormlock.AfterCommit(ended, func(context.Context) {}), sql.ErrTxDone)
 			want(t, name, block(db, func(tx *gorm.DB) error { note(tx, "rolled back"); ok(t, "take", take(tx, 42)); return boom }), boom)
 			j.want(t, name+": after a rollback")
-			eventually(t, "the key is free", func() bool { return !held(t, l, "k") }) // a group's after its last caller
+			eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 			wantIdle(t, db, l)
 		}
 		want(t, "outside", gormlock.AfterCommit(db, func(context.Context) {}), gormlock.ErrNoTransaction)
@@ -165,7 +162,7 @@ func TestAfterCommit_RollbackTooLate(t *testing.T) {
 		h := &hooked{Sealer: backendtest.Memory()}
 		ok(t, "Use", db.Use(gormlock.New(locker(t, h))))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}))
-		for _, name := range []string{"Transaction", "Transaction by context", "Grouped by context"} {
+		for _, name := range []string{"Transaction", "Transaction by context"} {
 			form, byContext := strings.CutSuffix(name, " by context")
 			h.unlock = nil
 			if !byContext {

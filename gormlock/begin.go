@@ -26,11 +26,7 @@ func (t *transaction) begin(statement context.Context) (err error) {
 		}
 	}
 	stop()
-	switch {
-	case t.ctx.Err() == nil:
-	case errors.Is(context.Cause(t.ctx), errGroupTime):
-		err = guardError(t.keys, fmt.Errorf("%w: there was no connection, or no fence: %v", context.Cause(t.ctx), err))
-	default:
+	if t.ctx.Err() != nil {
 		err = errors.Join(t.ctx.Err(), err)
 	}
 	return err

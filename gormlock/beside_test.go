@@ -31,38 +31,32 @@ func TestTransaction_OnDBWithItsContext(t *testing.T) {
 				return db.WithContext(tx.Statement.Context).Scopes(gormlock.Guard("k")).Exec("UPDATE stocks SET left = left - 1").Error
 			},
 		} {
-			for _, size := range []int{1, 2} {
-				want(t, "outer", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
-					want(t, name, nested(tx), core.ErrTaken)
-					return errNo
-				}, gormlock.Grouped(size)), errNo)
-				wantLeft(t, db, 42, 2)
-				if size == 1 { // a group answers before it ends
-					wantIdle(t, db, l, "k")
-				}
-			}
+			want(t, "outer", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+				want(t, name, nested(tx), core.ErrTaken)
+				return errNo
+			}), errNo)
+			wantLeft(t, db, 42, 2)
+			wantIdle(t, db, l, "k")
 		}
 	})
 }
 
-// A goroutine whose context carries no lock waits for the block, alone or in a group.
+// A goroutine whose context carries no lock waits for the block.
 func TestTransaction_OnDBWithoutItsLock(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		put(t, db, 42, 2)
-		for _, size := range []int{1, 2} {
-			later := make(chan error, 1)
-			ok(t, "block", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
-				ctx := core.WithLock(context.WithoutCancel(tx.Statement.Context), nil)
-				go func() {
-					later <- gormlock.Transaction(db.WithContext(ctx), "k", func(*gorm.DB) error { return nil },
-						gormlock.Grouped(size), gormlock.WithWait(time.Minute))
-				}()
-				time.Sleep(50 * time.Millisecond) // most of the time it waits by then
-				return take(tx, 42)
-			}))
-			ok(t, "the goroutine", <-later)
-		}
+		later := make(chan error, 1)
+		ok(t, "block", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			ctx := core.WithLock(context.WithoutCancel(tx.Statement.Context), nil)
+			go func() {
+				later <- gormlock.Transaction(db.WithContext(ctx), "k", func(*gorm.DB) error { return nil },
+					gormlock.WithWait(time.Minute))
+			}()
+			time.Sleep(50 * time.Millisecond) // most of the time it waits by then
+			return take(tx, 42)
+		}))
+		ok(t, "the goroutine", <-later)
 	})
 }
 

@@ -52,15 +52,6 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 	}
 	ctx := db.Statement.Context
 	d := p.complete(demandOf(ctx).and(keys, g.wait, g.fenced))
-	if _, known := dialects[db.Name()]; g.group > 0 && !known {
-		return guardError(d.keys, fmt.Errorf("Grouped does not know the savepoints of %q: omit it", db.Name()))
-	}
-	if d.reopen = g.reopen; !d.reopen {
-		d.group = g.group
-	}
-	if d.group > 1 && g.tx != nil {
-		return guardError(d.keys, errors.New("WithTxOptions: the callers of a group share a transaction: omit Grouped"))
-	}
 	if t, open := transactionOf(db.Statement.ConnPool); open {
 		return g.nested(db, t, d, fn)
 	}
@@ -79,7 +70,7 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 // outermost runs fn in a transaction of its own. It does what GORM's Transaction does, with fewer
 // copies of the statement.
 func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(tx *gorm.DB) error) error {
-	wrapped, err := p.wrap(db, db.Statement.ConnPool)
+	wrapped, err := p.WrapPool(db, db.Statement.ConnPool)
 	if err != nil {
 		return guardError(d.keys, err)
 	}
@@ -92,14 +83,10 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 	defer func() { _ = t.Rollback() }() // if fn panics
 	tx := session(t.carry(db.Statement.Context), db)
 	tx.Statement.ConnPool = t.in(wrapped)
-	keepTurn(tx)
 	if err = fn(tx); err != nil {
 		_ = t.Rollback()
 	} else if err = t.Commit(); err != nil {
 		err = db.Session(&gorm.Session{}).AddError(err) // translates it, if GORM is set to
-	}
-	if err != nil && t.turn != nil && t.turn.lost != nil {
-		err = errors.Join(err, t.turn.lost)
 	}
 	return err
 }
@@ -240,9 +227,6 @@ func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
 	real, err := t.conn(tx.Statement.Context)
 	if err != nil {
 		return nil, err
-	}
-	if t.turn != nil {
-		return nil, guardError(t.keys, errors.New("SQLTx: in a group the transaction is not this caller's alone"))
 	}
 	switch real := real.(type) {
 	case *sql.Tx:

@@ -124,7 +124,6 @@ func (p *plugin) register(db *gorm.DB, op operation, processor processor, protec
 
 // before runs before every statement.
 func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
-	keepTurn(db)
 	if db.Error != nil {
 		sendSavepoint(db, op, db.Error)
 		return
@@ -153,11 +152,6 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 	if op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() &&
 		slices.ContainsFunc(tablesIn(s), func(table string) bool { return protected[table] }) {
 		return fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
-	}
-	if sellOutOf(s) != nil {
-		if err := t.sealable(); err != nil {
-			return err
-		}
 	}
 	if err := begun(db); err != nil {
 		return err
@@ -216,7 +210,7 @@ func adopt(db *gorm.DB) {
 		return
 	}
 	p, _ := registered(db)
-	wrapped, err := p.wrap(db, db.ConnPool)
+	wrapped, err := p.WrapPool(db, db.ConnPool)
 	inner := s.ConnPool
 	prepared, _ := inner.(*gorm.PreparedStmtTX) // stays outside, as GORM takes it off for savepoints
 	if prepared != nil {

@@ -39,8 +39,8 @@ func (c codedConn) ExecContext(ctx context.Context, query string, args []driver.
 	return result, err
 }
 
-// TestGrouped_CodeInAField: a violated constraint does not block the rest of the function.
-func TestGrouped_CodeInAField(t *testing.T) {
+// TestTransaction_CodeInAField: a violated constraint does not block the rest of the function.
+func TestTransaction_CodeInAField(t *testing.T) {
 	t.Parallel()
 	registered, err := sql.Open(sqlite.DriverName, ":memory:")
 	ok(t, "sql.Open", err)
@@ -53,9 +53,9 @@ func TestGrouped_CodeInAField(t *testing.T) {
 	ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 	put(t, db, 42, 10)
 	ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
-	ok(t, "Grouped", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+	ok(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 		want(t, "Exec", tx.Exec("INSERT INTO stocks (id) SELECT id FROM stocks").Error, sqlite3.Error{Code: 19})
 		return take(tx, 42)
-	}, gormlock.Grouped(4)))
+	}))
 	wantLeft(t, db, 42, 9)
 }

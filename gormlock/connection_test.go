@@ -38,7 +38,7 @@ var connectionForms = map[string]struct {
 		return err
 	}},
 	"Decrement": {run: func(_ context.Context, tx *gorm.DB) error {
-		return decrement(tx.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1, gormlock.SealWhenOut(time.Minute))
+		return decrement(tx.Model(&Stock{}).Scopes(gormlock.Guard("k")).Where("sku = 42"), "left", 1)
 	}},
 	"Transaction": {run: func(_ context.Context, tx *gorm.DB) error {
 		return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return errors.Join(tx.Take(&Stock{}).Error, take(tx, 42)) })
@@ -51,9 +51,6 @@ var connectionForms = map[string]struct {
 			_, err := gorm.G[Stock](tx).Where("sku = ?", 42).Update(ctx, "left", gorm.Expr("? - 1", column("left")))
 			return err
 		})
-	}},
-	"Grouped": {run: func(_ context.Context, tx *gorm.DB) error {
-		return gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Grouped(4))
 	}},
 	"Once": {run: func(ctx context.Context, tx *gorm.DB) error {
 		for range 2 {

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"gorm.io/gorm"
 )
@@ -98,4 +99,21 @@ func endsTransaction(query string) bool {
 		return true
 	}
 	return false
+}
+
+// firstWord returns the first word of a statement in capitals, and what follows. There is none in a
+// comment that MySQL executes.
+func firstWord(query string) (word, rest string) {
+	query = strings.TrimLeft(query, " \t\r\n\f\v;(")
+	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {
+		if _, rest, ok := strings.Cut(query, c.end); ok && strings.HasPrefix(query, c.begin) &&
+			!strings.HasPrefix(query, "/*!") && !strings.HasPrefix(query, "/*M!") {
+			return firstWord(rest)
+		}
+	}
+	end := strings.IndexFunc(query, func(r rune) bool { return !unicode.IsLetter(r) })
+	if end < 0 {
+		end = len(query)
+	}
+	return strings.ToUpper(query[:end]), query[end:]
 }

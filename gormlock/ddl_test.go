@@ -27,9 +27,6 @@ func TestTransaction_DDL(t *testing.T) {
 			"fenced": func(fn func(tx *gorm.DB) error) error {
 				return gormlock.Transaction(db, "k", fn, gormlock.Fenced())
 			},
-			"grouped": func(fn func(tx *gorm.DB) error) error {
-				return gormlock.Transaction(db, "k", fn, gormlock.Grouped(8))
-			},
 			"nested": func(fn func(tx *gorm.DB) error) error {
 				return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return tx.Transaction(fn) })
 			},
@@ -64,7 +61,6 @@ func TestTransaction_DDL(t *testing.T) {
 				return boom
 			}), boom)
 			wantLeft(t, db, 42, 10)
-			// A group returns the error at once, and then ends its transaction.
 			eventually(t, "the key is free", func() bool { return !held(t, l, "k") })
 			wantIdle(t, db, l, "k")
 		}

@@ -83,7 +83,6 @@ func TestEnded_WhileRowsAreRead(t *testing.T) {
 				errs := map[string]error{
 					"block":       db.Scopes(gormlock.Guard("k")).Transaction(fn),
 					"Transaction": gormlock.Transaction(db, "k", fn),
-					"Grouped":     gormlock.Transaction(db, "k", fn, gormlock.Grouped(4)),
 					"Once":        once,
 				}
 				for form, err := range errs {
@@ -91,7 +90,6 @@ func TestEnded_WhileRowsAreRead(t *testing.T) {
 						t.Errorf("%s in %s: got %v", name, form, err)
 					}
 				}
-				// A group releases its key last, and its callers may be back before.
 				eventually(t, "idle", func() bool { return !held(t, l, "k") && inUse(t, db) == 0 })
 				wantLeft(t, db, 42, 10)
 			}
@@ -243,26 +241,5 @@ func awaitLockWait(t *testing.T, db *gorm.DB) {
 			"JOIN "+processlist(t, db)+" p ON p.id = t.trx_mysql_thread_id "+
 			"WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()").Scan(&n).Error)
 		return n > 0
-	})
-}
-
-// TestGrouped_LockWaitTimeout: if the server rolls back everything then, nobody succeeds, and nothing is unknown.
-func TestGrouped_LockWaitTimeout(t *testing.T) {
-	t.Parallel()
-	lateDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
-		proxied, p := behindProxy(t, db)
-		l := locker(t, backendtest.Memory())
-		ok(t, "Use", proxied.Use(gormlock.New(l)))
-		p.rollBackOnTimeout(true)
-		before, waited := taker(42), &caller{fn: func(tx *gorm.DB) error {
-			return tx.Exec("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205").Error
-		}}
-		together(t, proxied, l, before, waited)
-		for _, err := range []error{before.err, waited.err} {
-			if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
-				t.Errorf("got %v, want that it is rolled back", err)
-			}
-		}
-		wantLeft(t, db, 42, 10)
 	})
 }

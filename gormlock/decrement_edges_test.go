@@ -4,13 +4,13 @@ import (
 	"database/sql/driver"
 	"errors"
 	"testing"
-	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 )
 
 // Narrow has columns that hold less than an int64, and one whose name needs quotes.
@@ -37,7 +37,7 @@ func TestDecrement_MoreThanFits(t *testing.T) {
 	narrowDB(t, func(t *testing.T, _ *gorm.DB, _ *core.Locker, row *gorm.DB) {
 		for _, column := range []string{"tiny", "mid", "left-over"} {
 			for _, n := range []int64{1 << 15, 1 << 40, 1<<63 - 1} {
-				want(t, column, decrement(row, column, n), gormlock.ErrInsufficient)
+				want(t, column, decrement(row, column, n), stock.ErrInsufficient)
 			}
 			ok(t, column, decrement(row, column, 1))
 		}
@@ -50,22 +50,11 @@ func TestDecrementAll_ReadsItsColumn(t *testing.T) {
 	narrowDB(t, func(t *testing.T, db *gorm.DB, _ *core.Locker, _ *gorm.DB) {
 		for column, left := range map[string]int64{"mid": 5, "left-over": 1} {
 			cart := map[string]int64{"a": 9}
-			_, err := gormlock.DecrementAll(db.Model(&Narrow{}).Select("code"), "code", column, cart)
-			if short, _ := errors.AsType[*gormlock.InsufficientError](err); short == nil || short.Left != left {
+			_, err := stock.DecrementAll(db.Model(&Narrow{}).Select("code"), "code", column, cart)
+			if short, _ := errors.AsType[*stock.InsufficientError](err); short == nil || short.Left != left {
 				t.Errorf("%s: %v, want %d left", column, err, left)
 			}
 		}
-	})
-}
-
-func TestSealWhenOut_QuotedColumn(t *testing.T) {
-	narrowDB(t, func(t *testing.T, _ *gorm.DB, l *core.Locker, row *gorm.DB) {
-		take := func() error {
-			guard := row.Scopes(gormlock.Guard("k"))
-			return decrement(guard, "left-over", 1, gormlock.SealWhenOut(time.Minute))
-		}
-		ok(t, "the last one", take())
-		sellsOut(t, "none left", l, take)
 	})
 }
 
@@ -83,9 +72,9 @@ func TestDecrement_ZeroInTheKey(t *testing.T) {
 		ok(t, "Create", db.Create(&[]Bin{{0, 5, 0}, {1, 5, 3}, {2, 0, 4}}).Error)
 		empty, full := Bin{Row: 0, Number: 5}, Bin{Row: 2, Number: 0}
 		for _, model := range []any{&empty, empty} {
-			want(t, "the empty one", decrement(db.Model(model), "units", 1), gormlock.ErrInsufficient)
+			want(t, "the empty one", decrement(db.Model(model), "units", 1), stock.ErrInsufficient)
 		}
-		left, err := gormlock.Decrement(db.Model(&full), "units", 1)
+		left, err := stock.Decrement(db.Model(&full), "units", 1)
 		if ok(t, "the full one", err); left != 3 {
 			t.Errorf("%d left, want 3", left)
 		}
@@ -160,7 +149,7 @@ func TestDecrement_Slice(t *testing.T) {
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Bin{}))
 		ok(t, "Create", db.Create(&[]Bin{{1, 5, 0}, {2, 7, 3}}).Error)
-		left, err := gormlock.Decrement(db.Model([]Bin{{Row: 1, Number: 5}, {}}).Where("units > ?", 0), "units", 1)
+		left, err := stock.Decrement(db.Model([]Bin{{Row: 1, Number: 5}, {}}).Where("units > ?", 0), "units", 1)
 		if err == nil {
 			t.Errorf("bin 1/5 is empty, and bin 2/7 was not named: %d left", left)
 		}
@@ -179,7 +168,7 @@ func TestDecrement_NothingFollowsTooLittle(t *testing.T) {
 			"guarded": func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("k")) },
 		} {
 			m := Wine{ID: w.ID, Orders: []WineOrder{{Buyer: "association"}}}
-			want(t, name, decrement(way(db).Model(&m), "left", 1), gormlock.ErrInsufficient)
+			want(t, name, decrement(way(db).Model(&m), "left", 1), stock.ErrInsufficient)
 			var orders []WineOrder
 			ok(t, "Find", db.Find(&orders).Error)
 			if len(orders) != 0 {
@@ -192,7 +181,7 @@ func TestDecrement_NothingFollowsTooLittle(t *testing.T) {
 		ok(t, "Create", db.Create(&other).Error)
 		ok(t, "fallback", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 			err := decrement(tx.Model(&Wine{ID: w.ID}), "left", 1)
-			if errors.Is(err, gormlock.ErrInsufficient) {
+			if errors.Is(err, stock.ErrInsufficient) {
 				err = decrement(tx.Model(&Wine{ID: other.ID}), "left", 1)
 			}
 			return err
@@ -211,8 +200,8 @@ func TestDecrement_HookAfterTooLittle(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&FailAfter{}))
 		r := FailAfter{Left: 0}
 		ok(t, "Create", db.Create(&r).Error)
-		err := decrement(db.Scopes(gormlock.Guard("k")).Model(&r), "left", 1, gormlock.SealWhenOut(time.Minute))
-		want(t, "nothing was taken, so there is nothing for AfterUpdate to refuse", err, gormlock.ErrInsufficient)
+		err := decrement(db.Scopes(gormlock.Guard("k")).Model(&r), "left", 1)
+		want(t, "nothing was taken, so there is nothing for AfterUpdate to refuse", err, stock.ErrInsufficient)
 	})
 }
 
@@ -253,7 +242,7 @@ func TestDecrement_AfterQuery(t *testing.T) {
 		row := db.Model(&Stock{}).Where("sku = ?", 42)
 		var n int64
 		ok(t, "Count", row.Count(&n).Error)
-		left, err := gormlock.Decrement(row, "left", 1)
+		left, err := stock.Decrement(row, "left", 1)
 		if ok(t, "Decrement", err); left != 2 {
 			t.Errorf("%d are left, not 2", left)
 		}

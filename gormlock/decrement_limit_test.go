@@ -6,7 +6,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 )
 
 // TestDecrement_Limit: several rows are an error on MySQL, too, which knows UPDATE … LIMIT. Take
@@ -22,7 +22,7 @@ func TestDecrement_Limit(t *testing.T) {
 			"after a Take": row,
 			"with a limit": db.Model(&Stock{}).Where("name = ?", "thing").Order("sku").Limit(1),
 		} {
-			if left, err := gormlock.Decrement(several, "left", 1); err == nil {
+			if left, err := stock.Decrement(several, "left", 1); err == nil {
 				t.Errorf("%s: took from one of two rows, and left %d", name, left)
 			}
 		}
@@ -30,7 +30,7 @@ func TestDecrement_Limit(t *testing.T) {
 		wantLeft(t, db, 2, 10)
 		one := db.Model(&Stock{}).Where("sku = ?", 1)
 		ok(t, "Take", one.Take(&Stock{}).Error)
-		if left, err := gormlock.Decrement(one, "left", 1); left != 9 || err != nil {
+		if left, err := stock.Decrement(one, "left", 1); left != 9 || err != nil {
 			t.Errorf("one row: %d, %v", left, err)
 		}
 	})

@@ -11,12 +11,13 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil"
 )
 
 // decrement is for tests that do not look at what is left.
-func decrement(db *gorm.DB, column string, n int64, opts ...gormlock.DecrementOption) error {
-	_, err := gormlock.Decrement(db, column, n, opts...)
+func decrement(db *gorm.DB, column string, n int64) error {
+	_, err := stock.Decrement(db, column, n)
 	return err
 }
 
@@ -27,42 +28,38 @@ func TestDecrement(t *testing.T) {
 		put(t, db, 43, 1)
 		var s Stock
 		ok(t, "Take", db.Take(&s, "sku = 42").Error)
-		stock := func(tx *gorm.DB) *gorm.DB { return tx.Model(&Stock{}).Where("sku = ?", 42) }
+		row := func(tx *gorm.DB) *gorm.DB { return tx.Model(&Stock{}).Where("sku = ?", 42) }
 		byScope := func(db *gorm.DB) *gorm.DB { return db.Where("sku = 42") }
 		inBlock := func(left *int64) func(tx *gorm.DB) error {
 			return func(tx *gorm.DB) (err error) {
-				*left, err = gormlock.Decrement(stock(tx), "left", 1)
+				*left, err = stock.Decrement(row(tx), "left", 1)
 				return err
 			}
 		}
 		expected := int64(20)
 		for name, take := range map[string]func() (int64, error){
-			"column":      func() (int64, error) { return gormlock.Decrement(stock(db), "left", 1) },
-			"field":       func() (int64, error) { return gormlock.Decrement(stock(db), "Left", 1) },
-			"primary key": func() (int64, error) { return gormlock.Decrement(db.Model(&s), "left", 1) },
-			"value":       func() (int64, error) { return gormlock.Decrement(db.Model(s), "left", 1) },
+			"column":      func() (int64, error) { return stock.Decrement(row(db), "left", 1) },
+			"field":       func() (int64, error) { return stock.Decrement(row(db), "Left", 1) },
+			"primary key": func() (int64, error) { return stock.Decrement(db.Model(&s), "left", 1) },
+			"value":       func() (int64, error) { return stock.Decrement(db.Model(s), "left", 1) },
 			"table": func() (int64, error) {
-				return gormlock.Decrement(db.Table("stocks").Where("sku = ?", 42), "left", 1)
+				return stock.Decrement(db.Table("stocks").Where("sku = ?", 42), "left", 1)
 			},
 			"alias": func() (int64, error) {
-				return gormlock.Decrement(db.Table("stocks AS s").Where("s.sku = ?", 42), "left", 1)
+				return stock.Decrement(db.Table("stocks AS s").Where("s.sku = ?", 42), "left", 1)
 			},
 			"guarded": func() (int64, error) {
-				return gormlock.Decrement(stock(db.Scopes(gormlock.Guard("k"))), "left", 1)
+				return stock.Decrement(row(db.Scopes(gormlock.Guard("k"))), "left", 1)
 			},
-			"scope": func() (int64, error) { return gormlock.Decrement(db.Model(&Stock{}).Scopes(byScope), "left", 1) },
+			"scope": func() (int64, error) { return stock.Decrement(db.Model(&Stock{}).Scopes(byScope), "left", 1) },
 			"hooks skipped": func() (int64, error) {
-				return gormlock.Decrement(stock(db.Session(&gorm.Session{SkipHooks: true})), "left", 1)
+				return stock.Decrement(row(db.Session(&gorm.Session{SkipHooks: true})), "left", 1)
 			},
 			"no default transaction": func() (int64, error) {
-				return gormlock.Decrement(stock(db.Session(&gorm.Session{SkipDefaultTransaction: true})), "left", 1)
+				return stock.Decrement(row(db.Session(&gorm.Session{SkipDefaultTransaction: true})), "left", 1)
 			},
 			"Transaction": func() (left int64, err error) {
 				err = gormlock.Transaction(db, "k", inBlock(&left))
-				return left, err
-			},
-			"Grouped": func() (left int64, err error) {
-				err = gormlock.Transaction(db, "k", inBlock(&left), gormlock.Grouped(8))
 				return left, err
 			},
 			"plain transaction": func() (left int64, err error) {
@@ -90,9 +87,9 @@ func TestDecrement_NotEnough(t *testing.T) {
 			"99": db.Model(&Stock{}).Where("sku = ?", 99),
 		} {
 			err := decrement(row, "left", 4)
-			want(t, name, err, gormlock.ErrInsufficient)
-			short, _ := errors.AsType[*gormlock.InsufficientError](err)
-			if expected := (gormlock.InsufficientError{Table: "stocks", Row: "sku = " + name, Column: "left", N: 4, Left: -1}); *short != expected {
+			want(t, name, err, stock.ErrInsufficient)
+			short, _ := errors.AsType[*stock.InsufficientError](err)
+			if expected := (stock.InsufficientError{Table: "stocks", Row: "sku = " + name, Column: "left", N: 4, Left: -1}); *short != expected {
 				t.Errorf("%s: %+v, want %+v", name, *short, expected)
 			}
 			for _, part := range []string{`"stocks"`, `"left"`, "sku = " + name, "4 wanted"} {
@@ -109,9 +106,9 @@ func TestDecrement_Refused(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		put(t, db, 42, 3)
-		stock := db.Model(&Stock{}).Where("sku = ?", 42).Session(&gorm.Session{})
+		row := db.Model(&Stock{}).Where("sku = ?", 42).Session(&gorm.Session{})
 		for _, n := range []int64{0, -1} {
-			if err := decrement(stock, "left", n); err == nil || errors.Is(err, gormlock.ErrInsufficient) {
+			if err := decrement(row, "left", n); err == nil || errors.Is(err, stock.ErrInsufficient) {
 				t.Errorf("by %d: %v", n, err)
 			}
 		}
@@ -122,8 +119,8 @@ func TestDecrement_Refused(t *testing.T) {
 		}
 		want(t, "no condition in a table", decrement(db.Table("stocks"), "left", 1), gorm.ErrMissingWhereClause)
 		want(t, "only the soft delete", decrement(db.Model(&Retired{}), "left", 1), gorm.ErrMissingWhereClause)
-		want(t, "DryRun", decrement(stock.Session(&gorm.Session{DryRun: true}), "left", 1), gorm.ErrDryRunModeUnsupported)
-		if err := decrement(stock, "left; DROP TABLE stocks", 1); err == nil {
+		want(t, "DryRun", decrement(row.Session(&gorm.Session{DryRun: true}), "left", 1), gorm.ErrDryRunModeUnsupported)
+		if err := decrement(row, "left; DROP TABLE stocks", 1); err == nil {
 			t.Error("a column that does not exist was decremented")
 		}
 		if err := decrement(db.Model(&Stock{}).Where("sku = ? AND (", 42), "left", 1); err == nil {
@@ -143,6 +140,14 @@ type Tray struct {
 	Hidden    int64  `gorm:"->"`
 	Closed    int64  `gorm:"<-:false"`
 	UpdatedAt int64
+	DeletedAt gorm.DeletedAt
+}
+
+// Retired has rows that are deleted softly.
+type Retired struct {
+	ID        uint
+	SKU       int
+	Left      int64
 	DeletedAt gorm.DeletedAt
 }
 
@@ -208,14 +213,14 @@ func TestDecrement_WritesItsColumn(t *testing.T) {
 				trays(t, db)
 				sold := 0
 				for i := range 5 {
-					left, err := gormlock.Decrement(way(db.Model(&Tray{}).Where("sku = ?", 42)), column, 1)
+					left, err := stock.Decrement(way(db.Model(&Tray{}).Where("sku = ?", 42)), column, 1)
 					switch {
 					case err == nil:
 						sold++
 						if left != int64(2-i) {
 							t.Errorf("%s, %s: %d left after %d were taken", name, column, left, i+1)
 						}
-					case !errors.Is(err, gormlock.ErrInsufficient):
+					case !errors.Is(err, stock.ErrInsufficient):
 						t.Fatalf("%s, %s: %v", name, column, err)
 					}
 				}
@@ -242,7 +247,7 @@ func TestDecrement_HookReplaces(t *testing.T) {
 		} {
 			db := db.WithContext(context.WithValue(t.Context(), trayHook{}, change))
 			err := decrement(db.Model(&Tray{}).Where("sku = ?", 42), "left", 1)
-			if err == nil || errors.Is(err, gormlock.ErrInsufficient) || !strings.Contains(err.Error(), "hook") {
+			if err == nil || errors.Is(err, stock.ErrInsufficient) || !strings.Contains(err.Error(), "hook") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -266,12 +271,12 @@ func TestDecrement_Conditions(t *testing.T) {
 		ok(t, "Take", db.Take(&first, "sku = 42").Error)
 		put(t, db, 42, 3)
 		put(t, db, 43, 100)
-		var stock Stock
-		ok(t, "Take", db.Take(&stock, "sku = 42").Error)
+		var row Stock
+		ok(t, "Take", db.Take(&row, "sku = 42").Error)
 		for name, row := range map[string]*gorm.DB{
 			"soft-deleted":          db.Model(&Tray{}).Where("sku = ?", 44),
 			"Or with too little":    db.Model(&Tray{}).Where("sku = ?", 42).Or("sku = ?", 41),
-			"primary key and Or":    db.Model(&stock).Where("sku = ?", 43).Or("sku = ?", 42),
+			"primary key and Or":    db.Model(&row).Where("sku = ?", 43).Or("sku = ?", 42),
 			"primary key and Where": db.Model(&first).Where("sku = ?", 43),
 			"Not":                   db.Model(&Tray{}).Not("sku = ?", 43),
 			"or at a line break":    db.Model(&Tray{}).Where("sku = 41 OR\nsku = 42"),
@@ -280,7 +285,7 @@ func TestDecrement_Conditions(t *testing.T) {
 			"text with or":          db.Model(&Tray{}).Where("sku = 42").Where("name = '' OR 1 = 1"),
 			"unscoped":              db.Unscoped().Model(&Tray{}).Where("sku = ?", 44),
 		} {
-			want(t, name, decrement(row, "left", 6), gormlock.ErrInsufficient)
+			want(t, name, decrement(row, "left", 6), stock.ErrInsufficient)
 		}
 		ok(t, "unscoped", decrement(db.Unscoped().Model(&Tray{}).Where("sku = ?", 44), "left", 5))
 		ok(t, "Or", decrement(db.Model(&Tray{}).Where("sku = ?", 43).Or("sku = ?", 41), "left", 100))
@@ -315,9 +320,8 @@ func TestDecrement_SeveralRows(t *testing.T) {
 				return nil
 			}),
 			"Transaction": gormlock.Transaction(db, "k", ignores),
-			"Grouped":     gormlock.Transaction(db, "k", ignores, gormlock.Grouped(8)),
 		} {
-			if err == nil || errors.Is(err, gormlock.ErrInsufficient) {
+			if err == nil || errors.Is(err, stock.ErrInsufficient) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -371,7 +375,7 @@ func TestDecrement_ColumnTypes(t *testing.T) {
 		m := Measure{Small: 200, Big: 1 << 62, Exact: "5.50", Double: 5.5}
 		ok(t, "Create", db.Create(&m).Error)
 		for column, expected := range map[string]int64{"small": 197, "big": 1<<62 - 3, "exact": 2, "double": 2} {
-			left, err := gormlock.Decrement(db.Model(&m), column, 3)
+			left, err := stock.Decrement(db.Model(&m), column, 3)
 			if ok(t, column, err); left != expected {
 				t.Errorf("%s: %d left, want %d", column, left, expected)
 			}
@@ -400,12 +404,12 @@ func TestDecrement_RoundTrips(t *testing.T) {
 		ok(t, "Decrement", take(db.Scopes(gormlock.Guard("k"))))
 		j.want(t, "guarded", "lock k", "BEGIN", "UPDATE", "COMMIT", "unlock k")
 		cart := func(db *gorm.DB) error {
-			_, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 1})
+			_, err := stock.DecrementAll(db.Model(&Stock{}), "sku", "left", map[int]int64{42: 1, 43: 1})
 			return err
 		}
 		ok(t, "DecrementAll", cart(db))
 		j.want(t, "a cart", "BEGIN", "UPDATE", "UPDATE", "COMMIT")
 		ok(t, "DecrementAll", db.Transaction(cart))
-		j.want(t, "a cart in a transaction", "BEGIN", "SAVE", "UPDATE", "UPDATE", "COMMIT")
+		j.want(t, "a cart in a transaction", "BEGIN", "SAVE", "UPDATE", "UPDATE", "RELEASE", "COMMIT")
 	})
 }

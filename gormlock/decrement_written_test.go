@@ -8,6 +8,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 )
 
 // Digits has a number in a text, as GORM makes the column of a decimal.Decimal on SQLite.
@@ -27,9 +28,9 @@ func TestDecrement_TextColumn(t *testing.T) {
 		for text, rest := range map[string]int64{"5": 0, "5.5": 0, "12": 7} {
 			d := Digits{Left: text}
 			ok(t, "Create", db.Create(&d).Error)
-			want(t, "more than "+text, decrement(db.Model(&d), "left", 20), gormlock.ErrInsufficient)
+			want(t, "more than "+text, decrement(db.Model(&d), "left", 20), stock.ErrInsufficient)
 			ok(t, "3 of "+text, decrement(db.Model(&d), "left", 3))
-			left, err := gormlock.Decrement(db.Model(&d), "left", 2)
+			left, err := stock.Decrement(db.Model(&d), "left", 2)
 			if ok(t, "2 of "+text, err); left != rest {
 				t.Errorf("%s: %d left, want %d", text, left, rest)
 			}
@@ -55,7 +56,7 @@ func TestDecrement_DroppedClauses(t *testing.T) {
 			"HAVING": row.Group("id").Having("MAX(depot_id) < ?", 0),
 			"FROM":   row.Clauses(clause.From{Joins: []clause.Join{join}}),
 		} {
-			if left, err := gormlock.Decrement(none, "left", 1); err == nil {
+			if left, err := stock.Decrement(none, "left", 1); err == nil {
 				t.Errorf("%s: the condition names no row, and Decrement took: %d left", name, left)
 			}
 		}
@@ -74,15 +75,15 @@ func TestDecrement_Trigger(t *testing.T) {
 			ok(t, "CREATE", unprepared(db).Exec("CREATE TRIGGER audit "+when+" UPDATE ON stocks FOR EACH ROW "+
 				"INSERT INTO items (stock_id, name) VALUES (NEW.id, 'audit')").Error)
 			take := func(tx *gorm.DB, expected int64) error {
-				left, err := gormlock.Decrement(tx.Model(&Stock{}).Where("sku = 42"), "left", 1)
+				left, err := stock.Decrement(tx.Model(&Stock{}).Where("sku = 42"), "left", 1)
 				if err == nil && left != expected {
 					t.Errorf("%s: %d left, want %d", when, left, expected)
 				}
 				return err
 			}
 			ok(t, "single", take(db, 2))
-			inGroup := func(tx *gorm.DB) error { return take(tx, 1) }
-			ok(t, "Grouped", gormlock.Transaction(db, "k", inGroup, gormlock.Grouped(4)))
+			inBlock := func(tx *gorm.DB) error { return take(tx, 1) }
+			ok(t, "Transaction", gormlock.Transaction(db, "k", inBlock))
 			ok(t, "the last", take(db, 0))
 			ok(t, "DROP", unprepared(db).Exec("DROP TRIGGER audit").Error)
 			ok(t, "Delete", db.Delete(&Stock{}, "sku = 42").Error)
@@ -97,7 +98,7 @@ func TestDecrement_Associations(t *testing.T) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Depot{}, &Lot{}))
 		l := Lot{Depot: Depot{Name: "first"}, Left: 1}
 		ok(t, "Create", db.Create(&l).Error)
-		for _, expected := range []error{nil, gormlock.ErrInsufficient} {
+		for _, expected := range []error{nil, stock.ErrInsufficient} {
 			m := Lot{ID: l.ID, Depot: Depot{Name: "second"}}
 			want(t, "Decrement", decrement(db.Model(&m), "left", 1), expected)
 			var n int64

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
@@ -55,7 +56,7 @@ func TestDecrementAll_Canceled(t *testing.T) {
 					defer cancel()
 					ctx = context.WithValue(ctx, cancelKey{}, cancel)
 					row := tx.WithContext(ctx).Model(&Coaster{})
-					_, err := gormlock.DecrementAll(row, "sku", "left", map[int]int64{1: 1, 2: 1})
+					_, err := stock.DecrementAll(row, "sku", "left", map[int]int64{1: 1, 2: 1})
 					want(t, "DecrementAll", err, context.Canceled)
 					return tx.Create(&Item{StockID: 1, Name: "order"}).Error // this cart is skipped
 				}))
@@ -105,7 +106,7 @@ func TestDecrementAll_ReadDeadlock(t *testing.T) {
 					ok(t, "take", take(tx, 42))
 					go func() { done <- errors.Join(take(other, 42), other.Rollback().Error) }()
 					awaitLockWait(t, db)
-					_, err := gormlock.DecrementAll(tx.Model(&Peg{}), "code", "left", map[int]int64{2: 1})
+					_, err := stock.DecrementAll(tx.Model(&Peg{}), "code", "left", map[int]int64{2: 1})
 					var deadlock *gomysql.MySQLError
 					if !errors.As(err, &deadlock) || deadlock.Number != 1213 {
 						t.Errorf("DecrementAll: %v, want the deadlock", err)
@@ -137,18 +138,18 @@ func TestDecrementAll_KeyOfOtherKind(t *testing.T) {
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Ware{}))
 		ok(t, "Create", db.Create(&[]Ware{{"42", 1, 3}, {"42-red", 2, 5}}).Error)
-		_, err := gormlock.DecrementAll(db.Model(&Ware{}), "code", "left", map[int]int64{42: 1})
+		_, err := stock.DecrementAll(db.Model(&Ware{}), "code", "left", map[int]int64{42: 1})
 		want(t, "a number for a text", err, gorm.ErrInvalidData)
-		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "num", "left", map[string]int64{"2nd shelf": 1})
+		_, err = stock.DecrementAll(db.Model(&Ware{}), "num", "left", map[string]int64{"2nd shelf": 1})
 		want(t, "a text for a number", err, gorm.ErrInvalidData)
 		var rest []int64
 		ok(t, "Pluck", db.Model(&Ware{}).Order("num").Pluck("left", &rest).Error)
 		if rest[0] != 3 || rest[1] != 5 {
 			t.Errorf("left are %v, want 3 and 5", rest)
 		}
-		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "code", "left", map[string]int64{"42": 1})
+		_, err = stock.DecrementAll(db.Model(&Ware{}), "code", "left", map[string]int64{"42": 1})
 		ok(t, "a text", err)
-		_, err = gormlock.DecrementAll(db.Model(&Ware{}), "num", "left", map[uint16]int64{2: 1})
+		_, err = stock.DecrementAll(db.Model(&Ware{}), "num", "left", map[uint16]int64{2: 1})
 		ok(t, "another number", err)
 	})
 }
@@ -159,7 +160,7 @@ func TestDecrementAll_PartOfTheKey(t *testing.T) {
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Bin{}))
 		ok(t, "Create", db.Create(&[]Bin{{7, 0, 5}, {7, 1, 5}, {8, 1, 9}}).Error)
-		_, err := gormlock.DecrementAll(db.Model(&Bin{Row: 7}), "number", "units", map[int]int64{0: 2, 1: 1})
+		_, err := stock.DecrementAll(db.Model(&Bin{Row: 7}), "number", "units", map[int]int64{0: 2, 1: 1})
 		ok(t, "DecrementAll", err)
 		var rest []int64
 		ok(t, "Pluck", db.Model(&Bin{}).Order("units").Pluck("units", &rest).Error)

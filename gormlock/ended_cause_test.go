@@ -9,6 +9,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
@@ -23,17 +24,14 @@ func TestEnded_AnothersOutcomeIsNotThisOnes(t *testing.T) {
 		put(t, db, 42, 10)
 		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		for _, outcome := range []error{
-			gormlock.ErrCommitUnknown, &gormlock.InsufficientError{Table: "stocks", Row: "sku = 43", N: 1, Left: 0},
-			gormlock.ErrInsufficient, gormlock.ErrStale, gormlock.ErrMismatch, gormlock.ErrUnfinished,
+			gormlock.ErrCommitUnknown, &stock.InsufficientError{Table: "stocks", Row: "sku = 43", N: 1, Left: 0},
+			stock.ErrInsufficient, gormlock.ErrStale, gormlock.ErrMismatch, gormlock.ErrUnfinished,
 		} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			cancel(fmt.Errorf("item 43: %w", outcome)) // of another transaction
 			for name, run := range map[string]func(*gorm.DB) error{
 				"Transaction": func(db *gorm.DB) error {
 					return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return take(tx, 42) })
-				},
-				"Grouped": func(db *gorm.DB) error {
-					return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return take(tx, 42) }, gormlock.Grouped(8))
 				},
 				"Guard": func(db *gorm.DB) error { return take(db.Scopes(gormlock.Guard("stock:42")), 42) },
 				"Once": func(db *gorm.DB) error {

@@ -3,7 +3,6 @@ package gormlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -35,43 +34,9 @@ var (
 		"under a context of gormlock.WithGuard, or after db.Scopes(gormlock.Guard(key))")
 	// ErrCommitUnknown reports that COMMIT was sent and that its outcome is unknown. No answer came,
 	// or the answer is not an error with which the database itself rolls back. The writes are there,
-	// or they are not. If COMMIT had no answer, the key stays locked until its lease ends. A caller of
-	// a group ([Grouped]) also gets it if its context ended before the COMMIT was answered, or if a
-	// function ended the transaction.
+	// or they are not. If COMMIT had no answer, the key stays locked until its lease ends.
 	ErrCommitUnknown = sqlerr.ErrCommitUnknown
-	// ErrInsufficient reports that [Decrement] found less than it should take. See
-	// [InsufficientError].
-	ErrInsufficient = errors.New("not enough left")
 )
-
-// InsufficientError says what [Decrement] or [DecrementAll] could not take. It matches
-// [ErrInsufficient].
-type InsufficientError struct {
-	// Table is the table, or its alias.
-	Table string
-	// Row is the condition that names the row, with its values.
-	Row string
-	// Column is the column that Decrement was called with.
-	Column string
-	// N is the quantity that Decrement should take.
-	N int64
-	// Left is how much there was, or -1 if that is not known: only DecrementAll reads it, and there
-	// may be no such row.
-	Left int64
-}
-
-// Error names the table, the row, the column and the quantities.
-func (e *InsufficientError) Error() string {
-	left := "less, or no such row"
-	if e.Left >= 0 {
-		left = strconv.FormatInt(e.Left, 10)
-	}
-	return fmt.Sprintf("gormlock: not enough left: %d wanted from column %q of table %q where %s: there is %s",
-		e.N, e.Column, e.Table, e.Row, left)
-}
-
-// Is makes the error match [ErrInsufficient].
-func (e *InsufficientError) Is(target error) bool { return target == ErrInsufficient }
 
 // guardError returns why the guard on keys failed.
 func guardError(keys []string, why error) error { return &guardFailure{keys, why} }
@@ -99,7 +64,7 @@ func quoted(keys []string) string {
 // withoutOutcome hides the outcome of another transaction in err, which is from before a BEGIN. It
 // may be the cause of the context: an errgroup cancels with the first error.
 func withoutOutcome(err error) error {
-	for _, outcome := range []error{ErrCommitUnknown, ErrInsufficient, ErrStale, ErrMismatch, ErrUnfinished} {
+	for _, outcome := range []error{ErrCommitUnknown, sqlerr.ErrInsufficient, ErrStale, ErrMismatch, ErrUnfinished} {
 		if errors.Is(err, outcome) {
 			return notBegunError{err}
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
@@ -28,9 +29,8 @@ func ExampleNew() {
 	}
 	defer locker.Close()
 	err = db.Use(gormlock.New(locker,
-		gormlock.Fenced(),                   // a holder that lost its lock without noticing commits nothing
-		gormlock.Protect(&Stock{}),          // a write without a guard fails
-		gormlock.RememberSeals(time.Second), // remembers for a second what is sold out
+		gormlock.Fenced(),          // a holder that lost its lock without noticing commits nothing
+		gormlock.Protect(&Stock{}), // a write without a guard fails
 	))
 	if err != nil {
 		log.Fatal(err)
@@ -51,14 +51,14 @@ func ExampleTransaction() {
 	}
 	buy := func(ctx context.Context, buyer string) error {
 		return gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error {
-			var stock Stock
-			if err := tx.First(&stock, "sku = ?", 42).Error; err != nil {
+			var row Stock
+			if err := tx.First(&row, "sku = ?", 42).Error; err != nil {
 				return err
 			}
-			if stock.Left == 0 {
+			if row.Left == 0 {
 				return errors.New("sold out")
 			}
-			if err := tx.Model(&stock).Update("left", stock.Left-1).Error; err != nil {
+			if err := tx.Model(&row).Update("left", row.Left-1).Error; err != nil {
 				return err
 			}
 			token, err := gormlock.Token(tx) // for what else is written for this order, outside of the database
@@ -66,7 +66,7 @@ func ExampleTransaction() {
 				return err
 			}
 			fmt.Println(buyer, "buys:", token > 0)
-			return tx.Create(&Item{StockID: stock.ID, Name: buyer}).Error
+			return tx.Create(&Item{StockID: row.ID, Name: buyer}).Error
 		}, gormlock.WithWait(2*time.Second)) // 5 s by default
 	}
 	fmt.Println(buy(context.Background(), "ann"))
@@ -104,9 +104,9 @@ func ExampleDecrement() {
 	if err := db.Create(&Stock{SKU: 42, Left: 3}).Error; err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2))
-	_, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2)
-	fmt.Println(errors.Is(err, gormlock.ErrInsufficient))
+	fmt.Println(stock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2))
+	_, err := stock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 2)
+	fmt.Println(errors.Is(err, stock.ErrInsufficient))
 	// Output:
 	// 1 <nil>
 	// true
@@ -120,8 +120,8 @@ func ExampleDecrementAll() {
 		log.Fatal(err)
 	}
 	buy := func(cart map[int]int64) {
-		left, err := gormlock.DecrementAll(db.Model(&Stock{}), "sku", "left", cart)
-		var short *gormlock.InsufficientError
+		left, err := stock.DecrementAll(db.Model(&Stock{}), "sku", "left", cart)
+		var short *stock.InsufficientError
 		if errors.As(err, &short) {
 			fmt.Println(short.Row, "has", short.Left, "and not", short.N)
 			return

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
@@ -44,19 +45,19 @@ func Example() {
 	}
 	for range 3 {
 		err := db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error {
-			var stock Stock
-			if err := tx.First(&stock, "sku = ?", 42).Error; err != nil {
+			var row Stock
+			if err := tx.First(&row, "sku = ?", 42).Error; err != nil {
 				return err
 			}
-			if stock.Left == 0 {
+			if row.Left == 0 {
 				return errors.New("sold out")
 			}
-			return tx.Model(&stock).Update("left", stock.Left-1).Error
+			return tx.Model(&row).Update("left", row.Left-1).Error
 		})
 		fmt.Println(err)
 	}
-	_, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
-	fmt.Println(errors.Is(err, gormlock.ErrInsufficient))
+	_, err := stock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
+	fmt.Println(errors.Is(err, stock.ErrInsufficient))
 	// Output:
 	// <nil>
 	// <nil>

@@ -5,10 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 	"log"
-	"time"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/clause"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
@@ -35,29 +33,6 @@ func ExampleAfterCommit() {
 	// Output:
 	// the receiver gets a message
 	// <nil>
-}
-
-// A buyer gives a unit back after the stock was sold out.
-func ExampleReopen() {
-	db, end := open(&Stock{})
-	defer end()
-	if err := db.Create(&Stock{ID: 1, SKU: 42, Left: 1}).Error; err != nil {
-		log.Fatal(err)
-	}
-	buy := func() error {
-		return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error {
-			stock := tx.Model(&Stock{}).Where("sku = ?", 42)
-			_, err := gormlock.Decrement(stock, "left", 1, gormlock.SealWhenOut(time.Hour))
-			return err
-		})
-	}
-	for buy() == nil { // until it is sold out
-	}
-	err := gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error {
-		return tx.Model(&Stock{}).Where("sku = ?", 42).Update("left", gorm.Expr("? + 1", clause.Column{Name: "left"})).Error
-	}, gormlock.Reopen())
-	fmt.Println(err, buy())
-	// Output: <nil> <nil>
 }
 
 // The tokens come from a new source, whose clock is behind: without ResetFence the fence would refuse

@@ -3,8 +3,6 @@ package gormlock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -162,12 +160,6 @@ func TestBegin_SaysWhyItWasGivenUp(t *testing.T) {
 			}()
 			err := db.WithContext(ctx).Scopes(gormlock.Guard("k")).Transaction(func(tx *gorm.DB) error { return take(tx, 42) })
 			want(t, "cancelled", err, context.Canceled)
-
-			gormlock.SetGroupTimes(db, 0, 2*time.Millisecond)
-			err = gormlock.Transaction(db, "k", taker(42).fn, gormlock.Grouped(8), gormlock.WithWait(time.Minute))
-			if said := fmt.Sprint(err); !strings.Contains(said, "more than 2ms") || strings.Contains(said, "while BEGIN waited") {
-				t.Errorf("no connection for as long as a group lasts: %v", err)
-			}
 		}
 		ok(t, "Close", conn.Close())
 		wantIdle(t, db, l, "k")

@@ -31,10 +31,9 @@ var ErrFenced = errors.New("fenced off")
 // for all guards, those of [WithGuard] too. If guards are combined and one is fenced, all are.
 //
 // While the transaction of an earlier holder is open, its successor waits for the row, at most
-// [WithWait]. After that the error matches core.ErrTaken. A group waits for the row for 5 s, and
-// its callers leave as [Grouped] says. If a second transaction under the same lock is opened inside
-// the first, it waits for the first, and so for itself. A read-only transaction cannot register and
-// fails with an error.
+// [WithWait]. After that the error matches core.ErrTaken. If a second transaction under
+// the same lock is opened inside the first, it waits for the first, and so for itself. A read-only
+// transaction cannot register and fails with an error.
 //
 // The fence of a key does not contain the prefix of the Locker, so services with different prefixes
 // share the fences of one database. If a key names different things in them, choose different keys.

@@ -39,9 +39,6 @@ func (t *transaction) commit() (err error) {
 		t.release()
 		return nil
 	}
-	if t.turn != nil {
-		return t.commitInGroup()
-	}
 	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
 	err = t.real.Commit()
 	stop()
@@ -106,7 +103,7 @@ func (t *transaction) Rollback() error {
 
 // explanations are the causes that [transaction.explain] adds.
 var explanations = []error{
-	errGroupTime, core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded,
+	core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded,
 }
 
 // abort rolls back if the context ended or a lock is lost.
@@ -118,8 +115,8 @@ func (t *transaction) abort() {
 	}
 }
 
-// giveUp is fail, for those who do not hold t.mu.
-func (t *transaction) giveUp(err error) {
+// GiveUp is fail, for those who do not hold t.mu. Package stock calls it, too.
+func (t *transaction) GiveUp(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.fail(err)
@@ -155,14 +152,11 @@ func (t *transaction) release() {
 	for _, stop := range t.watch {
 		stop()
 	}
-	if t.turn == nil {
-		t.seal()
-		err := t.locks.Release(t.ctx)
-		// A loss was reported before COMMIT, or came after it.
-		if err != nil && !errors.Is(err, core.ErrLost) {
-			t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
-				quoted(t.keys), err)
-		}
+	err := t.locks.Release(t.ctx)
+	// A loss was reported before COMMIT, or came after it.
+	if err != nil && !errors.Is(err, core.ErrLost) {
+		t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
+			quoted(t.keys), err)
 	}
 	for _, cancel := range t.cancel {
 		cancel(t.failed)

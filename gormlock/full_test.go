@@ -83,12 +83,6 @@ func TestFull_NothingIsCommittedAlone(t *testing.T) {
 					return nil
 				}),
 			}
-			before, after := taker(42), taker(42)
-			in := &caller{fn: careless}
-			together(t, db, l, before, in, after)
-			errs["in a group"], errs["before it in the group"] = in.err, before.err
-			ok(t, name+": after it, in another group", after.err)
-			ok(t, "restock", db.Model(&Stock{}).Where("sku = 42").Update("left", 10).Error)
 			for form, err := range errs {
 				if err == nil || errors.Is(err, gormlock.ErrCommitUnknown) {
 					t.Errorf("%s: %s: %v", name, form, err)

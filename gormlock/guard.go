@@ -15,14 +15,12 @@ type guard struct {
 	keys   keys
 	wait   time.Duration // 0: not given
 	fenced bool
-	reopen bool
 	err    error
 
 	// Of a Transaction or a Once alone.
 	more        []string // keys
 	tx          *sql.TxOptions
 	retries     int
-	group       int // 0: not given; 1 is no group
 	fingerprint []byte
 }
 
@@ -32,8 +30,6 @@ type demand struct {
 	keys   []string
 	wait   time.Duration
 	fenced bool
-	reopen bool
-	group  int // callers in one transaction
 }
 
 func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
@@ -43,7 +39,7 @@ func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
 
 // literal returns guards that ask for the same, for Statement.Settings.
 func (d demand) literal() []guard {
-	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced, reopen: d.reopen}}
+	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced}}
 }
 
 // complete adds to a demand what the options of New say.
@@ -172,7 +168,6 @@ func (p *plugin) resolve(s *gorm.Statement, d demand, guards []guard, open bool)
 			return d, guardError([]string{g.keys.text}, err)
 		}
 		d = d.and(all, g.wait, g.fenced)
-		d.reopen = d.reopen || g.reopen
 	}
 	return p.complete(d), nil
 }

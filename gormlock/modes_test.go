@@ -121,9 +121,9 @@ func TestOtherModes(t *testing.T) {
 				}
 				_, err := gormlock.Once(t.Context(), holder(t, db, 9, gormlock.Fenced()), "fenced", func(tx *gorm.DB) (int, error) { return 1, take(tx, 42) })
 				ok(t, "Once with a fence", err)
-				ok(t, "Grouped with a fence", gormlock.Transaction(holder(t, db, 10, gormlock.Fenced()), "k", func(tx *gorm.DB) error {
+				ok(t, "Transaction with a fence", gormlock.Transaction(holder(t, db, 10, gormlock.Fenced()), "k", func(tx *gorm.DB) error {
 					return take(tx.Scopes(gormlock.Guard("k")), 42)
-				}, gormlock.Grouped(4)))
+				}))
 			})
 			if !long && name != "serializable" {
 				continue // the one that is furthest from the defaults stays

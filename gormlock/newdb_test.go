@@ -29,9 +29,6 @@ func TestTransaction_OnNewDB(t *testing.T) {
 	ways := map[string]func(tx *gorm.DB, fn func(tx *gorm.DB) error) error{
 		"GORM":        func(tx *gorm.DB, fn func(tx *gorm.DB) error) error { return tx.Transaction(fn) },
 		"Transaction": func(tx *gorm.DB, fn func(tx *gorm.DB) error) error { return gormlock.Transaction(tx, "k", fn) },
-		"Grouped": func(tx *gorm.DB, fn func(tx *gorm.DB) error) error {
-			return gormlock.Transaction(tx, "k", fn, gormlock.Grouped(4))
-		},
 		"Once": func(tx *gorm.DB, fn func(tx *gorm.DB) error) error {
 			_, err := gormlock.Once(tx.Statement.Context, tx, "once", func(tx *gorm.DB) (int, error) { return 1, fn(tx) })
 			return err

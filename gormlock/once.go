@@ -155,8 +155,6 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 		err = wrong
 	case o.err != nil:
 		err = o.err
-	case o.group != 0:
-		err = errors.New("Grouped is an option of Transaction: omit it")
 	case db.Error != nil:
 		err = db.Error
 	case key == "":

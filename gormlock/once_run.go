@@ -33,9 +33,6 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 		o.attempt = []byte(rand.Text())
 		return alone.transact(session(ctx, db), o.name, func(tx *gorm.DB) error {
 			entered = true
-			if t, _ := transactionOf(tx.Statement.ConnPool); t != nil {
-				t.effect = true
-			}
 			stored, err = o.claim(tx)
 			if err != nil {
 				return err

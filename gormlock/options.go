@@ -77,8 +77,7 @@ func WithKeys(more ...string) TransactionOption {
 // database's default.
 //
 // In a transaction that is open already, Transaction cannot change them. Options that differ from
-// those of the open transaction are an error. The callers of a group share a transaction, so
-// WithTxOptions does not go together with [Grouped].
+// those of the open transaction are an error.
 func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 	return transactionOption(func(g *guard) { g.tx = opts })
 }

@@ -46,7 +46,7 @@ func gone(err error) bool {
 var localErrors = []error{
 	gorm.ErrRecordNotFound, gorm.ErrDuplicatedKey, gorm.ErrForeignKeyViolated, sql.ErrNoRows,
 	gorm.ErrMissingWhereClause, gorm.ErrPrimaryKeyRequired, gorm.ErrInvalidData,
-	context.Canceled, context.DeadlineExceeded, ErrStale, ErrInsufficient, ErrGuardTooLate, ErrUnguarded,
+	context.Canceled, context.DeadlineExceeded, ErrStale, sqlerr.ErrInsufficient, ErrGuardTooLate, ErrUnguarded,
 }
 
 // local reports whether err certainly does not mean that a server ended the transaction.
@@ -69,19 +69,4 @@ func lockWaitTimedOut(err error) bool {
 // others, so that it may succeed if it runs again.
 func repeatable(err error) bool {
 	return sqlerr.Conflict(err) || errors.Is(err, ErrStale) && !errors.Is(err, ErrCommitUnknown)
-}
-
-// aborted reports whether PostgreSQL refused a statement because an earlier one failed.
-func aborted(err error) bool {
-	return sqlerr.PostgresState(err) == "25P02"
-}
-
-// noSavepoint reports whether err means that no transaction with our savepoint is open any more.
-func noSavepoint(err error) bool {
-	if err == nil {
-		return false
-	}
-	state := sqlerr.PostgresState(err)
-	return state == "25P01" || state == "3B001" || sqlerr.MySQLNumber(err) == sqlerr.MySQLNoSavepoint ||
-		strings.Contains(err.Error(), "no such savepoint")
 }

@@ -11,6 +11,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -61,10 +62,6 @@ func TestOversell_Guarded(t *testing.T) {
 		"Transaction": func(db *gorm.DB) error {
 			return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return buy(tx, 42) }, gormlock.WithWait(time.Minute))
 		},
-		"Grouped": func(db *gorm.DB) error {
-			return gormlock.Transaction(db, "stock:42", func(tx *gorm.DB) error { return buy(tx, 42) },
-				gormlock.Grouped(16), gormlock.WithWait(time.Minute))
-		},
 	}
 	each(t, func(t *testing.T, db *gorm.DB) {
 		pool(t, db).SetMaxOpenConns(16)
@@ -76,19 +73,8 @@ func TestOversell_Guarded(t *testing.T) {
 				t.Errorf("%s: %d sold of 10", name, sold)
 			}
 			wantLeft(t, db, 42, 0)
-			if name != "Grouped" {
-				wantIdle(t, db, l, "stock:42")
-			}
-			// A group's callers are back before it ends.
-			eventually(t, "idle", func() bool { return !held(t, l, "stock:42") && inUse(t, db) == 0 })
+			wantIdle(t, db, l, "stock:42")
 		}
-		pool(t, db).SetMaxOpenConns(1) // enough for a group
-		ok(t, "Update", db.Model(&Stock{}).Where("sku = ?", 42).Update("left", 10).Error)
-		if sold := rush(t, 64, func() error { return forms["Grouped"](db) }); sold != 10 {
-			t.Errorf("Grouped, on one connection: %d sold of 10", sold)
-		}
-		wantLeft(t, db, 42, 0)
-		eventually(t, "idle", func() bool { return !held(t, l, "stock:42") && inUse(t, db) == 0 })
 	})
 }
 
@@ -141,8 +127,8 @@ func TestOversell_Decrement(t *testing.T) {
 		put(t, db, 42, 10)
 		var rests sync.Map
 		sold := rush(t, 64, func() error {
-			left, err := gormlock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
-			if errors.Is(err, gormlock.ErrInsufficient) {
+			left, err := stock.Decrement(db.Model(&Stock{}).Where("sku = ?", 42), "left", 1)
+			if errors.Is(err, stock.ErrInsufficient) {
 				return errSoldOut
 			}
 			rests.Store(left, true)

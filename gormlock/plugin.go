@@ -25,8 +25,6 @@ type plugin struct {
 	protect []any
 
 	defaults guard // of all guards
-	queues   groupQueues
-	seals    sealMemory
 
 	made      atomic.Pointer[instruments]
 	versioned sync.Map // of *schema.Schema: whether a write of the model may write a version
@@ -49,9 +47,6 @@ func New(l *core.Locker, opts ...Option) gorm.Plugin {
 			o.applyPlugin(p)
 		}
 	}
-	if p.defaults.reopen {
-		p.defaults.err = errReopenAll
-	}
 	return p
 }
 
@@ -67,9 +62,6 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 			"register gormlock before it")
 	}
 	if err := unsharded(db); err != nil {
-		return err
-	}
-	if err := p.seals.valid(); err != nil {
 		return err
 	}
 	// The gorm.DB of a failed gorm.Open has no callbacks, and no Statement either.
@@ -97,7 +89,7 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	if prepared != nil {
 		inner = prepared.ConnPool
 	}
-	wrapped, err := p.wrap(db, inner)
+	wrapped, err := p.WrapPool(db, inner)
 	if err != nil {
 		return err // and the database is as it was
 	}
@@ -120,13 +112,13 @@ func unsharded(db *gorm.DB) error {
 		`and name the table yourself, as in db.Table("orders_07")`)
 }
 
-// wrap returns the pool that begins transactions under guards.
-func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
+// WrapPool returns the pool that begins transactions under guards. Package stock calls it, too.
+func (p *plugin) WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	switch inner := inner.(type) {
 	case *pool:
 		return inner, nil
 	case *gorm.PreparedStmtDB: // of a session; the statements stay shared
-		wrapped, err := p.wrap(db, inner.ConnPool)
+		wrapped, err := p.WrapPool(db, inner.ConnPool)
 		if wrapped == inner.ConnPool {
 			return inner, err
 		}
@@ -142,7 +134,7 @@ func (p *plugin) wrap(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
 }
 
-// poolOf returns the pool in what wrap returned.
+// poolOf returns the pool in what WrapPool returned.
 func poolOf(c gorm.ConnPool) *pool {
 	if prepared, ok := c.(*gorm.PreparedStmtDB); ok {
 		return poolOf(prepared.ConnPool)

@@ -1,14 +1,12 @@
 package gormlock
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"reflect"
-	"sync/atomic"
 	"time"
 
 	"gorm.io/gorm"
@@ -25,8 +23,6 @@ type pool struct {
 	plugin  *plugin
 	log     logger.Interface
 	dialect dialect // zero if the package does not know it
-
-	oneByOne atomic.Bool // groups send savepoint statements one by one
 }
 
 // BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves
@@ -53,14 +49,8 @@ func (p *pool) shares(q *pool) bool {
 	return p == q || reflect.ValueOf(p.ConnPool).Comparable() && p.ConnPool == q.ConnPool
 }
 
-// start returns a transaction that holds the locks of d, or the caller's part of a group.
+// start returns a transaction that holds the locks of d.
 func (p *pool) start(ctx context.Context, opts *sql.TxOptions, d demand) (*transaction, error) {
-	if d.group > 1 && !p.plugin.carries(ctx, d.keys) {
-		if err := cmp.Or(p.plugin.remembered(ctx, d.keys), ctx.Err()); err != nil {
-			return nil, err
-		}
-		return p.join(ctx, d)
-	}
 	t := &transaction{pool: p, ctx: ctx, opts: opts}
 	if len(d.keys) == 0 {
 		return t, nil

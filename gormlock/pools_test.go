@@ -71,10 +71,9 @@ func TestPool_NotComparable(t *testing.T) {
 		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		sell := func(tx *gorm.DB) error { return take(tx, 42) }
 		ok(t, "Transaction", gormlock.Transaction(db, "k", sell))
-		ok(t, "Grouped", gormlock.Transaction(db, "k", sell, gormlock.Grouped(4)))
 		ok(t, "in another one", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
 			return gormlock.Transaction(db.WithContext(tx.Statement.Context), "other", func(*gorm.DB) error { return nil })
 		}))
-		wantLeft(t, db, 42, 8)
+		wantLeft(t, db, 42, 9)
 	})
 }

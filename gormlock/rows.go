@@ -26,7 +26,7 @@ import (
 func (t *transaction) handedOut(rows *sql.Rows) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if rows != nil && t.turn == nil && (len(t.locks) > 0 || t.silent()) { // a turn keeps its own
+	if rows != nil && (len(t.locks) > 0 || t.silent()) {
 		t.rows = append(t.rows, rows)
 	}
 }
@@ -104,8 +104,6 @@ func (t *transaction) explain(err error) error {
 // says ROLLBACK; only BEGIN shows it. t.mu is held.
 func (t *transaction) ended(err error) bool {
 	switch {
-	case t.turn != nil:
-		return false // the turn has judged it, for the whole group
 	case t.real == nil:
 		return gone(err)
 	case t.pool.dialect.name == "sqlite":
@@ -142,7 +140,7 @@ func (t *transaction) vanished(err error) bool {
 
 // watchesRow reports whether the transaction must see the error of a Row.
 func (t *transaction) watchesRow() bool {
-	if t == nil || t.turn != nil {
+	if t == nil {
 		return false
 	}
 	if t.guarded() {

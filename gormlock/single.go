@@ -31,7 +31,7 @@ type endedKey struct{ *gorm.Statement }
 // finds an open one then, and begins none.
 func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	s := db.Statement
-	wrapped, err := p.wrap(db, s.ConnPool)
+	wrapped, err := p.WrapPool(db, s.ConnPool)
 	if err != nil {
 		return guardError(d.keys, err)
 	}
@@ -128,18 +128,11 @@ func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
 	}
 }
 
-// explainWrite adds to the error of a write why its transaction ended, and notes a Decrement that
-// found too little.
+// explainWrite adds to the error of a write why its transaction ended.
 func explainWrite(db *gorm.DB) {
 	t, _ := transactionOf(db.Statement.ConnPool)
-	switch {
-	case t == nil:
-	case db.Error != nil:
+	if t != nil && db.Error != nil {
 		db.Error = t.explain(db.Error)
-	case db.RowsAffected == 0:
-		if s := sellOutOf(db.Statement); s != nil {
-			t.sellsOut(s)
-		}
 	}
 }
 
@@ -179,3 +172,11 @@ func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 		returned = true
 	}
 }
+
+// statementContext ends with one context and has the values of another one.
+type statementContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c statementContext) Value(key any) any { return c.values.Value(key) }

@@ -39,7 +39,6 @@ type instruments struct {
 	unknown, refusals, stale, retries, seals metric.Int64Counter
 
 	wait  metric.Float64Histogram
-	group metric.Int64Histogram
 	waits map[string][]metric.RecordOption // by outcome, made once: a guard allocates nothing for them
 }
 
@@ -61,13 +60,10 @@ func newInstruments(meters metric.MeterProvider, tracers trace.TracerProvider) *
 	i.retries, _ = m.Int64Counter("onelane.gormlock.retries", metric.WithUnit("{transaction}"),
 		metric.WithDescription("Transactions that were run again after a conflict."))
 	i.seals, _ = m.Int64Counter("onelane.gormlock.seals_met", metric.WithUnit("{guard}"),
-		metric.WithDescription("Guards that met a sealed key, also in memory."))
+		metric.WithDescription("Guards that met a sealed key."))
 	i.wait, _ = m.Float64Histogram("onelane.gormlock.wait.duration", metric.WithUnit("s"),
 		metric.WithDescription("How long a guard waited for its locks."), metric.WithExplicitBucketBoundaries(
 			.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
-	i.group, _ = m.Int64Histogram("onelane.gormlock.group.size", metric.WithUnit("{caller}"),
-		metric.WithDescription("Callers that one COMMIT of a group was for."),
-		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64))
 	for _, outcome := range outcomes {
 		set := attribute.NewSet(attribute.String("onelane.outcome", outcome))
 		i.waits[outcome] = []metric.RecordOption{metric.WithAttributeSet(set)}

@@ -60,7 +60,7 @@ func TestTelemetry_Metrics(t *testing.T) {
 		l := locker(t, backendtest.Memory(), core.WithTelemetry(meters, nil))
 		ok(t, "Migrate", gormlock.Migrate(db))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}))
-		ok(t, "Use", db.Use(gormlock.New(l, gormlock.RememberSeals(time.Hour))))
+		ok(t, "Use", db.Use(gormlock.New(l)))
 		put(t, db, 42, 10)
 		buy := func(tx *gorm.DB) error { return take(tx, 42) }
 		ctx := t.Context()
@@ -71,12 +71,10 @@ func TestTelemetry_Metrics(t *testing.T) {
 		want(t, "taken", gormlock.Transaction(db, "taken", buy, gormlock.WithWait(time.Millisecond)), core.ErrTaken)
 		ok(t, "Seal", k.Seal(ctx, []byte("sold"), time.Hour))
 		want(t, "sealed", gormlock.Transaction(db, "taken", buy), core.ErrSealed)
-		want(t, "remembered", gormlock.Transaction(db, "taken", buy), core.ErrSealed)
 		want(t, "invalid", gormlock.Transaction(db, "", buy), core.ErrInvalidKey)
 		gone, cancel := context.WithCancel(ctx)
 		cancel()
 		want(t, "cancelled", gormlock.Transaction(db.WithContext(gone), "k", buy), context.Canceled)
-		ok(t, "Grouped", gormlock.Transaction(db, "g", buy, gormlock.Grouped(4)))
 
 		ok(t, "Fenced", gormlock.Transaction(db, "f", buy, gormlock.Fenced()))
 		ok(t, "Exec", db.Exec("UPDATE onelane_fences SET token = token + 1000000").Error)
@@ -108,9 +106,8 @@ func TestTelemetry_Metrics(t *testing.T) {
 			"onelane.gormlock.fence_refusals":          1,
 			"onelane.gormlock.stale_writes":            1,
 			"onelane.gormlock.retries":                 2,
-			"onelane.gormlock.seals_met":               2,
-			"onelane.gormlock.group.size":              1,
-			"onelane.gormlock.wait.duration granted":   8,
+			"onelane.gormlock.seals_met":               1,
+			"onelane.gormlock.wait.duration granted":   7,
 			"onelane.gormlock.wait.duration taken":     1,
 			"onelane.gormlock.wait.duration sealed":    1,
 			"onelane.gormlock.wait.duration cancelled": 1,
@@ -150,27 +147,6 @@ func TestTelemetry_Span(t *testing.T) {
 		}
 		if attributes["onelane.outcome"] != "granted" || attributes["onelane.keys"] != `["k"]` {
 			t.Errorf("attributes %v", attributes)
-		}
-	})
-}
-
-// TestTelemetry_UnknownInAGroup: a function of a group ends its transaction. The callers get
-// ErrCommitUnknown, and the metric on which OnelaneCommitsUnknown alerts must show it.
-func TestTelemetry_UnknownInAGroup(t *testing.T) {
-	t.Parallel()
-	each(t, func(t *testing.T, db *gorm.DB) {
-		reader := sdkmetric.NewManualReader()
-		meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-		l := locker(t, backendtest.Memory(), core.WithTelemetry(meters, nil))
-		ok(t, "Use", db.Use(gormlock.New(l)))
-		put(t, db, 42, 10)
-		before := taker(42)
-		ender := &caller{fn: func(tx *gorm.DB) error { return unseen(tx, "COMMIT") }}
-		together(t, db, l, before, ender)
-		want(t, "before", before.err, gormlock.ErrCommitUnknown)
-		want(t, "itself", ender.err, gormlock.ErrCommitUnknown)
-		if n := readMetrics(t, reader)["onelane.gormlock.unknown_commits"]; n != 1 {
-			t.Errorf("%d unknown commits are counted, want 1", n)
 		}
 	})
 }

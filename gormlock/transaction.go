@@ -34,11 +34,7 @@ type transaction struct {
 	over      bool                      // nothing is open or locked any more.
 	failed    error                     // why it was given up; its Rollback has nothing left to do then.
 	gone      error                     // why MySQL rolled it back, without a guard.
-	reentered bool                      // locks are the context's.
-	effect    bool                      // the key is that of a Once, and of no row.
 	holds     atomic.Bool               // it has locks, for those who must not wait for mu.
-	sellOut   *sellOut                  // found too little.
-	turn      *turn                     // set if it is a caller's part of a group, whose locks it has.
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
 	undone    undoLog                   // what a rollback takes back, and COMMIT runs.
 }
@@ -72,10 +68,6 @@ func (t *transaction) usable() error {
 		return sql.ErrTxDone
 	case len(t.locks) == 0:
 		return nil // the *sql.Tx knows
-	case t.turn != nil:
-		if err := t.turn.group.failed(); err != nil {
-			return err
-		}
 	}
 	for _, k := range t.locks {
 		if err := k.Err(); err != nil {
@@ -83,9 +75,6 @@ func (t *transaction) usable() error {
 		}
 	}
 	switch err := t.ctx.Err(); {
-	case errors.Is(err, errGroupTime):
-		return guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w: "+
-			"shorten the functions, or lower Grouped", err))
 	case err != nil:
 		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
 	}
@@ -132,11 +121,6 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		return guardError(d.keys, fmt.Errorf(
 			"%w: the context belongs to an open transaction that holds the key; use its tx, not db", core.ErrTaken))
 	}
-	if !d.reopen {
-		if err := t.pool.plugin.remembered(t.ctx, d.keys); err != nil {
-			return err
-		}
-	}
 	ctx, inTime := t.ctx, func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
 		var cancel context.CancelCauseFunc
@@ -144,20 +128,16 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 		t.cancel = append(t.cancel, cancel)
 		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
 	}
-	t.reentered = t.pool.plugin.carries(ctx, d.keys)
 	var opts []core.AcquireOption
 	if t.fenced {
 		opts = append(opts, core.WithToken())
 	}
-	asked := time.Now()
-	t.locks, err = t.pool.plugin.acquire(ctx, locker, d, opts...)
+	t.locks, err = t.pool.plugin.acquireAll(ctx, locker, d.keys, append(opts, core.WithWait(d.wait)))
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
 	if err != nil {
-		err = withoutOutcome(err)
-		t.pool.plugin.seals.remember(locker, err, asked)
-		return guardError(d.keys, insufficient(err))
+		return guardError(d.keys, withoutOutcome(err))
 	}
 	t.keys = d.keys
 	t.holds.Store(true)

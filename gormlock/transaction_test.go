@@ -72,9 +72,6 @@ func TestTransaction_WithTxOptions(t *testing.T) {
 			want(t, "others", run(tx, never, gormlock.WithTxOptions(readOnly)), gorm.ErrInvalidTransaction)
 			return run(tx, update, gormlock.WithTxOptions(serializable))
 		}, gormlock.WithTxOptions(serializable)))
-		if err := run(db, update, gormlock.WithTxOptions(serializable), gormlock.Grouped(4)); err == nil {
-			t.Error("a group took the options of one caller")
-		}
 		wantLeft(t, db, 42, 8)
 		wantIdle(t, db, l, "k")
 	})
@@ -85,10 +82,6 @@ func TestOptions_OfAnotherFunction(t *testing.T) {
 	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		if err := gormlock.Transaction(db, "k", func(*gorm.DB) error { return nil }, gormlock.Fingerprint([]byte("x"))); err == nil {
 			t.Error("Transaction took the Fingerprint of Once")
-		}
-		_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) { return 0, nil }, gormlock.Grouped(4))
-		if err == nil {
-			t.Error("Once took the Grouped of Transaction")
 		}
 		if err := reopen(t, db).Use(gormlock.New(nil, gormlock.WithWait(-1))); err == nil {
 			t.Error("New took a negative wait")

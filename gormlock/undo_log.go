@@ -125,7 +125,7 @@ func noteSavepoint(db *gorm.DB, err error) {
 	}
 	switch verb, name := savepointIn(db.Statement.SQL.String()); {
 	case verb == "ROLLBACK" && err != nil:
-		t.giveUp(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
+		t.GiveUp(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
 	case verb == "ROLLBACK":
 		t.undone.rolledBack(name)
 	case verb == "RELEASE" && err == nil:

@@ -48,7 +48,7 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 // foreign key that is right already is no change. Save of one model with a primary key never
 // creates a row. An upsert by OnConflict does not tell what it inserted: read its models again.
 //
-// Writes by conditions, DoUpdates and [Decrement] raise the version without checking it. Raw SQL,
+// Writes by conditions, DoUpdates and [stock.Decrement] raise the version without checking it. Raw SQL,
 // db.Table without a model, and models without the column do not raise it: use db.Model. Nor does
 // an OpUpdate of a many-to-many association in Set of gorm.G: GORM writes it by db.Table. Writes
 // need the plugin of [New], else they are [ErrNotRegistered]; its Locker may be nil. In a
@@ -92,12 +92,8 @@ func (versionClause) ModifyStatement(s *gorm.Statement) {
 	}
 }
 
-const (
-	// versionMark is in Statement.Clauses if the plugin has prepared the statement.
-	versionMark = "gormlock:version"
-	// unversionedBy is in Statement.Settings if the statement is right on any version.
-	unversionedBy = "gormlock:any version"
-)
+// versionMark is in Statement.Clauses if the plugin has prepared the statement.
+const versionMark = "gormlock:version"
 
 // versionOf returns the version field of a schema, or nil.
 func versionOf(s *schema.Schema) (field *schema.Field, err error) {

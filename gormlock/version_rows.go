@@ -11,6 +11,8 @@ import (
 	"gorm.io/gorm/clause"
 	"gorm.io/gorm/schema"
 	"gorm.io/gorm/utils"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // versions is what an update or delete asks of the versions of its rows.
@@ -33,7 +35,7 @@ type versionedRow struct {
 // were read in.
 func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
 	s, v := db.Statement, &versions{field: f}
-	if on, _ := s.Settings.Load(unversionedBy); on != nil {
+	if on, _ := s.Settings.Load(gormkeys.AnyVersion); on != nil {
 		return v
 	}
 	seen, joined := make(map[string]bool), make(map[string]string)
@@ -113,7 +115,10 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 	v := versionsRead(db, f, s.ReflectValue) // before GORM writes into the models what is assigned
 	given, ok := s.Clauses["SET"]
 	set, known := given.Expression.(clause.Set)
-	written := given.Builder != nil // by a Decrement
+	written := given.Builder != nil // by a stock.Decrement
+	if column, _ := s.Settings.Load(gormkeys.AnyVersion); written && column == f.DBName {
+		refuse(db, gorm.ErrInvalidData, "column %q is a Version, which only rises", f.DBName)
+	}
 	if ok && !known && !written {
 		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: "+
 			"use a clause.Set", given.Expression)
@@ -234,4 +239,16 @@ func (v *versions) check(db *gorm.DB, raises bool) {
 			setVersion(db, v.field, m, 0, versionIn(s, v.field, m))
 		}
 	}
+}
+
+// enclosed writes conditions in parentheses. GORM writes none around a text with an OR beside a
+// line break or a tab. A condition that this package adds would then hold for a part of the text
+// only.
+type enclosed []clause.Expression
+
+// Build implements clause.Expression.
+func (e enclosed) Build(b clause.Builder) {
+	_ = b.WriteByte('(')
+	clause.Where{Exprs: slices.Clone(e)}.Build(b) // which sorts them
+	_ = b.WriteByte(')')
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 )
 
 // Account has a version, and is deleted softly, by a field that stands before it.
@@ -419,7 +420,7 @@ func TestVersion_ByConditions(t *testing.T) {
 		want(t, "no condition", db.Updates(&Account{Balance: 5}).Error, gorm.ErrMissingWhereClause)
 		want(t, "no condition", db.Delete(&Account{}).Error, gorm.ErrMissingWhereClause)
 		mine, _ := twice(t, db)
-		want(t, "not enough is not stale", decrement(db.Model(&mine), "balance", 11), gormlock.ErrInsufficient)
+		want(t, "not enough is not stale", decrement(db.Model(&mine), "balance", 11), stock.ErrInsufficient)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/idempotency"
 )
 
@@ -82,7 +83,7 @@ func docsRedsync(pool redis.Pool) (*core.Locker, error) {
 func docsGuard(db *gorm.DB) error {
 	type Stock struct{ SKU, Remaining int64 }
 	return db.Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error {
-		_, err := gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", 42), "remaining", 1)
+		_, err := stock.Decrement(tx.Model(&Stock{}).Where("sku = ?", 42), "remaining", 1)
 		return err // ErrInsufficient if nothing is left
 	})
 }

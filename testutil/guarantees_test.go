@@ -32,11 +32,6 @@ var guarantees = map[string][]guarantee{
 		{"A write of a model with a Version", []string{"TestVersion_StaleWritesFail", "TestVersion_BatchInBlock"}},
 		{"Table is a core.Backend like Redis", []string{"TestTable_Conformance", "TestTable_OneHolderAtATime", "TestTable_ClockOfTheDatabase",
 			"TestTable_StaleReplica"}},
-		{"Each caller in a group", []string{"TestGrouped_EachItsOwnResult", "TestGrouped_Books", "TestGrouped_StatementAfterItsTurn",
-			"TestGrouped_SeesWhatWasCommittedBeforeItCame"}},
-		{"Decrement never takes more", []string{"TestDecrement", "TestDecrement_WritesItsColumn", "TestDecrement_SeveralRows", "TestOversell_Decrement",
-			"TestDecrementAll_AllOrNone", "TestDecrementAll_NoDeadlock"}},
-		{"SealWhenOut seals only", []string{"TestSealWhenOut_SealsNothingElse", "TestSealWhenOut_UncommittedByOthers", "TestReopen_OtherValues"}},
 		{"On SQLite, a guarded transaction", []string{"TestCommitRejected_DeferredConstraint"}},
 	},
 }

@@ -2,7 +2,7 @@
 // confirms. Units that nobody pays for go back on sale. Nothing is sold twice, whichever process
 // crashes, at any time.
 //
-//	go run ./examples/reservation   # embedded Redis and SQLite: nothing to install
+//	go run ./examples/reservation   # SQLite: nothing to install
 //
 // Everything to copy is in reservation.go: two tables and five functions.
 package main
@@ -16,15 +16,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/glebarez/sqlite"
-	"github.com/redis/go-redis/v9"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/core/redisbackend"
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 )
 
 func main() {
@@ -36,33 +32,24 @@ func main() {
 
 // run sells three units to four buyers, one of whom never pays.
 func run(ctx context.Context, out io.Writer) error {
-	server, err := miniredis.Run()
-	if err != nil {
-		return fmt.Errorf("cannot start the embedded Redis: %w", err)
-	}
-	defer server.Close()
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
-	locker, err := core.New(redisbackend.New(client))
-	if err != nil {
-		return err
-	}
-	defer locker.Close()
-	db, closeDB, err := openDB(locker)
+	db, closeDB, err := openDB()
 	if err != nil {
 		return err
 	}
 	defer closeDB()
 
 	clock := time.Now()
-	s := &shop{db: db, hold: 15 * time.Minute, now: func() time.Time { return clock }}
+	s, err := newShop(db, 15*time.Minute, func() time.Time { return clock })
+	if err != nil {
+		return err
+	}
 	if err := db.Create(&Stock{SKU: 42, Remaining: 3}).Error; err != nil {
 		return err
 	}
 	fmt.Fprintln(out, "ann reserves 2:", s.reserve(ctx, "ann", 42, 2))
 	fmt.Fprintln(out, "ben reserves 1:", s.reserve(ctx, "ben", 42, 1))
 	late := s.reserve(ctx, "cem", 42, 1)
-	fmt.Fprintln(out, "cem is too late:", errors.Is(late, gormlock.ErrInsufficient))
+	fmt.Fprintln(out, "cem is too late:", errors.Is(late, stock.ErrInsufficient))
 	fmt.Fprintln(out, "ben pays:", s.confirm(ctx, "ben"))
 	clock = clock.Add(16 * time.Minute)
 	fmt.Fprintln(out, "ann pays after 16 minutes:", s.confirm(ctx, "ann"))
@@ -73,7 +60,7 @@ func run(ctx context.Context, out io.Writer) error {
 }
 
 // openDB makes a SQLite file with the tables.
-func openDB(locker *core.Locker) (*gorm.DB, func(), error) {
+func openDB() (*gorm.DB, func(), error) {
 	dir, err := os.MkdirTemp("", "reservation")
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot make a folder for SQLite: %w", err)
@@ -90,7 +77,7 @@ func openDB(locker *core.Locker) (*gorm.DB, func(), error) {
 		_ = os.RemoveAll(dir)
 	}
 	if err == nil {
-		err = errors.Join(db.Use(gormlock.New(locker)), db.AutoMigrate(&Stock{}, &Reservation{}))
+		err = db.AutoMigrate(&Stock{}, &Reservation{})
 	}
 	if err != nil {
 		remove()

@@ -11,10 +11,8 @@ import (
 
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil"
-	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestRun(t *testing.T) {
@@ -49,14 +47,12 @@ func onSale(t *testing.T, units int64, fn func(t *testing.T, s *sale)) {
 		pool, err := db.DB()
 		ok(t, "DB", err)
 		pool.SetMaxOpenConns(16)
-		l, err := core.New(backendtest.Memory())
-		ok(t, "core.New", err)
-		t.Cleanup(func() { _ = l.Close() })
-		ok(t, "Use", db.Use(gormlock.New(l, gormlock.WithWait(time.Minute))))
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Reservation{}))
 		ok(t, "Create", db.Create(&Stock{SKU: 42, Remaining: units}).Error)
 		s := &sale{}
-		s.shop = shop{db: db, hold: time.Minute, now: func() time.Time { return time.UnixMilli(s.clock.Load()) }}
+		made, err := newShop(db, time.Minute, func() time.Time { return time.UnixMilli(s.clock.Load()) })
+		ok(t, "newShop", err)
+		s.shop = *made
 		fn(t, s)
 	})
 }
@@ -71,9 +67,9 @@ func ok(t *testing.T, what string, err error) {
 // remaining is what is on sale.
 func (s *sale) remaining(t *testing.T) int64 {
 	t.Helper()
-	var stock Stock
-	ok(t, "Take", s.db.Take(&stock, 42).Error)
-	return stock.Remaining
+	var row Stock
+	ok(t, "Take", s.db.Take(&row, 42).Error)
+	return row.Remaining
 }
 
 // units are how many units are in a state.
@@ -86,8 +82,8 @@ func (s *sale) units(t *testing.T, state string) (n int64) {
 // TestSale_BooksBalance: 200 buyers reserve; some pay, some cancel, the others crash. Then the sweeps
 // of three processes run against late payments, and what came back is sold again.
 func TestSale_BooksBalance(t *testing.T) {
-	const stock = 120
-	onSale(t, stock, func(t *testing.T, s *sale) {
+	const units = 120
+	onSale(t, units, func(t *testing.T, s *sale) {
 		var mu sync.Mutex
 		paid, crashed := map[string]int64{}, map[string]int64{}
 		var buyers sync.WaitGroup
@@ -100,7 +96,7 @@ func TestSale_BooksBalance(t *testing.T) {
 				case err == nil && again != nil:
 					t.Errorf("%s: it was reserved, and then %v", id, again)
 				case again == nil: // the second click may have more luck
-				case errors.Is(again, gormlock.ErrInsufficient):
+				case errors.Is(again, stock.ErrInsufficient):
 					return
 				default:
 					t.Errorf("%s: %v", id, again)
@@ -126,8 +122,8 @@ func TestSale_BooksBalance(t *testing.T) {
 			})
 		}
 		buyers.Wait()
-		if out := s.units(t, reserved) + s.units(t, confirmed); s.remaining(t)+out != stock || s.remaining(t) < 0 {
-			t.Fatalf("%d units are out and %d remain of %d", out, s.remaining(t), stock)
+		if out := s.units(t, reserved) + s.units(t, confirmed); s.remaining(t)+out != units || s.remaining(t) < 0 {
+			t.Fatalf("%d units are out and %d remain of %d", out, s.remaining(t), units)
 		}
 
 		// The clocks of the processes that sweep are ahead of those that confirm.
@@ -160,8 +156,8 @@ func TestSale_BooksBalance(t *testing.T) {
 		for _, units := range paid {
 			sum += units
 		}
-		if sold, open := s.units(t, confirmed), s.units(t, reserved); sold != sum || open != 0 || s.remaining(t)+sold != stock {
-			t.Fatalf("%d were paid for, %d are sold, %d reserved and %d remain of %d", sum, sold, open, s.remaining(t), stock)
+		if sold, open := s.units(t, confirmed), s.units(t, reserved); sold != sum || open != 0 || s.remaining(t)+sold != units {
+			t.Fatalf("%d were paid for, %d are sold, %d reserved and %d remain of %d", sum, sold, open, s.remaining(t), units)
 		}
 
 		for i := 0; s.remaining(t) > 0; i++ {
@@ -169,8 +165,8 @@ func TestSale_BooksBalance(t *testing.T) {
 			ok(t, "reserve", s.reserve(t.Context(), id, 42, 1))
 			ok(t, "confirm", s.confirm(t.Context(), id))
 		}
-		if sold := s.units(t, confirmed); sold != stock {
-			t.Errorf("%d were sold of %d", sold, stock)
+		if sold := s.units(t, confirmed); sold != units {
+			t.Errorf("%d were sold of %d", sold, units)
 		}
 	})
 }

@@ -7,28 +7,23 @@ import (
 	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/plugin/dbresolver"
-
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // A replica that is behind must not decide: whoever calls confirm pays the buyer back after errExpired,
 // and the units are sold.
 func TestSale_ReplicaIsBehind(t *testing.T) {
 	t.Parallel()
-	l, err := core.New(backendtest.Memory())
-	ok(t, "core.New", err)
-	t.Cleanup(func() { _ = l.Close() })
-	db, closeDB, err := openDB(l)
+	db, closeDB, err := openDB()
 	ok(t, "openDB", err)
 	t.Cleanup(closeDB)
-	behind, closeBehind, err := openDB(l)
+	behind, closeBehind, err := openDB()
 	ok(t, "openDB", err)
 	t.Cleanup(closeBehind)
 	replica, err := behind.DB()
 	ok(t, "DB", err)
 
-	s := shop{db: db, hold: time.Hour, now: time.Now}
+	s, err := newShop(db, time.Hour, time.Now)
+	ok(t, "newShop", err)
 	ok(t, "Create", db.Create(&Stock{SKU: 42, Remaining: 2}).Error)
 	for _, id := range []string{"paid", "canceled"} {
 		ok(t, "reserve", s.reserve(t.Context(), id, 42, 1))

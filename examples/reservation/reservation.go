@@ -9,8 +9,7 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 )
 
 // Stock is what the sale has to sell.
@@ -35,10 +34,7 @@ const (
 	returned  = "returned"
 )
 
-const (
-	sweepBatch = 100
-	sealTime   = time.Hour
-)
+const sweepBatch = 100
 
 var (
 	errExpired   = errors.New("the reservation has expired or was canceled")
@@ -52,24 +48,23 @@ var primary = clause.Locking{Strength: clause.LockingStrengthUpdate}
 // shop sells from one database. Any number of processes may each have one.
 type shop struct {
 	db   *gorm.DB
+	sale *stock.Sale[Stock, Reservation]
 	hold time.Duration // how long a buyer has to pay
 	now  func() time.Time
+}
+
+func newShop(db *gorm.DB, hold time.Duration, now func() time.Time) (*shop, error) {
+	// Units come back at any time: nobody is turned away by what this process remembers.
+	sale, err := stock.NewSale[Stock, Reservation](db, "remaining", stock.Unique("id"), stock.Remember(0))
+	return &shop{db, sale, hold, now}, err
 }
 
 // reserve takes units for the order id. If it returns an error that it does not know, call it again
 // with the same id: an order takes its units once.
 func (s *shop) reserve(ctx context.Context, id string, sku int, units int64) error {
 	db := s.db.WithContext(ctx)
-	err := gormlock.Transaction(db, stockKey(sku), func(tx *gorm.DB) error {
-		until := s.now().Add(s.hold).UnixMilli()
-		// The primary key refuses a second try, before it takes anything.
-		if err := tx.Create(&Reservation{id, sku, units, reserved, until}).Error; err != nil {
-			return err
-		}
-		_, err := gormlock.Decrement(tx.Model(&Stock{}).Where("sku = ?", sku), "remaining", units,
-			gormlock.SealWhenOut(sealTime))
-		return err
-	}, gormlock.Grouped(32))
+	until := s.now().Add(s.hold).UnixMilli()
+	_, err := s.sale.Sell(ctx, sku, units, &Reservation{id, sku, units, reserved, until})
 	if err == nil {
 		return nil
 	}
@@ -138,22 +133,31 @@ func (s *shop) sweep(ctx context.Context) error {
 	return err
 }
 
-// giveBack returns the units of a reservation, unless it was confirmed or returned meanwhile. Its
-// guard opens the stock's key, if that was sealed because everything was sold.
+var errNotReserved = errors.New("it was confirmed or returned meanwhile")
+
+// giveBack returns the units of a reservation, unless it was confirmed or returned meanwhile. It
+// locks the stock first, as a sale does.
 func (s *shop) giveBack(ctx context.Context, r Reservation) error {
-	return gormlock.Transaction(s.db.WithContext(ctx), stockKey(r.SKU), func(tx *gorm.DB) error {
-		moved := tx.Model(&Reservation{}).Where("id = ? AND state = ?", r.ID, reserved).
-			Update("state", returned)
-		if moved.Error != nil || moved.RowsAffected == 0 {
-			return moved.Error
-		}
+	err := s.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		back := tx.Model(&Stock{}).Where("sku = ?", r.SKU).
 			Update("remaining", gorm.Expr("remaining + ?", r.Units))
 		if back.Error == nil && back.RowsAffected == 0 { // MariaDB may say so after KILL QUERY
 			return gorm.ErrRecordNotFound
 		}
-		return back.Error
-	}, gormlock.Reopen())
+		if back.Error != nil {
+			return back.Error
+		}
+		moved := tx.Model(&Reservation{}).Where("id = ? AND state = ?", r.ID, reserved).
+			Update("state", returned)
+		if moved.Error == nil && moved.RowsAffected == 0 {
+			return errNotReserved
+		}
+		return moved.Error
+	})
+	if errors.Is(err, errNotReserved) {
+		return nil
+	}
+	return err
 }
 
 // expect returns otherwise, unless the order is in a state already.
@@ -167,5 +171,3 @@ func (s *shop) expect(db *gorm.DB, id, state string, otherwise error) error {
 	}
 	return nil
 }
-
-func stockKey(sku int) string { return core.Join("stock", fmt.Sprint(sku)) }

@@ -12,7 +12,7 @@ import (
 // nothing was stored.
 var (
 	// ErrInsufficient reports that less is left than the call should take. See [InsufficientError].
-	ErrInsufficient = errors.New("not enough left")
+	ErrInsufficient = sqlerr.ErrInsufficient
 	// ErrDuplicate reports that an order with the same values in the columns of [Unique] is stored:
 	// it was seen.
 	ErrDuplicate = errors.New("an order with these values is stored already")

@@ -15,9 +15,6 @@ import (
 	"github.com/onelane/onelane/gormlock/stock"
 )
 
-// asMySQL reports whether GORM has no RETURNING.
-func asMySQL(t *testing.T) bool { return strings.HasSuffix(t.Name(), "/MySQL") }
-
 // withoutKeys has db make no foreign keys, as many set it.
 func withoutKeys(db *gorm.DB) *gorm.DB {
 	db = db.Session(&gorm.Session{})

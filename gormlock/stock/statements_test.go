@@ -238,13 +238,13 @@ type Part struct {
 func TestSale_Parameters(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		db = withoutKeys(db)
-		calls, parts := 64, 600
+		calls, parts := 64, 520
 		if db.Name() != "sqlite" {
-			parts = 1200
+			parts = 1030
 		}
 		fresh(t, db, 100_000, &Wide{}, &Part{})
 		f := &faulty{}
-		s := newSale[Wide](t, through(db, f))
+		s := newSale[Wide](t, through(db, f), stock.Within(time.Minute))
 		var all []*Wide
 		for i := range calls {
 			w := &Wide{A1: int64(i)}

@@ -91,18 +91,31 @@ func commit(pool gorm.TxCommitter, sqlite bool) (err error, rejected bool) {
 	return err, rolledBack == nil || sqlerr.SQLiteRefuses(err)
 }
 
+// poolWrapper is gormlock's plugin. Transactions of its pool may have guards.
+type poolWrapper interface {
+	WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error)
+}
+
 // resolverName is how dbresolver registers its plugin.
 const resolverName = "gorm:db_resolver"
 
 // atSource returns db for a transaction that writes to a table. With dbresolver the connections for
 // that are not always db's own. If the caller has chosen some, they are used.
 func atSource(db *gorm.DB, table string) *gorm.DB {
+	// Inside gorm.DB's Connection the pool is not the one of gormlock's plugin.
+	if guards, ok := db.Plugins["gormlock"].(poolWrapper); ok {
+		if wrapped, err := guards.WrapPool(db, db.Statement.ConnPool); err == nil && wrapped != db.Statement.ConnPool {
+			db = db.Session(&gorm.Session{Context: db.Statement.Context}) // a statement of its own
+			db.Statement.ConnPool = wrapped
+			return db
+		}
+	}
 	if _, ok := db.Plugins[resolverName]; !ok || db.Statement.ConnPool != db.ConnPool {
 		return db.Session(&gorm.Session{})
 	}
 	dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Context: context.Background()}).
 		Table(table).Exec("DELETE FROM " + table)
-	db = db.Session(&gorm.Session{Context: db.Statement.Context}) // a statement of its own
+	db = db.Session(&gorm.Session{Context: db.Statement.Context})
 	db.Statement.ConnPool = cmp.Or(dry.Statement.ConnPool, db.Statement.ConnPool)
 	return db
 }

@@ -13,6 +13,9 @@ import (
 // ErrCommitUnknown is that of gormlock and of gormlock/stock.
 var ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
 
+// ErrInsufficient is that of gormlock/stock. No server returned it.
+var ErrInsufficient = errors.New("not enough left")
+
 // Rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
 // The list is short on purpose. A proxy may forward COMMIT, lose the answer and return an error of
 // its own, so every other error leaves the outcome unknown.

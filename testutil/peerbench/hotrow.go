@@ -21,8 +21,6 @@ type buyer struct {
 	kind        kind
 	connections int // at most; 0: one for each goroutine, as database/sql has it by default
 	once        func(ctx context.Context, db *gorm.DB) error
-	// group is there instead of once where one goroutine alone sells: groupSize of them in each call.
-	group func(d database, db *gorm.DB) func(context.Context) error
 }
 
 // hotRow: one row of stock that everybody wants.
@@ -31,8 +29,7 @@ func hotRow(d database, goroutines int) scenario {
 		name: "hot-row-" + d.String(),
 		about: fmt.Sprintf("%d goroutines sell from one row of stock in %s: read, decide, write, insert the order, in one transaction by GORM. Connections are unlimited, as by "+
 			"default, but where a number is named. Round trips are those to the database, each preparing of a statement included, per sale. "+
-			"The local mutex is the most that a lock around the transaction can reach. The statements alone are the most that a grouping of functions can: by one goroutine on one connection, "+
-			"prepared before, without lock, savepoints or GORM; their p50 and p99 are of 32 sales.", goroutines, databases[d.kind].product),
+			"The local mutex is the most that a lock around the transaction can reach.", goroutines, databases[d.kind].product),
 		columns: []column{{"per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}, {"round trips", true}},
 		note:    func(ctx context.Context, b *bench) (string, error) { return b.durability(ctx, d) },
 		open: func(b *bench) ([]contender, error) {
@@ -64,12 +61,9 @@ func hotRow(d database, goroutines int) scenario {
 						}
 					}
 					meter := func() spent { return spent{b.allCPU(d), sent.n.Load()} }
-					once, sellers, each := func(ctx context.Context) error { return s.once(ctx, db) }, goroutines, 1
-					if s.group != nil {
-						once, sellers, each = s.group(d, db), 1, groupSize
-					}
-					sold, err := sales(ctx, meter, db, t, sellers, each, once)
-					return sample{sold.perSecond() * float64(each), sold.wait(50), sold.wait(99), sold.cpu, sold.trips}, err
+					once := func(ctx context.Context) error { return s.once(ctx, db) }
+					sold, err := sales(ctx, meter, db, t, goroutines, once)
+					return sample{sold.perSecond(), sold.wait(50), sold.wait(99), sold.cpu, sold.trips}, err
 				}})
 			}
 			cs[0].close = func() { _, _ = l.Close(), client.Close() }
@@ -78,9 +72,8 @@ func hotRow(d database, goroutines int) scenario {
 		targets: []target{
 			{"Guard: at least 2 × FOR UPDATE", times("gormlock.Guard", forUpdateName, "per s"), 2, 0},
 			{"Transaction: at least 2 × FOR UPDATE", times("gormlock.Transaction", forUpdateName, "per s"), 2, 0},
-			{"Grouped(32): at least 5 × FOR UPDATE", times("gormlock.Grouped(32)", forUpdateName, "per s"), 5, 0},
 		},
-		limits: map[string]string{"gormlock.Guard": mutexName, "gormlock.Transaction": mutexName, "gormlock.Grouped(32)": aloneName},
+		limits: map[string]string{"gormlock.Guard": mutexName, "gormlock.Transaction": mutexName},
 	}
 }
 
@@ -117,11 +110,6 @@ func sellers(client redis.UniversalClient) []buyer {
 		{name: "gormlock.Transaction", kind: ours, once: func(ctx context.Context, db *gorm.DB) error {
 			return gormlock.Transaction(db.WithContext(ctx), stockKey, sell)
 		}},
-		{name: "gormlock.Grouped(32)", kind: ours, once: func(ctx context.Context, db *gorm.DB) error {
-			return gormlock.Transaction(db.WithContext(ctx), stockKey, sell, gormlock.Grouped(groupSize))
-		}},
-		{name: aloneName, kind: reference, connections: 1, group: alone},
-		{name: aloneByGORMName, kind: reference, connections: 1, group: aloneByGORM},
 	}
 }
 
@@ -138,8 +126,8 @@ type sold struct {
 	cpu, trips float64
 }
 
-// sales measures once, which sells so many each time.
-func sales(ctx context.Context, meter func() spent, db *gorm.DB, d time.Duration, goroutines, each int, once func(context.Context) error) (sold, error) {
+// sales measures once.
+func sales(ctx context.Context, meter func() spent, db *gorm.DB, d time.Duration, goroutines int, once func(context.Context) error) (sold, error) {
 	if err := restock(db, stockStart); err != nil {
 		return sold{}, err
 	}
@@ -156,9 +144,9 @@ func sales(ctx context.Context, meter func() spent, db *gorm.DB, d time.Duration
 	t, err := load(ctx, d, goroutines, op)
 	after := meter()
 	if err == nil {
-		err = balance(db, (warm.held+t.held)*int64(each))
+		err = balance(db, warm.held+t.held)
 	}
-	return sold{t, perOp(after.cpu-before.cpu, t) / float64(each), float64(after.trips-before.trips) / float64(max(t.held, 1)*int64(each))}, err
+	return sold{t, perOp(after.cpu-before.cpu, t), float64(after.trips-before.trips) / float64(max(t.held, 1))}, err
 }
 
 // perOp is the share of one operation in µs, of so many s.

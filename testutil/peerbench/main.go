@@ -32,7 +32,6 @@ func all(disk time.Duration) []scenario {
 		hotRow(database{kind: server.Postgres}, 256), hotRow(database{kind: server.MySQL}, 256),
 		hotRow(database{kind: server.Postgres, durable: true}, 256), hotRow(database{kind: server.MySQL, durable: true}, 256),
 		hotRow(database{server.Postgres, true, disk}, 256), hotRow(database{server.MySQL, true, disk}, 256),
-		soldOut(database{kind: server.Postgres}, 64), soldOut(database{kind: server.MySQL}, 64),
 		overhead(database{kind: server.Postgres}), overhead(database{kind: server.MySQL}),
 	}, ordinary()...)
 	for _, kind := range []server.Kind{server.Postgres, server.MySQL} {
