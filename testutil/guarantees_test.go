@@ -15,6 +15,14 @@ type guarantee struct {
 // guarantees are in the order of the text under "Guarantees". Those of core are in docs/guarantees.md,
 // and idempotency/rules_test.go names the tests of docs/idempotency.md.
 var guarantees = map[string][]guarantee{
+	"gormlock/stock": {
+		{"Nothing is oversold", []string{"TestSale_Books", "TestSale_Processes", "TestSale_Killed", "TestSale_Random", "TestSale_Overflow"}},
+		{"Every error of Sell but ErrCommitUnknown", []string{"TestSale_CommitUnknown", "TestSale_CommitRefused", "TestSale_DatabaseDown",
+			"TestSale_RolledBackChildren", "TestSale_Random"}},
+		{"Each call has its own result", []string{"TestSale_RefusedOrders", "TestSale_HookPanics", "TestSale_SwallowedInsert", "TestSale_SharedParent"}},
+		{"ErrDuplicate means", []string{"TestSale_RepeatBehindFailed", "TestSale_OtherUnique"}},
+		{"A Decrement never takes more", []string{"TestDecrement_CommitUnknown", "TestDecrementAll_Releases"}},
+	},
 	"gormlock": {
 		{"The lock is acquired before BEGIN", []string{"TestOrder_LockBeginCommitUnlock", "TestOrder_NoConnectionWhileLocking"}},
 		{"If the outcome of COMMIT is unknown", []string{"TestCommitUnknown", "TestCommitUnknown_ErrorOfAProxy", "TestCommit_Outcomes"}},

@@ -8,8 +8,8 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// cloner copies orders. Each try to store an order works on a copy of its own: GORM and hooks write
-// ids, times and keys of associations into it, and a rollback does not take them out again.
+// cloner copies orders. Each try to store an order works on a copy of its own. GORM and hooks write
+// ids, times and foreign keys into it, and a rollback does not take them out again.
 type cloner struct {
 	models []*schema.Schema
 	copied map[reflect.Type]bool // structs that are copied with what has a pointer to them
@@ -53,8 +53,8 @@ func (c *cloner) copyEmbedded(t reflect.Type, f *schema.Field) {
 	}
 }
 
-// clone copies an order and what belongs to it. What the schema does not know, such as a map in a
-// field, is shared.
+// clone copies an order and its associations. Other things that it points to, such as a map in a
+// field, are shared.
 func (c *cloner) clone(order reflect.Value) reflect.Value {
 	out := reflect.New(order.Type().Elem())
 	out.Elem().Set(order.Elem())

@@ -31,7 +31,7 @@ import (
 // If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
 // row. The conditions must name one row. If several rows would be changed, that is an error and
 // nothing is taken; a transaction that was open is rolled back. If none was open, the UPDATE and its
-// hooks run in one, even with SkipDefaultTransaction; if the outcome of its COMMIT is not known, the
+// hooks run in one, even with SkipDefaultTransaction. If the outcome of its COMMIT is not known, the
 // error is [ErrCommitUnknown]. If nothing is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate
 // hooks have run then. New associations of the model are not written. Order, Limit and
 // clause.Returning are dropped: the result, not the model, says what is left. Joins, Group, Having

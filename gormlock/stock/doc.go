@@ -23,13 +23,12 @@
 // # Does not guarantee
 //
 //   - Hooks of an order run for a copy of it, with the context of NewSale, up to three times. They
-//     must have no effects outside of the transaction. What order points to becomes a copy as well.
+//     must have no effects outside of the transaction. The associations of your order become copies as well.
 //   - Triggers and CHECKs on the row of stock see one UPDATE by the sum.
-//   - SERIALIZABLE is not kept: on PostgreSQL a Sale runs in READ COMMITTED, which the lock of the
-//     row makes enough. Statements that depend on a session variable, such as SET search_path or
-//     row-level security, see that of the connection.
-//   - Refused orders cost speed, but a sale is never slower than by hand: with 1 % refused it has
-//     about a tenth of its speed, which still is several times that.
+//   - SERIALIZABLE is not kept. On PostgreSQL a Sale runs in READ COMMITTED, and the row's lock makes
+//     that enough. SET search_path, and row-level security by a session variable, do not reach it.
+//   - Refused orders cost speed. With 1 % of them a sale has about a tenth of its speed, which is
+//     still several times what you get by hand.
 //
 // It works on PostgreSQL, MySQL, MariaDB and SQLite, with and without PrepareStmt, and behind
 // dbresolver, where it writes to the primary. Behind PgBouncer's transaction pooling, pgx needs

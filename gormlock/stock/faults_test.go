@@ -115,7 +115,7 @@ func orders(n int) (all []*Order) {
 	return all
 }
 
-// TestSale_CommitUnknown: nobody sells again, splits, or is told "duplicate".
+// TestSale_CommitUnknown: nobody sells again or splits, and nobody gets ErrDuplicate.
 func TestSale_CommitUnknown(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		cut := errors.New("connection reset by peer")

@@ -16,7 +16,7 @@ type call struct {
 	ctx    context.Context
 	n      int64
 	order  reflect.Value // a copy of the caller's order, which nobody changes
-	unique string        // the values of the unique columns, or "" if one of them is not known
+	unique string        // the values of the unique columns; "" if one is not known
 	values []any         // of the unique columns
 	asked  time.Time
 
@@ -162,10 +162,10 @@ func (s *seller) runBatch(l *lane, batch []*call) {
 	<-s.slots
 }
 
-// next takes the next batch out of the line: the largest power of two of the calls that wait, so
-// that there are few statements to prepare. A second call with the same unique values stays at the
-// head of the line, and so do calls whose sum the column could not hold. If nobody waits, next
-// returns none, and the lane is no longer led.
+// next takes the next batch out of the line. It is the largest power of two of the calls that wait,
+// so that there are few statements to prepare. A second call with the same unique values stays at
+// the head of the line. So does a call with which the column could not hold the sum. If nobody
+// waits, next returns none, and the lane is no longer led.
 func (s *seller) next(l *lane) []*call {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -202,8 +202,8 @@ func (b *batch) among(sought [][]any) clause.Expression {
 // probe has the types of the unique columns in PostgreSQL, once they are known.
 type probe struct{ types atomic.Pointer[[]string] }
 
-// probed asks PostgreSQL for the next entry of the unique index from each of the values on, which no
-// other index answers: the plan is good whatever the statistics say.
+// probed asks PostgreSQL for the next entry of the unique index from each of the values on. No other
+// index answers that, so the plan is good whatever the statistics say.
 func (b *batch) probed(tx *gorm.DB, sought [][]any) (*gorm.DB, error) {
 	types, err := b.uniqueTypes(tx)
 	if err != nil {

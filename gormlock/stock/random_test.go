@@ -59,7 +59,7 @@ func TestSale_Random(t *testing.T) {
 	})
 }
 
-// randomSchedule sells to a few callers and compares what they were told with what is stored.
+// randomSchedule sells to a few callers and compares their results with what is stored.
 func randomSchedule(t *testing.T, db *gorm.DB, r *rand.Rand) {
 	stocked := r.Int64N(60)
 	ok(t, "Delete", db.Where("1 = 1").Delete(&Random{}).Error)

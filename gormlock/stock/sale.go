@@ -24,9 +24,8 @@ type Sale[Row, Order any] struct{ *seller }
 //
 // The column is the name of a field or of a column, of an integer type. Row needs a single primary
 // key. NewSale takes db's connections, its context and its configuration, and none of its
-// conditions: all statements run with that context, so a tenant or a user belongs into the fields
-// of the order. If db's pool is bounded, a Sale uses all of its connections but one, so bound it
-// before.
+// conditions. All statements run with that context, so a tenant or a user belongs in the fields of
+// the order. If db's pool is bounded, a Sale uses all of its connections but one. Bound it before.
 func NewSale[Row, Order any](db *gorm.DB, column string, opts ...Option) (*Sale[Row, Order], error) {
 	o := options{
 		batch: defaultBatch, waiting: defaultWaiting, within: defaultWithin, memory: defaultRemember,
@@ -57,14 +56,14 @@ func NewSale[Row, Order any](db *gorm.DB, column string, opts ...Option) (*Sale[
 //   - [ErrClosed], gorm.ErrRecordNotFound: the row does not match [If], or is not there.
 //   - [ErrBusy]: the line of the row is full.
 //   - An error of the context: it ended while the call waited in line.
-//   - An error of the database or of a hook. It is that of this order alone, or of the whole batch
+//   - An error of the database or of a hook. It is about this order alone, or about the whole batch
 //     if the database failed.
 //
 // Calls for one row share transactions, in the order in which they came. While the transaction of a
 // call runs, the end of its context no longer withdraws it: Sell returns the true result.
 //
 // The key may have any integer type if that of the field is one. Hooks of the order run for a copy
-// of it, with the context of [NewSale], and up to three times: they must have no effects outside of
+// of it, with the context of [NewSale], and up to three times. They must have no effects outside of
 // the transaction. Do not call Sell in a transaction: it commits by itself.
 func (s *Sale[Row, Order]) Sell(ctx context.Context, key any, n int64, order *Order) (left int64, err error) {
 	id, err := s.keyOf(key)

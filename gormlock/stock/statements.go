@@ -173,9 +173,9 @@ func (b *batch) groups(calls []int) (groups [][]int, alone []int) {
 	return groups, alone
 }
 
-// classOf returns the same text for orders that may share an INSERT. An order is alone if an
-// association of it may be skipped by ON CONFLICT DO NOTHING, or has its key set: GORM would deal out
-// the returned ids to the associations of other orders.
+// classOf returns the same text for orders that may share an INSERT. An order is alone if ON CONFLICT
+// DO NOTHING may skip an association of it, or if one has its key set. GORM would deal out the
+// returned ids to the associations of other orders.
 func (b *batch) classOf(order reflect.Value) (class string, merges bool) {
 	if b.cloner.deep && !b.mergesAssociations(b.orders, order.Elem(), make(map[any]bool)) {
 		return "", false
@@ -261,8 +261,8 @@ func (b *batch) sort(calls []int) {
 // it to those of associations.
 const mergedKey = "onelane:stock merged"
 
-// watchAssociations registers a callback that fails a statement of several callers if the database
-// stored fewer rows than it was given: GORM would deal out their ids in order, to others.
+// watchAssociations registers a callback. It fails a statement of several callers if the database
+// stored fewer rows than it got. GORM would deal out their ids in order, to others.
 func watchAssociations(db *gorm.DB) error {
 	const name = "onelane:stock"
 	if db.Callback().Create().Get(name) != nil {

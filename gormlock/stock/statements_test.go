@@ -163,7 +163,7 @@ type Soft struct {
 	DeletedAt gorm.DeletedAt
 }
 
-// TestSale_SoftDelete: who cancelled buys again if the index allows it.
+// TestSale_SoftDelete: a buyer who canceled buys again if the index allows it.
 func TestSale_SoftDelete(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		fresh(t, db, 1000, &Soft{})
@@ -184,10 +184,10 @@ func TestSale_SoftDelete(t *testing.T) {
 			errs := sell(2, 1)
 			want(t, "a repeat", errs[0], stock.ErrDuplicate)
 			if db.Name() == "mysql" { // it has no partial index
-				want(t, "a cancelled buyer", errs[1], stock.ErrDuplicate)
+				want(t, "a canceled buyer", errs[1], stock.ErrDuplicate)
 				continue
 			}
-			ok(t, "a cancelled buyer", errs[1])
+			ok(t, "a canceled buyer", errs[1])
 			ok(t, "Delete", db.Where("buyer = 1").Delete(&Soft{}).Error)
 		}
 	})

@@ -17,10 +17,10 @@ type stage int
 
 const (
 	atBegin  stage = iota // nothing was sent
-	atRow                 // a statement on the row that is sold from
-	atOrders              // a statement on the orders
-	atCommit              // COMMIT, and the database certainly rolled back
-	unknown               // COMMIT, and nobody knows
+	atRow                 // a statement on the row failed
+	atOrders              // a statement on the orders failed
+	atCommit              // COMMIT failed, and the database certainly rolled back.
+	unknown               // COMMIT failed, and nobody knows the outcome.
 )
 
 // failure is why a transaction did not commit.
@@ -40,8 +40,8 @@ func failedAt(s stage, err error) error {
 	return &failure{s, err}
 }
 
-// transact runs fn in a transaction of db. Begin and Commit are called by hand: only the error of
-// COMMIT may leave the outcome unknown, and gorm.DB's Transaction does not tell it from the others.
+// transact runs fn in a transaction of db. It calls Begin and Commit by hand. Only the error of COMMIT
+// may leave the outcome unknown, and gorm.DB's Transaction does not tell it from the others.
 func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.DB) error) (err error) {
 	tx := atSource(db, table).Begin(opts)
 	if tx.Error != nil {

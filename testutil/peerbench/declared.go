@@ -27,7 +27,7 @@ type crowd struct {
 	name, about string
 	goroutines  int
 	processes   int     // each has a sale and connections of its own
-	repeats     float64 // the share of calls by a buyer who has a ticket
+	repeats     float64 // the share of calls by a buyer who has a ticket.
 	refused     float64 // the share of orders that the database refuses
 	rows        int64   // that are bought from in turn
 	soldOut     bool
