@@ -19,34 +19,6 @@ func mariaDB(t testing.TB, db *gorm.DB) bool {
 	return strings.Contains(version, "MariaDB")
 }
 
-// sleeps reports whether a connection to this database of a server sleeps in a statement.
-func sleeps(t testing.TB, db *gorm.DB) bool {
-	t.Helper()
-	free := db.Session(&gorm.Session{NewDB: true, Context: t.Context()})
-	query := "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-	if db.Name() == "mysql" {
-		query = "SELECT COUNT(*) FROM " + processlist(t, db) + " WHERE db = DATABASE() AND state = 'User sleep'"
-	}
-	var n int
-	ok(t, "processes", free.Raw(query).Row().Scan(&n))
-	return n > 0
-}
-
-// awaitGone waits until a connection of a server has ended.
-func awaitGone(t testing.TB, db *gorm.DB, id int) {
-	t.Helper()
-	free := db.Session(&gorm.Session{NewDB: true, Context: t.Context()})
-	query := "SELECT COUNT(*) FROM pg_stat_activity WHERE pid = ?"
-	if db.Name() == "mysql" {
-		query = "SELECT COUNT(*) FROM " + processlist(t, db) + " WHERE id = ?"
-	}
-	eventually(t, "the connection has ended", func() bool {
-		var n int
-		ok(t, "processes", free.Raw(query, id).Row().Scan(&n))
-		return n == 0
-	})
-}
-
 // unprepared returns a session that prepares no statement: MySQL cannot prepare SIGNAL, SAVEPOINT and
 // CREATE FUNCTION.
 func unprepared(db *gorm.DB) *gorm.DB {

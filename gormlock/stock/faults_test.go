@@ -21,6 +21,7 @@ type faulty struct {
 	begin      func() error                    // before BEGIN
 	commit     func(tx gorm.TxCommitter) error // instead of COMMIT
 	statement  func(query string) error        // before each statement
+	hangs      bool                            // an INSERT waits for the end of its context
 	mu         sync.Mutex
 	statements []string
 }
@@ -43,7 +44,7 @@ func (f *faulty) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPoo
 			return nil, err
 		}
 	}
-	f.note("BEGIN")
+	f.note(ctx, "BEGIN")
 	tx, err := f.ConnPool.(gorm.TxBeginner).BeginTx(ctx, opts)
 	if err != nil {
 		return nil, err
@@ -51,10 +52,13 @@ func (f *faulty) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPoo
 	return &faultyTx{tx, f}, nil
 }
 
-func (f *faulty) note(query string) error {
+func (f *faulty) note(ctx context.Context, query string) error {
 	f.mu.Lock()
 	f.statements = append(f.statements, query)
 	f.mu.Unlock()
+	if f.hangs && strings.HasPrefix(query, "INSERT") {
+		<-ctx.Done()
+	}
 	if f.statement != nil {
 		return f.statement(query)
 	}
@@ -81,14 +85,14 @@ func (t *faultyTx) Commit() error {
 }
 
 func (t *faultyTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if err := t.f.note(query); err != nil {
+	if err := t.f.note(ctx, query); err != nil {
 		return nil, err
 	}
 	return t.Tx.ExecContext(ctx, query, args...)
 }
 
 func (t *faultyTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if err := t.f.note(query); err != nil {
+	if err := t.f.note(ctx, query); err != nil {
 		return nil, err
 	}
 	return t.Tx.QueryContext(ctx, query, args...)

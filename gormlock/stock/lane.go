@@ -45,7 +45,10 @@ type lane struct {
 }
 
 // memory is how much was left when nobody could be served.
-type memory struct{ left int64 }
+type memory struct {
+	left int64
+	row  string // for errors, made once for all callers
+}
 
 // sell puts a call into the line of its row and returns when it is decided.
 func (s *seller) sell(key any, c *call) {
@@ -75,6 +78,21 @@ func (s *seller) ended(l *lane, c *call) error {
 		c.n, s.row(l.key), c.ctx.Err())
 }
 
+// remembered returns an error if this process knows that less than n is left.
+func (s *seller) remembered(ctx context.Context, key any, n int64) error {
+	s.mu.Lock()
+	var out *memory
+	if l := s.lanes[key]; l != nil {
+		out = l.out
+	}
+	s.mu.Unlock()
+	if out == nil || n <= out.left {
+		return nil
+	}
+	s.reported.remembered(ctx)
+	return s.insufficientIn(out.row, n, out.left)
+}
+
 // join adds a call to its lane. It leads if nobody does.
 func (s *seller) join(key any, c *call) (l *lane, leads bool, err error) {
 	s.mu.Lock()
@@ -84,9 +102,6 @@ func (s *seller) join(key any, c *call) (l *lane, leads bool, err error) {
 	case l == nil:
 		l = &lane{key: key}
 		s.lanes[key] = l
-	case l.out != nil && c.n > l.out.left:
-		s.reported.remembered(c.ctx)
-		return nil, false, s.insufficient(key, c.n, l.out.left)
 	case len(l.waiting) >= s.waiting:
 		return nil, false, fmt.Errorf("stock: sell %d of %s, nothing was done: %w: %d wait, which is the limit of Waiting",
 			c.n, s.row(key), ErrBusy, len(l.waiting))
@@ -220,7 +235,7 @@ func (s *seller) remember(l *lane, left int64) {
 	if s.memory == 0 {
 		return
 	}
-	m := &memory{left}
+	m := &memory{left, s.condition(l.key)}
 	s.mu.Lock()
 	l.out = m
 	s.mu.Unlock()

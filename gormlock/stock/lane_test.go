@@ -58,14 +58,7 @@ func TestSale_CallerLeaves(t *testing.T) {
 func TestSale_Within(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		fresh(t, db, 1000, &Plain{})
-		f := &faulty{}
-		f.statement = func(query string) error {
-			if strings.HasPrefix(query, "INSERT") {
-				time.Sleep(60 * time.Millisecond) // longer than Within
-			}
-			return nil
-		}
-		s := newSale[Plain](t, through(db, f), stock.Within(50*time.Millisecond))
+		s := newSale[Plain](t, through(db, &faulty{hangs: true}), stock.Within(50*time.Millisecond))
 		for _, x := range together(t, db, s, one, plains(4)...) {
 			want(t, "Sell", x.err, context.DeadlineExceeded)
 			if errors.Is(x.err, stock.ErrCommitUnknown) {

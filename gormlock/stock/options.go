@@ -21,16 +21,16 @@ const (
 type Option func(*options)
 
 type options struct {
-	condition []any // for gorm.DB's Where; empty: none
-	unique    []string
-	first     bool
-	batch     int
-	waiting   int
-	within    time.Duration
-	memory    time.Duration
-	meters    metric.MeterProvider
-	tracers   trace.TracerProvider
-	err       error
+	where   []any // for gorm.DB's Where; empty: none
+	unique  []string
+	first   bool
+	batch   int
+	waiting int
+	within  time.Duration
+	memory  time.Duration
+	meters  metric.MeterProvider
+	tracers trace.TracerProvider
+	err     error
 }
 
 func (o *options) refuse(format string, args ...any) {
@@ -40,7 +40,7 @@ func (o *options) refuse(format string, args ...any) {
 // If sells only while the row matches a condition, as gorm.DB's Where takes it. If the row is there
 // and does not match, the error is [ErrClosed].
 func If(query any, args ...any) Option {
-	return func(o *options) { o.condition = append([]any{query}, args...) }
+	return func(o *options) { o.where = append([]any{query}, args...) }
 }
 
 // Unique names the columns of a unique index of the orders, in the order of the index. A call that

@@ -84,6 +84,9 @@ func (s *Sale[Row, Order]) Sell(ctx context.Context, key any, n int64, order *Or
 	if err != nil {
 		return 0, fmt.Errorf("stock: sell %d of %s, nothing was done: %w", n, s.row(key), err)
 	}
+	if err := s.remembered(ctx, id, n); err != nil {
+		return 0, err
+	}
 	c := s.newCall(ctx, n, reflect.ValueOf(order))
 	s.sell(id, c)
 	if p, ok := c.err.(*panicError); ok {

@@ -185,15 +185,20 @@ func schemaOf(db *gorm.DB, model reflect.Type) (*schema.Schema, error) {
 
 // row names a row in errors.
 func (s *seller) row(key any) string {
-	return fmt.Sprintf("table %q where %s = %v", s.rows.Table, s.key.DBName, key)
+	return fmt.Sprintf("table %q where %s", s.rows.Table, s.condition(key))
 }
 
 // insufficient returns the error of a call that wants more than is left.
 func (s *seller) insufficient(key any, n, left int64) error {
-	return &InsufficientError{
-		Table: s.rows.Table, Row: fmt.Sprintf("%s = %v", s.key.DBName, key), Column: s.column.DBName, N: n, Left: left,
-	}
+	return s.insufficientIn(s.condition(key), n, left)
 }
+
+func (s *seller) insufficientIn(row string, n, left int64) error {
+	return &InsufficientError{Table: s.rows.Table, Row: row, Column: s.column.DBName, N: n, Left: left}
+}
+
+// condition names a row.
+func (s *seller) condition(key any) string { return fmt.Sprintf("%s = %v", s.key.DBName, key) }
 
 // session returns the database for one batch.
 func (s *seller) session(ctx context.Context) *gorm.DB { return s.db.WithContext(ctx) }

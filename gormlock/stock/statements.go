@@ -17,8 +17,8 @@ func (b *batch) take(tx *gorm.DB, n int64) (left int64, enough bool, err error) 
 	d := &decrement{column: clause.Column{Name: b.column.DBName}, n: n, dialect: b.dialect}
 	d.key = &clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: b.key.DBName}, Value: b.lane.key}
 	q := tx.Model(reflect.New(b.rows.ModelType).Interface())
-	if len(b.condition) > 0 {
-		q = q.Where(b.condition[0], b.condition[1:]...)
+	if len(b.where) > 0 {
+		q = q.Where(b.where[0], b.where[1:]...)
 	}
 	if err := d.run(q); err != nil {
 		return 0, false, err
@@ -74,8 +74,8 @@ func (b *batch) readRow(tx *gorm.DB, looks, conditions bool) (r rowRead) {
 	q := tx.Model(reflect.New(b.rows.ModelType).Interface()).
 		Clauses(clause.Locking{Strength: clause.LockingStrengthUpdate}, clause.Select{Columns: columns}).
 		Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: b.key.DBName}, Value: b.lane.key})
-	if conditions && len(b.condition) > 0 {
-		q = q.Where(b.condition[0], b.condition[1:]...)
+	if conditions && len(b.where) > 0 {
+		q = q.Where(b.where[0], b.where[1:]...)
 	}
 	rows, err := q.Rows()
 	if err != nil {
