@@ -121,7 +121,7 @@ func (b *batch) try(fn func(tx *gorm.DB) error) error {
 		switch {
 		case errors.Is(err, errNobody):
 			return nil
-		case err == nil || try == conflictTries || !sqlerr.Conflict(err) || stageOf(err) == unknown || stageOf(err) == atBegin:
+		case err == nil || try == conflictTries || !sqlerr.Conflict(err) || stageOf(err) == atBegin:
 			return err
 		}
 		select {
@@ -218,6 +218,7 @@ func (b *batch) plain(tx *gorm.DB) error {
 			return err
 		}
 		if served = b.fitting(served, left); len(served) == 0 {
+			b.remember(b.lane, left)
 			return errNobody
 		}
 	}

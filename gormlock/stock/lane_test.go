@@ -219,6 +219,12 @@ func TestSale_Closed(t *testing.T) {
 		ok(t, "Update", db.Model(&Stock{}).Where("sku = 42").Update("state", "open").Error)
 		ok(t, "opened again", together(t, db, s, one, &Order{SKU: 42, Buyer: 77})[0].err)
 		wantBooks[Order](t, db, 1000, 2)
+		// GORM writes no parentheses around this one.
+		ok(t, "Create", db.Create(&Stock{SKU: 43, Remaining: 10, State: "other"}).Error)
+		either := newSale[Order](t, db, stock.If("state = 'closed' OR\nstate = 'other'"))
+		_, err = either.Sell(t.Context(), 42, 1, &Order{SKU: 42, Buyer: 78})
+		want(t, "neither", err, stock.ErrClosed)
+		wantBooks[Order](t, db, 1000, 2)
 	})
 }
 

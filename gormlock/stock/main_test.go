@@ -2,6 +2,7 @@ package stock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -76,7 +77,8 @@ func each(t *testing.T, fn func(t *testing.T, db *gorm.DB)) {
 		ok(t, "DB", err)
 		t.Run("prepared", func(t *testing.T) { fn(t, db.Session(&gorm.Session{PrepareStmt: true})) })
 		t.Run("MySQL", func(t *testing.T) {
-			db, err := gorm.Open(gormmysql.New(gormmysql.Config{Conn: pool, DisableWithReturning: true}), &gorm.Config{Logger: logger.Discard})
+			db, err := gorm.Open(gormmysql.New(gormmysql.Config{Conn: pool, DisableWithReturning: true}),
+				&gorm.Config{Logger: logger.Discard, TranslateError: true})
 			ok(t, "Open", err)
 			fn(t, db)
 		})
@@ -168,5 +170,5 @@ func postgresDSN() string { return os.Getenv("ONELANE_POSTGRES_DSN") }
 
 // isUniqueError reports whether an error is a database's about a unique index.
 func isUniqueError(err error) bool {
-	return err != nil && (strings.Contains(err.Error(), "23505") || strings.Contains(err.Error(), "1062") || strings.Contains(err.Error(), "UNIQUE"))
+	return errors.Is(err, gorm.ErrDuplicatedKey) || err != nil && (strings.Contains(err.Error(), "23505") || strings.Contains(err.Error(), "1062") || strings.Contains(err.Error(), "UNIQUE"))
 }

@@ -82,7 +82,8 @@ func Waiting(n int) Option {
 }
 
 // Within bounds the transactions of one batch. The default is 5 s. It does not count the time in
-// the line, which the context of a call bounds.
+// the line, which the context of a call bounds. MySQL's driver waits longer for the answer to COMMIT:
+// give it a readTimeout.
 func Within(d time.Duration) Option {
 	return func(o *options) {
 		o.within = d

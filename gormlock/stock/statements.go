@@ -17,13 +17,18 @@ func (b *batch) take(tx *gorm.DB, n int64) (left int64, enough bool, err error) 
 	d := &decrement{column: clause.Column{Name: b.column.DBName}, n: n, dialect: b.dialect}
 	d.key = &clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: b.key.DBName}, Value: b.lane.key}
 	q := tx.Model(reflect.New(b.rows.ModelType).Interface())
-	if len(b.where) > 0 {
-		q = q.Where(b.where[0], b.where[1:]...)
-	}
-	if err := d.run(q); err != nil {
+	if err := d.run(b.matching(q)); err != nil {
 		return 0, false, err
 	}
 	return d.left, d.matched == 1, nil
+}
+
+// matching adds the condition of [If], in parentheses.
+func (b *batch) matching(q *gorm.DB) *gorm.DB {
+	if len(b.where) == 0 {
+		return q
+	}
+	return q.Where(enclosed(q.Statement.BuildCondition(b.where[0], b.where[1:]...)))
 }
 
 // lockRow locks the row and returns what it has. On PostgreSQL, statements that look at orders are
@@ -74,8 +79,8 @@ func (b *batch) readRow(tx *gorm.DB, looks, conditions bool) (r rowRead) {
 	q := tx.Model(reflect.New(b.rows.ModelType).Interface()).
 		Clauses(clause.Locking{Strength: clause.LockingStrengthUpdate}, clause.Select{Columns: columns}).
 		Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: b.key.DBName}, Value: b.lane.key})
-	if conditions && len(b.where) > 0 {
-		q = q.Where(b.where[0], b.where[1:]...)
+	if conditions {
+		q = b.matching(q)
 	}
 	rows, err := q.Rows()
 	if err != nil {
