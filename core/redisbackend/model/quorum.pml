@@ -105,7 +105,7 @@ typedef Node {
 	byte lease;    /* the number of the request that gave it or lengthened it */
 	byte promise;
 	byte started;  /* 1: no time has passed since; 2: it has */
-	byte gave[4];  /* the last lease of each attempt, as it was before the start */
+	byte gave, till; /* whose lease it had at its start, and which. Earlier ones are over. */
 };
 Node node[3];
 
@@ -137,22 +137,30 @@ Attempt a[4];
 #define HOLDER(c)   (a[c].phase == HOLDS && LIVE(c))
 #define OTHER(c)    (((c) != 1 && HOLDER(1)) || ((c) != 2 && HOLDER(2)) || ((c) != 3 && HOLDER(3)))
 #define TAKEN(t)    (a[1].token == (t) || a[2].token == (t) || a[3].token == (t))
-/* The leases that a node gave before its start are over: LONGEST has passed. */
-#define PASSED(n, c) (a[c].passed >= node[n].gave[c])
-#define YOUNG(n)    (ABSTENTION && (node[n].started == 1 || !(PASSED(n, 1) && PASSED(n, 2) && PASSED(n, 3))))
-/* S1: the node waits for the leases that are not longer than the caller's. */
-#define ABSTAINS(n, c) (SHORTER(c) && node[n].started == 2 -> ABSTENTION && !(PASSED(n, 2) && PASSED(n, 3)) : YOUNG(n))
+/* A node is young until the lease that it had at its start is over: LONGEST has passed. */
+#define PASSED(n)   (a[node[n].gave].passed >= node[n].till)
+#define YOUNG(n)    (ABSTENTION && (node[n].started == 1 || !PASSED(n)))
+/* S1: the node waits for the caller's TTL. The lease may be longer. */
+#define ABSTAINS(n, c) (YOUNG(n) && !(SHORTER(c) && node[n].started == 2 && node[n].gave == 1))
 
 byte largest, restarts, copies, revoked;
 
-/* The lease that a node gives outlives a start only if it may start again. */
 inline lend(n, c, k) {
 	node[n].owner = c;
-	node[n].lease = k;
-	if
-	:: restarts < RESTARTS && node[n].started == 0 -> node[n].gave[c] = k
-	:: else
-	fi
+	node[n].lease = k
+}
+
+inline unlend(n) {
+	node[n].owner = 0;
+	node[n].lease = 0
+}
+
+/* start begins a new run of a node's server. */
+inline start(n) {
+	restarts++;
+	node[n].started = 1;
+	node[n].gave = node[n].owner;
+	node[n].till = node[n].lease
 }
 
 /* settle forgets what does not matter any more, so that states are alike. */
@@ -291,40 +299,31 @@ end:	do
 	:: d_step { IN(a[c].release, n) ->
 		a[c].release = a[c].release & ~BIT(n);
 		if
-		:: SAME(node[n].owner, c) -> node[n].owner = 0; node[n].lease = 0
+		:: SAME(node[n].owner, c) -> unlend(n)
 		:: else
 		fi }
 	od
 }
 
+#define RESTART(n) (restarts < RESTARTS && node[n].started == 0)
+
 /* Server is what happens to node n itself. */
 proctype Server(byte n) {
-	byte c;
 end:	do
-	:: d_step { node[n].owner != 0 && (BREAKS || a[node[n].owner].passed >= node[n].lease) -> node[n].owner = 0; node[n].lease = 0 }
+	:: d_step { node[n].owner != 0 && (BREAKS || a[node[n].owner].passed >= node[n].lease) -> unlend(n) }
 	/* rule 5: quorum_node.lua */
 	:: d_step { node[n].promise != 0 && node[n].promise < NOW(n) - TOLERANCE -> node[n].promise = 0 }
 	/* rule 8: quorum_node.lua. A node starts with its data, with none, or with older ones. */
-	:: d_step { restarts < RESTARTS && node[n].started == 0 -> restarts++; node[n].started = 1 }
-	:: d_step { restarts < RESTARTS && node[n].started == 0 && (node[n].owner != 0 || node[n].promise != 0) ->
-		restarts++; node[n].started = 1;
-		node[n].owner = 0; node[n].lease = 0; node[n].promise = 0 }
-	:: d_step { node[n].started == 1 && node[n].promise > 0 -> node[n].promise-- }
-	:: d_step { node[n].started == 1 && node[n].owner != 0 -> node[n].owner = 0; node[n].lease = 0 }
-	:: d_step { node[n].started == 1 && node[n].lease > 1 -> node[n].lease-- }
-	:: d_step { node[n].started == 2 && !YOUNG(n) ->
-		node[n].started = 0;
-		c = 1;
-		do
-		:: c <= 3 -> node[n].gave[c] = (node[n].owner == c && restarts < RESTARTS -> node[n].lease : 0); c++
-		:: else -> break
-		od;
-		c = 0 }
+	:: d_step { RESTART(n) -> start(n) }
+	:: d_step { RESTART(n) && node[n].promise != 0 -> start(n); node[n].promise = 0; unlend(n) }
+	:: d_step { RESTART(n) && node[n].promise > 1 -> start(n); node[n].promise-- }
+	:: d_step { RESTART(n) && node[n].promise > 1 && node[n].owner != 0 -> start(n); node[n].promise--; unlend(n) }
+	:: d_step { node[n].started == 2 && !YOUNG(n) -> node[n].started = 0; node[n].gave = 0; node[n].till = 0 }
 	/* An operator releases the first attempt. */
 	:: d_step { OPERATOR && !IN(revoked, n) && a[1].phase == HOLDS ->
 		revoked = revoked | BIT(n);
 		if
-		:: node[n].owner == 1 -> node[n].owner = 0; node[n].lease = 0
+		:: node[n].owner == 1 -> unlend(n)
 		:: else
 		fi }
 	od

@@ -1,0 +1,510 @@
+package redisbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/ownertext"
+)
+
+// simStage is a quorum on which a schedule happens step by step. No message is lost but those that
+// the schedule cuts.
+type simStage struct {
+	*simRun
+	first bool // the first reading, not the rules as they are
+	calls int
+}
+
+// at lets time pass until d after the start.
+func (s *simStage) at(d time.Duration) { time.Sleep(time.Until(s.start.Add(d))) }
+
+// client makes a process whose clock is wrong. It waits for answers for up to 10 s.
+func (s *simStage) client(ahead time.Duration, on ...int) *quorum {
+	return s.process(ahead, 10*time.Second, on...)
+}
+
+// hasty makes one that waits for 50 ms.
+func (s *simStage) hasty(ahead time.Duration) *quorum { return s.process(ahead, 50*time.Millisecond) }
+
+// reach says which nodes a process reaches from now on. None are all.
+func (s *simStage) reach(q *quorum, nodes ...int) {
+	s.do(func() {
+		for i := range s.nodes {
+			s.cut[[2]int{processOf(q), i}] = time.Now().Add(24 * time.Hour)
+			if len(nodes) == 0 {
+				delete(s.cut, [2]int{processOf(q), i})
+			}
+		}
+		for _, i := range nodes {
+			delete(s.cut, [2]int{processOf(q), i})
+		}
+	})
+}
+
+// slows makes messages of a script from a process to a node late.
+func (s *simStage) slows(q *quorum, node int, sc *script, there, back time.Duration) {
+	before, process := s.slow, processOf(q)
+	s.do(func() {
+		s.slow = func(p, i int, x *script) (time.Duration, time.Duration) {
+			if p == process && i == node && x == sc {
+				return there, back
+			}
+			if before != nil {
+				return before(p, i, x)
+			}
+			return 0, 0
+		}
+	})
+}
+
+// lost is later than any message arrives.
+const lost = 24 * time.Hour
+
+func (s *simStage) owner() string {
+	s.calls++
+	return fmt.Sprint("owner", s.calls)
+}
+
+// try makes an attempt.
+func (s *simStage) try(q *quorum, owner string, ttl time.Duration) (g core.Grant, h *simHold, ok bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	before := s.newest
+	g, err := q.Acquire(ctx, core.Request{Key: simKey, Owner: owner, TTL: ttl, Token: true})
+	s.do(func() {
+		if s.note("process %d: Acquire: %v %v", processOf(q), g.Token, err); err == nil {
+			h = s.granted(before, g)
+		}
+	})
+	return g, h, err == nil
+}
+
+func (s *simStage) acquire(q *quorum, ttl time.Duration) (g core.Grant, h *simHold, ok bool) {
+	return s.try(q, s.owner(), ttl)
+}
+
+// release ends a hold, if there is one.
+func (s *simStage) release(q *quorum, g core.Grant, h *simHold) {
+	if h != nil {
+		s.do(func() { h.over = true })
+		_, _ = q.Release(context.Background(), g)
+	}
+}
+
+// renew calls Extend.
+func (s *simStage) renew(q *quorum, g *core.Grant, h *simHold, ttl time.Duration) error {
+	longer, err := s.simFaults.extend(q, *g, ttl)
+	s.do(func() {
+		if s.note("process %d: Extend: %v", processOf(q), err); err == nil {
+			s.renewed(h, longer)
+			*g = longer
+		}
+	})
+	return err
+}
+
+// ask runs a script on one node, as a message of its own, and returns the status and the number.
+func (s *simStage) ask(node int, sc *script, owner string, args ...any) (status int64, number uint64) {
+	c := scriptCommand(sc, (&quorum{}).round(simKey, sc).keys, append([]any{owner}, args...)...)
+	s.do(func() {
+		v, err := s.run(node, sc, c.Keys, c.All()[3+len(c.Keys):])
+		if err != nil {
+			panic(err)
+		}
+		r := reply{}
+		if err := r.decode(v); err != nil {
+			panic(err)
+		}
+		status = r.status
+		number, _ = r.uint(1)
+		s.note("node %d: %s %v: %v", node, scriptName(sc), args, v)
+	})
+	return status, number
+}
+
+// largest acquires some nodes for a second, in the name of the last owner. It returns the largest
+// answer.
+func (s *simStage) largest(q *quorum, nodes ...int) (t uint64) {
+	for _, i := range nodes {
+		_, number := s.ask(i, quorumAcquireScript, fmt.Sprint("owner", s.calls), 1000, q.now().UnixMicro(), 0, "", "", 0)
+		t = max(t, number)
+	}
+	return t
+}
+
+// counts notes that an attempt counts itself as holder, by another reading.
+func (s *simStage) counts(owner string, number uint64, deadline time.Time) {
+	s.do(func() { s.granted(s.newest, core.Grant{Owner: owner, Token: number * tokenBlock, Deadline: deadline}) })
+}
+
+// lines are replacements in the scripts.
+type lines []string
+
+const (
+	clockCheck   = "if math.abs(sent - now()) > T then"
+	promiseCheck = "if t > now() + T then"
+	lifeOfP      = "text(math.ceil(math.max(p - now(), 0) / 1000) + LIFE)"
+	floor        = "math.max(promised() + 1, sent)"
+	againWaits   = "local wait = abstains(ARGV[4]) -- rules 6 and 8"
+)
+
+// guard makes the nodes abstain for d only.
+func guard(d time.Duration) func(*quorum) {
+	return func(q *quorum) { q.again, q.grants = ownertext.Millis(d), ownertext.Millis(d) }
+}
+
+const (
+	simMs = time.Millisecond
+	simS  = time.Second
+)
+
+// schedules are those that the wording of the rules was attacked with. The first reading must fail,
+// the rules as they are must hold. Some cannot be promised: docs/quorum.md has them.
+var schedules = []struct {
+	name     string
+	longest  time.Duration
+	first    lines         // the first reading: other lines of the scripts,
+	tune     func(*quorum) // another guard,
+	faults   simFaults     // or another client. Some schedules play it themselves.
+	hopeless bool          // the rules as they are fail, too
+	want     string        // what fails
+	play     func(s *simStage)
+}{
+	// A's TTL is long, B's is short. Node 1 forgets A.
+	{name: "S1", longest: 60 * simS, tune: guard(7 * simS), want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		s.reach(a, 0, 1)
+		s.acquire(a, 60*simS)
+		s.at(simS)
+		s.restart(1, simEmpty, 0)
+		s.at(9200 * simMs)
+		s.reach(b, 1, 2)
+		s.acquire(b, simS)
+	}},
+	// A's clock is an hour ahead. Its promise ends.
+	{name: "S2", longest: 10 * simS, first: lines{clockCheck, "if false then", lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
+		a := s.client(time.Hour)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		s.at(70 * simS)
+		s.acquire(s.client(0), simS)
+	}},
+	// The key is idle. B's clock is an hour behind.
+	{name: "S3", longest: 10 * simS, first: lines{clockCheck, "if promised() > 0 and false then"}, want: "token", play: func(s *simStage) {
+		a := s.client(0)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		s.at(70 * simS)
+		s.acquire(s.client(-time.Hour), simS)
+	}},
+	// Node 1 abstains for 3 s only. A is 2 s ahead, B is 2 s behind.
+	{name: "S4", longest: simS, tune: guard(3 * simS), want: "token", play: func(s *simStage) {
+		a, b := s.client(1980*simMs), s.client(-1980*simMs)
+		s.reach(a, 0, 1)
+		s.reach(b, 1, 2)
+		s.at(980 * simMs)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		s.at(990 * simMs)
+		s.restart(1, simEmpty, 0)
+		for t := 4010 * simMs; t < 20*simS && s.count.holds < 2; t += simS {
+			s.at(t)
+			s.acquire(b, simS)
+		}
+	}},
+	// A's number is on node 0 only, whose clock is ahead. promise(t) of Z carries it to node 1.
+	{name: "S5", longest: simS, first: lines{promiseCheck, "if false then"}, tune: guard(5 * simS), want: "token", play: func(s *simStage) {
+		for i, off := range []time.Duration{1950 * simMs, -1900 * simMs, -1900 * simMs} {
+			s.nodes[i].offset = off
+		}
+		s.acquire(s.client(3900*simMs), simS)
+		z, b := s.client(0), s.client(-3800*simMs)
+		s.reach(z, 0, 1)
+		s.reach(b, 1, 2)
+		g, h, _ := s.acquire(z, simS)
+		s.release(z, g, h)
+		s.restart(1, simEmpty, 0)
+		for t := 6100 * simMs; t < 20*simS && s.count.holds < 2; t += simS {
+			s.at(t)
+			s.acquire(b, simS)
+		}
+	}},
+	// A promise lives for 3 s. A is 2 s ahead, B is 2 s behind.
+	{name: "S6", longest: 10 * simS, first: lines{lifeOfP, "text(3000)"}, want: "token", play: func(s *simStage) {
+		a := s.client(1980 * simMs)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		s.at(3100 * simMs)
+		s.acquire(s.client(-1980*simMs), simS)
+	}},
+	// A promise lives from now on. All clocks step back by 2 min between two holders.
+	{name: "S7", longest: 10 * simS, first: lines{lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
+		a, b := s.client(0), s.client(-2*time.Minute)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		s.at(simS)
+		for _, n := range s.nodes {
+			n.offset = -2 * time.Minute
+		}
+		g, h, _ = s.acquire(b, simS)
+		s.release(b, g, h)
+		s.at(62 * simS)
+		s.acquire(b, simS)
+	}},
+	// Node 1 abstains for the TTL only. Its clock steps by 1.9 s meanwhile.
+	{name: "S8", longest: 10 * simS, tune: guard(10 * simS), want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		s.reach(a, 0, 1)
+		s.reach(b, 1, 2)
+		s.acquire(a, 10*simS)
+		s.at(10 * simMs)
+		s.restart(1, simEmpty, 0)
+		s.nodes[1].offset = 1900 * simMs
+		s.at(9500 * simMs)
+		s.acquire(b, 10*simS)
+	}},
+	// Node 1 starts with a clock that is 30 s late. Then it is set.
+	{name: "S9", longest: 10 * simS, hopeless: true, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		s.reach(a, 0, 1)
+		s.reach(b, 1, 2)
+		s.acquire(a, 10*simS)
+		s.at(simS)
+		s.nodes[1].offset = -30 * simS
+		s.restart(1, simEmpty, 0)
+		s.at(3 * simS)
+		s.nodes[1].offset = 0
+		s.acquire(b, 10*simS)
+	}},
+	// Two lists of nodes are in use.
+	{name: "S10", longest: 10 * simS, hopeless: true, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0, 0, 1, 2), s.client(0, 0, 1, 3)
+		s.reach(a, 0, 2)
+		s.reach(b, 1, 3)
+		s.acquire(a, 10*simS)
+		s.acquire(b, 10*simS)
+	}},
+	// An operator releases A. A's Extend takes the key again and counts it.
+	{name: "S11", longest: 10 * simS, want: "revoked", play: func(s *simStage) {
+		a := s.client(0)
+		g, h, _ := s.acquire(a, 10*simS)
+		s.at(simS)
+		_, err := s.client(0).Release(context.Background(), core.Grant{Key: simKey, Owner: g.Owner})
+		if err != nil {
+			panic(err)
+		}
+		if s.first {
+			t, _ := a.ask(context.Background(), a.extension(g, 10*simS, "1"), func(*tally, int) bool { return false })
+			err = t.outcome(simKey)
+		} else {
+			err = s.renew(a, &g, h, 10*simS)
+		}
+		if !errors.Is(err, core.ErrLost) {
+			s.do(func() { s.violate("a lock that was revoked is renewed: %v", err) })
+		}
+	}},
+	// Z left a larger number on node 0. A's promise(t) reaches that node only, which counts as enough.
+	{name: "S12", longest: 10 * simS, want: "token", play: func(s *simStage) {
+		z, a, b := s.hasty(1500*simMs), s.client(0), s.client(0)
+		s.reach(z, 0)
+		s.acquire(z, simS)
+		s.reach(a, 0, 1)
+		s.slows(a, 1, quorumPromiseScript, lost, 0)
+		if s.first {
+			me, t := s.owner(), s.largest(a, 0, 1)
+			if status, _ := s.ask(0, quorumPromiseScript, me, t); status == voteYes {
+				s.counts(me, t, time.Now().Add(50*simMs))
+			}
+		} else if _, _, ok := s.acquire(a, 100*simMs); ok {
+			s.do(func() { s.violate("a minority accepted, and A holds") })
+		}
+		time.Sleep(1050 * simMs)
+		s.reach(b, 1, 2)
+		s.acquire(b, simS)
+	}},
+	// B waits for node 0. A takes node 1, which forgot B, again while it abstains.
+	{name: "S13", longest: 60 * simS, first: lines{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(20*simMs) // both nodes answer B's time
+		s.reach(b, 0, 1)
+		s.slows(b, 0, quorumAcquireScript, 1500*simMs, 0)
+		go s.acquire(b, 60*simS)
+		s.at(10 * simMs)
+		g, h, _ := s.acquire(a, simS)
+		s.at(20 * simMs)
+		s.restart(1, simEmpty, 0)
+		_ = s.renew(a, &g, h, simS)
+		s.at(100 * simMs)
+		s.reach(a, 1, 2)
+		s.at(500 * simMs)
+		go func() { _ = s.renew(a, &g, h, simS) }()
+		s.at(1010 * simMs)
+		go func() { _ = s.renew(a, &g, h, simS) }()
+		s.at(2 * simS)
+	}},
+	// The same with one TTL.
+	{name: "S13b", longest: simS, first: lines{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		s.reach(a, 0, 2)
+		g, h, _ := s.acquire(a, simS)
+		s.reach(a)
+		s.slows(a, 1, quorumExtendScript, 600*simMs, 0)
+		_ = s.renew(a, &g, h, simS)
+		s.at(500 * simMs)
+		s.slows(b, 0, quorumAcquireScript, 550*simMs, 0)
+		go s.acquire(b, simS)
+		s.at(590 * simMs)
+		s.slow = nil
+		s.restart(1, simEmpty, 0)
+		s.at(640 * simMs)
+		s.reach(a, 1, 2)
+		go func() { _ = s.renew(a, &g, h, simS) }()
+		s.at(1200 * simMs)
+	}},
+	// The first token of a holder is computed in Lua.
+	{name: "S14", longest: 10 * simS, want: "token", play: func(s *simStage) {
+		g, _, _ := s.acquire(s.client(0), simS)
+		_, number := s.ask(0, quorumAcquireScript, g.Owner, 1000, 0, 0, "", "", 0)
+		var said any
+		s.do(func() {
+			said, _ = s.lua.run(s.nodes[0].simNode, fmt.Sprintf("return string.format('%%.0f', %d * 256 + 3)", number), nil, nil)
+		})
+		want := fmt.Sprint(number*tokenBlock + 3)
+		if !s.first {
+			said = fmt.Sprint(g.Token + 3)
+		}
+		if said != want {
+			s.do(func() { s.violate("token %v of the fourth local holder, want %v", said, want) })
+		}
+	}},
+	// A's renewal is answered when its lease is over, and B holds the key.
+	{name: "R1", longest: 10 * simS, faults: simFaults{late: true}, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		g, h, _ := s.acquire(a, simS)
+		s.at(900 * simMs)
+		for i := range s.nodes {
+			s.slows(a, i, quorumExtendScript, 0, 1300*simMs)
+		}
+		go s.acquireAt(1950*simMs, b, simS)
+		_ = s.renew(a, &g, h, simS)
+	}},
+	// A late give-back of A's first attempt deletes the lease of its second one.
+	{name: "R2", longest: 10 * simS, faults: simFaults{owners: true}, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		owner := s.owner()
+		s.reach(a, 0)
+		s.slows(a, 0, releaseScript, 300*simMs, 0)
+		ctx, cancel := context.WithTimeout(context.Background(), 50*simMs)
+		defer cancel()
+		_, err := a.Acquire(ctx, core.Request{Key: simKey, Owner: owner, TTL: simS})
+		s.at(100 * simMs)
+		s.reach(a, 0, 1)
+		if !s.owners {
+			owner = s.owner()
+		}
+		s.try(a, owner, simS)
+		s.at(500 * simMs)
+		s.reach(b, 0, 2)
+		s.acquire(b, simS)
+		if err == nil {
+			panic("one node is no majority")
+		}
+	}},
+	// A looks at its deadline before promise(t), which is slow.
+	{name: "R3", longest: 10 * simS, want: "two holders", play: func(s *simStage) {
+		z, a, b := s.hasty(1500*simMs), s.client(0), s.client(0)
+		s.reach(z, 0)
+		s.acquire(z, simS)
+		s.at(100 * simMs)
+		s.reach(a, 0, 1)
+		for i := range 2 {
+			s.slows(a, i, quorumPromiseScript, 800*simMs, 500*simMs)
+		}
+		go s.acquireAt(1200*simMs, b, simS)
+		if s.first {
+			me, t := s.owner(), s.largest(a, 0, 1)
+			s.at(900 * simMs)
+			s.ask(0, quorumPromiseScript, me, t)
+			s.ask(1, quorumPromiseScript, me, t)
+			s.at(1400 * simMs)
+			s.counts(me, t, time.Now().Add(simS))
+		} else {
+			s.acquire(a, simS)
+		}
+	}},
+	// The caller's time counts for new keys only. Two nodes start with old promises.
+	{name: "R4", longest: simS, first: lines{floor, "promised() == 0 and sent or promised() + 1"}, want: "token", play: func(s *simStage) {
+		a := s.client(0)
+		for i := range 3 {
+			s.at(time.Duration(i) * simS)
+			g, h, _ := s.acquire(a, simS)
+			s.release(a, g, h)
+		}
+		s.restart(0, simOld, 0)
+		s.restart(1, simOld, 0)
+		s.at(15 * simS)
+		s.reach(a, 0, 1)
+		s.acquire(a, simS)
+	}},
+}
+
+func (s *simStage) acquireAt(d time.Duration, q *quorum, ttl time.Duration) {
+	s.at(d)
+	s.acquire(q, ttl)
+}
+
+// playSchedule plays a schedule. It returns the first violation, and the log.
+func playSchedule(t *testing.T, name string, first bool, mutant lines) (bad string, notes []string) {
+	for _, sc := range schedules {
+		if sc.name != name {
+			continue
+		}
+		synctest.Test(t, func(*testing.T) {
+			s := &simStage{simRun: &simRun{tokens: make(map[uint64]bool)}, first: first}
+			s.simWorld = newSimWorld(1, 3, sc.longest, luaOf(t))
+			if sc.name == "S10" {
+				close(s.jobs)
+				s.simWorld = newSimWorld(1, 4, sc.longest, luaOf(t))
+			}
+			s.log = true
+			if first {
+				s.simFaults, s.tune, mutant = sc.faults, sc.tune, append(mutant, sc.first...)
+			}
+			if len(mutant) > 0 {
+				s.mutant = strings.NewReplacer(mutant...)
+			}
+			sc.play(s)
+			time.Sleep(time.Minute)
+			close(s.jobs)
+			if bad, notes = s.bad, s.notes; bad == "" && s.broken != nil {
+				bad = s.broken.Error()
+			}
+		})
+	}
+	return bad, notes
+}
+
+func TestSchedule(t *testing.T) {
+	for _, sc := range schedules {
+		t.Run(sc.name, func(t *testing.T) {
+			for _, first := range []bool{true, false} {
+				if first && sc.hopeless {
+					continue
+				}
+				bad, notes := playSchedule(t, sc.name, first, nil)
+				want := ""
+				if first || sc.hopeless {
+					want = sc.want
+				}
+				if want == "" && bad != "" || !strings.Contains(bad, want) {
+					t.Errorf("first reading %v: %q, want %q\n%s", first, bad, want, strings.Join(notes, "\n"))
+				}
+			}
+		})
+	}
+}
