@@ -111,7 +111,8 @@ func (s *simStage) renew(q *quorum, g *core.Grant, h *simHold, ttl time.Duration
 
 // ask runs a script on one node, as a message of its own, and returns the status and the number.
 func (s *simStage) ask(node int, sc *script, owner string, args ...any) (status int64, number uint64) {
-	c := scriptCommand(sc, (&quorum{}).round(simKey, sc).keys, append([]any{owner}, args...)...)
+	round := (&quorum{}).round(simKey, sc, owner, args...)
+	c := scriptCommand(sc, round.keys, round.args...)
 	s.do(func() {
 		v, err := s.run(node, sc, c.Keys, c.All()[3+len(c.Keys):])
 		if err != nil {
