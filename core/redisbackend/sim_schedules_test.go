@@ -467,10 +467,10 @@ func playSchedule(t *testing.T, name string, first bool, mutant lines) (bad stri
 		}
 		synctest.Test(t, func(*testing.T) {
 			s := &simStage{simRun: &simRun{tokens: make(map[uint64]bool)}, first: first}
-			s.simWorld = newSimWorld(1, 3, sc.longest, luaOf(t))
+			s.simWorld = newSimWorld(1, 3, sc.longest, newSimLua())
 			if sc.name == "S10" {
 				close(s.jobs)
-				s.simWorld = newSimWorld(1, 4, sc.longest, luaOf(t))
+				s.simWorld = newSimWorld(1, 4, sc.longest, newSimLua())
 			}
 			s.log = true
 			if first {

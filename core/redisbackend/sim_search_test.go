@@ -41,7 +41,7 @@ func (f simFaults) tokensOnly() bool { return f.steps || f.back > 0 }
 
 func inside() simFaults {
 	const ms, s = time.Millisecond, time.Second
-	return simFaults{nodeOff: s, clientOff: s, ttls: []time.Duration{300 * ms, s, 3 * s, 10 * s}, length: 60 * s}
+	return simFaults{nodeOff: s, clientOff: s, ttls: []time.Duration{300 * ms, s, 3 * s, 6 * s}, length: 30 * s}
 }
 
 // simRun is one random run.
@@ -57,7 +57,18 @@ type simRun struct {
 	bad     string // the first violation
 }
 
-type simCount struct{ attempts, holds, renewals, losses int }
+type simCount struct{ runs, attempts, holds, renewals, losses, violations int }
+
+func (c *simCount) add(o simCount, bad string) {
+	c.runs++
+	c.attempts += o.attempts
+	c.holds += o.holds
+	c.renewals += o.renewals
+	c.losses += o.losses
+	if bad != "" {
+		c.violations++
+	}
+}
 
 // simHold is what a client believes to hold.
 type simHold struct {
@@ -68,12 +79,12 @@ type simHold struct {
 }
 
 // simulate runs a seed in a bubble of its own.
-func simulate(t *testing.T, seed uint64, nodes int, f simFaults, prepare func(*simWorld)) (run *simRun) {
+func simulate(t *testing.T, l *simLua, seed uint64, nodes int, f simFaults, prepare func(*simWorld)) (run *simRun) {
 	synctest.Test(t, func(*testing.T) {
 		r := rand.New(rand.NewPCG(seed, uint64(nodes)))
 		run = &simRun{simFaults: f, end: time.Now().Add(f.length), tokens: make(map[uint64]bool)}
 		var longest time.Duration
-		clients := make([]simClient, 2+r.IntN(3))
+		clients := make([]simClient, 2+r.IntN(2))
 		for i := range clients {
 			clients[i] = simClient{simRun: run, id: i, rand: rand.New(rand.NewPCG(seed, uint64(i)+1<<32)), ttl: f.ttls[r.IntN(len(f.ttls))],
 				timeout: 300 * time.Millisecond, offset: edge(r, f.clientOff)}
@@ -84,7 +95,7 @@ func simulate(t *testing.T, seed uint64, nodes int, f simFaults, prepare func(*s
 				clients[i].offset = f.badClient
 			}
 		}
-		w := newSimWorld(seed, nodes, longest, luaOf(t))
+		w := newSimWorld(seed, nodes, longest, l)
 		run.simWorld = w
 		w.net = simNet{lost: []float64{0, .03, .2}[r.IntN(3)], late: .08, latest: 6 * time.Second, twice: .05}
 		for i, h := range w.nodes {
@@ -147,7 +158,7 @@ func (run *simRun) strike(r *rand.Rand) {
 		time.Sleep(d)
 		run.restart(i, []string{simKeep, simEmpty, simOld, simOld}[r.IntN(4)], r.IntN(100))
 	}
-	gap := []time.Duration{10 * time.Second, 30 * time.Second, 60 * time.Second, 200 * time.Second}[r.IntN(4)]
+	gap := []time.Duration{8 * time.Second, 20 * time.Second, 60 * time.Second}[r.IntN(3)]
 	for i, h := range run.nodes {
 		if run.restarts == simEach {
 			every(gap, func(r *rand.Rand) { down(r, i) })
@@ -191,6 +202,7 @@ type simClient struct {
 	ttl             time.Duration
 	timeout, offset time.Duration
 	attempts, burst int
+	failures        int // in a row
 }
 
 func (c *simClient) loop() {
@@ -202,9 +214,14 @@ func (c *simClient) loop() {
 		if time.Sleep(c.idle()); c.over() {
 			return
 		}
-		if g, h, ok := c.acquire(); ok {
+		g, h, ok := c.acquire()
+		if ok {
+			c.failures = 0
 			c.use(g, h)
+			continue
 		}
+		c.failures = min(c.failures+1, 5)
+		time.Sleep(between(c.rand, 1, 200*time.Millisecond<<c.failures))
 	}
 }
 
@@ -215,7 +232,7 @@ func (c *simClient) idle() time.Duration {
 		return between(c.rand, 1, 10*time.Millisecond)
 	}
 	if c.rand.IntN(10) == 0 {
-		c.burst = c.rand.IntN(8)
+		c.burst = c.rand.IntN(5)
 	}
 	switch c.rand.IntN(8) {
 	case 0:
@@ -223,7 +240,7 @@ func (c *simClient) idle() time.Duration {
 	case 1, 2, 3:
 		return between(c.rand, 1, 300*time.Millisecond)
 	case 7:
-		return between(c.rand, 1, 20*time.Second)
+		return between(c.rand, 1, 10*time.Second)
 	}
 	return between(c.rand, 1, 3*time.Second)
 }
@@ -283,7 +300,7 @@ func (c *simClient) acquired(before uint64, g core.Grant, err error) (core.Grant
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		c.note("client %d: %v", c.id, err)
+		c.note("client %d: unavailable %v", c.id, errors.Is(err, core.ErrUnavailable))
 		if !errors.Is(err, core.ErrUnavailable) && !errors.Is(err, core.ErrTaken) {
 			c.violate("Acquire: %v", err)
 		}
@@ -363,7 +380,7 @@ func (c *simClient) renew(g *core.Grant, h *simHold) {
 	longer, err := c.simFaults.extend(c.q, *g, c.ttl)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.note("client %d renews as %s: %v", c.id, g.Owner, err)
+	c.note("client %d renews as %s: %v, lost %v", c.id, g.Owner, err == nil, errors.Is(err, core.ErrLost))
 	switch {
 	case errors.Is(err, core.ErrLost):
 		h.over = true

@@ -19,6 +19,11 @@
 #ifndef COPIES
 #define COPIES 0 /* late second copies of an Acquire */
 #endif
+#ifdef LATERELEASE /* copies of Release may come at any time */
+#define RELEASES true
+#else
+#define RELEASES false
+#endif
 #ifdef REVOKES
 #define OPERATOR true
 #else
@@ -51,8 +56,10 @@
 #endif
 #ifdef LATEEXTEND /* R1 */
 #define RENEWS(c) true
+#define RENEWABLE(c) a[c].renewing
 #else
 #define RENEWS(c) LIVE(c)
+#define RENEWABLE(c) false
 #endif
 #ifdef SAMEOWNER /* R2 */
 #define SAME(a, b) ((a) == (b) || ((a) == 1 && (b) == 3) || ((a) == 3 && (b) == 1))
@@ -60,7 +67,7 @@
 #define SAME(a, b) ((a) == (b))
 #endif
 #ifdef NOLATECHECK /* R3 */
-#define INTIME(c) true
+#define INTIME(c) (a[c].passed == 0 || a[c].phase == AGREES)
 #else
 #define INTIME(c) (a[c].passed == 0)
 #endif
@@ -145,9 +152,10 @@ Attempt a[4];
 
 byte largest, restarts, copies, revoked;
 
+/* A lease gets longer, never shorter. */
 inline lend(n, c, k) {
-	node[n].owner = c;
-	node[n].lease = k
+	node[n].lease = (SAME(node[n].owner, c) -> MAX(node[n].lease, k) : k);
+	node[n].owner = c
 }
 
 inline unlend(n) {
@@ -180,9 +188,11 @@ inline holds(c, t) {
 	largest = MAX(largest, t)
 }
 
-inline ends(c, giveback) {
+/* ends forgets an attempt that is over. Its leases protect nobody, so they may end at any time. */
+inline ends(c) {
 	a[c].phase = OVER;
-	a[c].release = giveback;
+	a[c].passed = a[c].sent; a[c].until = 0;
+	a[c].release = (RELEASES -> 7 : 0);
 	a[c].acquire = 0; a[c].time = (COPIES > 0 -> a[c].time : 0);
 	a[c].extend = 0; a[c].free = 0; a[c].renewing = 0; a[c].late = 0;
 	settle(c)
@@ -192,8 +202,14 @@ inline ends(c, giveback) {
 #define EQUAL(c)    (AGREED(c, 0, 1) || AGREED(c, 0, 2) || AGREED(c, 1, 2))
 #define MOST(c)     MAX(a[c].number[0], MAX(a[c].number[1], a[c].number[2]))
 
-/* Attempts begin in order. The third is the first caller's second one. */
-#define BEGINS(c) (a[c].phase == IDLE && ((c) == 1 || a[(c) - 1].phase != IDLE) && ((c) != 3 || a[1].phase == OVER))
+/* Attempts begin in order. With INTURN, the one before must be over or hold the key. The third is the
+ * first caller's second one. */
+#ifdef INTURN
+#define FOLLOWS(c) (a[(c) - 1].phase >= HOLDS)
+#else
+#define FOLLOWS(c) (a[(c) - 1].phase != IDLE)
+#endif
+#define BEGINS(c) (a[c].phase == IDLE && ((c) == 1 || FOLLOWS(c)) && ((c) != 3 || a[1].phase == OVER))
 
 /* rule 1: quorum_acquire.go */
 inline begin(c, t) {
@@ -207,8 +223,9 @@ inline begin(c, t) {
 proctype Caller(byte c) {
 	byte t;
 end:	do
+	:: d_step { BEGINS(c) -> begin(c, tick + 1) }
 	:: d_step { BEGINS(c) -> begin(c, tick - 1) }
-	:: d_step { BEGINS(c) -> begin(c, tick + 1 + skew) }
+	:: d_step { BEGINS(c) && skew != 0 -> begin(c, tick + 1 + skew) }
 	/* rule 3: quorum_acquire.go */
 	:: d_step { a[c].phase == ASKS && EQUAL(c) && INTIME(c) ->
 		t = (AGREED(c, 0, 1) || AGREED(c, 0, 2) -> a[c].number[0] : a[c].number[1]);
@@ -219,8 +236,16 @@ end:	do
 	/* rule 4: quorum_acquire.go */
 	:: d_step { a[c].phase == AGREES && ACCEPTED(a[c].accepts) && INTIME(c) ->
 		t = MOST(c); holds(c, t); t = 0 }
-	:: d_step { a[c].phase == ASKS || a[c].phase == AGREES -> ends(c, 7) }
-	:: d_step { a[c].passed < a[c].sent -> a[c].passed++ }
+	/* Deadlines pass at any time. A release, a death and a time-out are no more than that. */
+	:: d_step { a[c].passed < a[c].sent ->
+		a[c].passed++;
+		if
+		:: !INTIME(c) && (a[c].phase == ASKS || a[c].phase == AGREES) -> ends(c)
+		:: !RENEWABLE(c) && !LIVE(c) && a[c].phase == HOLDS -> ends(c)
+		:: else
+		fi }
+	/* rule 7: quorum_lease.go. Without late copies of Release, a deadline that passes is as good. */
+	:: d_step { RELEASES && (a[c].phase == ASKS || a[c].phase == HOLDS) -> ends(c) }
 	/* rule 6: quorum_lease.go */
 	:: d_step { HOLDER(c) && c == 1 && a[c].sent <= EXTENDS && !a[c].renewing ->
 		a[c].renewing = 1;
@@ -234,8 +259,6 @@ end:	do
 	:: d_step { HOLDER(c) && a[c].renewing && a[c].until == a[c].sent && a[c].free != 0 ->
 		a[c].again = a[c].again | a[c].free; a[c].free = 0 }
 	:: d_step { a[c].renewing -> a[c].renewing = 0; a[c].yes = 0; a[c].free = 0 }
-	/* rule 7: quorum_lease.go */
-	:: d_step { a[c].phase == HOLDS -> ends(c, 7) }
 	od
 }
 
