@@ -153,6 +153,11 @@ const (
 	lifeOfP      = "text(math.ceil(math.max(p - now(), 0) / 1000) + LIFE)"
 	floor        = "math.max(promised() + 1, sent)"
 	againWaits   = "local wait = abstains(ARGV[4]) -- rules 6 and 8"
+	takesAgain   = "call('SET', KEYS[1], me, 'PX', ARGV[2]) -- rule 6: whatever the node promised"
+	copyAnswers  = "lengthen(ARGV[2]) -- rule 2: a copy of this request leaves the promise unchanged"
+
+	acceptsLarger = "return {YES, text(p)} -- rule 3: also if the promise was larger"
+	ownerReleases = "if value ~= ARGV[1] then"
 )
 
 // guard makes the nodes abstain for d only.
@@ -452,6 +457,118 @@ var schedules = []struct {
 		s.reach(a, 0, 1)
 		s.acquire(a, simS)
 	}},
+	// A is an hour ahead. Then all nodes forget its promise.
+	{name: "ahead", longest: simS, first: lines{clockCheck, "if now() - sent > T then"}, want: "token", play: func(s *simStage) {
+		a := s.client(time.Hour)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		for i := range s.nodes {
+			s.restart(i, simEmpty, 0)
+		}
+		s.at(15 * simS)
+		s.acquire(s.client(0), simS)
+	}},
+	// Nodes start just before a second ends. One tells LASTSAVE only, another INFO only.
+	{name: "seconds", longest: simS, first: lines{"(up - 1)", "up", "(saved + 1)", "saved"}, want: "too early", play: func(s *simStage) {
+		s.nodes[0].denied, s.nodes[1].denied = "INFO", "LASTSAVE"
+		s.at(950 * simMs)
+		s.restart(0, simEmpty, 0)
+		s.restart(1, simEmpty, 0)
+		s.at(9010 * simMs)
+		for i := range 2 {
+			if status, _ := s.ask(i, quorumAcquireScript, s.owner(), 1000, s.nodes[i].now(), 9000, "", "", 0); status != voteAbstains {
+				s.do(func() { s.violate("node %d, of an age of 8.06 s, grants too early", i) })
+			}
+		}
+	}},
+	// No node tells when it started.
+	{name: "silent", longest: simS, first: lines{"return -1", "return 0"}, want: "does not tell", play: func(s *simStage) {
+		for _, n := range s.nodes {
+			n.denied = "INFO LASTSAVE"
+		}
+		if _, _, ok := s.acquire(s.client(0), simS); ok {
+			s.do(func() { s.violate("a node grants that does not tell its age") })
+		}
+	}},
+	// A request arrives twice.
+	{name: "copy", longest: simS, first: lines{copyAnswers, "promise(promised() + 1)"}, want: "copy", play: func(s *simStage) {
+		me, now := s.owner(), s.nodes[0].now()
+		_, x := s.ask(0, quorumAcquireScript, me, 1000, now, 0, "", "", 0)
+		if status, y := s.ask(0, quorumAcquireScript, me, 1000, now, 0, "", "", 0); status != voteYes || x != y {
+			s.do(func() { s.violate("a copy is answered %d, the request %d", y, x) })
+		}
+	}},
+	// All nodes restart empty, one after the other. A keeps its lock, although others wait for it.
+	{name: "rolling", longest: 10 * simS, first: lines{takesAgain, "if true then return {FREE} end"}, want: "is lost", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		g, h, _ := s.acquire(a, 10*simS)
+		go func() {
+			for time.Since(s.start) < 75*simS {
+				s.acquire(b, 10*simS)
+				time.Sleep(700 * simMs)
+			}
+		}()
+		for i := range 23 {
+			s.at(time.Duration(i+1) * 3333 * simMs)
+			if i%8 == 0 && i/8 < len(s.nodes) {
+				s.restart(i/8, simEmpty, 0)
+			}
+			if err := s.renew(a, &g, h, 10*simS); err != nil {
+				s.do(func() { s.violate("a held lock is lost: %v", err) })
+				return
+			}
+		}
+	}},
+	// A failed attempt left one number on nodes 0 and 2. A is revoked before its promise(t) arrives.
+	{name: "unique", longest: simS, first: lines{"if owner ~= me then -- rule 3", "if false then"}, want: "two holders", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		s.leave(1500*simMs, 0, 2)
+		s.reach(a, 0, 1)
+		s.reach(b, 1, 2)
+		for i := range 2 {
+			s.slows(a, i, quorumPromiseScript, 300*simMs, 0)
+		}
+		go func() { s.acquire(a, simS) }()
+		s.at(100 * simMs)
+		_, _ = s.client(0).Release(context.Background(), core.Grant{Key: simKey, Owner: "owner1"})
+		s.acquire(b, simS)
+	}},
+	// A failed attempt left a number on node 0. Node 1 accepts it as A's token.
+	{name: "accepts", longest: simS, first: lines{"  promise(t)\n", "\n"}, want: "token", play: func(s *simStage) {
+		a, b := s.client(0), s.client(0)
+		s.leave(1500*simMs, 0)
+		s.reach(a, 0, 1)
+		s.reach(b, 1, 2)
+		g, h, _ := s.acquire(a, simS)
+		s.release(a, g, h)
+		s.at(300 * simMs)
+		s.acquire(b, simS)
+	}},
+	// A node promised more than t to its owner.
+	{name: "larger", longest: simS, first: lines{acceptsLarger, "return p > t and {FREE} or {YES, text(p)}"}, want: "refuses", play: func(s *simStage) {
+		me := s.owner()
+		_, p := s.ask(0, quorumAcquireScript, me, 1000, s.nodes[0].now(), 0, "", "", 0)
+		s.ask(0, quorumPromiseScript, me, p+10)
+		if status, _ := s.ask(0, quorumPromiseScript, me, p+5); status != voteYes {
+			s.do(func() { s.violate("a node that promised more refuses") })
+		}
+	}},
+	// Somebody gives back what it was not granted.
+	{name: "foreign", longest: simS, first: lines{ownerReleases, "if not value then"}, want: "two holders", play: func(s *simStage) {
+		s.acquire(s.client(0), simS)
+		for i := range s.nodes {
+			s.ask(i, releaseScript, "another", "", "")
+		}
+		s.acquire(s.client(0), simS)
+	}},
+}
+
+// leave leaves the number of an attempt that failed on some nodes.
+func (s *simStage) leave(ahead time.Duration, nodes ...int) {
+	for _, i := range nodes {
+		s.ask(i, quorumAcquireScript, "failed", 1000, s.nodes[i].now()+ahead.Microseconds(), 0, "", "", 0)
+		s.ask(i, releaseScript, "failed", "", "")
+	}
 }
 
 func (s *simStage) acquireAt(d time.Duration, q *quorum, ttl time.Duration) {
@@ -474,7 +591,10 @@ func playSchedule(t *testing.T, name string, first bool, mutant lines) (bad stri
 			}
 			s.log = true
 			if first {
-				s.simFaults, s.tune, mutant = sc.faults, sc.tune, append(mutant, sc.first...)
+				s.simFaults, s.tune = sc.faults, sc.tune
+				if mutant == nil {
+					mutant = sc.first
+				}
 			}
 			if len(mutant) > 0 {
 				s.mutant = strings.NewReplacer(mutant...)

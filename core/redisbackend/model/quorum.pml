@@ -182,7 +182,7 @@ inline holds(c, t) {
 	a[c].phase = HOLDS;
 	a[c].until = 1;
 	settle(c);
-	assert(BREAKS || !OTHER(c)); /* one holder */
+	assert(BREAKS || revoked != 0 || !OTHER(c)); /* one holder */
 	assert(BREAKS -> (t) > a[c].before && !TAKEN(t) : (t) > largest); /* tokens go up */
 	a[c].token = (BREAKS -> (t) : 0);
 	largest = MAX(largest, t)
@@ -253,7 +253,7 @@ end:	do
 		a[c].sent++;
 		a[c].extend = 7; a[c].yes = 0; a[c].free = 0 }
 	:: d_step { a[c].phase == HOLDS && a[c].renewing && MAJORITY(a[c].yes) && a[c].until < a[c].sent && RENEWS(c) ->
-		assert(BREAKS || LIVE(c) || !OTHER(c));
+		assert(BREAKS || revoked != 0 || LIVE(c) || !OTHER(c));
 		assert(!a[c].late); /* what an operator released is not renewed */
 		a[c].until = a[c].sent; a[c].yes = 0 }
 	:: d_step { HOLDER(c) && a[c].renewing && a[c].until == a[c].sent && a[c].free != 0 ->
