@@ -69,7 +69,7 @@ func TestMutants_Lua(t *testing.T) {
 			t.Errorf("no script has the line %q", m.line)
 			continue
 		}
-		if bad, _ := playSchedule(t, m.schedule, m.tuned, lines{m.line, m.broken}); bad == "" {
+		if bad, _ := playSchedule(t, m.schedule, m.tuned, edits{m.line, m.broken}); bad == "" {
 			t.Errorf("%q instead of %q: schedule %s notices nothing", m.broken, m.line, m.schedule)
 		}
 	}
@@ -80,11 +80,11 @@ func TestMutants_Search(t *testing.T) {
 	t.Parallel()
 	for _, m := range []struct {
 		name   string
-		mutant lines
+		mutant edits
 		faults func(*simFaults)
 	}{
-		{"no abstention", lines{"local wait = abstains(ARGV[4]) -- rule 8", "local wait = 0"}, nil},
-		{"no floor", lines{floor, "promised() + 1"}, nil},
+		{"no abstention", edits{"local wait = abstains(ARGV[4]) -- rule 8", "local wait = 0"}, nil},
+		{"no floor", edits{floor, "promised() + 1"}, nil},
 		{"one owner per caller", nil, func(f *simFaults) { f.owners = true }},
 	} {
 		if m.faults == nil && (!check.Long || check.Race) {

@@ -144,8 +144,8 @@ func (s *simStage) counts(owner string, number uint64, deadline time.Time) {
 	s.do(func() { s.granted(s.newest, core.Grant{Owner: owner, Token: number * tokenBlock, Deadline: deadline}) })
 }
 
-// lines are replacements in the scripts.
-type lines []string
+// edits are replacements in the scripts.
+type edits []string
 
 const (
 	clockCheck   = "if math.abs(sent - now()) > T then"
@@ -175,7 +175,7 @@ const (
 var schedules = []struct {
 	name     string
 	longest  time.Duration
-	first    lines         // the first reading: other lines of the scripts,
+	first    edits         // the first reading: other lines of the scripts,
 	tune     func(*quorum) // another guard,
 	faults   simFaults     // or another client. Some schedules play it themselves.
 	hopeless bool          // the rules as they are fail, too
@@ -194,7 +194,7 @@ var schedules = []struct {
 		s.acquire(b, simS)
 	}},
 	// A's clock is an hour ahead. Its promise ends.
-	{name: "S2", longest: 10 * simS, first: lines{clockCheck, "if false then", lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
+	{name: "S2", longest: 10 * simS, first: edits{clockCheck, "if false then", lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
 		a := s.client(time.Hour)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
@@ -202,7 +202,7 @@ var schedules = []struct {
 		s.acquire(s.client(0), simS)
 	}},
 	// The key is idle. B's clock is an hour behind.
-	{name: "S3", longest: 10 * simS, first: lines{clockCheck, "if promised() > 0 and false then"}, want: "token", play: func(s *simStage) {
+	{name: "S3", longest: 10 * simS, first: edits{clockCheck, "if promised() > 0 and false then"}, want: "token", play: func(s *simStage) {
 		a := s.client(0)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
@@ -225,7 +225,7 @@ var schedules = []struct {
 		}
 	}},
 	// A's number is on node 0 only, whose clock is ahead. promise(t) of Z carries it to node 1.
-	{name: "S5", longest: simS, first: lines{promiseCheck, "if false then"}, tune: guard(5 * simS), want: "token", play: func(s *simStage) {
+	{name: "S5", longest: simS, first: edits{promiseCheck, "if false then"}, tune: guard(5 * simS), want: "token", play: func(s *simStage) {
 		for i, off := range []time.Duration{1950 * simMs, -1900 * simMs, -1900 * simMs} {
 			s.nodes[i].offset = off
 		}
@@ -242,7 +242,7 @@ var schedules = []struct {
 		}
 	}},
 	// A promise lives for 3 s. A is 2 s ahead, B is 2 s behind.
-	{name: "S6", longest: 10 * simS, first: lines{lifeOfP, "text(3000)"}, want: "token", play: func(s *simStage) {
+	{name: "S6", longest: 10 * simS, first: edits{lifeOfP, "text(3000)"}, want: "token", play: func(s *simStage) {
 		a := s.client(1980 * simMs)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
@@ -250,7 +250,7 @@ var schedules = []struct {
 		s.acquire(s.client(-1980*simMs), simS)
 	}},
 	// A promise lives from now on. All clocks step back by 2 min between two holders.
-	{name: "S7", longest: 10 * simS, first: lines{lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
+	{name: "S7", longest: 10 * simS, first: edits{lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
 		a, b := s.client(0), s.client(-2*time.Minute)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
@@ -335,7 +335,7 @@ var schedules = []struct {
 		s.acquire(b, simS)
 	}},
 	// B waits for node 0. A takes node 1, which forgot B, again while it abstains.
-	{name: "S13", longest: 60 * simS, first: lines{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
+	{name: "S13", longest: 60 * simS, first: edits{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
 		a, b := s.client(0), s.client(20*simMs) // both nodes answer B's time
 		s.reach(b, 0, 1)
 		s.slows(b, 0, quorumAcquireScript, 1500*simMs, 0)
@@ -354,7 +354,7 @@ var schedules = []struct {
 		s.at(2 * simS)
 	}},
 	// The same with one TTL.
-	{name: "S13b", longest: simS, first: lines{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
+	{name: "S13b", longest: simS, first: edits{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
 		s.reach(a, 0, 2)
 		g, h, _ := s.acquire(a, simS)
@@ -444,7 +444,7 @@ var schedules = []struct {
 		}
 	}},
 	// The caller's time counts for new keys only. Two nodes start with old promises.
-	{name: "R4", longest: simS, first: lines{floor, "promised() == 0 and sent or promised() + 1"}, want: "token", play: func(s *simStage) {
+	{name: "R4", longest: simS, first: edits{floor, "promised() == 0 and sent or promised() + 1"}, want: "token", play: func(s *simStage) {
 		a := s.client(0)
 		for i := range 3 {
 			s.at(time.Duration(i) * simS)
@@ -458,7 +458,7 @@ var schedules = []struct {
 		s.acquire(a, simS)
 	}},
 	// A is an hour ahead. Then all nodes forget its promise.
-	{name: "ahead", longest: simS, first: lines{clockCheck, "if now() - sent > T then"}, want: "token", play: func(s *simStage) {
+	{name: "ahead", longest: simS, first: edits{clockCheck, "if now() - sent > T then"}, want: "token", play: func(s *simStage) {
 		a := s.client(time.Hour)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
@@ -469,7 +469,7 @@ var schedules = []struct {
 		s.acquire(s.client(0), simS)
 	}},
 	// Nodes start just before a second ends. One tells LASTSAVE only, another INFO only.
-	{name: "seconds", longest: simS, first: lines{"(up - 1)", "up", "(saved + 1)", "saved"}, want: "too early", play: func(s *simStage) {
+	{name: "seconds", longest: simS, first: edits{"(up - 1)", "up", "(saved + 1)", "saved"}, want: "too early", play: func(s *simStage) {
 		s.nodes[0].denied, s.nodes[1].denied = "INFO", "LASTSAVE"
 		s.at(950 * simMs)
 		s.restart(0, simEmpty, 0)
@@ -482,7 +482,7 @@ var schedules = []struct {
 		}
 	}},
 	// No node tells when it started.
-	{name: "silent", longest: simS, first: lines{"return -1", "return 0"}, want: "does not tell", play: func(s *simStage) {
+	{name: "silent", longest: simS, first: edits{"return -1", "return 0"}, want: "does not tell", play: func(s *simStage) {
 		for _, n := range s.nodes {
 			n.denied = "INFO LASTSAVE"
 		}
@@ -491,7 +491,7 @@ var schedules = []struct {
 		}
 	}},
 	// A request arrives twice.
-	{name: "copy", longest: simS, first: lines{copyAnswers, "promise(promised() + 1)"}, want: "copy", play: func(s *simStage) {
+	{name: "copy", longest: simS, first: edits{copyAnswers, "promise(promised() + 1)"}, want: "copy", play: func(s *simStage) {
 		me, now := s.owner(), s.nodes[0].now()
 		_, x := s.ask(0, quorumAcquireScript, me, 1000, now, 0, "", "", 0)
 		if status, y := s.ask(0, quorumAcquireScript, me, 1000, now, 0, "", "", 0); status != voteYes || x != y {
@@ -499,7 +499,7 @@ var schedules = []struct {
 		}
 	}},
 	// All nodes restart empty, one after the other. A keeps its lock, although others wait for it.
-	{name: "rolling", longest: 10 * simS, first: lines{takesAgain, "if true then return {FREE} end"}, want: "is lost", play: func(s *simStage) {
+	{name: "rolling", longest: 10 * simS, first: edits{takesAgain, "if true then return {FREE} end"}, want: "is lost", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
 		g, h, _ := s.acquire(a, 10*simS)
 		go func() {
@@ -520,7 +520,7 @@ var schedules = []struct {
 		}
 	}},
 	// A failed attempt left one number on nodes 0 and 2. A is revoked before its promise(t) arrives.
-	{name: "unique", longest: simS, first: lines{"if owner ~= me then -- rule 3", "if false then"}, want: "two holders", play: func(s *simStage) {
+	{name: "unique", longest: simS, first: edits{"if owner ~= me then -- rule 3", "if false then"}, want: "two holders", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
 		s.leave(1500*simMs, 0, 2)
 		s.reach(a, 0, 1)
@@ -534,7 +534,7 @@ var schedules = []struct {
 		s.acquire(b, simS)
 	}},
 	// A failed attempt left a number on node 0. Node 1 accepts it as A's token.
-	{name: "accepts", longest: simS, first: lines{"  promise(t)\n", "\n"}, want: "token", play: func(s *simStage) {
+	{name: "accepts", longest: simS, first: edits{"  promise(t)\n", "\n"}, want: "token", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
 		s.leave(1500*simMs, 0)
 		s.reach(a, 0, 1)
@@ -545,7 +545,7 @@ var schedules = []struct {
 		s.acquire(b, simS)
 	}},
 	// A node promised more than t to its owner.
-	{name: "larger", longest: simS, first: lines{acceptsLarger, "return p > t and {FREE} or {YES, text(p)}"}, want: "refuses", play: func(s *simStage) {
+	{name: "larger", longest: simS, first: edits{acceptsLarger, "return p > t and {FREE} or {YES, text(p)}"}, want: "refuses", play: func(s *simStage) {
 		me := s.owner()
 		_, p := s.ask(0, quorumAcquireScript, me, 1000, s.nodes[0].now(), 0, "", "", 0)
 		s.ask(0, quorumPromiseScript, me, p+10)
@@ -554,7 +554,7 @@ var schedules = []struct {
 		}
 	}},
 	// Somebody gives back what it was not granted.
-	{name: "foreign", longest: simS, first: lines{ownerReleases, "if not value then"}, want: "two holders", play: func(s *simStage) {
+	{name: "foreign", longest: simS, first: edits{ownerReleases, "if not value then"}, want: "two holders", play: func(s *simStage) {
 		s.acquire(s.client(0), simS)
 		for i := range s.nodes {
 			s.ask(i, releaseScript, "another", "", "")
@@ -577,7 +577,7 @@ func (s *simStage) acquireAt(d time.Duration, q *quorum, ttl time.Duration) {
 }
 
 // playSchedule plays a schedule. It returns the first violation, and the log.
-func playSchedule(t *testing.T, name string, first bool, mutant lines) (bad string, notes []string) {
+func playSchedule(t *testing.T, name string, first bool, mutant edits) (bad string, notes []string) {
 	for _, sc := range schedules {
 		if sc.name != name {
 			continue

@@ -20,7 +20,7 @@ import (
 // Callers give up and processes die, also in the middle of a call.
 //
 //	ONELANE_LONG=1 go test -run 'TestSimulation$' ./core/redisbackend                 # as in .ci/run
-//	ONELANE_SIM_SEEDS=100000 go test -run 'TestSimulation$' -v ./core/redisbackend   # more seeds
+//	ONELANE_SIM_SEEDS=100000 go test -run 'TestSimulation$' -v ./core/redisbackend   # more seeds, from ONELANE_SIM_FIRST on
 //	ONELANE_SIM_SEED=42 go test -run 'TestSimulation$' -v ./core/redisbackend        # one, in detail
 const (
 	simSeeds     = 5000
@@ -90,7 +90,8 @@ func TestSimulation(t *testing.T) {
 	if check.Race {
 		seeds = simSeedsFast / 10
 	}
-	seeds = fromEnv(t, "ONELANE_SIM_SEEDS", seeds)
+	first := fromEnv(t, "ONELANE_SIM_FIRST", 0)
+	seeds = first + fromEnv(t, "ONELANE_SIM_SEEDS", seeds)
 	var mu sync.Mutex
 	counts, start := make([]simCount, 2*len(simConfigs)), time.Now()
 	t.Run("seeds", func(t *testing.T) {
@@ -99,7 +100,7 @@ func TestSimulation(t *testing.T) {
 			t.Run(fmt.Sprint(worker), func(t *testing.T) {
 				t.Parallel()
 				l := newSimLua()
-				for seed := worker; seed < seeds; seed += workers {
+				for seed := first + worker; seed < seeds; seed += workers {
 					run := runSeed(t, l, seed, nil)
 					if run.bad != "" {
 						t.Errorf("seed %d: %s", seed, run.bad)
@@ -111,7 +112,7 @@ func TestSimulation(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("%d seeds in %v", seeds, time.Since(start).Round(time.Millisecond))
+	t.Logf("seeds %d to %d in %v", first, seeds-1, time.Since(start).Round(time.Millisecond))
 	t.Logf("| N | configuration | runs | attempts | holds | renewals | losses | violations |")
 	for i, c := range counts {
 		t.Logf("| %d | %s | %d | %d | %d | %d | %d | %d |", 3+i%2*2, simConfigs[i/2].name, c.runs, c.attempts, c.holds, c.renewals, c.losses, c.violations)
