@@ -151,6 +151,48 @@ func TestMutants_Go(t *testing.T) {
 	}
 }
 
+// modelText is where the model names the files that keep a rule.
+var modelText = regexp.MustCompile(`rule (\d): ((?:\w+\.(?:go|lua)(?:, )?)+)`)
+
+// Each line that keeps a rule has a step in the model, and each step of the model has a line.
+func TestModel_NamesItsLines(t *testing.T) {
+	t.Parallel()
+	kept, named := map[string]bool{}, map[string]bool{}
+	for _, pattern := range []string{"quorum*.go", "lua/quorum*.lua"} {
+		for file, text := range sourcesOf(t, pattern) {
+			for _, line := range strings.Split(text, "\n") {
+				if file == "quorum.go" && strings.HasPrefix(line, "//") {
+					continue // what the rules are
+				}
+				for _, m := range ruleText.FindAllStringSubmatch(line, -1) {
+					for _, n := range m[1:] {
+						if n != "" {
+							kept["rule "+n+": "+filepath.Base(file)] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, m := range modelText.FindAllStringSubmatch(sourcesOf(t, "model/quorum.pml")["model/quorum.pml"], -1) {
+		for _, file := range strings.Split(strings.TrimSuffix(m[2], ", "), ", ") {
+			if file != "release.lua" {
+				named["rule "+m[1]+": "+file] = true
+			}
+		}
+	}
+	for pair := range kept {
+		if !named[pair] {
+			t.Errorf("quorum.pml has no %q", pair)
+		}
+	}
+	for pair := range named {
+		if !kept[pair] {
+			t.Errorf("quorum.pml has %q, and that file has no such comment", pair)
+		}
+	}
+}
+
 // sourcesOf reads the package's files that match, without the tests.
 func sourcesOf(t *testing.T, pattern string) map[string]string {
 	t.Helper()

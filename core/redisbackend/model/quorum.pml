@@ -226,7 +226,7 @@ end:	do
 	:: d_step { BEGINS(c) -> begin(c, tick + 1) }
 	:: d_step { BEGINS(c) -> begin(c, tick - 1) }
 	:: d_step { BEGINS(c) && skew != 0 -> begin(c, tick + 1 + skew) }
-	/* rule 3: quorum_acquire.go */
+	/* rule 3: quorum_acquire.go, quorum_vote.go */
 	:: d_step { a[c].phase == ASKS && EQUAL(c) && INTIME(c) ->
 		t = (AGREED(c, 0, 1) || AGREED(c, 0, 2) -> a[c].number[0] : a[c].number[1]);
 		holds(c, t); t = 0 }
@@ -244,7 +244,8 @@ end:	do
 		:: !RENEWABLE(c) && !LIVE(c) && a[c].phase == HOLDS -> ends(c)
 		:: else
 		fi }
-	/* rule 7: quorum_lease.go. Without late copies of Release, a deadline that passes is as good. */
+	/* rule 7: quorum_lease.go
+	 * Without late copies of Release, a deadline that passes is as good. */
 	:: d_step { RELEASES && (a[c].phase == ASKS || a[c].phase == HOLDS) -> ends(c) }
 	/* rule 6: quorum_lease.go */
 	:: d_step { HOLDER(c) && c == 1 && a[c].sent <= EXTENDS && !a[c].renewing ->
@@ -257,7 +258,7 @@ end:	do
 		assert(!a[c].late); /* what an operator released is not renewed */
 		a[c].until = a[c].sent; a[c].yes = 0 }
 	:: d_step { HOLDER(c) && a[c].renewing && a[c].until == a[c].sent && a[c].free != 0 ->
-		a[c].again = a[c].again | a[c].free; a[c].free = 0 }
+		a[c].again = a[c].again | a[c].free; a[c].free = 0 } /* rule 8: quorum_lease.go */
 	:: d_step { a[c].renewing -> a[c].renewing = 0; a[c].yes = 0; a[c].free = 0 }
 	od
 }
@@ -318,7 +319,7 @@ end:	do
 		:: SAME(node[n].owner, c) -> lend(n, c, a[c].sent)
 		:: else
 		fi }
-	/* rule 7: quorum_release.lua */
+	/* rule 7: release.lua, which has no number: it is not the quorum's alone */
 	:: d_step { IN(a[c].release, n) ->
 		a[c].release = a[c].release & ~BIT(n);
 		if
@@ -334,16 +335,17 @@ end:	do
 proctype Server(byte n) {
 end:	do
 	:: d_step { node[n].owner != 0 && (BREAKS || a[node[n].owner].passed >= node[n].lease) -> unlend(n) }
-	/* rule 5: quorum_node.lua */
+	/* rule 5: quorum.lua */
 	:: d_step { node[n].promise != 0 && node[n].promise < NOW(n) - TOLERANCE -> node[n].promise = 0 }
-	/* rule 8: quorum_node.lua. A node starts with its data, with none, or with older ones. */
+	/* A node starts with its data, with none, or with older ones. It abstains:
+	 * rule 8: quorum.go, quorum.lua, quorum_acquire.lua, quorum_extend.lua */
 	:: d_step { RESTART(n) -> start(n) }
 	:: d_step { RESTART(n) && node[n].promise != 0 -> start(n); node[n].promise = 0; unlend(n) }
 	:: d_step { RESTART(n) && node[n].promise > 1 -> start(n); node[n].promise-- }
 	:: d_step { RESTART(n) && node[n].promise > 1 && node[n].owner != 0 -> start(n); node[n].promise--; unlend(n) }
 	:: d_step { node[n].started == 2 && !YOUNG(n) -> node[n].started = 0; node[n].gave = 0; node[n].till = 0 }
-	/* An operator releases the first attempt. */
-	:: d_step { OPERATOR && !IN(revoked, n) && a[1].phase == HOLDS ->
+	/* An operator releases the first attempt. Its Acquire is not under way any more: README.md. */
+	:: d_step { OPERATOR && !IN(revoked, n) && a[1].phase == HOLDS && !IN(a[1].acquire, n) ->
 		revoked = revoked | BIT(n);
 		if
 		:: node[n].owner == 1 -> unlend(n)
