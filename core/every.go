@@ -233,7 +233,7 @@ func (j *job) run(ctx context.Context, k *Lock) (finished bool, err error) {
 	case err != nil:
 		outcome = outcomeFailed
 	}
-	// What stops fn when its context ends is no failure, but a panic always is.
+	// An error after the end of ctx is no failure, but a panic always is.
 	if _, panicked := errors.AsType[*jobPanic](err); panicked || outcome == outcomeFailed {
 		j.failed(err)
 	}

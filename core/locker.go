@@ -32,11 +32,12 @@ type Locker struct {
 	mu     sync.Mutex
 	queues map[string]*queue // by the backend's name of the key
 	anys   map[anyID]*anyQueue
-	id     string // of this Locker among those that wait
 	began  time.Time
-	blind  bool          // the last release did not tell who waits
-	trip   atomic.Int64  // how long the backend takes for an answer, in ns: a moving average
-	done   chan struct{} // closed by Close, which holds mu
+	blind  bool // the last release did not tell who waits
+
+	id   string        // of this Locker among those that wait
+	trip atomic.Int64  // how long the backend takes for an answer, in ns: a moving average
+	done chan struct{} // closed by Close, which holds mu
 }
 
 // New returns a Locker on the backend that o opens, for example redisbackend.New(client). It
