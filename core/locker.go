@@ -35,8 +35,11 @@ type Locker struct {
 	began  time.Time
 	blind  bool // the last release did not tell who waits
 
-	id   string        // of this Locker among those that wait
-	trip atomic.Int64  // how long the backend takes for an answer, in ns: a moving average
+	// id is this Locker's among those that wait. trip is how long the backend takes for an answer, in
+	// ns: a moving average.
+	id   string
+	trip atomic.Int64
+
 	done chan struct{} // closed by Close, which holds mu
 }
 
