@@ -17,8 +17,8 @@ import (
 
 // simFaults are those of a random run. Clients die, and are slow, in all of them.
 type simFaults struct {
-	nodeOff, clientOff time.Duration   // clocks are off true time by at most this
-	badNode, badClient time.Duration   // the clocks of node 0 and of client 0 are off by this instead, if not 0
+	nodeOff, clientOff time.Duration   // clocks are off true time by at most this.
+	badNode, badClient time.Duration   // node 0 and client 0 are off by this instead, if not 0.
 	steps              bool            // the nodes' clocks step within nodeOff
 	back               time.Duration   // all nodes' clocks step back by this, once
 	restarts           simRestarts     // of nodes
@@ -333,7 +333,7 @@ func (run *simRun) granted(before uint64, g core.Grant) *simHold {
 	return h
 }
 
-// renewed checks that nobody else holds the key while a holder is told that it does. run.mu is held.
+// renewed checks that nobody else holds the key when a renewal succeeds. run.mu is held.
 func (run *simRun) renewed(h *simHold, g core.Grant) {
 	for _, o := range run.holds {
 		if o != h && !o.over && time.Now().Before(o.ends) && !run.tokensOnly() {

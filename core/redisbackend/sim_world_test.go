@@ -144,7 +144,7 @@ func (w *simWorld) process(offset, timeout time.Duration, on ...int) *quorum {
 			continue
 		}
 		n := newNode(&simConn{w: w, process: id, node: i}, newLatency(timeout), env)
-		// Clean-ups release again what was given back. Their workers take turns in any order.
+		// Without clean-ups: their workers take turns in any order, so that no seed would be the same twice.
 		n.stop()
 		n.cleaning.Close(0)
 		nodes = append(nodes, n)
