@@ -19,13 +19,13 @@ import (
 type simFaults struct {
 	nodeOff, clientOff time.Duration   // clocks are off true time by at most this.
 	badNode, badClient time.Duration   // node 0 and client 0 are off by this instead, if not 0.
-	steps              bool            // the nodes' clocks step within nodeOff
-	back               time.Duration   // all nodes' clocks step back by this, once
-	restarts           simRestarts     // of nodes
-	ttls               []time.Duration // of the clients
-	length             time.Duration   // of a run
-	owners             bool            // R2: the attempts of a client share an owner
-	late               bool            // R1: a renewal counts that comes late
+	steps              bool            // the nodes' clocks step within nodeOff.
+	back               time.Duration   // all nodes' clocks step back by this, once.
+	restarts           simRestarts     // of nodes.
+	ttls               []time.Duration // of the clients.
+	length             time.Duration   // of a run.
+	owners             bool            // R2: the attempts of a client share an owner.
+	late               bool            // R1: a renewal counts that comes late.
 }
 
 type simRestarts int
