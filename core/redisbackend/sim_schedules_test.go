@@ -317,7 +317,7 @@ var schedules = []struct {
 	}},
 	// Z left a larger number on node 0. A's promise(t) reaches that node only, which counts as enough.
 	{name: "S12", longest: 10 * simS, want: "token", play: func(s *simStage) {
-		z, a, b := s.hasty(1500*simMilli), s.client(0), s.client(0)
+		z, a, b := s.hasty(1500*simMilli), s.hasty(0), s.client(0)
 		s.reach(z, 0)
 		s.acquire(z, simS)
 		s.reach(a, 0, 1)
@@ -327,7 +327,7 @@ var schedules = []struct {
 			if status, _ := s.ask(0, quorumPromiseScript, me, t); status == voteYes {
 				s.counts(me, t, time.Now().Add(50*simMilli))
 			}
-		} else if _, _, ok := s.acquire(a, 100*simMilli); ok {
+		} else if _, _, ok := s.acquire(a, simS); ok {
 			s.do(func() { s.violate("a minority accepted, and A holds") })
 		}
 		time.Sleep(1050 * simMilli)
