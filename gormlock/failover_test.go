@@ -105,7 +105,7 @@ func TestFailover_QuorumKeepsTheLock(t *testing.T) {
 		}
 	}
 	for began := time.Now(); ; time.Sleep(50 * time.Millisecond) { // and so does the client of the first
-		if err = k.Extend(t.Context(), time.Minute); !errors.Is(err, core.ErrUnavailable) || time.Since(began) > 20*time.Second {
+		if err = k.Extend(t.Context(), 30*time.Second); !errors.Is(err, core.ErrUnavailable) || time.Since(began) > 20*time.Second {
 			break
 		}
 	}
