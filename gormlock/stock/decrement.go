@@ -64,7 +64,8 @@ func Decrement(db *gorm.DB, column string, n int64) (left int64, err error) {
 
 // takeOne takes from one row in the transaction of db.
 func (d *decrement) takeOne(db *gorm.DB) (left int64, err error) {
-	err = d.run(db)
+	// A session, because the caller may go on with db.
+	err = d.run(db.Session(&gorm.Session{SkipDefaultTransaction: true}))
 	switch {
 	case d.matched > 1:
 		rollback(db, err)

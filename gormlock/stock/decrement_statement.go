@@ -70,9 +70,8 @@ func known(db *gorm.DB) error {
 
 // run sends the UPDATE in the transaction of db. It says what it did in d.matched and d.left.
 func (d *decrement) run(db *gorm.DB) error {
-	// A session, because the caller may go on with db. The last scope, because others may bring
-	// conditions, or return another statement.
-	tx := db.Session(&gorm.Session{SkipDefaultTransaction: true}).Scopes(d.attach).
+	// The last scope, because others may bring conditions, or return another statement.
+	tx := db.Scopes(d.attach).
 		Set(gormkeys.AnyVersion, d.column.Name).Update(d.column.Name, gorm.Expr("?", d))
 	d.result = tx
 	switch {
@@ -84,19 +83,20 @@ func (d *decrement) run(db *gorm.DB) error {
 	return nil
 }
 
-// decrementSQL is, by dialect, the new value of the column and the condition that there are n.
+// decrementSQL is, by dialect, the new value of the column and the condition that there are n. The
+// column and n stand for the question marks in turn.
 var decrementSQL = map[string]struct{ taken, enough string }{
 	// MySQL has no RETURNING, but sends what LAST_INSERT_ID was called with.
-	"mysql": {"@c - @n + 0 * LAST_INSERT_ID(FLOOR(@c - @n) + 1)", "@c >= @n"},
+	"mysql": {"? - ? + 0 * LAST_INSERT_ID(FLOOR(? - ?) + 1)", "? >= ?"},
 	// A bare parameter would get the type of the column, which n may exceed.
-	"postgres": {"@c - CAST(@n AS bigint)", "@c >= CAST(@n AS bigint)"},
+	"postgres": {"? - CAST(? AS bigint)", "? >= CAST(? AS bigint)"},
 	// SQLite would compare two texts if the column is one, and "5" is greater than "10" then.
-	"sqlite": {"@c - @n", "CAST(@c AS NUMERIC) >= @n"},
+	"sqlite": {"? - ?", "CAST(? AS NUMERIC) >= ?"},
 }
 
 // expr is one of the texts of decrementSQL for d.
 func (d *decrement) expr(text string) clause.Expression {
-	return clause.NamedExpr{SQL: text, Vars: []any{map[string]any{"c": d.column, "n": d.n}}}
+	return clause.Expr{SQL: text, Vars: []any{d.column, d.n, d.column, d.n}[:strings.Count(text, "?")]}
 }
 
 // attach is a scope that lets d write the statement. GORM would write some associations before the

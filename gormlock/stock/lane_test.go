@@ -66,6 +66,13 @@ func TestSale_Within(t *testing.T) {
 			}
 		}
 		wantBooks[Plain](t, db, 1000, 0)
+		// The time ends between the last statement and COMMIT, which is not sent then.
+		fresh(t, db, 1000, &Hooked{})
+		_, err := newSale[Hooked](t, db, stock.Within(50*time.Millisecond)).Sell(t.Context(), 42, 1, &Hooked{Buyer: 107})
+		if want(t, "before COMMIT", err, context.DeadlineExceeded); errors.Is(err, stock.ErrCommitUnknown) {
+			t.Error(err)
+		}
+		wantBooks[Hooked](t, db, 1000, 0)
 	})
 }
 

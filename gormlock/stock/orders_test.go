@@ -273,6 +273,13 @@ func (h *Hooked) BeforeCreate(tx *gorm.DB) error {
 	return nil
 }
 
+func (h *Hooked) AfterCreate(tx *gorm.DB) error {
+	if h.Buyer == 107 { // it returns when the time of its batch is over
+		<-tx.Statement.Context.Done()
+	}
+	return nil
+}
+
 type tenantKey struct{}
 
 var errHook = errors.New("refused by a hook")

@@ -111,7 +111,7 @@ func atSource(db *gorm.DB, table string) *gorm.DB {
 		}
 	}
 	if _, ok := db.Plugins[resolverName]; !ok || db.Statement.ConnPool != db.ConnPool {
-		return db.Session(&gorm.Session{})
+		return db
 	}
 	dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Context: context.Background()}).
 		Table(table).Exec("DELETE FROM " + table)
