@@ -168,8 +168,7 @@ func WithInstance(name string) Option {
 // with a context that carries the lock are not refused.
 //
 // Callers of [Locker.AcquireAny] with the same keys and options wait in a line of their own, which
-// has the same limit. In the line of each key, all of them count as one waiter. Callers of
-// gormlock.Grouped, too, wait in a line of their own with this limit, and count as one waiter.
+// has the same limit. In the line of each key, all of them count as one waiter.
 func WithMaxWaiters(n int) Option {
 	return lockerOption(func(c *config) {
 		if c.maxWaiters = n; n < 1 {
