@@ -166,7 +166,7 @@ func guard(d time.Duration) func(*quorum) {
 }
 
 const (
-	simMilli = time.Millisecond
+	simStep = time.Millisecond
 	simS     = time.Second
 )
 
@@ -189,7 +189,7 @@ var schedules = []struct {
 		s.acquire(a, 60*simS)
 		s.at(simS)
 		s.restart(1, simEmpty, 0)
-		s.at(9200 * simMilli)
+		s.at(9200 * simStep)
 		s.reach(b, 1, 2)
 		s.acquire(b, simS)
 	}},
@@ -211,43 +211,43 @@ var schedules = []struct {
 	}},
 	// Node 1 abstains for 3 s only. A is 2 s ahead, B is 2 s behind.
 	{name: "S4", longest: simS, tune: guard(3 * simS), want: "token", play: func(s *simStage) {
-		a, b := s.client(1980*simMilli), s.client(-1980*simMilli)
+		a, b := s.client(1980*simStep), s.client(-1980*simStep)
 		s.reach(a, 0, 1)
 		s.reach(b, 1, 2)
-		s.at(980 * simMilli)
+		s.at(980 * simStep)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
-		s.at(990 * simMilli)
+		s.at(990 * simStep)
 		s.restart(1, simEmpty, 0)
-		for t := 4010 * simMilli; t < 20*simS && s.count.holds < 2; t += simS {
+		for t := 4010 * simStep; t < 20*simS && s.count.holds < 2; t += simS {
 			s.at(t)
 			s.acquire(b, simS)
 		}
 	}},
 	// A's number is on node 0 only, whose clock is ahead. promise(t) of Z carries it to node 1.
 	{name: "S5", longest: simS, first: edits{promiseCheck, "if false then"}, tune: guard(5 * simS), want: "token", play: func(s *simStage) {
-		for i, off := range []time.Duration{1950 * simMilli, -1900 * simMilli, -1900 * simMilli} {
+		for i, off := range []time.Duration{1950 * simStep, -1900 * simStep, -1900 * simStep} {
 			s.nodes[i].offset = off
 		}
-		s.acquire(s.client(3900*simMilli), simS)
-		z, b := s.client(0), s.client(-3800*simMilli)
+		s.acquire(s.client(3900*simStep), simS)
+		z, b := s.client(0), s.client(-3800*simStep)
 		s.reach(z, 0, 1)
 		s.reach(b, 1, 2)
 		g, h, _ := s.acquire(z, simS)
 		s.release(z, g, h)
 		s.restart(1, simEmpty, 0)
-		for t := 6100 * simMilli; t < 20*simS && s.count.holds < 2; t += simS {
+		for t := 6100 * simStep; t < 20*simS && s.count.holds < 2; t += simS {
 			s.at(t)
 			s.acquire(b, simS)
 		}
 	}},
 	// A promise lives for 3 s. A is 2 s ahead, B is 2 s behind.
 	{name: "S6", longest: 10 * simS, first: edits{lifeOfP, "text(3000)"}, want: "token", play: func(s *simStage) {
-		a := s.client(1980 * simMilli)
+		a := s.client(1980 * simStep)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
-		s.at(3100 * simMilli)
-		s.acquire(s.client(-1980*simMilli), simS)
+		s.at(3100 * simStep)
+		s.acquire(s.client(-1980*simStep), simS)
 	}},
 	// A promise lives from now on. All clocks step back by 2 min between two holders.
 	{name: "S7", longest: 10 * simS, first: edits{lifeOfP, "text(LIFE)"}, want: "token", play: func(s *simStage) {
@@ -269,10 +269,10 @@ var schedules = []struct {
 		s.reach(a, 0, 1)
 		s.reach(b, 1, 2)
 		s.acquire(a, 10*simS)
-		s.at(10 * simMilli)
+		s.at(10 * simStep)
 		s.restart(1, simEmpty, 0)
-		s.nodes[1].offset = 1900 * simMilli
-		s.at(9500 * simMilli)
+		s.nodes[1].offset = 1900 * simStep
+		s.at(9500 * simStep)
 		s.acquire(b, 10*simS)
 	}},
 	// Node 1 starts with a clock that is 30 s late. Then it is set.
@@ -317,7 +317,7 @@ var schedules = []struct {
 	}},
 	// Z left a larger number on node 0. A's promise(t) reaches that node only, which counts as enough.
 	{name: "S12", longest: 10 * simS, want: "token", play: func(s *simStage) {
-		z, a, b := s.hasty(1500*simMilli), s.hasty(0), s.client(0)
+		z, a, b := s.hasty(1500*simStep), s.hasty(0), s.client(0)
 		s.reach(z, 0)
 		s.acquire(z, simS)
 		s.reach(a, 0, 1)
@@ -325,31 +325,31 @@ var schedules = []struct {
 		if s.first {
 			me, t := s.owner(), s.largest(a, 0, 1)
 			if status, _ := s.ask(0, quorumPromiseScript, me, t); status == voteYes {
-				s.counts(me, t, time.Now().Add(50*simMilli))
+				s.counts(me, t, time.Now().Add(50*simStep))
 			}
 		} else if _, _, ok := s.acquire(a, simS); ok {
 			s.do(func() { s.violate("a minority accepted, and A holds") })
 		}
-		time.Sleep(1050 * simMilli)
+		time.Sleep(1050 * simStep)
 		s.reach(b, 1, 2)
 		s.acquire(b, simS)
 	}},
 	// B waits for node 0. A takes node 1, which forgot B, again while it abstains.
 	{name: "S13", longest: 60 * simS, first: edits{againWaits, "local wait = 0"}, want: "two holders", play: func(s *simStage) {
-		a, b := s.client(0), s.client(20*simMilli) // both nodes answer B's time
+		a, b := s.client(0), s.client(20*simStep) // both nodes answer B's time
 		s.reach(b, 0, 1)
-		s.slows(b, 0, quorumAcquireScript, 1500*simMilli, 0)
+		s.slows(b, 0, quorumAcquireScript, 1500*simStep, 0)
 		go s.acquire(b, 60*simS)
-		s.at(10 * simMilli)
+		s.at(10 * simStep)
 		g, h, _ := s.acquire(a, simS)
-		s.at(20 * simMilli)
+		s.at(20 * simStep)
 		s.restart(1, simEmpty, 0)
 		_ = s.renew(a, &g, h, simS)
-		s.at(100 * simMilli)
+		s.at(100 * simStep)
 		s.reach(a, 1, 2)
-		s.at(500 * simMilli)
+		s.at(500 * simStep)
 		go func() { _ = s.renew(a, &g, h, simS) }()
-		s.at(1010 * simMilli)
+		s.at(1010 * simStep)
 		go func() { _ = s.renew(a, &g, h, simS) }()
 		s.at(2 * simS)
 	}},
@@ -359,18 +359,18 @@ var schedules = []struct {
 		s.reach(a, 0, 2)
 		g, h, _ := s.acquire(a, simS)
 		s.reach(a)
-		s.slows(a, 1, quorumExtendScript, 600*simMilli, 0)
+		s.slows(a, 1, quorumExtendScript, 600*simStep, 0)
 		_ = s.renew(a, &g, h, simS)
-		s.at(500 * simMilli)
-		s.slows(b, 0, quorumAcquireScript, 550*simMilli, 0)
+		s.at(500 * simStep)
+		s.slows(b, 0, quorumAcquireScript, 550*simStep, 0)
 		go s.acquire(b, simS)
-		s.at(590 * simMilli)
+		s.at(590 * simStep)
 		s.slow = nil
 		s.restart(1, simEmpty, 0)
-		s.at(640 * simMilli)
+		s.at(640 * simStep)
 		s.reach(a, 1, 2)
 		go func() { _ = s.renew(a, &g, h, simS) }()
-		s.at(1200 * simMilli)
+		s.at(1200 * simStep)
 	}},
 	// The first token of a holder is computed in Lua.
 	{name: "S14", longest: 10 * simS, want: "token", play: func(s *simStage) {
@@ -392,11 +392,11 @@ var schedules = []struct {
 	{name: "R1", longest: 10 * simS, faults: simFaults{late: true}, want: "two holders", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
 		g, h, _ := s.acquire(a, simS)
-		s.at(900 * simMilli)
+		s.at(900 * simStep)
 		for i := range s.nodes {
-			s.slows(a, i, quorumExtendScript, 0, 1300*simMilli)
+			s.slows(a, i, quorumExtendScript, 0, 1300*simStep)
 		}
-		go s.acquireAt(1950*simMilli, b, simS)
+		go s.acquireAt(1950*simStep, b, simS)
 		_ = s.renew(a, &g, h, simS)
 	}},
 	// A late give-back of A's first attempt deletes the lease of its second one.
@@ -404,17 +404,17 @@ var schedules = []struct {
 		a, b := s.client(0), s.client(0)
 		owner := s.owner()
 		s.reach(a, 0)
-		s.slows(a, 0, releaseScript, 300*simMilli, 0)
-		ctx, cancel := context.WithTimeout(context.Background(), 50*simMilli)
+		s.slows(a, 0, releaseScript, 300*simStep, 0)
+		ctx, cancel := context.WithTimeout(context.Background(), 50*simStep)
 		defer cancel()
 		_, err := a.Acquire(ctx, core.Request{Key: simKey, Owner: owner, TTL: simS})
-		s.at(100 * simMilli)
+		s.at(100 * simStep)
 		s.reach(a, 0, 1)
 		if !s.owners {
 			owner = s.owner()
 		}
 		s.try(a, owner, simS)
-		s.at(500 * simMilli)
+		s.at(500 * simStep)
 		s.reach(b, 0, 2)
 		s.acquire(b, simS)
 		if err == nil {
@@ -423,21 +423,21 @@ var schedules = []struct {
 	}},
 	// A looks at its deadline before promise(t), which is slow.
 	{name: "R3", longest: 10 * simS, want: "two holders", play: func(s *simStage) {
-		z, a, b := s.hasty(1500*simMilli), s.client(0), s.client(0)
+		z, a, b := s.hasty(1500*simStep), s.client(0), s.client(0)
 		s.reach(z, 0)
 		s.acquire(z, simS)
-		s.at(100 * simMilli)
+		s.at(100 * simStep)
 		s.reach(a, 0, 1)
 		for i := range 2 {
-			s.slows(a, i, quorumPromiseScript, 800*simMilli, 500*simMilli)
+			s.slows(a, i, quorumPromiseScript, 800*simStep, 500*simStep)
 		}
-		go s.acquireAt(1200*simMilli, b, simS)
+		go s.acquireAt(1200*simStep, b, simS)
 		if s.first {
 			me, t := s.owner(), s.largest(a, 0, 1)
-			s.at(900 * simMilli)
+			s.at(900 * simStep)
 			s.ask(0, quorumPromiseScript, me, t)
 			s.ask(1, quorumPromiseScript, me, t)
-			s.at(1400 * simMilli)
+			s.at(1400 * simStep)
 			s.counts(me, t, time.Now().Add(simS))
 		} else {
 			s.acquire(a, simS)
@@ -471,10 +471,10 @@ var schedules = []struct {
 	// Nodes start just before a second ends. One tells LASTSAVE only, another INFO only.
 	{name: "seconds", longest: simS, first: edits{"(up - 1)", "up", "(saved + 1)", "saved"}, want: "too early", play: func(s *simStage) {
 		s.nodes[0].denied, s.nodes[1].denied = "INFO", "LASTSAVE"
-		s.at(950 * simMilli)
+		s.at(950 * simStep)
 		s.restart(0, simEmpty, 0)
 		s.restart(1, simEmpty, 0)
-		s.at(9010 * simMilli)
+		s.at(9010 * simStep)
 		for i := range 2 {
 			if status, _ := s.ask(i, quorumAcquireScript, s.owner(), 1000, s.nodes[i].now(), 9000, "", "", 0); status != voteAbstains {
 				s.do(func() { s.violate("node %d, of an age of 8.06 s, grants too early", i) })
@@ -505,11 +505,11 @@ var schedules = []struct {
 		go func() {
 			for time.Since(s.start) < 75*simS {
 				s.acquire(b, 10*simS)
-				time.Sleep(700 * simMilli)
+				time.Sleep(700 * simStep)
 			}
 		}()
 		for i := range 23 {
-			s.at(time.Duration(i+1) * 3333 * simMilli)
+			s.at(time.Duration(i+1) * 3333 * simStep)
 			if i%8 == 0 && i/8 < len(s.nodes) {
 				s.restart(i/8, simEmpty, 0)
 			}
@@ -522,26 +522,26 @@ var schedules = []struct {
 	// A failed attempt left one number on nodes 0 and 2. A is revoked before its promise(t) arrives.
 	{name: "unique", longest: simS, first: edits{"if owner ~= me then -- rule 3", "if false then"}, want: "two holders", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
-		s.leave(1500*simMilli, 0, 2)
+		s.leave(1500*simStep, 0, 2)
 		s.reach(a, 0, 1)
 		s.reach(b, 1, 2)
 		for i := range 2 {
-			s.slows(a, i, quorumPromiseScript, 300*simMilli, 0)
+			s.slows(a, i, quorumPromiseScript, 300*simStep, 0)
 		}
 		go func() { s.acquire(a, simS) }()
-		s.at(100 * simMilli)
+		s.at(100 * simStep)
 		_, _ = s.client(0).Release(context.Background(), core.Grant{Key: simKey, Owner: "owner1"})
 		s.acquire(b, simS)
 	}},
 	// A failed attempt left a number on node 0. Node 1 accepts it as A's token.
 	{name: "accepts", longest: simS, first: edits{"  promise(t)\n", "\n"}, want: "token", play: func(s *simStage) {
 		a, b := s.client(0), s.client(0)
-		s.leave(1500*simMilli, 0)
+		s.leave(1500*simStep, 0)
 		s.reach(a, 0, 1)
 		s.reach(b, 1, 2)
 		g, h, _ := s.acquire(a, simS)
 		s.release(a, g, h)
-		s.at(300 * simMilli)
+		s.at(300 * simStep)
 		s.acquire(b, simS)
 	}},
 	// A node promised more than t to its owner.
