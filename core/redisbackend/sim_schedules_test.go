@@ -167,7 +167,7 @@ func guard(d time.Duration) func(*quorum) {
 
 const (
 	simStep = time.Millisecond
-	simS     = time.Second
+	simS    = time.Second
 )
 
 // schedules are those that the wording of the rules was attacked with. The first reading must fail,
