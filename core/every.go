@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,10 @@ import (
 const (
 	shortestInterval = 100 * time.Millisecond
 	longestInterval  = 366 * 24 * time.Hour
+
+	// longestSleep is how long an instance sleeps before it looks at the record again. An operator may
+	// have unsealed it, and the backend's clock may have been set.
+	longestSleep = time.Minute
 )
 
 // EveryOption configures one call of [Every]. A nil option is ignored; the later of two wins.
@@ -56,7 +61,8 @@ func WithAtMostOnce() EveryOption {
 //     than the interval, the next slot begins when fn returns.
 //   - If the runner dies before fn returns, or loses the lock, another instance runs the slot again,
 //     within the TTL. So does another instance if ctx ends and fn returns an error. With
-//     [WithAtMostOnce] nobody does.
+//     [WithAtMostOnce] nobody does. If the runner dies at the moment in which it replaces the
+//     record, the times of the slots begin anew.
 //   - Slots that nobody began in time, because the backend or all instances were away or fn took
 //     long, run as one, as soon as possible. [WithMisfireGrace] skips them instead. The slots after
 //     them keep their times. The metric onelane.every.skipped counts slots that had no run of their
@@ -72,7 +78,7 @@ func WithAtMostOnce() EveryOption {
 // ctx's only if it cannot work: for a bad name, interval or option, after [Locker.Close], and on a
 // backend without seals. The interval is 100 ms to 366 days. The keys are
 // Join("every", name) and Join("every", name, "last"). [Locker.Unseal] of the second one makes the
-// job begin anew, with a slot that begins at once.
+// job begin anew, with a slot that begins within a minute.
 func Every(ctx context.Context, l *Locker, name string, interval time.Duration, fn func(context.Context) error, opts ...EveryOption) error {
 	j, err := newJob(ctx, l, name, interval, fn, opts)
 	if err != nil {
@@ -84,9 +90,11 @@ func Every(ctx context.Context, l *Locker, name string, interval time.Duration, 
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case l.isClosed():
+			return fmt.Errorf("core: every %q: %w", name, cmp.Or(err, ErrClosed))
 		case err == nil:
 			pauses.outage = 0
-		case l.isClosed(), errors.Is(err, ErrInvalidKey):
+		case errors.Is(err, ErrInvalidKey):
 			return fmt.Errorf("core: every %q: %w", name, err)
 		default:
 			l.logger.Warn("core: a job cannot run or record its slot, and tries again; look at the error",
@@ -94,7 +102,7 @@ func Every(ctx context.Context, l *Locker, name string, interval time.Duration, 
 			wait = pauses.unavailable()
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(min(wait, longestSleep)):
 		case <-ctx.Done():
 		case <-l.done:
 		}

@@ -26,6 +26,8 @@ type timetable struct {
 	recorded         int       // slots
 	skipped          int64     // between them
 	unsettled        *attempt  // the last run, until its slot is recorded
+	unsealed         bool      // the last record, to be replaced
+	anew             bool      // a run began without a record: an instance was stopped while it replaced one
 	runs             int
 }
 
@@ -68,6 +70,16 @@ func (i *instance) Seal(ctx context.Context, g core.Grant, value []byte, retenti
 	return err
 }
 
+func (i *instance) Unseal(ctx context.Context, key string) error {
+	i.all.mu.Lock()
+	defer i.all.mu.Unlock()
+	err := i.place.Unseal(ctx, key)
+	if strings.HasSuffix(key, ":last}") && err == nil {
+		i.all.unsealed = i.all.recorded > 0
+	}
+	return err
+}
+
 // record checks a record that was written.
 func (s *timetable) record(i *instance, value []byte) {
 	s.mu.Lock()
@@ -77,9 +89,12 @@ func (s *timetable) record(i *instance, value []byte) {
 	ok(s.t, "the record", err)
 	due := time.Now().Add(-time.Duration(n) * time.Microsecond)
 	s.recorded++
-	if s.recorded == 1 {
+	switch {
+	case s.recorded == 1:
 		s.first = due
-	} else {
+	case s.anew: // the job's times begin anew, as if this were the next slot
+		s.first = s.first.Add(due.Sub(s.due) - minute)
+	default:
 		gap := due.Sub(s.due)
 		whole := gap.Round(minute)
 		if whole < minute || (gap-whole).Abs() > time.Second {
@@ -87,7 +102,7 @@ func (s *timetable) record(i *instance, value []byte) {
 		}
 		s.skipped += int64(whole/minute) - 1
 	}
-	s.due = due
+	s.due, s.unsealed, s.anew = due, false, false
 	switch a := s.unsettled; {
 	case a == nil || a.in != i || !a.succeeded:
 		s.errorf("a slot was recorded without a run: %+v", a)
@@ -124,6 +139,7 @@ func (i *instance) run(ctx context.Context) error {
 	if s.recorded > 0 && a.began.Before(s.due.Add(minute-time.Second)) {
 		s.errorf("a run begins, and its slot of %v is recorded", s.due.Sub(s.first))
 	}
+	s.anew = s.anew || s.unsealed
 	i.current, s.unsettled = a, a
 	s.mu.Unlock()
 	select {

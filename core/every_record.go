@@ -53,10 +53,10 @@ func (r *record) read(ctx context.Context) (due time.Time, found bool, err error
 	return asked.Add(-age - time.Duration(late)*time.Microsecond), true, nil
 }
 
-// write replaces the record while k is held, also if ctx is done. It tries again over an outage of
-// the backend.
-func (r *record) write(ctx context.Context, k *Lock, due time.Time, as AcquireOption) error {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+// write replaces the record while k is held, also if ctx is done. It tries again as long as it can: a
+// slot that ran and is not recorded runs again. If ctx is done, only outages are worth another try.
+func (r *record) write(caller context.Context, k *Lock, due time.Time, as AcquireOption) error {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))
 	defer cancel(nil)
 	k.OnLoss(cancel)
 	pauses := backoff{jitter: r.locker.chance.jitter}
@@ -65,9 +65,12 @@ func (r *record) write(ctx context.Context, k *Lock, due time.Time, as AcquireOp
 		if over := k.Err(); over != nil && err != nil {
 			return fmt.Errorf("the slot is not recorded and may run again: %w: %w", over, err)
 		}
-		if u, ok := errors.AsType[*UnavailableError](err); !ok || u.Permanent {
+		u, outage := errors.AsType[*UnavailableError](err)
+		if err == nil || caller.Err() != nil && (!outage || u.Permanent) {
 			return err
 		}
+		r.locker.logger.Warn("core: a slot of a job ran and cannot be recorded; it is tried again while the job's lock is held; look at the error",
+			"key", r.key, "error", err)
 		select {
 		case <-time.After(pauses.unavailable()):
 		case <-ctx.Done():
