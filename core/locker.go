@@ -58,7 +58,7 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if own, ok := o.(Backend); ok && reflect.TypeOf(o) != reflect.TypeOf(b) {
+	if own, ok := o.(Backend); ok && pointedTo(o) != pointedTo(b) {
 		b = own // it embeds another backend, whose Open returned only that one
 	}
 	l := &Locker{id: rand.Text(), began: time.Now(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}
@@ -73,6 +73,15 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 // Seals reports whether the Locker's backend is a [Sealer]. If it is none, Seal, Unseal, DoOnce,
 // Every, Adopt and WithOrphan fail with [ErrNoSeals].
 func (l *Locker) Seals() bool { return l.sealer != nil }
+
+// pointedTo returns the type of v, or that to which it points.
+func pointedTo(v any) reflect.Type {
+	t := reflect.TypeOf(v)
+	if t != nil && t.Kind() == reflect.Pointer {
+		return t.Elem()
+	}
+	return t
+}
 
 var defaultLocker atomic.Pointer[Locker]
 

@@ -18,7 +18,9 @@ const (
 	// A process that knows of waiters elsewhere stands back after its turn until each of them had the
 	// key. After a single lock it stands back until one of them had it. It goes ahead if nobody takes
 	// the key for as long as the slowest of them needs. That counts as mostNeed at most.
+	// It leaves them mostOwed turns at most: some of them may be gone, and one of the others busy.
 	mostNeed   = 50 * time.Millisecond
+	mostOwed   = 8
 	needMargin = 2 * time.Millisecond
 	// A process stands back for a part of its turn if waiters poll. The smaller part is for pollers
 	// that nobody sees, such as redsync.
@@ -263,7 +265,7 @@ func (l *Locker) leaseOver(s *lease, waiters Waiters) {
 		q.need = min(waiters.Need, mostNeed)
 		q.standBack, q.owed = now.Add(q.need), 1
 		if over {
-			q.owed = waiters.Others
+			q.owed = min(waiters.Others, mostOwed)
 		}
 	case over && waiters.Others < 0:
 		q.standBack = now.Add(l.chance.jitter(turn / pollingPart))

@@ -139,6 +139,7 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	var (
 		pauses = backoff{jitter: w.locker.chance.jitter}
 		watch  = watch{backend: w.locker.backend, name: w.name}
+		asked  = false
 	)
 	w.waits = w.locker.id
 	pause, need, last := w.standBack(q)
@@ -148,13 +149,14 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 	defer watch.stop()
 	if pause > 0 {
 		watch.begin(ctx)
-		if end, ok := ctx.Deadline(); ok { // a short wait has time for one question
-			pause = min(pause, time.Until(end)/2)
-		}
+		pause, need, _ = w.standBack(q) // subscribing took a while
 	}
 	for {
 		for signaled := pause > 0; signaled; signaled = signaled && w.owes(q) {
 			w.startWaiting()
+			if end, ok := ctx.Deadline(); ok && !asked { // a short wait has time for one question
+				pause = min(pause, time.Until(end)/2)
+			}
 			signaled = w.sleep(ctx, pause, &watch)
 			pause = need
 		}
@@ -162,6 +164,7 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 			return nil, w.gaveUp(ctx, last)
 		}
 		w.needs = w.locker.needs(&watch)
+		asked = true
 		k, err := w.askOnTurn(ctx, q)
 		switch e := err.(type) {
 		case *TakenError:

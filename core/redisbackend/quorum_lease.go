@@ -59,7 +59,7 @@ func (q *quorum) takeAgain(l *lease, g core.Grant, ttl time.Duration, votes []vo
 		t, _ := q.ask(context.Background(), again, func(*tally, int) bool { return false })
 		again.nodes = nil
 		for _, v := range t.votes { // rule 8: again that got no answer is sent again
-			if v.err != nil && v.unsure() {
+			if v.err != nil && v.unsure() && !isServerReply(v.err) { // a refusal lasts
 				again.nodes = append(again.nodes, v.node)
 			}
 		}
