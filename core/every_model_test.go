@@ -26,9 +26,12 @@ type timetable struct {
 	recorded         int       // slots
 	skipped          int64     // between them
 	unsettled        *attempt  // the last run, until its slot is recorded
-	unsealed         bool      // the last record, to be replaced
-	anew             bool      // a run began without a record: an instance was stopped while it replaced one
-	runs             int
+
+	// unsealed reports that the last record is being replaced. anew reports that a run began meanwhile:
+	// an instance was stopped while it replaced the record.
+	unsealed, anew bool
+
+	runs int
 }
 
 // attempt is a run of a job's function.

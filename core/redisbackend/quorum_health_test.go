@@ -140,8 +140,8 @@ func TestQuorum_DeadlineCountsFromSending(t *testing.T) {
 	t.Parallel()
 	phases(t, func(q *quorum, nodes []*scripted) {
 		for _, n := range nodes {
-			n.steps[quorumAcquireScript] = []step{granted(7).late(20 * time.Millisecond)}
-			n.steps[quorumExtendScript] = []step{step{answer: []any{int64(voteYes)}}.late(20 * time.Millisecond)}
+			n.answers(quorumAcquireScript, []step{granted(7).late(20 * time.Millisecond)})
+			n.answers(quorumExtendScript, []step{step{answer: []any{int64(voteYes)}}.late(20 * time.Millisecond)})
 		}
 		latest := time.Now().Add(phaseTTL * 99 / 100)
 		g, err := q.Acquire(context.Background(), phaseRequest())
@@ -176,7 +176,7 @@ func TestHealth_Reasons(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 			}
 			for _, n := range nodes {
-				n.steps[quorumAcquireScript] = []step{c.answer, heldByOther}
+				n.answers(quorumAcquireScript, []step{c.answer, heldByOther})
 			}
 			acquire(core.ErrUnavailable)
 			for _, n := range q.nodes {

@@ -35,6 +35,13 @@ type scripted struct {
 	asked []string // the phases
 }
 
+// answers sets what the node answers to a script from now on. The last step stays.
+func (n *scripted) answers(s *script, steps []step) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.steps[s] = steps
+}
+
 func (n *scripted) hang(hangs bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -136,7 +143,7 @@ func TestQuorum_LateGrant(t *testing.T) {
 			for i, n := range nodes {
 				n.steps = maps.Clone(steps)
 				if name == "promise" {
-					n.steps[quorumAcquireScript] = []step{granted(7 + i)}
+					n.answers(quorumAcquireScript, []step{granted(7 + i)})
 				}
 			}
 			_, err := q.Acquire(context.Background(), phaseRequest())
@@ -174,10 +181,10 @@ func TestQuorum_Token(t *testing.T) {
 			for i, n := range nodes {
 				n.steps = map[*script][]step{quorumAcquireScript: {heldByOther.late(time.Millisecond)}}
 				if c.numbers[i] > 0 {
-					n.steps[quorumAcquireScript] = []step{granted(c.numbers[i]).late(time.Duration(i) * time.Microsecond)}
+					n.answers(quorumAcquireScript, []step{granted(c.numbers[i]).late(time.Duration(i) * time.Microsecond)})
 				}
 				if slices.Contains(c.refuse, i) {
-					n.steps[quorumPromiseScript] = refuses
+					n.answers(quorumPromiseScript, refuses)
 				}
 			}
 			g, err := q.Acquire(context.Background(), phaseRequest())
@@ -241,9 +248,9 @@ func TestQuorum_LateExtend(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, n := range nodes[:2] {
-			n.steps[quorumExtendScript] = []step{step{answer: []any{int64(voteYes)}}.late(time.Second)}
+			n.answers(quorumExtendScript, []step{step{answer: []any{int64(voteYes)}}.late(time.Second)})
 		}
-		nodes[2].steps[quorumExtendScript] = []step{isFreeNow}
+		nodes[2].answers(quorumExtendScript, []step{isFreeNow})
 		e, err := q.Extend(context.Background(), g, phaseTTL)
 		if !errors.Is(err, core.ErrLost) || e.Deadline.After(g.Deadline) {
 			t.Errorf("until %v, %v", e.Deadline.Sub(g.Deadline), err)
@@ -267,7 +274,7 @@ func TestQuorum_TakesAgain(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		for _, n := range nodes[:free] {
-			n.steps[quorumExtendScript] = []step{isFreeNow, again}
+			n.answers(quorumExtendScript, []step{isFreeNow, again})
 		}
 		return g
 	}

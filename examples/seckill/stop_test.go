@@ -18,7 +18,7 @@ import (
 
 // stopped starts a sale while the test holds the lock on the stock, and stops it when buyers wait.
 // The kit finishes their requests later.
-func stopped(t *testing.T, ask func(int, string, string, string) *http.Response) (*core.Lock, *bufio.Scanner) {
+func stopped(t *testing.T, ask func(int, string, string, string) *http.Response, stock *core.Locker) (*core.Lock, *bufio.Scanner) {
 	t.Helper()
 	waits := regexp.MustCompile(`(?m)^onelane_waiters(\{.*\})? ([3-9]|1\d|20)$`)
 	waiting := func() bool {
@@ -29,7 +29,7 @@ func stopped(t *testing.T, ask func(int, string, string, string) *http.Response)
 		return waits.Match(metrics)
 	}
 	for {
-		lock, err := core.Default().Acquire(t.Context(), "stock:42")
+		lock, err := stock.Acquire(t.Context(), "stock:42")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,8 @@ func TestServe_StoppedSale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock, events := stopped(t, page(t, o))
+	stock := onOneRedis(t, &o)
+	lock, events := stopped(t, page(t, o), stock)
 	if err := lock.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -98,8 +99,9 @@ func TestServe_StartAfterStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stock := onOneRedis(t, &o)
 	ask := page(t, o)
-	lock, _ := stopped(t, ask)
+	lock, _ := stopped(t, ask, stock)
 	ask(http.StatusAccepted, "POST", "/api/sale", shortSale)
 	if err := lock.Release(t.Context()); err != nil {
 		t.Fatal(err)
