@@ -368,10 +368,10 @@ func TestEvery_LongFunction(t *testing.T) {
 		time.Sleep(250 * time.Second) // a third one comes in the middle of a run
 		stops = append(stops, every(locker(t, b, core.WithTelemetry(m, nil)), j.run(t, 150*time.Second)))
 		time.Sleep(205 * time.Second)
-		for _, stop := range stops {
+		j.began(t, 0, 150*time.Second, 300*time.Second, 450*time.Second)
+		for _, stop := range stops { // meanwhile another one may begin
 			stopped(t, stop)
 		}
-		j.began(t, 0, 150*time.Second, 300*time.Second, 450*time.Second)
 		if got := m.read(t)["onelane.every.skipped{onelane.job=report}"]; got != 3 {
 			t.Errorf("%d slots are counted as skipped, want 3: those at 1, 3 and 4 min", got)
 		}
