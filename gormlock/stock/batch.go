@@ -2,6 +2,7 @@ package stock
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -78,6 +79,7 @@ func (b *batch) sell() {
 
 // settle gives each call its fate, or the error of all.
 func (b *batch) settle(err error) {
+	err = b.late(err)
 	for i, c := range b.calls {
 		f := b.fates[i]
 		if err != nil {
@@ -88,6 +90,16 @@ func (b *batch) settle(err error) {
 		}
 		c.left, c.err, c.stored = f.left, f.err, f.stored
 	}
+}
+
+// late returns an error that matches the context's, if the time of the batch is over. Some drivers
+// report only that the connection is bad, because they closed it.
+func (b *batch) late(err error) error {
+	ended := b.ctx.Err()
+	if !errors.Is(err, driver.ErrBadConn) || ended == nil || errors.Is(err, ended) || errors.Is(err, ErrCommitUnknown) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ended, err)
 }
 
 // oneByOne sells each order in a transaction of its own, until the database fails.
