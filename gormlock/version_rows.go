@@ -34,7 +34,9 @@ type versionedRow struct {
 // versionsRead returns the rows of the models that have a primary key, in the versions that they
 // were read in.
 func versionsRead(db *gorm.DB, f *schema.Field, models reflect.Value) *versions {
-	s, v := db.Statement, &versions{field: f}
+	s := db.Statement
+	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
+	v := &versions{field: f, conditional: len(where.Exprs) > 0}
 	if on, _ := s.Settings.Load(gormkeys.AnyVersion); on != nil {
 		return v
 	}
@@ -123,6 +125,11 @@ func updateVersioned(db *gorm.DB, f *schema.Field, fn func(*gorm.DB)) {
 		refuse(db, gorm.ErrNotImplemented, "a %T cannot be extended by the version: "+
 			"use a clause.Set", given.Expression)
 	} else if !ok && db.Error == nil {
+		// GORM adds these clauses before it looks for a SET, and those of other fields may assign
+		// columns, as of who changed the row.
+		for _, c := range s.Schema.UpdateClauses {
+			s.AddClause(c)
+		}
 		set = callbacks.ConvertToAssignments(s)
 	}
 	if !v.mayAssign(s, set) {
@@ -186,7 +193,6 @@ func (v *versions) demand(db *gorm.DB) (withdraw func()) {
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(rows...))}
 	if where, _ := s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {
-		v.conditional = true
 		exprs = append(exprs, enclosed(where.Exprs)) // an Or in it must not bypass the versions
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
@@ -211,6 +217,7 @@ func (v *versions) check(db *gorm.DB, raises bool) {
 			also = " and match the other conditions of the statement"
 		}
 		refuse(db, ErrStale, "%d of %d rows are in the version they were read in%s", db.RowsAffected, v.want, also)
+		db.RowsAffected = 0 // what was written is undone
 	}
 	raised := raises && db.Error == nil && !db.DryRun && s.SQL.Len() > 0
 	_, returning := s.Clauses["RETURNING"]

@@ -1,0 +1,85 @@
+package gormlock_test
+
+import (
+	"context"
+	"testing"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
+	"gorm.io/gorm/schema"
+
+	"github.com/onelane/onelane/gormlock"
+)
+
+// Editor is a column that each update fills in, as audit columns and other plugins do it.
+type Editor string
+
+type editorKey struct{}
+
+// UpdateClauses implements schema.UpdateClausesInterface.
+func (Editor) UpdateClauses(f *schema.Field) []clause.Interface {
+	return []clause.Interface{setEditor{f}}
+}
+
+type setEditor struct{ field *schema.Field }
+
+func (setEditor) Name() string               { return "" }
+func (setEditor) Build(clause.Builder)       {}
+func (setEditor) MergeClause(*clause.Clause) {}
+func (c setEditor) ModifyStatement(s *gorm.Statement) {
+	by, _ := s.Context.Value(editorKey{}).(string)
+	s.SetColumn(c.field.DBName, by, true)
+}
+
+// Audited has a column beside its version that updates fill in.
+type Audited struct {
+	ID      uint
+	Balance int64
+	By      Editor `gorm:"size:64"`
+	Version gormlock.Version
+	Deleted gorm.DeletedAt
+}
+
+// TestVersion_OtherUpdateClauses: a version leaves what the clauses of other fields assign.
+func TestVersion_OtherUpdateClauses(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Audited{}))
+		db = db.WithContext(context.WithValue(t.Context(), editorKey{}, "ann"))
+		m := Audited{Balance: 5}
+		ok(t, "Create", db.Create(&m).Error)
+		for name, update := range map[string]func() error{
+			"Update":      func() error { return db.Model(&m).Update("balance", 4).Error },
+			"a map":       func() error { return db.Model(&m).Updates(map[string]any{"balance": 3}).Error },
+			"a struct":    func() error { return db.Model(&m).Updates(Audited{Balance: 2}).Error },
+			"Save":        func() error { return db.Save(&m).Error },
+			"a condition": func() error { return db.Model(&Audited{}).Where("id = ?", m.ID).Update("balance", 1).Error },
+		} {
+			ok(t, "by nobody", db.Model(&m).UpdateColumn("by", "").Error)
+			ok(t, name, update())
+			ok(t, "Take", db.Take(&m, m.ID).Error)
+			if m.By != "ann" {
+				t.Errorf("%s: the row is by %q", name, m.By)
+			}
+		}
+		old := m
+		ok(t, "Update", db.Model(&m).Update("balance", 9).Error)
+		want(t, "an old model", db.Model(&old).Update("balance", 8).Error, gormlock.ErrStale)
+	})
+}
+
+// TestVersion_StaleRowsAffected: a stale write of several rows wrote none.
+func TestVersion_StaleRowsAffected(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		rows := []Account{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+		ok(t, "Create", db.Create(&rows).Error)
+		first := rows[0]
+		ok(t, "Update", db.Model(&first).Update("balance", 1).Error)
+		tx := db.Model(&rows).Update("balance", 2)
+		want(t, "stale", tx.Error, gormlock.ErrStale)
+		if tx.RowsAffected != 0 {
+			t.Errorf("RowsAffected is %d", tx.RowsAffected)
+		}
+	})
+}
