@@ -15,7 +15,8 @@ func (t *transaction) begin(statement context.Context) (err error) {
 		t.real, err = t.pool.begin(t.ctx, t.opts, false)
 		return err
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.ctx))
+	// Another plugin may have put its pool around this one's. Then BEGIN comes back to BeginTx.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(withoutGuards(t.ctx)))
 	t.interrupt, t.cancel = cancel, append(t.cancel, func(error) { cancel() })
 	stop := context.AfterFunc(t.ctx, cancel)
 	wanted := t.whileWanted(statement, cancel)

@@ -12,8 +12,9 @@ import (
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
-// ErrDialect means that the kit's own tables do not support this kind of database.
-var ErrDialect = errors.New("gormlock: the tables of onelane are made for MySQL, MariaDB, PostgreSQL and SQLite only")
+// ErrDialect means that gormlock does not know this kind of database. Its savepoints and the errors
+// that end a transaction may be others, so nothing could be guarded.
+var ErrDialect = errors.New("gormlock: this works on MySQL, MariaDB, PostgreSQL and SQLite only")
 
 // dialect is what differs between databases in the statements of this package.
 type dialect struct {

@@ -39,8 +39,9 @@ var ErrFenced = errors.New("fenced off")
 // share the fences of one database. If a key names different things in them, choose different keys.
 //
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
-// lock, is safe too. After a change of the source of tokens, see [ResetFence]. (Martin Kleppmann,
-// "How to do distributed locking", 2016, with the check moved to before the first read.)
+// lock, is safe too. If the source of tokens changes, docs/operations.md says what to do with the
+// table onelane_fences. (Martin Kleppmann, "How to do distributed locking", 2016, with the check
+// moved to before the first read.)
 func Fenced() GuardOption {
 	return guardOption(func(g *guard) { g.fenced = true })
 }
@@ -66,10 +67,7 @@ func (t *transaction) beginFenced(ctx context.Context) error {
 
 // fence registers the locks. t.mu is held.
 func (t *transaction) fence(ctx context.Context) error {
-	switch {
-	case t.pool.dialect.name == "":
-		return guardError(t.keys, fmt.Errorf("%w, so that it cannot be fenced", ErrDialect))
-	case t.opts != nil && t.opts.ReadOnly:
+	if t.opts != nil && t.opts.ReadOnly {
 		return guardError(t.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -124,6 +124,34 @@ func wantOpen(t testing.TB, db *gorm.DB, n int) {
 	}
 }
 
+// TestFenced_NewSource: tokens come from a new source whose clock is behind. The statement is that of
+// docs/operations.md.
+func TestFenced_NewSource(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "Migrate", gormlock.Migrate(db))
+		put(t, db, 42, 10)
+		fenced := func(token uint64) error {
+			return take(holder(t, db, token).Scopes(gormlock.Guard("k", gormlock.Fenced())), 42)
+		}
+		ok(t, "the old source", fenced(1000))
+		want(t, "the new source", fenced(5), gormlock.ErrFenced)
+		where := "name = 'k'"
+		if db.Name() == "sqlite" {
+			where = "name = CAST('k' AS BLOB)"
+		}
+		forgotten := db.Exec("DELETE FROM onelane_fences WHERE " + where)
+		ok(t, "DELETE", forgotten.Error)
+		if forgotten.RowsAffected != 1 {
+			t.Fatalf("DELETE removed %d fences", forgotten.RowsAffected)
+		}
+		ok(t, "the new source", fenced(5))
+		want(t, "an older holder", fenced(4), gormlock.ErrFenced)
+		ok(t, "the next holder", fenced(6))
+		wantLeft(t, db, 42, 7)
+	})
+}
+
 // TestFenced_SeveralTransactionsUnderOneLock: the same token of the same owner passes.
 func TestFenced_SeveralTransactionsUnderOneLock(t *testing.T) {
 	t.Parallel()
@@ -280,4 +308,26 @@ func TestFenced_KeysAreBinary(t *testing.T) {
 		}
 		wantLeft(t, db, 42, 2)
 	})
+}
+
+// busySoon lets SQLite give up a wait for its file after 0.2 s.
+func busySoon(t *testing.T, db *gorm.DB) {
+	t.Helper()
+	if db.Name() != "sqlite" {
+		return
+	}
+	conns := pool(t, db)
+	conns.SetMaxIdleConns(4)
+	conns.SetMaxOpenConns(4)
+	var all []*sql.Conn
+	for range 4 { // all that there will be
+		conn, err := conns.Conn(t.Context())
+		ok(t, "Conn", err)
+		all = append(all, conn)
+		_, err = conn.ExecContext(t.Context(), "PRAGMA busy_timeout = 200")
+		ok(t, "PRAGMA", err)
+	}
+	for _, conn := range all {
+		ok(t, "Close", conn.Close())
+	}
 }

@@ -221,33 +221,3 @@ func TestPinned_DriverPanics(t *testing.T) {
 		}
 	}
 }
-
-// A ResetFence that failed lowers nothing later.
-func TestPinned_ResetFence(t *testing.T) {
-	each(t, func(t *testing.T, db *gorm.DB) {
-		if db.Name() != "mysql" {
-			return
-		}
-		proxied, p := behindProxy(t, db)
-		pool(t, proxied).SetMaxOpenConns(1)
-		p.failure.Store(mysqlFailure(1317))
-		ok(t, "Migrate", gormlock.Migrate(db))
-		ok(t, "Use", proxied.Use(gormlock.New(locker(t, backendtest.Memory()))))
-		ok(t, "row", db.Exec("INSERT INTO onelane_fences (name, token, owner, registered_at) VALUES ('k', 1000000000, 'x', 0)").Error)
-		token := func() (n int64) {
-			ok(t, "token", db.Raw("SELECT token FROM onelane_fences WHERE name = 'k'").Scan(&n).Error)
-			return n
-		}
-		p.do.Store(interrupt)
-		err := gormlock.ResetFence(t.Context(), proxied, "k")
-		p.do.Store(pass)
-		if err == nil {
-			t.Error("ResetFence succeeds")
-		}
-		before := token()
-		ok(t, "next", proxied.Transaction(func(tx *gorm.DB) error { return tx.Exec("DO 1").Error }))
-		if after := token(); after != before {
-			t.Errorf("ResetFence failed with %v, token %d; the next transaction of anybody made it %d", err, before, after)
-		}
-	})
-}

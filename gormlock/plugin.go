@@ -36,8 +36,8 @@ type plugin struct {
 //	err := db.Use(gormlock.New(locker))
 //
 // A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
-// matches [ErrUnmanagedTransaction] if the database was opened on a transaction. It also returns an
-// error if dbresolver came first, or if a model of [Protect] cannot be read. The same holds if a
+// matches [ErrUnmanagedTransaction] if the database was opened on a transaction, and [ErrDialect] if
+// it is not MySQL, MariaDB, PostgreSQL or SQLite. It also returns an error if dbresolver came first, or if a model of [Protect] cannot be read. The same holds if a
 // callback of GORM that guards rely on was removed, or if another gorm.Open got the same
 // gorm.Config.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
@@ -128,7 +128,10 @@ func (p *plugin) WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, erro
 	case gorm.TxCommitter:
 		return nil, fmt.Errorf("gormlock: %w", ErrUnmanagedTransaction)
 	case gorm.TxBeginner, gorm.ConnPoolBeginner:
-		d, _ := dialectOf(db) // only a fence needs it
+		d, err := dialectOf(db)
+		if err != nil {
+			return nil, err
+		}
 		return &pool{ConnPool: inner, plugin: p, log: db.Logger, dialect: d}, nil
 	}
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
