@@ -255,7 +255,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 			return err
 		}
 	}
-	d, err := p.resolve(s, inContext, guards, open)
+	d, err := p.resolve(inContext, guards)
 	_, evaluating := db.Get(evaluateKey)
 	switch {
 	case err != nil:

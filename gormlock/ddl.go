@@ -11,15 +11,14 @@ import (
 	"gorm.io/gorm"
 )
 
-var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statement, " +
-	"so the rest of the transaction would not be guarded: run it outside, under core.Locker's Do, " +
-	"or as a single statement with a guard of its own")
+var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statement and go on with it " +
+	"after its context ended, so no guard covers it: run it without one, under core.Locker's Do")
 
 var errEndsItself = errors.New("the rest of the transaction would not be guarded: return an error to roll back, " +
 	"and let the block, Commit or Rollback end it")
 
-// staysOpen returns an error for a statement that would end a guarded transaction in its middle, as
-// many do on MySQL and MariaDB. A guarded single statement may be one: nothing follows it.
+// staysOpen returns an error for a statement that would end a guarded transaction, as many do on
+// MySQL and MariaDB.
 func (t *transaction) staysOpen(s *gorm.Statement) error {
 	if s.SQL.Len() == 0 || !t.guarded() {
 		return nil
@@ -30,9 +29,6 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 	case endsByName(query):
 		why = errEndsItself
 	case t.pool.dialect.name != "mysql" || !endsTransaction(query):
-		return nil
-	}
-	if _, single := s.Settings.Load(singleKey{s}); single {
 		return nil
 	}
 	word, _ := firstWord(query)

@@ -27,14 +27,14 @@ var (
 		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
 	// ErrGuardTooLate reports a guard after BEGIN, when the snapshot and other locks were taken.
 	ErrGuardTooLate = errors.New("the guard comes too late")
-	// ErrTemplate reports that the key of a [Guard] is a template that has no value here.
-	ErrTemplate = errors.New("the key's template has no value")
 	// ErrUnguarded reports a write to a table of [Protect] without a guard.
 	ErrUnguarded = errors.New("the table is protected and no guard is held: write it in gormlock.Transaction, " +
 		"under a context of gormlock.WithGuard, or after db.Scopes(gormlock.Guard(key))")
 	// ErrCommitUnknown reports that COMMIT was sent and that its outcome is unknown. No answer came,
 	// or the answer is not an error with which the database itself rolls back. The writes are there,
-	// or they are not. If COMMIT had no answer, the key stays locked until its lease ends.
+	// or they are not. If COMMIT had no answer, the key stays locked until its lease ends. A COMMIT
+	// that is still on its way may even take effect later, beside the next holder, unless both are
+	// [Fenced]. So find out by [Once] with the same key, or in a transaction with Fenced.
 	ErrCommitUnknown = sqlerr.ErrCommitUnknown
 )
 

@@ -77,7 +77,7 @@ func (t *transaction) unknown(err error) error {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return guardError(t.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
-		"read the data under a new guard to find out: %w", ErrCommitUnknown, err))
+		"find out in a transaction with Fenced, or call Once again with its key: %w", ErrCommitUnknown, err))
 }
 
 // Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was

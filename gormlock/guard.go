@@ -12,7 +12,7 @@ import (
 
 // guard is what one Guard asks for.
 type guard struct {
-	keys   keys
+	key    string
 	wait   time.Duration // 0: not given
 	fenced bool
 	err    error
@@ -35,11 +35,6 @@ type demand struct {
 func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
 	d.keys, d.wait, d.fenced = append(slices.Clip(d.keys), keys...), max(d.wait, wait), d.fenced || fenced
 	return d
-}
-
-// literal returns guards that ask for the same, for Statement.Settings.
-func (d demand) literal() []guard {
-	return []guard{{keys: keys{ready: d.keys}, wait: d.wait, fenced: d.fenced}}
 }
 
 // complete adds to a demand what the options of New say.
@@ -78,19 +73,14 @@ type demandKey struct{} // in a context: demand
 // do not ask for the guard: see [Protect].
 //
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker
-// takes it; core.Join makes one of parts. "{Field}" in it stands for a field of the statement's
-// model, as in "stock:{SKU}", escaped as by core.Join. This is for single statements on a model
-// whose field is set. The text is what the field's Valuer or serializer makes, before hooks run. A
-// statement on a slice of such models locks the key of each one. Between two fields there must be a
-// ":", so that different values make different keys. Never put untrusted text into the key of a
-// Guard, as it may have braces: [WithGuard] and [Transaction] take keys as they are.
+// takes it; core.Join makes one of parts.
 //
 // An error of the guard is the error of the statement, and the statement is not sent. It is core's
 // if the lock is not acquired. The transaction is given up then, and its later statements and its
 // Commit return the same error. In a transaction that has begun, or that holds other keys, it is
 // [ErrGuardTooLate]. The transaction stays as it was and may go on. The other errors are
 // [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction,
-// [ErrUnmanagedTransaction], [ErrTemplate], and gorm.ErrDryRunModeUnsupported for the DryRun of a
+// [ErrUnmanagedTransaction], and gorm.ErrDryRunModeUnsupported for the DryRun of a
 // write.
 //
 // The returned scope may be kept and used concurrently.
@@ -101,10 +91,7 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 			o.applyGuard(&g)
 		}
 	}
-	parsed, err := parseKeys(key)
-	if g.keys = parsed; g.err == nil {
-		g.err = err
-	}
+	g.key = key
 	return func(db *gorm.DB) *gorm.DB {
 		tx := db.Set(guardsKey, append(slices.Clip(guardsOf(db.Statement)), g))
 		if _, err := registered(db); err != nil {
@@ -159,15 +146,13 @@ func guardsOf(s *gorm.Statement) []guard {
 	return gs
 }
 
-// resolve adds what a statement's guards ask for to what its context does; open says that it is in
-// a transaction.
-func (p *plugin) resolve(s *gorm.Statement, d demand, guards []guard, open bool) (demand, error) {
+// resolve adds what a statement's guards ask for to what its context does.
+func (p *plugin) resolve(d demand, guards []guard) (demand, error) {
 	for _, g := range guards {
-		all, err := g.keys.of(s, open)
-		if err = cmp.Or(g.err, err); err != nil {
-			return d, guardError([]string{g.keys.text}, err)
+		if g.err != nil {
+			return d, guardError([]string{g.key}, g.err)
 		}
-		d = d.and(all, g.wait, g.fenced)
+		d = d.and([]string{g.key}, g.wait, g.fenced)
 	}
 	return p.complete(d), nil
 }

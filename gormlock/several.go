@@ -32,7 +32,7 @@ func oneStatement(s *gorm.Statement, op operation) error {
 	}
 	keys := demandOf(s.Context).keys
 	for _, g := range guardsOf(s) {
-		keys = append(keys[:len(keys):len(keys)], g.keys.text)
+		keys = append(keys[:len(keys):len(keys)], g.key)
 	}
 	return severalStatements(keys, method)
 }

@@ -158,8 +158,7 @@ func shopped(t *testing.T, fn func(t *testing.T, db *gorm.DB, j *journal, name s
 func TestAssociation_GuardWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	forms := map[string]func(db *gorm.DB) *gorm.DB{
-		"Guard":    func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("k")) },
-		"template": func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("shop:{ID}")) },
+		"Guard": func(db *gorm.DB) *gorm.DB { return db.Scopes(gormlock.Guard("k")) },
 		"WithGuard": func(db *gorm.DB) *gorm.DB {
 			return db.WithContext(gormlock.WithGuard(context.Background(), "k"))
 		},
@@ -295,7 +294,6 @@ func TestFirstOrCreate_Guard(t *testing.T) {
 		}
 		outside := map[string]*gorm.DB{
 			"Guard":     db.Scopes(gormlock.Guard("k")),
-			"template":  db.Scopes(gormlock.Guard("stock:{SKU}")),
 			"WithGuard": db.WithContext(gormlock.WithGuard(t.Context(), "k")),
 		}
 		for name, session := range outside {

@@ -12,9 +12,8 @@ import (
 type singleTx struct {
 	tx        *transaction
 	outside   gorm.ConnPool
-	context   context.Context // of the statement, outside
-	carried   context.Context // of the statement, inside
-	guards    []guard
+	context   context.Context    // of the statement, outside
+	carried   context.Context    // of the statement, inside
 	cancel    context.CancelFunc // ends DefaultTransactionTimeout
 	abandoned runtime.Cleanup
 }
@@ -41,15 +40,12 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 		cancel()
 		return err
 	}
-	single := &singleTx{tx: t, outside: s.ConnPool, context: s.Context, guards: guardsOf(s), cancel: cancel}
+	single := &singleTx{tx: t, outside: s.ConnPool, context: s.Context, cancel: cancel}
 	// A panic in a callback of another plugin passes no code of this one. It leaves the statement
 	// to the collector.
 	single.abandoned = runtime.AddCleanup(s, func(single *singleTx) { go single.rollback() }, single)
 	s.Settings.Store(singleKey{s}, single)
 	s.Context = t.carry(s.Context) // interrupts the statement when the lock is lost
-	if len(single.guards) > 0 {    // associations inherit it, and must not fill the template anew
-		s.Settings.Store(guardsKey, d.literal())
-	}
 	single.carried = s.Context
 	s.ConnPool = t.in(wrapped)
 	return nil
@@ -72,9 +68,6 @@ func takeSingle(db *gorm.DB) *singleTx {
 	} else { // a tracer put its span in, and looks for it after COMMIT
 		s.Context = statementContext{single.context, context.WithoutCancel(s.Context)}
 		s.Settings.Store(endedKey{s}, single.context)
-	}
-	if len(single.guards) > 0 {
-		s.Settings.Store(guardsKey, single.guards)
 	}
 	return single
 }

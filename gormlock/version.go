@@ -208,3 +208,10 @@ func elements(v reflect.Value) (all []reflect.Value) {
 	}
 	return all
 }
+
+func pointedAt(v reflect.Value) reflect.Value {
+	for (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && !v.IsNil() {
+		v = v.Elem()
+	}
+	return v
+}
