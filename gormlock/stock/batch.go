@@ -1,15 +1,14 @@
 package stock
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"gorm.io/gorm"
@@ -17,123 +16,205 @@ import (
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
-// batch is some calls for one row, and what becomes of them.
+// batch is some calls for one row that share a transaction. Each try writes the results of the calls
+// anew.
 type batch struct {
 	*seller
-	ctx    context.Context
-	lane   *lane
-	calls  []*call
-	fates  []fate // of the calls; each transaction decides anew
-	inline bool   // runs in the goroutine of its only caller
-	splits int
-}
-
-// fate is what becomes of a call if the transaction commits, or found that nobody can be served.
-type fate struct {
-	left   int64
-	err    error
-	stored reflect.Value
+	ctx     context.Context
+	lane    *lane
+	calls   []*call
+	inline  bool // runs in the goroutine of its only caller
+	storing bool // the statement that runs is about orders
+	split   bool
 }
 
 const (
 	conflictTries = 3
 	conflictPause = 5 * time.Millisecond
+	// chunk is how many orders of a refused batch are tried together.
+	chunk = 16
 )
 
-// errNobody rolls back a transaction in which no order is stored. Each call has its fate.
+// errNobody rolls back a transaction in which no order is stored. Each call has its result.
 var errNobody = errors.New("no order is stored")
 
 // sellBatch decides about a batch.
 func (s *seller) sellBatch(l *lane, calls []*call, inline bool) {
 	ctx, cancel := context.WithTimeout(s.db.Statement.Context, s.within)
 	defer cancel()
-	ctx, ended := s.reported.batch(ctx, calls)
+	ctx, end := s.reported.batch(ctx, calls)
 	b := &batch{seller: s, ctx: ctx, lane: l, calls: calls, inline: inline}
-	defer ended(b)
+	defer end(b)
 	b.sell()
 }
 
-// sell tries the whole batch first. If the database refuses an order, all are tried once more in one
-// transaction, in which the refused ones are found. If it refuses the transaction, each order gets
-// one of its own.
+// sell tries the whole batch first. If the database refuses an order, a second transaction finds out
+// which. If that is not possible, each order gets a transaction of its own.
 func (b *batch) sell() {
-	err := b.try(b.plain)
-	if b.duplicate(err) {
-		b.lookAhead()
+	err := b.try(b.plainly)
+	if duplicate(err) {
+		b.looks.Store(lookBatches)
 	}
-	switch {
-	case len(b.calls) == 1:
-		b.settle(b.explain(b.calls[0], err))
-		return
-	case b.mayIsolate(err, atOrders):
-		b.splits++
-		err = b.try(b.isolate)
-	}
-	if b.mayIsolate(err, atOrders) || b.mayIsolate(err, atRow) || b.mayIsolate(err, atCommit) {
-		b.splits++
-		b.oneByOne()
-		return
+	if len(b.calls) > 1 && b.aboutOrders(err) {
+		b.split = true
+		if err = b.try(b.carefully); b.aboutOrders(err) {
+			b.oneByOne()
+			return
+		}
 	}
 	b.settle(err)
 }
 
-// settle gives each call its fate, or the error of all.
-func (b *batch) settle(err error) {
-	err = b.late(err)
-	for i, c := range b.calls {
-		f := b.fates[i]
-		if err != nil {
-			f = fate{err: fmt.Errorf("stock: sell %d of %s: %w", c.n, b.row(b.lane.key), err)}
-			if p := (*panicError)(nil); errors.As(err, &p) {
-				f.err = p
-			}
-		}
-		c.left, c.err, c.stored = f.left, f.err, f.stored
+// plainly sells as if no order would be refused. The UPDATE is first, because it locks the row.
+func (b *batch) plainly(tx *gorm.DB) error {
+	b.reset()
+	if b.looksAhead() {
+		return b.locked(tx, true, b.insertFitting)
+	}
+	switch enough, err := b.take(tx, b.calls); {
+	case err != nil:
+		return err
+	case !enough:
+		return b.locked(tx, false, b.insertFitting)
+	}
+	return b.insert(tx, b.calls)
+}
+
+// carefully finds out which orders are refused.
+func (b *batch) carefully(tx *gorm.DB) error {
+	b.reset()
+	return b.locked(tx, b.looksAhead(), b.insertApart)
+}
+
+// reset forgets an earlier try.
+func (b *batch) reset() {
+	b.storing = false
+	for _, c := range b.calls {
+		c.result = result{}
 	}
 }
 
-// late returns an error that matches the context's, if the time of the batch is over. Some drivers
-// report only that the connection is bad, because they closed it.
-func (b *batch) late(err error) error {
-	ended := b.ctx.Err()
-	if !errors.Is(err, driver.ErrBadConn) || ended == nil || errors.Is(err, ended) || errors.Is(err, ErrCommitUnknown) {
+// locked locks the row first. So what is left, and which orders are stored, stays as it is seen.
+func (b *batch) locked(tx *gorm.DB, looks bool, insert func(tx *gorm.DB, calls []*call, left int64) ([]*call, error)) error {
+	left, err := b.lockRow(tx)
+	calls := b.calls
+	if err == nil && looks {
+		calls, err = b.look(tx, calls)
+	}
+	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: %w", ended, err)
+	served, err := insert(tx, calls, left)
+	switch {
+	case err != nil:
+		return err
+	case len(served) == 0:
+		b.remember(b.lane, left)
+		return errNobody
+	}
+	enough, err := b.take(tx, served)
+	if err == nil && !enough {
+		err = errors.New("the row changed while it was locked")
+	}
+	return err
+}
+
+// fitting returns the calls that can be served, first come, first served. A smaller one may still fit
+// behind a larger one that does not.
+func (b *batch) fitting(calls []*call, left int64) (served []*call) {
+	for _, c := range calls {
+		c.result = result{}
+		if c.n > left {
+			c.err = b.insufficient(b.lane.key, c.n, left)
+			continue
+		}
+		left -= c.n
+		served = append(served, c)
+	}
+	return served
+}
+
+func (b *batch) insertFitting(tx *gorm.DB, calls []*call, left int64) ([]*call, error) {
+	served := b.fitting(calls, left)
+	return served, b.insert(tx, served)
+}
+
+func (b *batch) insertApart(tx *gorm.DB, calls []*call, left int64) ([]*call, error) {
+	return b.insertChunks(tx, calls, left, max(1, min(chunk, len(calls)/4)))
+}
+
+// insertChunks stores orders in chunks behind savepoints, and those of a refused chunk one by one.
+func (b *batch) insertChunks(tx *gorm.DB, calls []*call, left int64, size int) (served []*call, err error) {
+	for some := range slices.Chunk(calls, size) {
+		fit := b.fitting(some, left)
+		refused, err := b.behindSavepoint(tx, fit)
+		if refused != nil && size > 1 {
+			fit, err = b.insertChunks(tx, some, left, 1)
+		} else if refused != nil {
+			fit[0].result = result{err: b.failed(b.lane.key, fit[0].n, fmt.Errorf("the order was refused, nothing was done: %w", refused))}
+			fit = nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		served = append(served, fit...)
+		left -= sum(fit)
+	}
+	return served, nil
+}
+
+// behindSavepoint stores the orders of some calls, or none and returns why. err is why the
+// transaction cannot go on.
+func (b *batch) behindSavepoint(tx *gorm.DB, calls []*call) (refused, err error) {
+	if len(calls) == 0 {
+		return nil, nil
+	}
+	const name = "onelane_stock"
+	b.storing = true
+	direct := unprepared(tx)
+	if err := direct.Exec("SAVEPOINT " + name).Error; err != nil {
+		return nil, err
+	}
+	refused = b.protected(func() error { return b.insert(tx, calls) })
+	switch {
+	case refused == nil:
+	case !b.aboutOrders(refused):
+		return nil, refused
+	default:
+		if err := direct.Exec("ROLLBACK TO SAVEPOINT " + name).Error; err != nil {
+			return nil, fmt.Errorf("%w (and ROLLBACK TO SAVEPOINT failed: %v)", refused, err)
+		}
+	}
+	err = direct.Exec("RELEASE SAVEPOINT " + name).Error
+	b.storing = err != nil
+	return refused, err
 }
 
 // oneByOne sells each order in a transaction of its own, until the database fails.
 func (b *batch) oneByOne() {
-	var down error
-	for _, c := range b.calls {
+	for i, c := range b.calls {
 		one := &batch{seller: b.seller, ctx: b.ctx, lane: b.lane, calls: []*call{c}}
-		err := down
-		if down == nil {
-			err = one.try(one.plain)
-			if one.mayIsolate(err, atOrders) {
-				err = one.explain(c, err)
-			} else if err != nil && !one.mayIsolate(err, atRow) && !one.mayIsolate(err, atCommit) && stageOf(err) != unknown {
-				down = err
-			}
+		err := one.try(one.plainly)
+		down := err != nil && !one.aboutOrders(err) && !errors.Is(err, ErrCommitUnknown)
+		if down {
+			one.calls = b.calls[i:]
 		}
-		if down != nil {
-			one.fates = make([]fate, 1)
+		if one.settle(err); down {
+			return
 		}
-		one.settle(err)
 	}
 }
 
 // try runs fn in a transaction, again after a conflict with others.
 func (b *batch) try(fn func(tx *gorm.DB) error) error {
 	for try := 1; ; try++ {
-		b.fates = make([]fate, len(b.calls))
 		err := b.protected(func() error {
-			return transact(b.session(b.ctx), b.rows.Table, b.begin, fn)
+			return transact(b.db.WithContext(b.ctx), b.rows.Table, b.begin, fn)
 		})
 		switch {
 		case errors.Is(err, errNobody):
 			return nil
-		case err == nil || try == conflictTries || !sqlerr.Conflict(err) || stageOf(err) == atBegin:
+		case try == conflictTries || errors.Is(err, errBegin) || !sqlerr.Conflict(err):
 			return err
 		}
 		select {
@@ -155,11 +236,10 @@ func (b *batch) protected(fn func() error) (err error) {
 		defer close(done)
 		returned := false
 		defer func() {
-			if returned {
-				return
+			if !returned {
+				value := recover()
+				err = &panicError{value: value, stack: debug.Stack(), goexit: value == nil}
 			}
-			value := recover()
-			err = &panicError{value: value, stack: debug.Stack(), goexit: value == nil}
 		}()
 		err = fn()
 		returned = true
@@ -168,124 +248,59 @@ func (b *batch) protected(fn func() error) (err error) {
 	return err
 }
 
-func stageOf(err error) stage {
-	if f := (*failure)(nil); errors.As(err, &f) {
-		return f.stage
-	}
-	return atOrders
-}
-
-// mayIsolate reports whether a transaction failed at a stage because of single orders, so that the
-// others may be sold without them. It is not so if the database is gone or busy, or if time is up.
-// At the orders, any other error may be that of one of them. At the row and at COMMIT it must be a
-// server's refusal of what was written.
-func (b *batch) mayIsolate(err error, at stage) bool {
-	if err == nil || stageOf(err) != at || b.ctx.Err() != nil || sqlerr.Conflict(err) {
-		return false
-	}
-	state, number := sqlerr.PostgresState(err), sqlerr.MySQLNumber(err)
-	if b.dialect == "mysql" {
-		state = ""
-	}
+// aboutOrders reports whether a transaction may have failed because of single orders, so that the
+// others can be sold without them. While orders are stored, this may be any error, unless the
+// database is gone or busy, or time is up. At the row and at COMMIT it must be a server's refusal of
+// what was written.
+func (b *batch) aboutOrders(err error) bool {
 	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, b.ctx.Err() != nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return false
-	case number == sqlerr.MySQLLockWaitTimeout, number == sqlerr.MySQLLockTableFull, state == "55P03":
+	case errors.Is(err, errBegin), errors.Is(err, ErrCommitUnknown), sqlerr.Conflict(err), sqlerr.Unavailable(err):
 		return false
-	case len(state) == 5 && slices.Contains([]string{"08", "25", "40", "53", "57", "58"}, state[:2]):
-		return false
-	case at == atOrders:
-		return true
 	}
-	code, isSQLite := sqlerr.SQLiteCode(err)
-	return number != 0 && refusesMySQL(err) || isSQLite && code&0xff == sqlerr.SQLiteConstraint ||
-		len(state) == 5 && slices.Contains([]string{"22", "23", "P0"}, state[:2])
+	return b.storing || sqlerr.Refused(err)
 }
 
-// refusesMySQL reports whether MySQL or MariaDB refused values: data, constraints, signals.
-func refusesMySQL(err error) bool {
-	state := sqlerr.MySQLState(err)
-	return slices.ContainsFunc([]string{"22", "23", "45"}, func(class string) bool { return strings.HasPrefix(state, class) }) ||
-		sqlerr.MySQLNumber(err) == mysqlCheckViolated || sqlerr.MySQLNumber(err) == mysqlConstraintFailed
+// settle gives each call the error, or leaves it the result that it has.
+func (b *batch) settle(err error) {
+	// Some drivers report only that the connection is bad, because they closed it at the end of ctx.
+	if ended := b.ctx.Err(); ended != nil && errors.Is(err, driver.ErrBadConn) && !errors.Is(err, ErrCommitUnknown) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	var refused []*call
+	for _, c := range b.calls {
+		if err != nil {
+			c.result = result{err: b.failed(b.lane.key, c.n, err)}
+		}
+		if c.values != nil && duplicate(c.err) {
+			refused = append(refused, c)
+		}
+	}
+	if len(refused) > 0 {
+		b.explain(refused)
+	}
 }
 
-// The numbers of a violated CHECK.
-const (
-	mysqlCheckViolated    = 3819 // MySQL
-	mysqlConstraintFailed = 4025 // MariaDB
-)
-
-// plain sells to all calls as if no order would be refused.
-func (b *batch) plain(tx *gorm.DB) error {
-	served := indexes(len(b.calls))
-	locked := false
-	var left int64
-	if b.looksAhead() {
-		var err error
-		if left, err = b.lockRow(tx, true); err != nil {
-			return err
+// explain asks for the orders because of which a unique index refused others. They may be deleted
+// softly, or be equal to the database only. If one is there, its call gets [ErrDuplicate].
+func (b *batch) explain(refused []*call) {
+	// If this fails, the calls keep the database's error.
+	_ = b.try(func(tx *gorm.DB) error {
+		tx = tx.Unscoped().Session(&gorm.Session{})
+		rest, err := b.look(tx, refused)
+		for _, c := range rest {
+			if err == nil {
+				_, err = b.look(tx, []*call{c})
+			}
 		}
-		locked = true
-		if served, err = b.withoutDuplicates(tx, served); err != nil {
-			return err
-		}
-		if served = b.fitting(served, left); len(served) == 0 {
-			b.remember(b.lane, left)
-			return errNobody
-		}
-	}
-	rest, enough, err := b.take(tx, b.sum(served))
-	if err == nil && !enough && !locked {
-		if left, err = b.lockRow(tx, false); err != nil {
-			return err
-		}
-		if served = b.fitting(served, left); len(served) == 0 {
-			b.remember(b.lane, left)
-			return errNobody
-		}
-		rest, enough, err = b.take(tx, b.sum(served))
-	}
-	if err == nil && !enough {
-		err = fmt.Errorf("%s changed while it was locked", b.seller.row(b.lane.key))
-	}
-	if err != nil {
-		return failedAt(atRow, err)
-	}
-	if err := b.insert(tx, served); err != nil {
-		return failedAt(atOrders, err)
-	}
-	for _, i := range slices.Backward(served) {
-		b.fates[i].left = rest
-		rest += b.calls[i].n
-	}
-	return nil
+		return cmp.Or(err, errNobody)
+	})
 }
 
-func indexes(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
+func sum(calls []*call) (n int64) {
+	for _, c := range calls {
+		n += c.n
 	}
-	return all
-}
-
-func (b *batch) sum(calls []int) (sum int64) {
-	for _, i := range calls {
-		sum += b.calls[i].n
-	}
-	return sum
-}
-
-// fitting returns the calls that can be served from left, in their order. A smaller one may still
-// fit behind a larger one that does not.
-func (b *batch) fitting(calls []int, left int64) (served []int) {
-	for _, i := range calls {
-		if c := b.calls[i]; c.n > left {
-			b.fates[i] = fate{err: b.insufficient(b.lane.key, c.n, left)}
-			continue
-		}
-		left -= b.calls[i].n
-		served = append(served, i)
-	}
-	return served
+	return n
 }

@@ -195,6 +195,22 @@ func (d *decrement) addZeroParts() {
 	}
 }
 
+// structsIn returns the models in a value: a struct, or a slice of them, or pointers to either.
+func structsIn(v reflect.Value) (all []reflect.Value) {
+	for v.Kind() == reflect.Pointer && !v.IsNil() {
+		v = v.Elem()
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		return []reflect.Value{v}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			all = append(all, structsIn(v.Index(i))...)
+		}
+	}
+	return all
+}
+
 // names reports whether d.key names the column.
 func (d *decrement) names(column string) bool {
 	return d.key != nil && strings.EqualFold(d.key.Column.(clause.Column).Name, column)

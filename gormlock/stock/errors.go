@@ -3,6 +3,7 @@ package stock
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 
 	"github.com/onelane/onelane/internal/sqlerr"
@@ -77,4 +78,12 @@ func (e *panicError) Error() string {
 func (e *panicError) Unwrap() error {
 	err, _ := e.value.(error)
 	return err
+}
+
+// again goes on with the panic or the Goexit of a hook in the caller's goroutine.
+func (e *panicError) again() {
+	if e.goexit {
+		runtime.Goexit()
+	}
+	panic(e)
 }

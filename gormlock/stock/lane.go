@@ -3,8 +3,8 @@ package stock
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"reflect"
-	"runtime"
 	"slices"
 	"time"
 
@@ -15,101 +15,88 @@ import (
 type call struct {
 	ctx    context.Context
 	n      int64
-	order  reflect.Value // a copy of the caller's order, which nobody changes
-	unique string        // the values of the unique columns; "" if one is not known
-	values []any         // of the unique columns
+	order  reflect.Value // the caller's own. It is read, and clones of it are stored.
+	values []any         // of the unique columns; nil if one of them is not known
+	unique string        // the text of values
 	asked  time.Time
+	batch  trace.SpanContext // of its transaction
 
-	// done is closed when the rest is decided.
-	done   chan struct{}
-	left   int64
-	err    error
-	stored reflect.Value     // what the caller's order becomes, if valid
-	batch  trace.SpanContext // of the transaction
+	// done is closed when the result is known, unless the caller runs the batch itself.
+	done chan struct{}
+	result
 }
 
-func (s *seller) newCall(ctx context.Context, n int64, order reflect.Value) *call {
-	c := &call{ctx: ctx, n: n, order: s.cloner.clone(order), asked: time.Now(), done: make(chan struct{})}
-	if len(s.uniques) > 0 {
-		c.unique, c.values = s.uniqueOf(c.order)
-	}
-	return c
+// result is what becomes of a call, if its transaction commits.
+type result struct {
+	left   int64
+	err    error
+	stored reflect.Value // what the caller's order becomes, if valid
 }
 
 // lane is the line of the calls for one row. seller.mu guards it.
 type lane struct {
 	key     any
-	waiting []*call // first in, first out
-	led     bool    // somebody runs batches
-	out     *memory // too little was left
+	waiting []*call            // first in, first out
+	busy    bool               // somebody runs batches
+	out     *InsufficientError // too little was left a moment ago
 }
 
-// memory is how much was left when nobody could be served.
-type memory struct {
-	left int64
-	row  string // for errors, made once for all callers
-}
-
-// sell puts a call into the line of its row and returns when it is decided.
+// sell decides about a call. If nobody else sells the row, the caller does, in its own goroutine, and
+// a panic or Goexit of a hook goes through it like through a transaction by hand. Otherwise the call
+// waits in line for the next batch.
 func (s *seller) sell(key any, c *call) {
 	span := s.reported.start(c)
 	defer func() { s.reported.end(span, c) }()
-	l, leads, err := s.join(key, c)
-	if err != nil {
+	l, alone, err := s.join(key, c)
+	switch {
+	case err != nil:
 		c.err = err
-		return
-	}
-	if leads && s.lead(l, c) {
-		return
-	}
-	select {
-	case <-c.done:
-	case <-c.ctx.Done():
-		if s.withdraw(l, c) {
-			c.err = s.ended(l, c)
-			return
-		}
-		<-c.done
+	case alone:
+		defer s.leave(l)
+		s.sellBatch(l, []*call{c}, true)
+	default:
+		s.wait(l, c)
 	}
 }
 
-func (s *seller) ended(l *lane, c *call) error {
-	return fmt.Errorf("stock: sell %d of %s: the context ended while the call waited, nothing was done: %w",
-		c.n, s.row(l.key), c.ctx.Err())
-}
-
-// remembered returns an error if this process knows that less than n is left.
-func (s *seller) remembered(ctx context.Context, key any, n int64) error {
-	s.mu.Lock()
-	var out *memory
-	if l := s.lanes[key]; l != nil {
-		out = l.out
-	}
-	s.mu.Unlock()
-	if out == nil || n <= out.left {
-		return nil
-	}
-	s.reported.remembered(ctx)
-	return s.insufficientIn(out.row, n, out.left)
-}
-
-// join adds a call to its lane. It leads if nobody does.
-func (s *seller) join(key any, c *call) (l *lane, leads bool, err error) {
+// join puts a call into the line of its row. It reports alone if the caller shall sell by itself: the
+// lane is idle, and one of the connections as well.
+func (s *seller) join(key any, c *call) (l *lane, alone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l = s.lanes[key]
-	switch {
-	case l == nil:
+	if l == nil {
 		l = &lane{key: key}
 		s.lanes[key] = l
-	case len(l.waiting) >= s.waiting:
-		return nil, false, fmt.Errorf("stock: sell %d of %s, nothing was done: %w: %d wait, which is the limit of Waiting",
-			c.n, s.row(key), ErrBusy, len(l.waiting))
+	}
+	if !l.busy {
+		l.busy = true
+		select {
+		case s.slots <- struct{}{}:
+			return l, true, nil
+		default: // others may join until there is a connection
+			go s.run(l)
+		}
+	}
+	if len(l.waiting) >= s.waiting {
+		return nil, false, s.failed(key, c.n, fmt.Errorf("nothing was done: %w: %d wait, which is the limit of Waiting", ErrBusy, len(l.waiting)))
 	}
 	l.waiting = append(l.waiting, c)
-	leads = !l.led
-	l.led = true
-	return l, leads, nil
+	return l, false, nil
+}
+
+// wait returns when a call is decided. Only in the line the end of its context withdraws it.
+func (s *seller) wait(l *lane, c *call) {
+	select {
+	case <-c.done:
+		return
+	case <-c.ctx.Done():
+	}
+	if s.withdraw(l, c) {
+		c.err = s.failed(l.key, c.n, fmt.Errorf("the context ended while the call waited, nothing was done: %w", c.ctx.Err()))
+		return
+	}
+	<-c.done
 }
 
 // withdraw takes a call out of the line. It reports false if the call is in a batch already.
@@ -117,117 +104,85 @@ func (s *seller) withdraw(l *lane, c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.Index(l.waiting, c)
-	if i < 0 {
-		return false
+	if i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
 	}
-	l.waiting = slices.Delete(l.waiting, i, i+1)
-	return true
+	return i >= 0
 }
 
-// lead runs the batch of the first call of a lane in that caller's own goroutine, if nobody has
-// joined it. Otherwise a goroutine of its own leads, and lead reports false. A panic of a hook and
-// a runtime.Goexit go through it like through a transaction by hand.
-func (s *seller) lead(l *lane, c *call) (decided bool) {
-	select {
-	case s.slots <- struct{}{}:
-	default: // all connections are in use: others may join meanwhile
-		go s.run(l)
-		return false
-	}
-	batch := s.next(l)
-	if len(batch) != 1 || batch[0] != c {
-		go s.runBatch(l, batch)
-		return false
-	}
-	defer s.leave(l)
-	s.sellBatch(l, batch, true)
-	return true
-}
-
-// leave ends the batch of a lane. Those who wait get a goroutine.
+// leave ends the batch of a caller that sold by itself. Those who wait get a goroutine.
 func (s *seller) leave(l *lane) {
 	<-s.slots
+	if !s.idle(l) {
+		go s.run(l)
+	}
+}
+
+// run runs the batches of a lane until nobody waits. Between two of them, other lanes get their turn.
+func (s *seller) run(l *lane) {
+	for !s.idle(l) {
+		s.slots <- struct{}{}
+		if batch := s.next(l); len(batch) > 0 {
+			s.sellBatch(l, batch, false)
+			for _, c := range batch {
+				close(c.done)
+			}
+		}
+		<-s.slots
+	}
+}
+
+// idle ends the work on a lane, and reports true, if nobody waits.
+func (s *seller) idle(l *lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(l.waiting) > 0 {
-		go s.run(l)
-		return
+		return false
 	}
-	l.led = false
+	l.busy = false
 	s.dropLocked(l)
-}
-
-// run runs the batches of a lane until nobody waits.
-func (s *seller) run(l *lane) {
-	s.slots <- struct{}{}
-	s.runBatch(l, s.next(l))
-}
-
-// runBatch runs a batch in the slot that the goroutine has, and then the others.
-func (s *seller) runBatch(l *lane, batch []*call) {
-	for len(batch) > 0 {
-		s.sellBatch(l, batch, false)
-		for _, c := range batch {
-			close(c.done)
-		}
-		<-s.slots // others are in line for it
-		s.slots <- struct{}{}
-		batch = s.next(l)
-	}
-	<-s.slots
-}
-
-// next takes the next batch out of the line. It is the largest power of two of the calls that wait,
-// so that there are few statements to prepare. A second call with the same unique values stays at
-// the head of the line. So does a call with which the column could not hold the sum. If nobody
-// waits, next returns none, and the lane is no longer led.
-func (s *seller) next(l *lane) []*call {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var sum int64
-	seen := make(map[string]bool)
-	taken := make([]bool, 0, min(len(l.waiting), s.batch))
-	count := 0
-	for _, c := range l.waiting {
-		fits := c.n <= s.most-sum && (c.unique == "" || !seen[c.unique])
-		taken = append(taken, fits)
-		if !fits {
-			continue
-		}
-		sum += c.n
-		if c.unique != "" {
-			seen[c.unique] = true
-		}
-		if count++; count == s.batch {
-			break
-		}
-	}
-	if count == 0 {
-		l.led = false
-		s.dropLocked(l)
-		return nil
-	}
-	for count&(count-1) != 0 {
-		count &= count - 1
-	}
-	batch := make([]*call, 0, count)
-	rest := make([]*call, 0, len(l.waiting)-count)
-	for i, c := range l.waiting {
-		if len(batch) < count && taken[i] {
-			batch = append(batch, c)
-		} else {
-			rest = append(rest, c)
-		}
-	}
-	l.waiting = rest
-	return batch
+	return true
 }
 
 // dropLocked forgets a lane that nobody needs.
 func (s *seller) dropLocked(l *lane) {
-	if !l.led && len(l.waiting) == 0 && l.out == nil && s.lanes[l.key] == l {
+	if !l.busy && l.out == nil && s.lanes[l.key] == l {
 		delete(s.lanes, l.key)
 	}
+}
+
+// next takes the next batch out of the line. Its size is a power of two, so that there are few
+// statements to prepare. A second call with the same unique values waits for the first one's result.
+// So does a call with which the column could not hold the sum.
+func (s *seller) next(l *lane) []*call {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var sum int64
+	var batch, later []*call
+	seen := make(map[string]bool)
+	line := l.waiting
+	for len(line) > 0 && len(batch) < s.batch {
+		c := line[0]
+		line = line[1:]
+		if c.n > s.most-sum || c.values != nil && seen[c.unique] {
+			later = append(later, c)
+			continue
+		}
+		sum += c.n
+		seen[c.unique] = true
+		batch = append(batch, c)
+	}
+	size := powerOfTwo(len(batch))
+	l.waiting = slices.Concat(batch[size:], later, line)
+	return batch[:size]
+}
+
+// powerOfTwo returns the largest power of two that is not above n, and 0 for 0.
+func powerOfTwo(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return 1 << (bits.Len(uint(n)) - 1)
 }
 
 // remember notes that too little is left, and forgets it in time.
@@ -235,24 +190,29 @@ func (s *seller) remember(l *lane, left int64) {
 	if s.memory == 0 {
 		return
 	}
-	m := &memory{left, s.condition(l.key)}
+	out := s.insufficient(l.key, 0, left)
 	s.mu.Lock()
-	l.out = m
+	l.out = out
 	s.mu.Unlock()
 	time.AfterFunc(s.memory, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if l.out == m {
+		if l.out == out {
 			l.out = nil
 			s.dropLocked(l)
 		}
 	})
 }
 
-// again goes on with the panic or the Goexit of a hook in the caller's goroutine.
-func (p *panicError) again() {
-	if p.goexit {
-		runtime.Goexit()
+// remembered returns an error if this process knows that less than n is left.
+func (s *seller) remembered(key any, n int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.lanes[key]
+	if l == nil || l.out == nil || n <= l.out.Left {
+		return nil
 	}
-	panic(p)
+	short := *l.out
+	short.N = n
+	return &short
 }

@@ -9,12 +9,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// The defaults of a [Sale].
+// The defaults of a [Sale], and the most that [Batch] takes.
 const (
 	defaultBatch    = 256
 	defaultWaiting  = 10_000
 	defaultWithin   = 5 * time.Second
 	defaultRemember = 100 * time.Millisecond
+	mostBatch       = 4096
 )
 
 // Option configures a [Sale]. Nil is ignored, and the later of two wins.
@@ -30,11 +31,24 @@ type options struct {
 	memory  time.Duration
 	meters  metric.MeterProvider
 	tracers trace.TracerProvider
-	err     error
 }
 
-func (o *options) refuse(format string, args ...any) {
-	o.err = errors.Join(o.err, fmt.Errorf(format, args...))
+func (o *options) check() error {
+	switch {
+	case o.batch < 1 || o.batch > mostBatch:
+		return fmt.Errorf("Batch(%d): the number must be from 1 to %d", o.batch, mostBatch)
+	case o.waiting < 1:
+		return fmt.Errorf("Waiting(%d): the number must be at least 1", o.waiting)
+	case o.within <= 0:
+		return fmt.Errorf("Within(%v): the time must be positive", o.within)
+	case o.memory < 0:
+		return fmt.Errorf("Remember(%v): the time must not be negative", o.memory)
+	case o.unique != nil && len(o.unique) == 0:
+		return errors.New("Unique needs a column")
+	case o.first && o.unique == nil:
+		return errors.New("First needs Unique")
+	}
+	return nil
 }
 
 // If sells only while the row matches a condition, as gorm.DB's Where takes it. If the row is there
@@ -48,12 +62,7 @@ func If(query any, args ...any) Option {
 // are looked up before anything is written. A field is fine instead of its column. The columns
 // should be set when Sell is called, not by a hook.
 func Unique(columns ...string) Option {
-	return func(o *options) {
-		o.unique = columns
-		if len(columns) == 0 {
-			o.refuse("Unique needs a column")
-		}
-	}
+	return func(o *options) { o.unique = append([]string{}, columns...) }
 }
 
 // First reads the stored order into that of a call that gets [ErrDuplicate]. It needs [Unique].
@@ -61,49 +70,21 @@ func First() Option { return func(o *options) { o.first = true } }
 
 // Batch sets how many calls share a transaction at most: 1 to 4,096, 256 by default. It is rounded
 // down to a power of two.
-func Batch(n int) Option {
-	return func(o *options) {
-		o.batch = n
-		if n < 1 || n > 4096 {
-			o.refuse("Batch(%d): the number must be from 1 to 4096", n)
-		}
-	}
-}
+func Batch(n int) Option { return func(o *options) { o.batch = n } }
 
 // Waiting sets how many calls may wait for one row. A further one gets [ErrBusy] at once. The
 // default is 10,000.
-func Waiting(n int) Option {
-	return func(o *options) {
-		o.waiting = n
-		if n < 1 {
-			o.refuse("Waiting(%d): the number must be at least 1", n)
-		}
-	}
-}
+func Waiting(n int) Option { return func(o *options) { o.waiting = n } }
 
 // Within bounds the transactions of one batch. The default is 5 s. It does not count the time in
 // the line, which the context of a call bounds. MySQL's driver waits longer for the answer to COMMIT:
 // give it a readTimeout.
-func Within(d time.Duration) Option {
-	return func(o *options) {
-		o.within = d
-		if d <= 0 {
-			o.refuse("Within(%v): the time must be positive", d)
-		}
-	}
-}
+func Within(d time.Duration) Option { return func(o *options) { o.within = d } }
 
 // Remember sets for how long this process remembers that too little is left. Calls that want more
 // get [InsufficientError] without the database then, so a restock is seen that much later. The
 // default is 100 ms; 0 asks the database every time.
-func Remember(d time.Duration) Option {
-	return func(o *options) {
-		o.memory = d
-		if d < 0 {
-			o.refuse("Remember(%v): the time must not be negative", d)
-		}
-	}
-}
+func Remember(d time.Duration) Option { return func(o *options) { o.memory = d } }
 
 // Telemetry sets where a Sale reports. Nil keeps the default: that of package otel.
 func Telemetry(meters metric.MeterProvider, tracers trace.TracerProvider) Option {

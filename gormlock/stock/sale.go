@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"gorm.io/gorm"
@@ -36,8 +36,8 @@ func NewSale[Row, Order any](db *gorm.DB, column string, opts ...Option) (*Sale[
 			opt(&o)
 		}
 	}
-	s, err := newSeller(db, reflect.TypeFor[Row](), reflect.TypeFor[Order](), column, o)
-	if err != nil {
+	s := &seller{options: o, lanes: make(map[any]*lane)}
+	if err := s.open(db, reflect.TypeFor[Row](), reflect.TypeFor[Order](), column); err != nil {
 		return nil, fmt.Errorf("stock: a sale of %v for %v: %w", reflect.TypeFor[Row](), reflect.TypeFor[Order](), err)
 	}
 	return &Sale[Row, Order]{s}, nil
@@ -82,14 +82,16 @@ func (s *Sale[Row, Order]) Sell(ctx context.Context, key any, n int64, order *Or
 		err = ctx.Err()
 	}
 	if err != nil {
-		return 0, fmt.Errorf("stock: sell %d of %s, nothing was done: %w", n, s.row(key), err)
+		return 0, s.failed(key, n, fmt.Errorf("nothing was done: %w", err))
 	}
-	if err := s.remembered(ctx, id, n); err != nil {
-		return 0, err
+	if short := s.remembered(id, n); short != nil {
+		s.reported.remembered(ctx)
+		return 0, short
 	}
-	c := s.newCall(ctx, n, reflect.ValueOf(order))
+	c := &call{ctx: ctx, n: n, order: reflect.ValueOf(order), asked: time.Now(), done: make(chan struct{})}
+	c.values, c.unique = s.uniqueOf(c.order)
 	s.sell(id, c)
-	if p, ok := c.err.(*panicError); ok {
+	if p, ok := errors.AsType[*panicError](c.err); ok {
 		p.again()
 	}
 	if c.stored.IsValid() {
@@ -100,19 +102,16 @@ func (s *Sale[Row, Order]) Sell(ctx context.Context, key any, n int64, order *Or
 
 // keyOf returns the key of a row in the type of its field.
 func (s *seller) keyOf(key any) (any, error) {
-	to := s.key.FieldType
-	v := reflect.ValueOf(key)
+	v, to := reflect.ValueOf(key), s.key.FieldType
 	switch {
 	case !v.IsValid():
 	case v.Type() == to:
 		return key, nil
-	case (v.CanInt() || v.CanUint()) && isInteger(to):
-		if n, ok := converted(v, to); ok {
-			return n, nil
+	case isInteger(v.Type()) && isInteger(to), v.Kind() == to.Kind() && v.CanConvert(to):
+		negative := func(v reflect.Value) bool { return v.CanInt() && v.Int() < 0 }
+		if k := v.Convert(to); k.Convert(v.Type()).Equal(v) && negative(k) == negative(v) {
+			return k.Interface(), nil
 		}
-		return nil, fmt.Errorf("key %v does not fit into the type %v of field %s", key, to, s.key.Name)
-	case v.Kind() == to.Kind() && v.CanConvert(to):
-		return v.Convert(to).Interface(), nil
 	}
 	return nil, fmt.Errorf("%w: the key has the type %T, and field %s has the type %v", gorm.ErrInvalidData, key, s.key.Name, to)
 }
@@ -120,22 +119,4 @@ func (s *seller) keyOf(key any) (any, error) {
 func isInteger(t reflect.Type) bool {
 	v := reflect.Zero(t)
 	return v.CanInt() || v.CanUint()
-}
-
-// converted returns an integer in another integer type, if it fits.
-func converted(v reflect.Value, to reflect.Type) (any, bool) {
-	out := reflect.New(to).Elem()
-	negative := v.CanInt() && v.Int() < 0
-	switch {
-	case out.CanUint() && negative, out.CanInt() && v.CanUint() && v.Uint() > math.MaxInt64:
-		return nil, false
-	case out.CanInt() && v.CanUint():
-		v = reflect.ValueOf(int64(v.Uint()))
-	case out.CanUint() && v.CanInt():
-		v = reflect.ValueOf(uint64(v.Int()))
-	}
-	if out.CanInt() && out.OverflowInt(v.Int()) || out.CanUint() && out.OverflowUint(v.Uint()) {
-		return nil, false
-	}
-	return v.Convert(to).Interface(), true
 }

@@ -1,10 +1,7 @@
 package stock
 
 import (
-	"cmp"
-	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -22,18 +19,16 @@ type seller struct {
 	db       *gorm.DB // without conditions
 	dialect  string
 	begin    *sql.TxOptions
-	most     int64 // what the column can hold
-	guesses  bool  // GORM counts the ids of several rows from the first one
+	rows     *schema.Schema
 	key      *schema.Field
 	column   *schema.Field
-	rows     *schema.Schema
+	most     int64 // what the column can hold
 	orders   *schema.Schema
 	uniques  []*schema.Field
-	cloner   cloner
+	guesses  bool // GORM counts the ids of several rows from the first one
 	reported *instruments
 
-	looks atomic.Int64 // batches that will look for duplicates first
-	probe probe
+	looks atomic.Int64  // batches that will look for duplicates first
 	slots chan struct{} // one for each transaction that may run
 
 	// mu guards the lanes and what is in them.
@@ -44,20 +39,8 @@ type seller struct {
 // defaultSlots is how many transactions run if the pool has no bound.
 const defaultSlots = 16
 
-func newSeller(db *gorm.DB, row, order reflect.Type, column string, o options) (*seller, error) {
-	s := &seller{options: o, lanes: make(map[any]*lane)}
-	if err := s.open(db); err != nil {
-		return nil, err
-	}
-	if err := cmp.Or(o.err, s.parse(row, order, column)); err != nil {
-		return nil, err
-	}
-	s.reported = newInstruments(o.meters, o.tracers)
-	return s, nil
-}
-
-// open takes what a sale needs of db.
-func (s *seller) open(db *gorm.DB) error {
+// open takes what a sale needs of db, and checks the models.
+func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error {
 	if err := known(db); err != nil {
 		return err
 	}
@@ -81,15 +64,23 @@ func (s *seller) open(db *gorm.DB) error {
 	}
 	s.slots = make(chan struct{}, slots)
 	s.db = db.Session(&gorm.Session{NewDB: true, Context: db.Statement.Context, SkipDefaultTransaction: true})
+	s.reported = newInstruments(s.meters, s.tracers)
+	for _, step := range []func() error{
+		s.options.check,
+		func() error { return s.parseRow(row, column) },
+		func() error { return s.parseOrder(order) },
+		func() error { return watchAssociations(s.db) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	s.batch = powerOfTwo(s.batch)
 	return nil
 }
 
-// parse checks the models and finds the fields.
-func (s *seller) parse(row, order reflect.Type, column string) (err error) {
+func (s *seller) parseRow(row reflect.Type, column string) (err error) {
 	if s.rows, err = schemaOf(s.db, row); err != nil {
-		return err
-	}
-	if s.orders, err = schemaOf(s.db, order); err != nil {
 		return err
 	}
 	if len(s.rows.PrimaryFields) != 1 {
@@ -104,23 +95,42 @@ func (s *seller) parse(row, order reflect.Type, column string) (err error) {
 	if !isInteger(s.column.IndirectFieldType) {
 		return fmt.Errorf("column %q has the type %v, which is no integer", column, s.column.FieldType)
 	}
-	s.most = mostOf(s.column)
-	for s.batch&(s.batch-1) != 0 { // to a power of two
-		s.batch &= s.batch - 1
+	s.most = math.MaxInt64
+	if bits := max(8, s.column.Size); s.column.DataType == schema.Int && bits < 64 {
+		s.most = 1<<(bits-1) - 1
+	} else if s.column.DataType == schema.Uint && bits < 63 {
+		s.most = 1<<bits - 1
 	}
-	if err := s.findUnique(); err != nil {
-		return err
-	}
-	if s.cloner, err = newCloner(s.db, s.orders); err != nil {
-		return err
-	}
-	s.db = s.db.Session(&gorm.Session{CreateBatchSize: s.rowsPerInsert()})
-	return watchAssociations(s.db)
+	return nil
 }
 
-func (s *seller) findUnique() error {
-	if s.first && len(s.unique) == 0 {
-		return errors.New("First needs Unique")
+func (s *seller) parseOrder(order reflect.Type) (err error) {
+	if s.orders, err = schemaOf(s.db, order); err != nil {
+		return err
+	}
+	if err := s.parseUnique(); err != nil {
+		return err
+	}
+	parameters, columns := 65535, 1
+	if s.dialect == "sqlite" {
+		parameters = 32766
+	}
+	for _, m := range withAssociations(s.orders, nil) {
+		columns = max(columns, len(m.DBNames))
+		for _, f := range m.Fields {
+			if slices.ContainsFunc(f.StructField.Index, func(i int) bool { return i < 0 }) {
+				return fmt.Errorf("%v embeds the struct of field %s by a pointer: embed the struct itself", m.ModelType, f.Name)
+			}
+		}
+	}
+	s.db = s.db.Session(&gorm.Session{CreateBatchSize: max(1, parameters/columns)})
+	return nil
+}
+
+// parseUnique finds the columns of [Unique], which must be those of a unique index.
+func (s *seller) parseUnique() error {
+	if s.unique == nil {
+		return nil
 	}
 	var names []string
 	for _, name := range s.unique {
@@ -130,46 +140,15 @@ func (s *seller) findUnique() error {
 		}
 		s.uniques, names = append(s.uniques, f), append(names, f.DBName)
 	}
-	if len(names) == 0 || len(names) == 1 && (s.uniques[0].Unique || slices.Equal(s.orders.PrimaryFieldDBNames, names)) {
-		return nil
-	}
+	declared := len(names) == 1 && s.uniques[0].Unique || slices.Equal(s.orders.PrimaryFieldDBNames, names)
 	for _, index := range s.orders.ParseIndexes() {
-		if index.Class != "UNIQUE" || len(index.Fields) != len(names) {
-			continue
-		}
-		if slices.EqualFunc(index.Fields, names, func(f schema.IndexOption, name string) bool { return f.DBName == name }) {
-			return nil
-		}
+		same := slices.EqualFunc(index.Fields, names, func(f schema.IndexOption, name string) bool { return f.DBName == name })
+		declared = declared || same && index.Class == "UNIQUE"
 	}
-	if slices.Equal(s.orders.PrimaryFieldDBNames, names) {
-		return nil
+	if !declared {
+		return fmt.Errorf("Unique: %v declares no unique index with the columns %q in this order", s.orders.ModelType, names)
 	}
-	return fmt.Errorf("Unique: %v declares no unique index with the columns %q in this order", s.orders.ModelType, names)
-}
-
-// rowsPerInsert is how many rows of the widest table one statement may have parameters for.
-func (s *seller) rowsPerInsert() int {
-	parameters := 65535
-	if s.dialect == "sqlite" {
-		parameters = 32766
-	}
-	columns := 1
-	for _, m := range s.cloner.models {
-		columns = max(columns, len(m.DBNames))
-	}
-	return max(1, parameters/columns)
-}
-
-// mostOf returns the largest number that a column holds.
-func mostOf(f *schema.Field) int64 {
-	bits := min(64, max(8, f.Size))
-	if bits == 64 || f.DataType != schema.Int && f.DataType != schema.Uint {
-		return math.MaxInt64
-	}
-	if f.DataType == schema.Uint {
-		return 1<<bits - 1
-	}
-	return 1<<(bits-1) - 1
+	return nil
 }
 
 func schemaOf(db *gorm.DB, model reflect.Type) (*schema.Schema, error) {
@@ -177,28 +156,19 @@ func schemaOf(db *gorm.DB, model reflect.Type) (*schema.Schema, error) {
 		return nil, fmt.Errorf("%v is no struct", model)
 	}
 	s := &gorm.Statement{DB: db}
-	if err := s.Parse(reflect.New(model).Interface()); err != nil {
-		return nil, err
-	}
-	return s.Schema, nil
+	err := s.Parse(reflect.New(model).Interface())
+	return s.Schema, err
 }
 
-// row names a row in errors.
-func (s *seller) row(key any) string {
-	return fmt.Sprintf("table %q where %s", s.rows.Table, s.condition(key))
+// failed returns the error of a call.
+func (s *seller) failed(key any, n int64, err error) error {
+	return fmt.Errorf("stock: sell %d of table %q where %s: %w", n, s.rows.Table, s.condition(key), err)
 }
 
 // insufficient returns the error of a call that wants more than is left.
-func (s *seller) insufficient(key any, n, left int64) error {
-	return s.insufficientIn(s.condition(key), n, left)
-}
-
-func (s *seller) insufficientIn(row string, n, left int64) error {
-	return &InsufficientError{Table: s.rows.Table, Row: row, Column: s.column.DBName, N: n, Left: left}
+func (s *seller) insufficient(key any, n, left int64) *InsufficientError {
+	return &InsufficientError{Table: s.rows.Table, Row: s.condition(key), Column: s.column.DBName, N: n, Left: left}
 }
 
 // condition names a row.
 func (s *seller) condition(key any) string { return fmt.Sprintf("%s = %v", s.key.DBName, key) }
-
-// session returns the database for one batch.
-func (s *seller) session(ctx context.Context) *gorm.DB { return s.db.WithContext(ctx) }

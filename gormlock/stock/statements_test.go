@@ -53,7 +53,7 @@ func TestSale_ProbePlan(t *testing.T) {
 				continue
 			}
 			probes++
-			query = strings.NewReplacer("$1", `'{"42"}'`, "$2", `'{"1001"}'`, "$3", "1").Replace(query)
+			query = strings.NewReplacer("$1", `'[{"sku":"42","buyer":"1001"}]'`, "$2", "1").Replace(query)
 			var plan []string
 			ok(t, "EXPLAIN", db.Raw("EXPLAIN "+query).Scan(&plan).Error)
 			text := strings.Join(plan, "\n")

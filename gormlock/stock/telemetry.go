@@ -89,7 +89,7 @@ func (i *instruments) batch(ctx context.Context, calls []*call) (context.Context
 		c.batch = span.SpanContext()
 	}
 	return ctx, func(b *batch) {
-		if b.splits > 0 {
+		if b.split {
 			i.splits.Add(ctx, 1)
 		}
 		for _, c := range calls {

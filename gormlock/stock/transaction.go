@@ -12,40 +12,18 @@ import (
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
-// stage is the step of a transaction that failed.
-type stage int
-
-const (
-	atBegin  stage = iota // nothing was sent
-	atRow                 // a statement on the row failed
-	atOrders              // a statement on the orders failed
-	atCommit              // COMMIT failed, and the database certainly rolled back.
-	unknown               // COMMIT failed, and nobody knows the outcome.
+// errBegin and errCommit say how a transaction failed without a doubt. [ErrCommitUnknown] is the third.
+var (
+	errBegin  = errors.New("BEGIN failed, nothing was done")
+	errCommit = errors.New("COMMIT was refused, nothing was done")
 )
-
-// failure is why a transaction did not commit.
-type failure struct {
-	stage stage
-	err   error
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
-
-// failedAt notes the stage of an error that has none.
-func failedAt(s stage, err error) error {
-	if f := (*failure)(nil); err == nil || errors.As(err, &f) {
-		return err
-	}
-	return &failure{s, err}
-}
 
 // transact runs fn in a transaction of db. It calls Begin and Commit by hand. Only the error of COMMIT
 // may leave the outcome unknown, and gorm.DB's Transaction does not tell it from the others.
 func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.DB) error) (err error) {
 	tx := atSource(db, table).Begin(opts)
 	if tx.Error != nil {
-		return failedAt(atBegin, fmt.Errorf("BEGIN failed, nothing was done: %w", tx.Error))
+		return fmt.Errorf("%w: %w", errBegin, tx.Error)
 	}
 	pool := tx.Statement.ConnPool.(gorm.TxCommitter)
 	ended := false
@@ -61,14 +39,12 @@ func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.D
 	ended = true
 	err, rejected := commit(pool, db.Name() == "sqlite")
 	switch {
-	case err == nil:
-		return nil
+	case err == nil || errors.Is(err, ErrCommitUnknown):
+		return err
 	case rejected:
-		return failedAt(atCommit, fmt.Errorf("COMMIT was refused, nothing was done: %w", err))
-	case errors.Is(err, ErrCommitUnknown):
-		return failedAt(unknown, err)
+		return fmt.Errorf("%w: %w", errCommit, err)
 	}
-	return failedAt(unknown, fmt.Errorf("%w: look whether the rows are stored: %w", ErrCommitUnknown, err))
+	return fmt.Errorf("%w: look whether the rows are stored: %w", ErrCommitUnknown, err)
 }
 
 // commit commits, and reports whether the database certainly rolled back instead.

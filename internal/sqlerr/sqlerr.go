@@ -37,6 +37,31 @@ func Conflict(err error) bool {
 		number == MySQLDeadlock || number == MySQLChangedRow || SQLiteBusy(err)
 }
 
+// Refused reports whether a server refused what was written: a value, a violated constraint, or an
+// error that a trigger raised.
+func Refused(err error) bool {
+	code, isSQLite := SQLiteCode(err)
+	return inClass(err, "22", "23", "45", "P0") || MySQLNumber(err) == mysqlCheckViolated ||
+		isSQLite && code&0xff == SQLiteConstraint
+}
+
+// Unavailable reports whether a server could not run a statement, whatever it says: it is going
+// down, out of something, or waited too long for a lock.
+func Unavailable(err error) bool {
+	number := MySQLNumber(err)
+	return number == MySQLLockWaitTimeout || number == MySQLLockTableFull ||
+		inClass(err, "08", "25", "40", "53", "55P03", "57", "58")
+}
+
+// inClass reports whether the SQLSTATE of a server's error begins with one of these.
+func inClass(err error, classes ...string) bool {
+	state := PostgresState(err)
+	if MySQLNumber(err) != 0 {
+		state = MySQLState(err)
+	}
+	return slices.ContainsFunc(classes, func(class string) bool { return strings.HasPrefix(state, class) })
+}
+
 // PostgresState returns the SQLSTATE in an error of pgx or lib/pq, or "".
 func PostgresState(err error) string {
 	var state interface{ SQLState() string }
@@ -77,6 +102,7 @@ const (
 	MySQLInTransaction   = 1568
 	MySQLStatementTime   = 1969
 	MySQLPluginRollback  = 3101 // by Group Replication
+	mysqlCheckViolated   = 3819
 	TiDBWriteConflict    = 9007
 )
 
