@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/glebarez/sqlite"
 	gomysql "github.com/go-sql-driver/mysql"
@@ -108,7 +109,7 @@ func childSells(db *gorm.DB, base string) error {
 	if err != nil {
 		return err
 	}
-	s, err := stock.NewSale[Stock, Order](db, "remaining", unique)
+	s, err := stock.NewSale[Stock, Order](db, "remaining", unique, stock.Within(time.Minute))
 	if err != nil {
 		return err
 	}

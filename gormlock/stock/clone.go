@@ -16,10 +16,12 @@ import (
 // and ON CONFLICT DO NOTHING skips some: those of a belongs-to or many-to-many without a key, and
 // owned ones with a key.
 func (b *batch) clone(order reflect.Value) (clone reflect.Value, alone bool) {
-	c := cloning{ctx: b.ctx, done: make(map[any]reflect.Value)}
 	clone = reflect.New(b.orders.ModelType)
 	clone.Elem().Set(order.Elem())
-	c.done[order.Interface()] = clone
+	if len(relations(b.orders)) == 0 {
+		return clone, false
+	}
+	c := cloning{ctx: b.ctx, done: map[any]reflect.Value{order.Interface(): clone}}
 	c.associations(b.orders, clone.Elem())
 	return clone, c.alone
 }

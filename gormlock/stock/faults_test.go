@@ -22,6 +22,7 @@ type faulty struct {
 	commit     func(tx gorm.TxCommitter) error // instead of COMMIT
 	statement  func(query string) error        // before each statement
 	hangs      bool                            // an INSERT waits for the end of its context
+	says       error                           // what the INSERT that has waited returns
 	mu         sync.Mutex
 	statements []string
 }
@@ -58,6 +59,9 @@ func (f *faulty) note(ctx context.Context, query string) error {
 	f.mu.Unlock()
 	if f.hangs && strings.HasPrefix(query, "INSERT") {
 		<-ctx.Done()
+		if f.says != nil {
+			return f.says
+		}
 	}
 	if f.statement != nil {
 		return f.statement(query)

@@ -159,7 +159,7 @@ func (s *seller) next(l *lane) []*call {
 	defer s.mu.Unlock()
 	var sum int64
 	var batch, later []*call
-	seen := make(map[string]bool)
+	seen := make(map[string]bool, min(len(l.waiting), s.batch))
 	line := l.waiting
 	for len(line) > 0 && len(batch) < s.batch {
 		c := line[0]
@@ -172,17 +172,15 @@ func (s *seller) next(l *lane) []*call {
 		seen[c.unique] = true
 		batch = append(batch, c)
 	}
-	size := powerOfTwo(len(batch))
+	size := rounded(len(batch), 1)
 	l.waiting = slices.Concat(batch[size:], later, line)
 	return batch[:size]
 }
 
-// powerOfTwo returns the largest power of two that is not above n, and 0 for 0.
-func powerOfTwo(n int) int {
-	if n == 0 {
-		return 0
-	}
-	return 1 << (bits.Len(uint(n)) - 1)
+// rounded returns n rounded down to a number with so many significant bits.
+func rounded(n, significant int) int {
+	insignificant := max(0, bits.Len(uint(n))-significant)
+	return n >> insignificant << insignificant
 }
 
 // remember notes that too little is left, and forgets it in time.

@@ -2,6 +2,7 @@ package stock_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"strings"
 	"sync"
@@ -58,11 +59,13 @@ func TestSale_CallerLeaves(t *testing.T) {
 func TestSale_Within(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		fresh(t, db, 1000, &Plain{})
-		s := newSale[Plain](t, through(db, &faulty{hangs: true}), stock.Within(50*time.Millisecond))
-		for _, x := range together(t, db, s, one, plains(4)...) {
-			want(t, "Sell", x.err, context.DeadlineExceeded)
-			if errors.Is(x.err, stock.ErrCommitUnknown) {
-				t.Error(x.err)
+		for _, says := range []error{nil, driver.ErrBadConn, errors.New("interrupted (9)")} { // drivers have their own words
+			s := newSale[Plain](t, through(db, &faulty{hangs: true, says: says}), stock.Within(50*time.Millisecond))
+			for _, x := range together(t, db, s, one, plains(4)...) {
+				want(t, "Sell", x.err, context.DeadlineExceeded)
+				if errors.Is(x.err, stock.ErrCommitUnknown) {
+					t.Error(x.err)
+				}
 			}
 		}
 		wantBooks[Plain](t, db, 1000, 0)

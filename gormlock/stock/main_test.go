@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
@@ -98,9 +99,11 @@ func fresh(t testing.TB, db *gorm.DB, remaining int64, models ...any) {
 	ok(t, "Create", db.Create(&Stock{SKU: 42, Remaining: remaining}).Error)
 }
 
+// newSale makes a sale whose batches have all the time that a busy machine needs, unless opts say
+// otherwise.
 func newSale[O any](t testing.TB, db *gorm.DB, opts ...stock.Option) *stock.Sale[Stock, O] {
 	t.Helper()
-	s, err := stock.NewSale[Stock, O](db, "remaining", opts...)
+	s, err := stock.NewSale[Stock, O](db, "remaining", append([]stock.Option{stock.Within(time.Minute)}, opts...)...)
 	ok(t, "NewSale", err)
 	return s
 }

@@ -75,7 +75,7 @@ func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error
 			return err
 		}
 	}
-	s.batch = powerOfTwo(s.batch)
+	s.batch = rounded(s.batch, 1)
 	return nil
 }
 

@@ -69,7 +69,7 @@ func (b *batch) lockRow(tx *gorm.DB) (left int64, err error) {
 }
 
 // insert stores clones of the orders of some calls. Those that may share a statement do. The numbers
-// of rows are powers of two, so that there are few statements to prepare. They are sorted, so that two
+// of rows are round, so that there are few statements to prepare. The orders are sorted, so that two
 // batches insert equal unique values in one order and do not deadlock.
 func (b *batch) insert(tx *gorm.DB, calls []*call) error {
 	b.storing = true
@@ -79,14 +79,16 @@ func (b *batch) insert(tx *gorm.DB, calls []*call) error {
 		c.stored, all[i].alone = b.clone(c.order)
 		all[i].class = b.classOf(c.stored)
 	}
-	slices.SortStableFunc(all, func(x, y insertion) int { return cmp.Or(cmp.Compare(x.class, y.class), cmp.Compare(x.unique, y.unique)) })
+	slices.SortStableFunc(all, func(x, y insertion) int {
+		return cmp.Or(cmp.Compare(x.class, y.class), cmp.Compare(x.unique, y.unique))
+	})
 	merges, err := b.merges(tx, len(calls))
 	for len(all) > 0 && err == nil {
 		n := 1
 		for merges && !all[0].alone && n < len(all) && !all[n].alone && all[n].class == all[0].class {
 			n++
 		}
-		n = powerOfTwo(n)
+		n = rounded(n, 3)
 		err = b.create(tx, all[:n])
 		all = all[n:]
 	}

@@ -245,13 +245,13 @@ type Part struct {
 func TestSale_Parameters(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		db = withoutKeys(db)
-		calls, parts := 64, 520
+		calls, parts := 32, 520 // two parameters each
 		if db.Name() != "sqlite" {
 			parts = 1030
 		}
 		fresh(t, db, 100_000, &Wide{}, &Part{})
 		f := &faulty{}
-		s := newSale[Wide](t, through(db, f), stock.Within(time.Minute))
+		s := newSale[Wide](t, through(db, f), stock.Within(5*time.Minute))
 		var all []*Wide
 		for i := range calls {
 			w := &Wide{A1: int64(i)}

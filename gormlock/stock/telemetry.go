@@ -3,6 +3,7 @@ package stock
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -59,13 +60,23 @@ func (i *instruments) start(c *call) trace.Span {
 }
 
 func (i *instruments) end(span trace.Span, c *call) {
+	expected := false
+	switch {
+	case errors.Is(c.err, ErrInsufficient):
+		i.soldOut.Add(c.ctx, 1, i.inDatabase)
+		expected = true
+	case errors.Is(c.err, ErrCommitUnknown):
+		i.unknown.Add(c.ctx, 1)
+	case errors.Is(c.err, ErrDuplicate):
+		expected = true
+	}
 	if span == nil {
 		return
 	}
 	if c.batch.IsValid() {
 		span.AddLink(trace.Link{SpanContext: c.batch})
 	}
-	if c.err != nil && !errors.Is(c.err, ErrInsufficient) && !errors.Is(c.err, ErrDuplicate) {
+	if c.err != nil && !expected {
 		span.SetStatus(codes.Error, c.err.Error())
 	}
 	span.End()
@@ -75,34 +86,16 @@ func (i *instruments) end(span trace.Span, c *call) {
 func (i *instruments) remembered(ctx context.Context) { i.soldOut.Add(ctx, 1, i.inMemory) }
 
 // batch begins the span of a batch, if one of its calls is traced, and returns what ends it.
-func (i *instruments) batch(ctx context.Context, calls []*call) (context.Context, func(*batch)) {
+func (i *instruments) batch(ctx context.Context, calls []*call) (context.Context, func()) {
 	i.size.Record(ctx, int64(len(calls)))
 	i.wait.Record(ctx, time.Since(calls[0].asked).Seconds())
-	var span trace.Span
+	traced := func(c *call) bool { return trace.SpanContextFromContext(c.ctx).IsValid() }
+	if !slices.ContainsFunc(calls, traced) {
+		return ctx, func() {}
+	}
+	ctx, span := i.tracer.Start(ctx, "stock.batch", trace.WithAttributes(attribute.Int("onelane.batch.size", len(calls))))
 	for _, c := range calls {
-		if !trace.SpanContextFromContext(c.ctx).IsValid() {
-			continue
-		}
-		if span == nil {
-			ctx, span = i.tracer.Start(ctx, "stock.batch", trace.WithAttributes(attribute.Int("onelane.batch.size", len(calls))))
-		}
 		c.batch = span.SpanContext()
 	}
-	return ctx, func(b *batch) {
-		if b.split {
-			i.splits.Add(ctx, 1)
-		}
-		for _, c := range calls {
-			switch {
-			case c.err == nil:
-			case errors.Is(c.err, ErrInsufficient):
-				i.soldOut.Add(ctx, 1, i.inDatabase)
-			case errors.Is(c.err, ErrCommitUnknown):
-				i.unknown.Add(ctx, 1)
-			}
-		}
-		if span != nil {
-			span.End()
-		}
-	}
+	return ctx, func() { span.End() }
 }
