@@ -30,6 +30,8 @@
 // belongs outside. A middleware that begins and commits a database transaction belongs inside, or
 // the lock ends before COMMIT. A middleware outside that reads the body must put it back.
 //
+// [Do] is the same for any function, such as a consumer of a queue.
+//
 // [LockByKey] only holds a lock while the handler runs. [RefuseRepeats] refuses forms that are
 // submitted twice. [Transport] is the client's half.
 package idempotency

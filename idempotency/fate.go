@@ -76,13 +76,19 @@ const (
 //
 // It frees every key that ctx carries. Suppose a handler does something, and then passes its
 // context to another handler in the same process. The inner handler must not call NothingDone: a
-// status such as 409 frees the inner key alone.
+// status such as 409 frees the inner key alone. In a function of [Do] it frees the key of that
+// function alone.
 func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
 
-// decide sets what becomes of the keys of all claims that ctx carries: of ByHeader and of
-// RefuseRepeats, for example.
+// decide sets what becomes of the keys of all claims of a request: of ByHeader and of
+// RefuseRepeats, for example. A function of Do is a work of its own, with one claim.
 func decide(ctx context.Context, f claim.Fate) {
-	for k, _ := claim.FromContext(ctx); k != nil; k = k.Outer() {
+	k, _ := claim.FromContext(ctx)
+	if k != nil && k.OfFunction() {
+		k.Decide(f)
+		return
+	}
+	for ; k != nil && !k.OfFunction(); k = k.Outer() {
 		k.Decide(f)
 	}
 }

@@ -15,8 +15,11 @@ import (
 // made.
 type HTTPOption = claim.HTTPOption
 
-// Option configures idempotency over HTTP and over gRPC.
+// Option configures idempotency over HTTP, over gRPC and of [Do].
 type Option = claim.Option
+
+// WaitOption configures [Do], idempotency over HTTP and over gRPC, and plain locks.
+type WaitOption = claim.WaitOption
 
 // SharedOption configures idempotency and plain locks, over HTTP and over gRPC.
 type SharedOption = claim.SharedOption
@@ -37,7 +40,7 @@ func WithLocker(l *core.Locker) SharedOption {
 // that request's answer or, with a plain lock, for the lock. Without Wait the request is refused at
 // once. A wait for a lock also bridges an outage of the backend of up to 10 s, unless [FailOpen] is
 // set.
-func Wait(d time.Duration) SharedOption {
+func Wait(d time.Duration) WaitOption {
 	return claim.Shared(func(s *claim.Settings) {
 		s.Wait = d
 		s.Check(d >= 0, "Wait(%v): it must not be negative", d)

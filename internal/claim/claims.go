@@ -28,7 +28,11 @@ type Claims struct {
 // New returns Claims on l, which report to l's logger, meter and tracer. The transport, "http" or
 // "grpc", is an attribute of metrics and spans.
 func New(l *core.Locker, transport string, s Settings) *Claims {
-	c := &Claims{Settings: s, locker: l, instruments: newInstruments(l, transport)}
+	return newClaims(l, newInstruments(l, transport), s)
+}
+
+func newClaims(l *core.Locker, i *instruments, s Settings) *Claims {
+	c := &Claims{Settings: s, locker: l, instruments: i}
 	c.options = []core.AcquireOption{core.WithWait(c.Wait), c.maxHold()}
 	if c.FailOpen {
 		c.options = append(c.options, core.WithOutageWait(0)) // the request runs unprotected instead

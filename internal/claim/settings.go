@@ -107,10 +107,20 @@ type GRPCLockOption interface {
 	GRPCLock()
 }
 
-// Option configures idempotency over HTTP or gRPC.
+// DoOption configures idempotency of a function.
+type DoOption interface{ Do(Target) }
+
+// Option configures idempotency over HTTP or gRPC, or of a function.
 type Option interface {
 	HTTPOption
 	GRPCOption
+	DoOption
+}
+
+// WaitOption configures all that can wait.
+type WaitOption interface {
+	SharedOption
+	DoOption
 }
 
 // SharedOption configures idempotency or a plain lock, over HTTP or gRPC.
@@ -127,6 +137,9 @@ func (o Shared) HTTP(t Target) { o(t.Common()) }
 
 // GRPC implements [GRPCOption].
 func (o Shared) GRPC(t Target) { o(t.Common()) }
+
+// Do implements [DoOption].
+func (o Shared) Do(t Target) { o(t.Common()) }
 
 // HTTPLock implements [HTTPLockOption].
 func (Shared) HTTPLock() {}
