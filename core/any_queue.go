@@ -204,6 +204,21 @@ func (a *anyQueue) pause(again <-chan struct{}) {
 	}
 }
 
+// soonest returns when the first wait of a caller ends, if there is such a time.
+func (a *anyQueue) soonest() (end time.Time, ok bool) {
+	a.locker.mu.Lock()
+	defer a.locker.mu.Unlock()
+	if a.waiting == nil {
+		return end, false
+	}
+	for e := a.waiting.Front(); e != nil; e = e.Next() {
+		if at, limited := e.Value.(*waiter).ctx.Deadline(); limited && (!ok || at.Before(end)) {
+			end, ok = at, true
+		}
+	}
+	return end, ok
+}
+
 // spread returns how much less often each of the keys is polled than a key of its own.
 func (a *anyQueue) spread() int { return (len(a.answers) + spreadKeys - 1) / spreadKeys }
 

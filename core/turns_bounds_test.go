@@ -146,3 +146,57 @@ func TestEvery_RecordRefused(t *testing.T) {
 		})
 	}
 }
+
+// slowWatch is a backend whose subscriptions take a while.
+type slowWatch struct{ *backendtest.MemoryBackend }
+
+func (b slowWatch) Open(core.Environment) (core.Backend, error) { return b, nil }
+
+func (b slowWatch) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+	select {
+	case <-time.After(250 * time.Millisecond):
+		return b.MemoryBackend.Watch(ctx, key)
+	case <-ctx.Done():
+		return nil, nil, unavailable(key)
+	}
+}
+
+// A slow subscription does not make a stand-back longer, nor does it end the wait for signals.
+func TestTurns_SlowSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := slowWatch{backendtest.Memory()}
+		l := locker(t, b)
+		k := acquire(t, l, "k")
+		_, err := b.Acquire(t.Context(), core.Request{Key: "onelane:{k}", Owner: "gone/1", TTL: time.Minute, Waiter: "gone", Needs: 3 * time.Millisecond})
+		want(t, "Acquire of a taken key", err, core.ErrTaken)
+		ok(t, "Release", k.Release(t.Context()))
+		start := time.Now()
+		k = acquire(t, l, "k")
+		if took := time.Since(start); took > 3*time.Millisecond {
+			t.Errorf("a free key was left alone for %v, and one stand-back is 3 ms", took)
+		}
+		got := acquiring(t, locker(t, b))
+		time.Sleep(time.Second)
+		start = time.Now()
+		ok(t, "Release", k.Release(t.Context()))
+		ok(t, "Release", (<-got).Release(t.Context()))
+		if took := time.Since(start); took > 3*time.Millisecond {
+			t.Errorf("a waiter that listens got the key after %v", took)
+		}
+	})
+}
+
+// AcquireAny of free keys with a short wait gets one, also after waiters elsewhere left.
+func TestTurns_ShortWaitForAnyKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		l := locker(t, s)
+		s.others = 1
+		for _, key := range slots(2) {
+			ok(t, "Release", acquire(t, l, key).Release(t.Context()))
+		}
+		k, err := l.AcquireAny(t.Context(), slots(2), core.WithWait(20*time.Millisecond))
+		ok(t, "AcquireAny of free keys", err)
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}

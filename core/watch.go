@@ -39,6 +39,9 @@ func (w *watch) begin(ctx context.Context) bool {
 	}
 	w.stop()
 	changed, cancel, err := w.backend.Watch(ctx, w.name)
+	if err != nil && ctx.Err() != nil {
+		return false // there was no time for it
+	}
 	if err != nil {
 		w.pause = longer(w.pause, firstWatchPause, longestWatchPause)
 		w.retry = now.Add(w.pause)
