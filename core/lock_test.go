@@ -217,6 +217,20 @@ func TestExtend_KeepsTheLockWithoutRenewal(t *testing.T) {
 	})
 }
 
+// A lease that Extend made longer is renewed as often as before: a node that lost it gets it back.
+func TestExtend_IsRenewedAsOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memorySpy()
+		k := acquire(t, locker(t, s), "k", core.WithTTL(3*time.Second))
+		ok(t, "Extend", k.Extend(t.Context(), 30*time.Second))
+		time.Sleep(10 * time.Second)
+		if n := s.count("extend"); n < 10 {
+			t.Errorf("renewed %d times in 10 s of TTL/3 = 1 s", n-1)
+		}
+		ok(t, "Release", k.Release(t.Context()))
+	})
+}
+
 func TestExtend_UnavailableIsNotALoss(t *testing.T) {
 	t.Parallel()
 	s := memorySpy()

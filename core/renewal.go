@@ -92,8 +92,15 @@ func (s *lease) tryTime(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, max(s.ttl/tryPart, time.Millisecond))
 }
 
-// renewal returns when a lease that ends at the deadline is renewed. s.mu is held.
-func (s *lease) renewal() time.Time { return s.grant.Deadline.Add(s.ttl/renewPart - s.ttl) }
+// renewal returns when the lease is renewed: a part of its TTL after it was confirmed, also if
+// Lock.Extend made it longer. A node of a quorum that forgot the lease gets it back then. s.mu is held.
+func (s *lease) renewal() time.Time {
+	at, soon := s.grant.Deadline.Add(s.ttl/renewPart-s.ttl), s.asOf.Add(s.ttl/renewPart)
+	if soon.Before(at) {
+		return soon
+	}
+	return at
+}
 
 // extend asks the backend for more time, at most until the lease ends. The caller has the slot.
 func (s *lease) extend(ctx context.Context, ttl time.Duration) error {
