@@ -61,8 +61,7 @@ func WithAtMostOnce() EveryOption {
 //     than the interval, the next slot begins when fn returns.
 //   - If the runner dies before fn returns, or loses the lock, another instance runs the slot again,
 //     within the TTL. So does another instance if ctx ends and fn returns an error. With
-//     [WithAtMostOnce] nobody does. If the runner dies at the moment in which it replaces the
-//     record, the times of the slots begin anew.
+//     [WithAtMostOnce] nobody does.
 //   - Slots that nobody began in time, because the backend or all instances were away or fn took
 //     long, run as one, as soon as possible. [WithMisfireGrace] skips them instead. The slots after
 //     them keep their times. The metric onelane.every.skipped counts slots that had no run of their
@@ -77,8 +76,9 @@ func WithAtMostOnce() EveryOption {
 // While the backend is unavailable, Every logs that and tries again. It returns another error than
 // ctx's only if it cannot work: for a bad name, interval or option, after [Locker.Close], and on a
 // backend without seals. The interval is 100 ms to 366 days. The keys are
-// Join("every", name) and Join("every", name, "last"). [Locker.Unseal] of the second one makes the
-// job begin anew, with a slot that begins within a minute.
+// Join("every", name), and in turns Join("every", name, "last") and Join("every", name, "last2") for
+// the record. [Locker.Unseal] of both makes the job begin anew, with a slot that begins within a
+// minute.
 func Every(ctx context.Context, l *Locker, name string, interval time.Duration, fn func(context.Context) error, opts ...EveryOption) error {
 	j, err := newJob(ctx, l, name, interval, fn, opts)
 	if err != nil {
@@ -145,8 +145,8 @@ func newJob(ctx context.Context, l *Locker, name string, interval time.Duration,
 	case j.grace < 0:
 		return nil, fmt.Errorf("core: every %q: WithMisfireGrace must be between %v and %v", name, minTTL, maxDuration)
 	}
-	j.record = record{locker: l, key: Join("every", name, "last")}
-	for _, key := range []string{name, j.lock, j.record.key} {
+	j.record = record{locker: l, keys: [2]string{Join("every", name, "last"), Join("every", name, "last2")}}
+	for _, key := range []string{name, j.lock, j.record.keys[0], j.record.keys[1]} {
 		if _, err := backendKey(l.prefix, key); err != nil {
 			return nil, fmt.Errorf("core: every %q: %w", name, err)
 		}

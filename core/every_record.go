@@ -20,9 +20,13 @@ const recordKept = 3 * 366 * 24 * time.Hour
 // record is the last slot of a job. It is a seal, whose value has an id, the instance that ran the
 // slot, and how long after its time it was recorded. It is written under the lock of the job. One
 // call of Every uses it.
+//
+// A seal cannot be replaced in one step, so two keys take turns. If both are sealed, the first one
+// counts.
 type record struct {
 	locker *Locker
-	key    string
+	keys   [2]string
+	second bool // the second key has the record
 
 	// When this process first saw the record with that id, and its age then. A backend that does not
 	// count for a moment, or sets its clock back, cannot make it younger.
@@ -34,15 +38,22 @@ type record struct {
 // read returns when the last slot was due, by this process's monotonic clock.
 func (r *record) read(ctx context.Context) (due time.Time, found bool, err error) {
 	asked := time.Now()
-	st, err := r.locker.Inspect(ctx, r.key)
-	if err != nil || st.Status != Sealed { // not sealed: no slot ran yet, or the runner died while it recorded one
+	st, err := r.locker.Inspect(ctx, r.keys[0])
+	if err != nil {
 		return due, false, err
+	}
+	if r.second = st.Status != Sealed; r.second {
+		asked = time.Now()
+		st, err = r.locker.Inspect(ctx, r.keys[1])
+		if err != nil || st.Status != Sealed {
+			return due, false, err
+		}
 	}
 	text, rest, _ := strings.Cut(string(st.Value), " ")
 	id, _, ok := strings.Cut(rest, " ")
 	late, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || !ok || id == "" {
-		return due, false, fmt.Errorf("core: key %q: the value is no record of a job; unseal the key to let the job begin anew", r.key)
+		return due, false, fmt.Errorf("core: key %q: the value is no record of a job; unseal the key to let the job begin anew", r.keys[r.now()])
 	}
 	age := max(recordKept-st.ExpiresIn, 0)
 	if r.id == id {
@@ -70,7 +81,7 @@ func (r *record) write(caller context.Context, k *Lock, due time.Time, as Acquir
 			return err
 		}
 		r.locker.logger.Warn("core: a slot of a job ran and cannot be recorded; it is tried again while the job's lock is held; look at the error",
-			"key", r.key, "error", err)
+			"key", r.keys[0], "error", err)
 		select {
 		case <-time.After(pauses.unavailable()):
 		case <-ctx.Done():
@@ -78,13 +89,22 @@ func (r *record) write(caller context.Context, k *Lock, due time.Time, as Acquir
 	}
 }
 
-// replace makes one attempt to write. If the process dies in the middle, there is no record, and
-// another instance runs the slot again.
+// now returns which key has the record.
+func (r *record) now() int {
+	if r.second {
+		return 1
+	}
+	return 0
+}
+
+// replace makes one attempt to write. If the process dies in the middle, the old record counts or the
+// new one.
 func (r *record) replace(ctx context.Context, due time.Time, as AcquireOption) error {
-	if err := r.locker.Unseal(ctx, r.key); err != nil {
+	old, next := r.keys[r.now()], r.keys[1-r.now()]
+	if err := r.locker.Unseal(ctx, next); err != nil { // another runner may have died in the middle
 		return err
 	}
-	k, err := r.locker.Acquire(ctx, r.key, as)
+	k, err := r.locker.Acquire(ctx, next, as)
 	if err != nil {
 		return err
 	}
@@ -93,6 +113,11 @@ func (r *record) replace(ctx context.Context, due time.Time, as AcquireOption) e
 	if err := k.Seal(ctx, []byte(value), recordKept); err != nil {
 		return errors.Join(err, k.Release(ctx))
 	}
+	// The first key counts now. The second one counts when the first is unsealed.
+	if err := r.locker.Unseal(ctx, old); err != nil && !r.second {
+		return err
+	}
+	r.second = !r.second
 	r.id, r.at, r.age = id, sealing, 0
 	return nil
 }

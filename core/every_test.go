@@ -22,6 +22,21 @@ type place struct {
 	*backendtest.MemoryBackend
 	away    atomic.Bool   // no call is answered
 	younger time.Duration // by how much all seals seem to be younger than they are
+	lasts   int           // if not 0: how many changes of the record it makes before it dies
+}
+
+// changes is gone for a call that changes a key.
+func (p *place) changes(key string) error {
+	if p.lasts > 0 && isRecord(key) {
+		if p.lasts--; p.lasts == 0 {
+			p.away.Store(true)
+		}
+	}
+	return p.gone(key)
+}
+
+func isRecord(key string) bool {
+	return strings.HasSuffix(key, ":last}") || strings.HasSuffix(key, ":last2}")
 }
 
 func (p *place) gone(key string) error {
@@ -32,7 +47,7 @@ func (p *place) gone(key string) error {
 }
 
 func (p *place) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	if err := p.gone(r.Key); err != nil {
+	if err := p.changes(r.Key); err != nil {
 		return core.Grant{}, err
 	}
 	return p.MemoryBackend.Acquire(ctx, r)
@@ -53,14 +68,14 @@ func (p *place) Release(ctx context.Context, g core.Grant) (core.Waiters, error)
 }
 
 func (p *place) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
-	if err := p.gone(g.Key); err != nil {
+	if err := p.changes(g.Key); err != nil {
 		return err
 	}
 	return p.MemoryBackend.Seal(ctx, g, value, retention)
 }
 
 func (p *place) Unseal(ctx context.Context, key string) error {
-	if err := p.gone(key); err != nil {
+	if err := p.changes(key); err != nil {
 		return err
 	}
 	return p.MemoryBackend.Unseal(ctx, key)
@@ -209,6 +224,39 @@ func TestEvery_RunnerDies(t *testing.T) {
 				}
 				j.began(t, c.want...)
 			})
+		})
+	}
+}
+
+// Two runners die, one after the other, each at some step of recording a slot. The slots keep their
+// times.
+func TestEvery_DiesWhileItRecords(t *testing.T) {
+	t.Parallel()
+	const steps = 5 // a record is four changes
+	for n := range steps * steps {
+		synctest.Test(t, func(t *testing.T) {
+			b, j := backendtest.Memory(), newJob()
+			var stops []func() error
+			start := func(lasts int) {
+				stops = append(stops, every(locker(t, &place{MemoryBackend: b, lasts: lasts}), j.run(t, time.Second)))
+			}
+			start(0)
+			time.Sleep(30 * time.Second)
+			stopped(t, stops[0])
+			stops = nil
+			start(1 + n/steps)
+			time.Sleep(32 * time.Second)
+			start(1 + n%steps)
+			time.Sleep(88 * time.Second)
+			start(0)
+			time.Sleep(6 * minute)
+			for _, stop := range stops {
+				stopped(t, stop)
+			}
+			last := j.runs[len(j.runs)-1]
+			if off := last - last.Round(minute); off.Abs() > 100*time.Millisecond {
+				t.Errorf("deaths at steps %d and %d: runs at %v", n/steps, n%steps, j.runs)
+			}
 		})
 	}
 }

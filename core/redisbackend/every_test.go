@@ -36,6 +36,9 @@ func runJob(addr string) {
 	}
 	err = core.Every(ctx, l, "report", jobInterval, func(ctx context.Context) error {
 		st, err := l.Inspect(context.WithoutCancel(ctx), "every:report:last")
+		if err == nil && st.Status != core.Sealed {
+			st, err = l.Inspect(context.WithoutCancel(ctx), "every:report:last2")
+		}
 		if err != nil {
 			panic(err)
 		}

@@ -21,6 +21,7 @@ var verbCases = []suiteCase{
 var sealerVerbCases = []suiteCase{
 	{"AcquireAny_Sealed", (*suite).anySealed},
 	{"DoOnce", (*suite).doOnce},
+	{"Every", (*suite).every},
 }
 
 // shared is a backend that several Lockers use. They leave it open. A holder's last call is
