@@ -54,7 +54,6 @@ type quorum struct {
 	longest  time.Duration // LONGEST
 	// From which age in ms a node lets holders take keys again, and grants.
 	again, grants int64
-	excluded      atomic.Int32
 	identity      identity
 	end           func() error // of its instruments
 
@@ -101,7 +100,7 @@ func newQuorum(nodes []*node, env core.Environment, longest time.Duration, newIn
 	}
 	for i, n := range nodes {
 		q.everyone = append(q.everyone, i)
-		n.health = &health{node: n, out: &q.excluded}
+		n.health = &health{node: n}
 	}
 	q.identity.runs = make([]string, len(nodes))
 	return q
@@ -151,6 +150,8 @@ func (q *quorum) round(key string, s *script, owner string, args ...any) round {
 // all have answered. left is how many are still to come. They arrive in rest, which is closed after
 // the last. The calls go on in the background, each within its time-out, also if ctx is canceled
 // meanwhile. The others should keep what a majority keeps.
+//
+// Nodes that are excluded are asked only if the others leave open what a majority says.
 func (q *quorum) ask(ctx context.Context, r round, enough func(t *tally, left int) bool) (t tally, rest <-chan vote) {
 	ctx, settle, end := untilSettled(ctx)
 	defer settle()
@@ -158,20 +159,36 @@ func (q *quorum) ask(ctx context.Context, r round, enough func(t *tally, left in
 	answers := make(chan vote, len(r.nodes))
 	var left atomic.Int64
 	left.Store(int64(len(r.nodes)))
-	for _, i := range r.nodes {
-		go func() {
-			v := q.call(ctx, i, r)
-			if r.noted != nil {
-				r.noted(v)
-			}
-			answers <- v
-			if left.Add(-1) == 0 {
-				end()
-				close(answers)
-			}
-		}()
+	answered := func(v vote) {
+		if r.noted != nil {
+			r.noted(v)
+		}
+		answers <- v
+		if left.Add(-1) == 0 {
+			end()
+			close(answers)
+		}
 	}
+	call := func(i int) { go func() { answered(q.call(ctx, i, r)) }() }
+	first, spare := q.admitted(r.nodes)
+	for _, i := range first {
+		call(i)
+	}
+	defer func() {
+		for _, i := range spare {
+			answered(vote{node: i, err: q.nodes[i].unavailable(r.keys[0], errExcluded)})
+		}
+	}()
 	for n := len(r.nodes) - 1; n >= 0; n-- {
+		if n < len(spare) {
+			if !q.needs(&t, r) {
+				return t, answers
+			}
+			for _, i := range spare {
+				call(i)
+			}
+			spare = nil
+		}
 		t.votes = append(t.votes, <-answers)
 		if enough(&t, n) {
 			break
@@ -180,12 +197,31 @@ func (q *quorum) ask(ctx context.Context, r round, enough func(t *tally, left in
 	return t, answers
 }
 
-// call asks one node, unless it is excluded.
+// admitted returns which nodes are asked first, and which only if these do not decide. If they are too
+// few to decide, all are asked first.
+func (q *quorum) admitted(nodes []int) (first, spare []int) {
+	for _, i := range nodes {
+		if q.nodes[i].health.admits(time.Now()) {
+			first = append(first, i)
+		} else {
+			spare = append(spare, i)
+		}
+	}
+	if len(first) < q.majority() && len(nodes) >= q.majority() {
+		return nodes, nil
+	}
+	return first, spare
+}
+
+// needs reports whether the answers of r's nodes that are not excluded leave it open what a majority
+// says. Callers that share the votes of Acquire try again, and do not wait for a node that may hang.
+func (q *quorum) needs(t *tally, r round) bool {
+	return len(r.nodes) >= q.majority() && (r.script != quorumAcquireScript || t.answered() < q.majority())
+}
+
+// call asks one node.
 func (q *quorum) call(ctx context.Context, i int, r round) vote {
 	h := q.nodes[i].health
-	if !h.admits(time.Now(), int(q.excluded.Load()) > len(q.nodes)-q.majority()) {
-		return vote{node: i, err: h.node.unavailable(r.keys[0], errExcluded)}
-	}
 	answer, err := h.node.call(ctx, r.keys[0], r.script, r.keys, r.args...)
 	h.answered(err, contextError(ctx))
 	v := newVote(i, answer, err)

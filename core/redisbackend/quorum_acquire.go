@@ -20,9 +20,6 @@ func (q *quorum) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 	if err := contextError(ctx); err != nil {
 		return core.Grant{}, &core.UnavailableError{Key: r.Key, Nodes: []error{err}}
 	}
-	if err := q.identity.refusal(r.Key); err != nil {
-		return core.Grant{}, err
-	}
 	l := &lease{quorum: q, key: r.Key, owner: r.Owner, ttl: r.TTL}
 	deadline := leases.Deadline(time.Now(), r.TTL) // rules 1 and 4: of the time at which the requests are sent
 	asked := q.round(r.Key, quorumAcquireScript, r.Owner, ownertext.Millis(r.TTL), q.now().UnixMicro(),
@@ -171,12 +168,12 @@ func (l *lease) giveBack(ctx context.Context) {
 func (l *lease) release(ctx context.Context, nodes []int) {
 	r := l.quorum.round(l.key, releaseScript, l.owner, "", "")
 	r.nodes = nodes
-	l.quorum.ask(ctx, r, func(t *tally, _ int) bool {
-		if v := t.votes[len(t.votes)-1]; v.err != nil {
+	r.noted = func(v vote) {
+		if v.err != nil {
 			l.cleanUp(v.node)
 		}
-		return false
-	})
+	}
+	l.quorum.ask(ctx, r, func(*tally, int) bool { return false })
 }
 
 // cleanUp releases in the background what a node may hold.

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// A node that failed excludeAfter times in a row is not asked for coolDown. Then one call probes
-	// it.
+	// A node that failed excludeAfter times in a row is not asked for coolDown, unless the others
+	// cannot decide. Then one call probes it.
 	excludeAfter = 3
 	coolDown     = time.Second
 )
@@ -33,7 +33,6 @@ const (
 // health is what a quorum knows of a node, so that one that hangs costs nothing.
 type health struct {
 	node *node
-	out  *atomic.Int32 // how many nodes are not asked
 
 	mu       sync.Mutex
 	failures int
@@ -42,11 +41,11 @@ type health struct {
 	until    time.Time // when a node that has restarted abstains no more
 }
 
-// admits reports whether the node is asked. needed says that too few others are left.
-func (h *health) admits(now time.Time, needed bool) bool {
+// admits reports whether the node is asked with the others.
+func (h *health) admits(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.reason != reasonTimeouts || needed {
+	if h.reason != reasonTimeouts {
 		return true
 	}
 	if now.Before(h.probeAt) {
@@ -67,13 +66,13 @@ func (h *health) answered(err, caller error) {
 	if ok {
 		h.failures = 0
 		if h.reason == reasonTimeouts {
-			h.change("", nil)
+			h.changeLocked("", nil)
 		}
 		return
 	}
 	if h.failures++; h.failures == excludeAfter {
 		h.probeAt = time.Now().Add(coolDown)
-		h.change(reasonTimeouts, err)
+		h.changeLocked(reasonTimeouts, err)
 	}
 }
 
@@ -97,20 +96,14 @@ func (h *health) saw(v vote) {
 		h.until = time.Now().Add(v.off)
 	}
 	if h.reason != reason && h.reason != reasonTimeouts {
-		h.change(reason, v.failure(h.node))
+		h.changeLocked(reason, v.failure(h.node))
 	}
 }
 
-// change notes why the node has no vote. h.mu is held.
-func (h *health) change(reason string, why error) {
+// changeLocked notes why the node has no vote.
+func (h *health) changeLocked(reason string, why error) {
 	was := h.reason
 	h.reason = reason
-	if was == reasonTimeouts {
-		h.out.Add(-1)
-	}
-	if reason == reasonTimeouts {
-		h.out.Add(1)
-	}
 	if reason == "" {
 		loglimit.Later(h.node.logger, slog.LevelInfo, "redisbackend: a node of the quorum has a vote again",
 			"redis", h.node.conn.Address(), "reason", was)
@@ -135,7 +128,7 @@ func (h *health) excluded() string {
 }
 
 // identity finds two nodes that are one Redis: what that Redis forgets, a majority may have
-// forgotten.
+// forgotten. As long as there are two, each attempt looks again, and fails.
 type identity struct {
 	mu      sync.Mutex
 	runs    []string
@@ -161,13 +154,17 @@ func (d *identity) saw(v vote, nodes []*node) {
 	if run == "" {
 		run = fmt.Sprint("unknown ", v.node) // by the ACL
 	}
-	if j := slices.Index(d.runs, run); j >= 0 && j != v.node {
-		d.refused.Store(&core.UnavailableError{Permanent: true, Nodes: []error{fmt.Errorf(
-			"redisbackend: nodes %d and %d of the quorum are one Redis, at %s and %s; pass each master once",
-			min(j, v.node)+1, max(j, v.node)+1, nodes[min(j, v.node)].conn.Address(), nodes[max(j, v.node)].conn.Address())}})
-	}
 	d.runs[v.node] = run
-	d.known.Store(d.refused.Load() == nil && !slices.Contains(d.runs, ""))
+	var refused *core.UnavailableError
+	for j, other := range d.runs {
+		if i := slices.Index(d.runs, other); other != "" && i < j {
+			refused = &core.UnavailableError{Permanent: true, Nodes: []error{fmt.Errorf(
+				"redisbackend: nodes %d and %d of the quorum are one Redis, at %s and %s; pass each master once",
+				i+1, j+1, nodes[i].conn.Address(), nodes[j].conn.Address())}}
+		}
+	}
+	d.refused.Store(refused)
+	d.known.Store(refused == nil && !slices.Contains(d.runs, ""))
 }
 
 // refusal is the error of a quorum in which one Redis has two votes.

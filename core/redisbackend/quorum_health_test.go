@@ -135,6 +135,98 @@ func TestHealth_NeededNodesAreAsked(t *testing.T) {
 	})
 }
 
+// exclude lets a node hang until it is not asked any more, and answer again after that.
+func exclude(t *testing.T, q *quorum, nodes []*scripted, i int) {
+	q.nodes[i].latency.fixed = 60 * time.Millisecond
+	nodes[i].hang(true)
+	for n := range excludeAfter {
+		g, err := q.Acquire(context.Background(), core.Request{Key: "{other}", Owner: fmt.Sprint("a/", n), TTL: phaseTTL})
+		if err == nil {
+			_, err = q.Release(context.Background(), g)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if q.nodes[i].health.excluded() != reasonTimeouts {
+		t.Fatal("a node that hangs is asked")
+	}
+	nodes[i].hang(false)
+}
+
+// An excluded node is asked if the others have no majority: one of them has just started.
+func TestHealth_ExcludedAndRestarted(t *testing.T) {
+	t.Parallel()
+	phases(t, func(q *quorum, nodes []*scripted) {
+		exclude(t, q, nodes, 0)
+		nodes[1].answers(quorumAcquireScript, []step{{answer: []any{int64(voteAbstains), "3000"}}})
+		g, err := q.Acquire(context.Background(), phaseRequest())
+		if err != nil {
+			t.Fatalf("two of three nodes grant: %v", err)
+		}
+		if _, err := q.Release(context.Background(), g); err != nil {
+			t.Error(err)
+		}
+	})
+	phases(t, func(q *quorum, nodes []*scripted) {
+		g, err := q.Acquire(context.Background(), phaseRequest())
+		if err != nil {
+			t.Fatal(err)
+		}
+		exclude(t, q, nodes, 0)
+		nodes[1].answers(quorumExtendScript, []step{isFreeNow})
+		if _, err := q.Extend(context.Background(), g, phaseTTL); err != nil {
+			t.Errorf("two of three nodes have the lease: %v", err)
+		}
+	})
+}
+
+// Callers that share the votes do not wait for an excluded node: they try again.
+func TestHealth_ExcludedAndContended(t *testing.T) {
+	t.Parallel()
+	phases(t, func(q *quorum, nodes []*scripted) {
+		exclude(t, q, nodes, 0)
+		nodes[0].hang(true)
+		nodes[1].answers(quorumAcquireScript, []step{heldByOther})
+		start := time.Now()
+		_, err := q.Acquire(context.Background(), phaseRequest())
+		if took := time.Since(start); !errors.Is(err, core.ErrTaken) || took > 0 {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}
+
+// Two nodes that are one Redis are refused for as long as they are.
+func TestHealth_OneRedisTwiceHeals(t *testing.T) {
+	t.Parallel()
+	phases(t, func(q *quorum, nodes []*scripted) {
+		run := func(i int, run string) {
+			nodes[i].answers(quorumAcquireScript, []step{{answer: []any{int64(voteYes), "7", run}}})
+		}
+		acquire := func(n int) error {
+			g, err := q.Acquire(context.Background(), core.Request{Key: "{k}", Owner: fmt.Sprint("me/", n), TTL: phaseTTL})
+			if err == nil {
+				_, _ = q.Release(context.Background(), g)
+			}
+			time.Sleep(100 * time.Millisecond)
+			return err
+		}
+		run(0, "a")
+		run(1, "b")
+		run(2, "a")
+		_ = acquire(1) // the third may be late
+		if err := acquire(2); err == nil || !strings.Contains(err.Error(), "nodes 1 and 3 of the quorum are one Redis") {
+			t.Errorf("one Redis has two votes: %v", err)
+		}
+		run(2, "c")
+		_ = acquire(3)
+		if err := acquire(4); err != nil {
+			t.Errorf("three masters: %v", err)
+		}
+	})
+}
+
 // A lease is counted from when its request was sent, not from when the answer came (rule 4).
 func TestQuorum_DeadlineCountsFromSending(t *testing.T) {
 	t.Parallel()
