@@ -14,7 +14,6 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -55,42 +54,42 @@ func (t losingTx) Commit() error {
 
 // The order may be there. A buyer must not get, for a whole day, the answer that it failed.
 func TestBuy_UnknownCommit(t *testing.T) {
-	plain, err := sql.Open(sqlite.DriverName, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = plain.Close()
-	pool := sql.OpenDB(losing{plain.Driver(), t.TempDir() + "/sale.db?_pragma=busy_timeout(10000)"})
-	defer pool.Close()
-	db, err := gorm.Open(&sqlite.Dialector{Conn: pool}, &gorm.Config{Logger: logger.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
-	locker := testutil.Locker(t)
-	core.SetDefault(locker)
-	t.Cleanup(func() { core.SetDefault(nil) })
-	if err := errors.Join(db.Use(gormlock.New(locker)), prepare(db, 5)); err != nil {
-		t.Fatal(err)
-	}
-	routes := (&service{db: db}).routes()
-	buy := func() *httptest.ResponseRecorder {
-		r := httptest.NewRequest(http.MethodPost, "/orders", nil)
-		r.Header.Set("Authorization", "Bearer ann")
-		r.Header.Set("Idempotency-Key", `"one"`)
-		w := httptest.NewRecorder()
-		routes.ServeHTTP(w, r)
-		return w
-	}
-	lose.Store(true)
-	first := buy()
-	lose.Store(false)
-	again := buy()
-	var orders int64
-	if err := db.Model(&Order{}).Count(&orders).Error; err != nil || orders != 1 {
-		t.Fatalf("%d orders, %v", orders, err)
-	}
-	if first.Code != http.StatusGatewayTimeout || again.Code != http.StatusConflict {
-		t.Errorf("the order is there; the buyer got %d, and the retry %d (replayed: %q)",
-			first.Code, again.Code, again.Header().Get("Idempotency-Replayed"))
+	for _, guarded := range []bool{false, true} {
+		plain, err := sql.Open(sqlite.DriverName, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = plain.Close()
+		pool := sql.OpenDB(losing{plain.Driver(), t.TempDir() + "/sale.db?_pragma=busy_timeout(10000)"})
+		defer pool.Close()
+		db, err := gorm.Open(&sqlite.Dialector{Conn: pool}, &gorm.Config{Logger: logger.Discard})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &service{db: db, guarded: guarded, records: testutil.Locker(t)}
+		if err := errors.Join(db.Use(gormlock.New(s.records)), s.prepare(5)); err != nil {
+			t.Fatal(err)
+		}
+		routes := s.routes()
+		buy := func() *httptest.ResponseRecorder {
+			r := httptest.NewRequest(http.MethodPost, "/orders", nil)
+			r.Header.Set("Authorization", "Bearer ann")
+			r.Header.Set("Idempotency-Key", `"one"`)
+			w := httptest.NewRecorder()
+			routes.ServeHTTP(w, r)
+			return w
+		}
+		lose.Store(true)
+		first := buy()
+		lose.Store(false)
+		again := buy()
+		var orders int64
+		if err := db.Model(&Order{}).Count(&orders).Error; err != nil || orders != 1 {
+			t.Fatalf("guarded %v: %d orders, %v", guarded, orders, err)
+		}
+		if first.Code != http.StatusGatewayTimeout || again.Code != http.StatusConflict {
+			t.Errorf("guarded %v: the order is there; the buyer got %d, and the retry %d (replayed: %q)",
+				guarded, first.Code, again.Code, again.Header().Get("Idempotency-Replayed"))
+		}
 	}
 }

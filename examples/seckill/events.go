@@ -14,6 +14,7 @@ type showState struct {
 	Running bool        `json:"running"`
 	Began   int64       `json:"began"` // which sale it is: its start in ms, 0 before the first
 	Over    float64     `json:"over"`  // seconds in which the buyers arrive
+	Sale    laneState   `json:"sale"`
 	Guarded laneState   `json:"guarded"`
 	Naive   laneState   `json:"naive"`
 	Waits   waitState   `json:"waits"`
@@ -36,7 +37,8 @@ func (s *show) state(ctx context.Context) (state showState, changed <-chan struc
 	state.Running, state.Over = s.cancel != nil, s.options.over.Seconds()
 	state.Began = s.began
 	s.mu.Unlock()
-	state.Guarded, state.Naive, state.Waits = s.guarded.state(), s.naive.state(), s.metrics.waits.state(ctx)
+	state.Sale, state.Guarded, state.Naive = s.sale.state(), s.guarded.state(), s.naive.state()
+	state.Waits = s.metrics.waits.state(ctx)
 	for _, n := range s.nodes {
 		state.Nodes = append(state.Nodes, nodeState{Addr: n.upstream, Up: n.up()})
 	}

@@ -9,8 +9,7 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// lane is one of the two shops on the page: the same service, with the kit's lines or without, on
-// books of its own.
+// lane is one of the shops on the page, on books of its own.
 type lane struct {
 	service *service
 	handler http.Handler
@@ -35,7 +34,7 @@ func newLane(
 	}
 	l := &lane{service: s, handler: around(s.routes()), stock: o.stock}
 	var shutdown func()
-	if err = prepare(s.db, o.stock); err == nil {
+	if err = s.prepare(o.stock); err == nil {
 		l.addr, shutdown, err = listen(l.handler)
 	}
 	if err != nil {
@@ -47,7 +46,7 @@ func newLane(
 
 // open makes the books of a new sale.
 func (l *lane) open(o options) error {
-	if err := prepare(l.service.db, o.stock); err != nil {
+	if err := l.service.prepare(o.stock); err != nil {
 		return err
 	}
 	l.mu.Lock()

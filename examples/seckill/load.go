@@ -31,6 +31,10 @@ type load struct {
 	mu        sync.Mutex
 	latencies []time.Duration
 	lastError string
+	underWay  int           // requests
+	since     time.Time     // when there was none before
+	busy      time.Duration // in which there were some, before since
+	selling   time.Duration // busy, until the last order was placed
 }
 
 // stallAfter is how long a request waits before it counts as stalled.
@@ -126,16 +130,27 @@ func (l *load) submit(ctx context.Context, buyer, click int) {
 func (l *load) timed(ctx context.Context, buyer int, addr string) (status int, replayed bool, err error) {
 	stall := time.AfterFunc(stallAfter, func() { l.stalled.Add(1); l.stalls.Add(1) })
 	began := time.Now()
+	l.mu.Lock()
+	if l.underWay++; l.underWay == 1 {
+		l.since = began
+	}
+	l.mu.Unlock()
 	status, replayed, err = l.post(ctx, buyer, addr)
 	if !stall.Stop() {
 		l.stalled.Add(-1)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && !replayed && status == http.StatusCreated {
+		l.selling = l.busy + time.Since(l.since)
+	}
+	if l.underWay--; l.underWay == 0 {
+		l.busy += time.Since(l.since)
 	}
 	if ctx.Err() != nil {
 		return status, replayed, err
 	}
 	l.requests.Add(1)
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.latencies = append(l.latencies, time.Since(began))
 	if err != nil {
 		l.refusals.Add(1)
@@ -224,8 +239,12 @@ func (l *load) result(took time.Duration) result {
 	if l.failed.Load() > 0 { // otherwise the buyers who saw an error tried again, with success
 		lastError = l.lastError
 	}
+	rate := 0.0
+	if l.selling > 0 {
+		rate = float64(l.created.Load()) / l.selling.Seconds()
+	}
 	return result{
-		Unguarded: l.unguarded, Buyers: l.buyers, Stock: l.stock, Processes: l.procs,
+		Rate: rate, Guarded: l.guarded, Unguarded: l.unguarded, Buyers: l.buyers, Stock: l.stock, Processes: l.procs,
 		Requests: l.requests.Load(), Created: l.created.Load(), Replayed: l.replayed.Load(), Refused: l.refused.Load(),
 		SoldOut: l.soldOut.Load(), Errors: l.failed.Load(), LastError: lastError,
 		Seconds: took.Seconds(), PerSecond: float64(l.requests.Load()) / took.Seconds(),

@@ -1,10 +1,11 @@
 // Command seckill is a flash sale on real sockets: many buyers, few units, impatient clients that
-// click twice and retry. The service is the naive one that every tutorial writes; two lines of the
-// kit make it right.
+// click twice and retry. A line of the kit gives each buyer one order, and the sale is declared as
+// data. With -guarded the sale is the naive code that every tutorial writes, under a lock.
 //
 //	go run ./examples/seckill              # embedded Redis and SQLite: nothing to install
-//	go run ./examples/seckill -unguarded   # the same service without those lines
-//	go run ./examples/seckill -serve :8080 # both side by side, on a page to watch
+//	go run ./examples/seckill -guarded     # the tutorial's code, under a lock
+//	go run ./examples/seckill -unguarded   # the tutorial's code, without the kit
+//	go run ./examples/seckill -serve :8080 # all three side by side, on a page to watch
 //
 // It exits with 1 when units were oversold or a buyer got two orders, and with 2 when it could not
 // run.
@@ -30,7 +31,7 @@ type options struct {
 	buyers, stock, submits, clients, procs int
 	redis, records, etcd, zookeeper        string
 	db, serve                              string
-	json, unguarded                        bool
+	json, guarded, unguarded               bool
 
 	// Not on the command line: the page sets them.
 	nodeTimeout time.Duration
@@ -101,8 +102,9 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port[,host:port…]` of ZooKeeper, instead of Redis")
 	f.StringVar(&o.db, "db", "", "`sqlite:FILE|mysql:DSN|postgres:DSN`; a temporary SQLite file by default")
 	f.BoolVar(&o.json, "json", false, "print the result as JSON")
-	f.BoolVar(&o.unguarded, "unguarded", false, "run the service without the kit's lines")
-	f.StringVar(&o.serve, "serve", "", "show a page at this `address`, such as :8080, where sales with and without the kit run side by side")
+	f.BoolVar(&o.guarded, "guarded", false, "read, check and write the stock under a lock, instead of a declared sale")
+	f.BoolVar(&o.unguarded, "unguarded", false, "read, check and write the stock without the kit")
+	f.StringVar(&o.serve, "serve", "", "show a page at this `address`, such as :8080, where the three kinds of sales run side by side")
 	err := f.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(stdout, "A flash sale: many buyers, few units, clients that click twice and retry.\n\nUsage: seckill [flags]")
@@ -124,6 +126,12 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	if named > 1 {
 		return o, errors.New("name one kind of server for the locks: -redis, -etcd or -zookeeper")
 	}
+	if o.guarded && o.unguarded {
+		return o, errors.New("-guarded and -unguarded are two kinds of sales: choose one")
+	}
+	if strings.Contains(o.redis, ",") && !o.guarded && o.serve == "" {
+		return o, errors.New("several masters of -redis keep locks only, and a declared sale needs no lock: add -guarded, or name one Redis")
+	}
 	if o.records != "" && !strings.Contains(o.redis, ",") {
 		return o, errors.New("-records is for several masters of -redis, which keep locks only: leave it out")
 	}
@@ -133,8 +141,8 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	if o.serve != "" && (o.etcd != "" || o.zookeeper != "") {
 		return o, errors.New("-serve shows Redis masters that fail: leave -etcd and -zookeeper out")
 	}
-	if o.serve != "" && (o.db != "" || o.procs > 1 || o.json || o.unguarded) {
-		return o, errors.New("-serve runs both services in one process, on SQLite files of its own: leave -db, -procs, -json and -unguarded out")
+	if o.serve != "" && (o.db != "" || o.procs > 1 || o.json || o.guarded || o.unguarded) {
+		return o, errors.New("-serve runs all services in one process, on SQLite files of its own: leave -db, -procs, -json, -guarded and -unguarded out")
 	}
 	var ofPage []string
 	f.Visit(func(set *flag.Flag) {

@@ -73,6 +73,10 @@ func TestSale_Embedded(t *testing.T) {
 	checkSale(t, 20, "-buyers", "300", "-stock", "20")
 }
 
+func TestSale_Guarded(t *testing.T) {
+	checkSale(t, 20, "-buyers", "300", "-stock", "20", "-guarded")
+}
+
 func TestSale_SeveralProcesses(t *testing.T) {
 	checkSale(t, 20, "-buyers", "200", "-stock", "20", "-procs", "3", "-redis", testutil.Redis(t).Addr())
 }
@@ -106,6 +110,7 @@ func TestSale_OnRealServers(t *testing.T) {
 			}
 			args := []string{"-redis", testutil.Redis(t).Addr(), "-db", kind + ":" + dsn, "-buyers", "200", "-stock", "20"}
 			checkSale(t, 20, args...)
+			checkSale(t, 20, append(args, "-guarded")...)
 			runNaive(t, true, false, args...)
 		})
 	}
@@ -124,7 +129,9 @@ func TestBadInput_OneSentenceAndExitStatus2(t *testing.T) {
 		{"-zookeeper 127.0.0.1:1", "the ZooKeeper at 127.0.0.1:1 does not answer"},
 		{"-zookeeper a:1 -redis b:1", "name one kind of server"},
 		{"-records a:1", "-records is for several masters"},
-		{"-redis a:1,b:1,c:1 -records d:1,e:1", "name one Redis"},
+		{"-redis a:1,b:1,c:1 -guarded -records d:1,e:1", "name one Redis"},
+		{"-redis a:1,b:1,c:1", "add -guarded"},
+		{"-guarded -unguarded", "choose one"},
 		{"-serve :0 -etcd a:1", "leave -etcd and -zookeeper out"},
 		{"-serve :0 -buyers 10 -stock 5", "leave -buyers, -stock out"},
 		{"-db oracle:x", "it must be sqlite:FILE, mysql:DSN or postgres:DSN"},

@@ -44,7 +44,7 @@ func startChildren(ctx context.Context, o options) (addrs []string, stop func(),
 // input ends, and so with this process.
 func startChild(ctx context.Context, self string, o options) (addr string, stop func(), err error) {
 	cmd := exec.CommandContext(ctx, self, "-redis", o.redis, "-records", o.records, "-etcd", o.etcd, "-zookeeper", o.zookeeper,
-		"-db", o.db, "-unguarded="+strconv.FormatBool(o.unguarded))
+		"-db", o.db, "-guarded="+strconv.FormatBool(o.guarded), "-unguarded="+strconv.FormatBool(o.unguarded))
 	cmd.Env = append(os.Environ(), childEnv+"=1")
 	var said strings.Builder
 	cmd.Stderr = &said

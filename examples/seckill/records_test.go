@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -18,13 +17,13 @@ func TestRecords_BesideMasters(t *testing.T) {
 		masters = append(masters, n.Addr())
 	}
 	s, stop, err := open(t.Context(), options{
-		redis: strings.Join(masters, ","), records: records.Addr(), newQuorum: true, nodeTimeout: patience,
+		redis: strings.Join(masters, ","), records: records.Addr(), guarded: true, newQuorum: true, nodeTimeout: patience,
 		db: "sqlite:" + t.TempDir() + "/sale.db",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { core.SetDefault(nil); stop() })
+	t.Cleanup(stop)
 	if err := prepare(s.db, 5); err != nil {
 		t.Fatal(err)
 	}

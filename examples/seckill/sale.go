@@ -14,6 +14,7 @@ import (
 // result is what -json prints. The first part is what the clients saw, the second what the database
 // says.
 type result struct {
+	Guarded   bool    `json:"guarded"`
 	Unguarded bool    `json:"unguarded"`
 	Buyers    int     `json:"buyers"`
 	Stock     int     `json:"stock"`
@@ -27,8 +28,10 @@ type result struct {
 	LastError string  `json:"last_error,omitempty"`
 	Seconds   float64 `json:"seconds"`
 	PerSecond float64 `json:"per_second"`
-	P50       float64 `json:"p50_ms"`
-	P99       float64 `json:"p99_ms"`
+	// Rate is how many orders were placed per second, as long as requests were under way.
+	Rate float64 `json:"rate"`
+	P50  float64 `json:"p50_ms"`
+	P99  float64 `json:"p99_ms"`
 
 	Sold     int64 `json:"sold"`
 	Left     int   `json:"left"`
@@ -111,15 +114,18 @@ func (r *result) check(db *gorm.DB) error {
 }
 
 func (r *result) print(w io.Writer) {
-	lines := "with the kit's lines"
-	if r.Unguarded {
-		lines = "without the kit's lines"
+	lines := "a declared sale"
+	switch {
+	case r.Guarded:
+		lines = "under a guard"
+	case r.Unguarded:
+		lines = "without the kit"
 	}
 	fmt.Fprintf(w, "%d buyers, %d units, %d service process(es), %s\n\n", r.Buyers, r.Stock, r.Processes, lines)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	row := func(name string, value any, what string) { fmt.Fprintf(t, "%s\t%v\t  %s\n", name, value, what) }
 	row("requests", r.Requests, fmt.Sprintf("in %.2f s, %.0f per second", r.Seconds, r.PerSecond))
-	row("created", r.Created, "orders answered with 201")
+	row("created", r.Created, fmt.Sprintf("orders answered with 201, %.0f per second until the last one", r.Rate))
 	row("replayed", r.Replayed, "retries that got the first answer again")
 	row("refused", r.Refused, "duplicates while the first was under way")
 	row("sold out", r.SoldOut, "buyers who came too late")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"encoding/json"
@@ -25,11 +26,11 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// show is the page: two shops side by side, and the Redis nodes under the guarded one.
+// show is the page: three shops side by side, and the Redis nodes under the guarded one.
 type show struct {
-	guarded, naive *lane
-	nodes          []*node
-	metrics        *metrics
+	sale, guarded, naive *lane
+	nodes                []*node
+	metrics              *metrics
 
 	mu      sync.Mutex
 	cancel  context.CancelFunc // ends the sale; nil while there is none
@@ -74,7 +75,7 @@ func visible(a net.Addr) string {
 	return a.String()
 }
 
-// newShow starts the nodes and both shops.
+// newShow starts the nodes and the shops.
 func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 	s = &show{options: o}
 	var stops []func()
@@ -132,18 +133,21 @@ func newShow(ctx context.Context, o options) (s *show, stop func(), err error) {
 		return s, stop, err
 	}
 	stops = append(stops, s.metrics.close)
-	o.redis = strings.Join(addrs, ",")
+	quiet := core.WithLogger(slog.New(slog.DiscardHandler)) // what is refused is on the page
+	masters, records := strings.Join(addrs, ","), cmp.Or(o.records, upstreams[0])
 	for _, shop := range []struct {
-		lane **lane
-		name string
-		opts []core.Option
+		lane               **lane
+		name, redis        string
+		guarded, unguarded bool
+		opts               []core.Option
 	}{
-		// What is refused is on the page, not in the log.
-		{&s.guarded, "guarded", []core.Option{core.WithTelemetry(s.metrics.provider, nil),
-			core.WithLogger(slog.New(slog.DiscardHandler)), core.WithClass(class)}},
-		{&s.naive, "naive", nil},
+		{&s.sale, "sale", records, false, false, []core.Option{quiet}},
+		{&s.guarded, "guarded", masters, true, false,
+			[]core.Option{quiet, core.WithTelemetry(s.metrics.provider, nil), core.WithClass(class)}},
+		{&s.naive, "naive", "", false, true, nil},
 	} {
-		o.db, o.unguarded = "sqlite:"+filepath.Join(dir, shop.name+".db"), shop.name == "naive"
+		o.db, o.redis = "sqlite:"+filepath.Join(dir, shop.name+".db"), shop.redis
+		o.guarded, o.unguarded = shop.guarded, shop.unguarded
 		l, closeLane, err := newLane(ctx, o, s.thenWake, shop.opts...)
 		if err != nil {
 			return s, stop, err
@@ -166,15 +170,16 @@ func (s *show) routes() http.Handler {
 	mux.HandleFunc("POST /api/sale", s.start)
 	mux.HandleFunc("DELETE /api/sale", func(w http.ResponseWriter, _ *http.Request) { s.end(); w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("PUT /api/nodes/{n}", s.setNode)
-	mux.Handle("POST /guarded/orders", http.StripPrefix("/guarded", s.guarded.handler))
-	mux.Handle("POST /naive/orders", http.StripPrefix("/naive", s.naive.handler))
+	for prefix, l := range map[string]*lane{"/sale": s.sale, "/guarded": s.guarded, "/naive": s.naive} {
+		mux.Handle("POST "+prefix+"/orders", http.StripPrefix(prefix, l.handler))
+	}
 	return http.NewCrossOriginProtection().Handler(mux)
 }
 
 // maxSeconds is how long buyers may take to arrive, in seconds.
 const maxSeconds = 600
 
-// start begins a sale in both shops at once.
+// start begins a sale in all shops at once.
 func (s *show) start(w http.ResponseWriter, r *http.Request) {
 	// Before the lock: a client that is slow, or gone, must not stop the page.
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<12))
@@ -207,8 +212,9 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "a sale is running", http.StatusConflict)
 		return
 	}
-	for _, l := range []*lane{s.guarded, s.naive} {
-		o.unguarded = l == s.naive
+	lanes := []*lane{s.sale, s.guarded, s.naive}
+	for _, l := range lanes {
+		o.guarded, o.unguarded = l == s.guarded, l == s.naive
 		if err := l.open(o); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -218,11 +224,11 @@ func (s *show) start(w http.ResponseWriter, r *http.Request) {
 	s.cancel, s.options, s.began = cancel, o, time.Now().UnixMilli()
 	s.metrics.waits.reset(ctx)
 	s.sales.Go(func() {
-		var both sync.WaitGroup
-		for _, l := range []*lane{s.guarded, s.naive} {
-			both.Go(func() { l.sell(ctx) })
+		var all sync.WaitGroup
+		for _, l := range lanes {
+			all.Go(func() { l.sell(ctx) })
 		}
-		both.Wait()
+		all.Wait()
 		cancel()
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -8,20 +8,25 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/idempotency"
 	"gorm.io/gorm"
 )
 
-// service sells units of one SKU over HTTP.
+// service sells units of one SKU over HTTP: by a declared sale, by naive code under a guard, or by
+// naive code alone.
 type service struct {
-	db        *gorm.DB
-	unguarded bool
+	db                 *gorm.DB
+	guarded, unguarded bool
+	records            *core.Locker
+	sale               atomic.Pointer[stock.Sale[Stock, Order]] // nil for naive code
 }
 
 // routes are the service as a team would write it: authentication, then idempotency, then the
@@ -31,10 +36,18 @@ func (s *service) routes() http.Handler {
 	r := gin.New()
 	r.Use(authenticate)
 	if !s.unguarded {
-		r.Use(ginlock.ByHeader("Idempotency-Key"))
+		r.Use(ginlock.ByHeader("Idempotency-Key", idempotency.WithLocker(s.records), idempotency.Service(s.name())))
 	}
 	r.POST("/orders", s.buy)
 	return r
+}
+
+// name tells the services on one Redis apart.
+func (s *service) name() string {
+	if s.guarded {
+		return "guarded shop"
+	}
+	return "shop"
 }
 
 // authenticate stands for a real login: the bearer token is the buyer.
@@ -49,26 +62,14 @@ func authenticate(c *gin.Context) {
 
 var errSoldOut = errors.New("sold out")
 
-// buy is the naive read, check, write that every tutorial has.
+// buy sells one unit, and says how that went.
 func (s *service) buy(c *gin.Context) {
 	order := Order{SKU: sku, Buyer: c.GetString(gin.AuthUserKey)}
-	err := s.sale(c.Request.Context(), func(tx *gorm.DB) error {
-		var stock Stock
-		if err := tx.First(&stock, "sku = ?", sku).Error; err != nil {
-			return err
-		}
-		if stock.Left < 1 {
-			return errSoldOut
-		}
-		if err := tx.Model(&stock).Update("left", stock.Left-1).Error; err != nil {
-			return err
-		}
-		return tx.Create(&order).Error
-	})
+	err := s.sell(c.Request.Context(), &order)
 	switch {
-	case errors.Is(err, errSoldOut):
+	case errors.Is(err, errSoldOut), errors.Is(err, stock.ErrInsufficient):
 		c.JSON(http.StatusGone, gin.H{"error": "sold out"})
-	case errors.Is(err, core.ErrTaken), errors.Is(err, core.ErrUnavailable):
+	case errors.Is(err, core.ErrTaken), errors.Is(err, core.ErrUnavailable), errors.Is(err, stock.ErrBusy):
 		c.Header("Retry-After", "1") // nothing was done, so the key is free and the buyer may try again
 		c.JSON(http.StatusServiceUnavailable, gin.H{"error": err.Error()})
 	case errors.Is(err, gormlock.ErrCommitUnknown):
@@ -81,12 +82,53 @@ func (s *service) buy(c *gin.Context) {
 	}
 }
 
-// sale runs fn on the stock: alone, in a transaction, under the kit's line; or as it is.
-func (s *service) sale(ctx context.Context, fn func(tx *gorm.DB) error) error {
-	if s.unguarded {
-		return fn(s.db.WithContext(ctx))
+// sell takes a unit from the stock and stores the order.
+func (s *service) sell(ctx context.Context, order *Order) error {
+	switch {
+	case s.unguarded:
+		return naive(s.db.WithContext(ctx), order)
+	case s.guarded:
+		return s.db.WithContext(ctx).Scopes(gormlock.Guard("stock:42")).Transaction(func(tx *gorm.DB) error {
+			return naive(tx, order)
+		})
+	default:
+		_, err := s.sale.Load().Sell(ctx, sku, 1, order)
+		return err
 	}
-	return s.db.WithContext(ctx).Scopes(gormlock.Guard("stock:42")).Transaction(fn)
+}
+
+// naive is the read, check, write that every tutorial has.
+func naive(db *gorm.DB, order *Order) error {
+	var row Stock
+	if err := db.First(&row, "sku = ?", sku).Error; err != nil {
+		return err
+	}
+	if row.Left < 1 {
+		return errSoldOut
+	}
+	if err := db.Model(&row).Update("left", row.Left-1).Error; err != nil {
+		return err
+	}
+	return db.Create(order).Error
+}
+
+// prepare makes the books of a new sale.
+func (s *service) prepare(units int) error {
+	if err := prepare(s.db, units); err != nil {
+		return err
+	}
+	return s.declare()
+}
+
+// declare declares the sale. A Sale remembers for a moment that everything is sold, so new books need
+// a new one.
+func (s *service) declare() error {
+	if s.guarded || s.unguarded {
+		return nil
+	}
+	sale, err := stock.NewSale[Stock, Order](s.db, "left")
+	s.sale.Store(sale)
+	return err
 }
 
 // start opens Redis and the database and serves on a free loopback port. stop waits for what is
@@ -96,7 +138,10 @@ func start(ctx context.Context, o options) (addr string, stop func(), err error)
 	if err != nil {
 		return "", nil, err
 	}
-	addr, shutdown, err := listen(s.routes())
+	var shutdown func()
+	if err = s.declare(); err == nil {
+		addr, shutdown, err = listen(s.routes())
+	}
 	if err != nil {
 		closeAll()
 		return "", nil, err
@@ -122,6 +167,7 @@ func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop
 		return nil, nil, err
 	}
 	stops = append(stops, func() { closeDB(db) })
+	s = &service{db: db, guarded: o.guarded, unguarded: o.unguarded}
 	if !o.unguarded {
 		locker, closeClients, err := openLocks(ctx, o, opts...)
 		stops = append(stops, closeClients)
@@ -134,12 +180,15 @@ func open(ctx context.Context, o options, opts ...core.Option) (s *service, stop
 		if err != nil {
 			return nil, nil, err
 		}
-		core.SetDefault(records)
-		if err := db.Use(gormlock.New(locker)); err != nil {
+		s.records = records
+		if o.guarded {
+			err = db.Use(gormlock.New(locker))
+		}
+		if err != nil {
 			return nil, nil, err
 		}
 	}
-	return &service{db: db, unguarded: o.unguarded}, all, nil
+	return s, all, nil
 }
 
 // listen serves on a free loopback port.
