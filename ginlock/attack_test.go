@@ -105,7 +105,7 @@ func TestHandleContext(t *testing.T) {
 	s.do("POST", "/old", "", idempotencyKey, "k").want(t, 201, "run 1", false)
 	s.do("POST", "/old", "", idempotencyKey, "k").wantProblem(t, 409, idempotency.CodeResponseNotKept)
 	runs.Store(0)
-	s.do("POST", "/both", "", idempotencyKey, "k").want(t, 201, "run 1, and before", false) // what was held comes after
+	s.do("POST", "/both", "", idempotencyKey, "both").want(t, 201, "run 1, and before", false) // what was held comes after
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
 	}
@@ -120,10 +120,15 @@ func TestHeaders_ForgedHeaders(t *testing.T) {
 		r.POST("/orders", ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l), idempotency.Headers("X-Mine"),
 			idempotency.Fingerprint(func(*http.Request, []byte) []byte { return nil })), func(*gin.Context) {})
 	})
+	fingerprint := claim.FingerprintOf(claim.Parts{
+		claim.Method: claim.Digest([]byte("POST")), claim.Path: claim.Digest([]byte("/orders")),
+		claim.Body: claim.Digest([]byte("function"), nil),
+	})
+	fingerprint.Host = claim.Digest([]byte(s.host))
 	forge := func(key string, record *claim.Record) {
 		out, err := claim.New(l, "http", claim.DefaultSettings()).Begin(context.Background(), claim.Request{
-			Key:         core.Join("", "", "POST", s.host, "/orders", idempotencyKey, key),
-			Fingerprint: claim.Fingerprint{Payload: claim.Digest([]byte("POST"), []byte(s.host), []byte("/orders"), nil)},
+			Key:         core.Join("", "", idempotencyKey, key),
+			Fingerprint: fingerprint,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -300,7 +305,7 @@ func TestOrder_OtherOrders(t *testing.T) {
 		{"/login", "ann", 201, "run 3", false}, // the refusal has not taken the key
 		{"/login", "ann", 201, "run 3", true},
 	} {
-		s.do("POST", tc.path, "", idempotencyKey, "k", "Authorization", tc.authorization).want(t, tc.status, tc.body, tc.replayed)
+		s.do("POST", tc.path, "", idempotencyKey, tc.path, "Authorization", tc.authorization).want(t, tc.status, tc.body, tc.replayed)
 	}
 }
 

@@ -71,7 +71,7 @@ func TestOrder_StatusAloneHeldBackOutside(t *testing.T) {
 	s.do("POST", "/without", "").want(t, 303, "", false)
 	for _, path := range []string{"/orders", "/twice"} {
 		for _, replayed := range []bool{false, true} {
-			a := s.do("POST", path, "", idempotencyKey, "k")
+			a := s.do("POST", path, "", idempotencyKey, path)
 			a.want(t, 303, "", replayed)
 			if got := a.header.Get("X-Signature"); got != "0" {
 				t.Errorf("%s, replayed %v: the signature is %q", path, replayed, got)

@@ -54,7 +54,7 @@ func TestFate_WhatIsRecorded(t *testing.T) {
 			}
 			before := runs.Load()
 			ask := func() answer {
-				return s.do("POST", fmt.Sprintf("%s?status=%d", tc.route, status), "", idempotencyKey, fmt.Sprint("k", status))
+				return s.do("POST", fmt.Sprintf("%s?status=%d", tc.route, status), "", idempotencyKey, fmt.Sprint("k", tc.route, status))
 			}
 			if a := ask(); a.status != status || a.replayed() {
 				t.Errorf("%s: %v, want %d", tc.route, a, status)

@@ -130,9 +130,9 @@ func TestMetrics(t *testing.T) {
 		})
 	})
 	for _, path := range []string{"/lose", "/ok", "/ok", "/busy", "/panic", "/stream", "/stream"} {
-		s.do("POST", path, "", idempotencyKey, "k")
+		s.do("POST", path, "", idempotencyKey, path)
 	}
-	s.do("POST", "/ok", "other", idempotencyKey, "k")
+	s.do("POST", "/ok", "other", idempotencyKey, "/ok")
 	s.do("POST", "/ok", "") // without a key
 	n.Kill()
 	s.do("POST", "/ok", "", idempotencyKey, "k2").want(t, 200, "ok", false)

@@ -34,7 +34,7 @@ func TestFingerprint_WhatCounts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header.Set(idempotencyKey, "k")
+		req.Header.Set(idempotencyKey, strings.Split(path, "/")[1][:6])
 		req.Header.Set("Content-Type", contentType)
 		return s.send(req)
 	}
@@ -137,7 +137,7 @@ func TestBody_RequestBody(t *testing.T) {
 	}
 	req.Header.Set(idempotencyKey, "chunked")
 	s.send(req).want(t, 200, "2 2 7 []", false)
-	s.do("POST", "/raw", "body", idempotencyKey, "k").want(t, 200, "body <nil>", false)
+	s.do("POST", "/raw", "body", idempotencyKey, "raw").want(t, 200, "body <nil>", false)
 
 	large := `{"n":"` + strings.Repeat("x", 64) + `"}`
 	s.order("large", large).wantProblem(t, 413, idempotency.CodeRequestTooLarge)

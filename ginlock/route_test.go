@@ -75,5 +75,6 @@ func TestMount_TwoEngines(t *testing.T) {
 	t.Cleanup(ts.Close)
 	s := &server{t: t, url: ts.URL, host: "shop.example", client: ts.Client()}
 	s.do("POST", "/a/orders", "{}", idempotencyKey, "k").want(t, 201, "a run 1", false)
-	s.do("POST", "/b/orders", "{}", idempotencyKey, "k").want(t, 201, "b run 2", false)
+	s.do("POST", "/b/orders", "{}", idempotencyKey, "k").wantProblem(t, 422, idempotency.CodeKeyReused)
+	s.do("POST", "/b/orders", "{}", idempotencyKey, "b").want(t, 201, "b run 2", false)
 }

@@ -51,7 +51,7 @@ func TestClaim_DuplicatesLeaveTheOwnerAlone(t *testing.T) {
 	}
 	first := later(func() answer { return s.order("k", "{}") })
 	g.wait(t)
-	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem3.") {
+	if _, owner := claimOf(t, n); strings.HasPrefix(owner, "\x00") || !strings.Contains(owner, "#idem5.") {
 		t.Errorf("a running claim holds %q", owner)
 	}
 	duplicates(409)

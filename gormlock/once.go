@@ -100,10 +100,10 @@ func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.
 	return result, nil
 }
 
-// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of a name,
-// which separates several effects of one request, the prefix of the Locker, and the key of the
-// request's claim. Without a claim in ctx, or with one of RefuseRepeats alone, ClaimKey returns "",
-// which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context does not carry the
+// ClaimKey returns a key for [Once] in a handler behind ginlock or grpclock. It is made of a name
+// and the prefix of the Locker, and of the request's key, method, path and host. The name separates
+// several effects of one request. Without a claim in ctx, or with one of RefuseRepeats alone, ClaimKey
+// returns "", which Once refuses. In Gin pass c.Request.Context(), because a *gin.Context does not carry the
 // claim.
 //
 // Pass the request's context to Once, too. Once then returns [ErrMismatch] if the payload or,
@@ -126,8 +126,8 @@ func ClaimKey(ctx context.Context, name string) string {
 // claimPart returns the end of the keys that ClaimKey makes of a claim. The second one is for a key
 // that is too long, or that core refuses.
 func claimPart(k *claim.Claim) (whole, hashed string) {
-	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(k.Key())))
-	return ":" + core.Join(k.Namespace(), k.Key()), ":" + core.Join(k.Namespace(), "sha256", sum)
+	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(k.Effects())))
+	return ":" + core.Join(k.Namespace(), k.Effects()), ":" + core.Join(k.Namespace(), "sha256", sum)
 }
 
 // bind takes the fingerprint of the request whose claim the key was made of. The key alone may come

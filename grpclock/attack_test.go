@@ -35,12 +35,13 @@ func TestForgedRecords(t *testing.T) {
 	var runs atomic.Int64
 	l := testutil.Locker(t)
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), grpclock.Metadata("ok"))))
-	fingerprint := claim.Fingerprint{
-		Payload:     claim.Digest([]byte("/onelane.test.v1.Orders/Create"), grpclock.Canonical((&request{}).ProtoReflect())),
-		Credentials: claim.Credentials(nil, nil, nil),
-	}
+	fingerprint := claim.FingerprintOf(claim.Parts{
+		claim.Method: claim.Digest([]byte("/onelane.test.v1.Orders/Create")),
+		claim.Body:   claim.Digest(grpclock.Canonical((&request{}).ProtoReflect())),
+	})
+	fingerprint.Credentials = claim.Credentials(nil, nil, nil)
 	full := func(key string) string {
-		return core.Join("", "", "grpc", "/onelane.test.v1.Orders/Create", "metadata idempotency-key", key)
+		return core.Join("", "", "grpc", "metadata idempotency-key", key)
 	}
 	forge := func(key string, r *claim.Record) {
 		t.Helper()

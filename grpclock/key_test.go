@@ -186,12 +186,15 @@ func TestKeys_AreApart(t *testing.T) {
 	}}
 	s := serve(t, o, grpc.ChainUnaryInterceptor(grpclock.ByMetadata("idempotency-key", idempotency.WithLocker(l)), grpclock.ByMetadata("request-id", idempotency.WithLocker(l))))
 	s.create("k", &request{}).want(t, 1, false)
-	ask(t.Context(), s.Refund, &request{}, idempotencyKey, "k").want(t, 2, false)
+	if a := ask(t.Context(), s.Refund, &request{}, idempotencyKey, "k"); a.reason() != "IDEMPOTENCY_KEY_REUSED" || !strings.Contains(a.err.Error(), "The method of this call differs") {
+		t.Errorf("%v", a.err)
+	}
+	ask(t.Context(), s.Refund, &request{}, idempotencyKey, "refund").want(t, 2, false)
 	ask(t.Context(), s.Create, &request{}, "request-id", "k").want(t, 3, false)
 	ask(t.Context(), func(ctx context.Context, r *request, opts ...grpc.CallOption) (*order, error) {
 		receipt, err := s.Cancel(ctx, r, opts...)
 		return &order{Run: receipt.GetRun()}, err
-	}, &request{}, idempotencyKey, "k").want(t, 4, false)
+	}, &request{}, idempotencyKey, "cancel").want(t, 4, false)
 	s.create("k", &request{}).want(t, 1, true)
 }
 

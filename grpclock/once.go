@@ -28,8 +28,7 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	}
 	who := c.who()
 	req := claim.Request{
-		// No part of the key can imitate another.
-		Key:       core.Join(c.Service, who, "grpc", c.full, c.source.name, key),
+		Key:       c.claimKey(who, key),
 		Principal: who, ID: c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
 	}
 	if claim.Carries(c.ctx, req.Key) {
@@ -42,10 +41,11 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	} else {
 		payload = canonical(msg.ProtoReflect())
 	}
-	req.Fingerprint = claim.Fingerprint{
-		Payload:     claim.Digest([]byte(c.full), payload),
-		Credentials: c.credentials(who),
-	}
+	req.Fingerprint = claim.FingerprintOf(claim.Parts{
+		claim.Method: claim.Digest([]byte(c.full)),
+		claim.Body:   claim.Digest(payload),
+	})
+	req.Fingerprint.Credentials = c.credentials(who)
 	out, err := c.claims.On(l, "grpc", c.Settings).Begin(c.ctx, req)
 	switch {
 	case err != nil:
@@ -57,6 +57,15 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 		return c.replay(out.Replay)
 	}
 	return c.run(out.Claim)
+}
+
+// claimKey joins everything that a key belongs to, so that no part can imitate another. A key that
+// comes with another method or request must not run: they are in the fingerprint.
+func (c *call) claimKey(who, key string) string {
+	if c.source.content {
+		return core.Join(c.Service, who, "grpc", c.source.name, c.full, key)
+	}
+	return core.Join(c.Service, who, "grpc", c.source.name, key)
 }
 
 // serverDeadline returns the deadline that the server's own interceptors set, or zero. The stream

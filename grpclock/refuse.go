@@ -139,7 +139,13 @@ func (c *call) refuseErr(err error) error {
 	if loud {
 		c.log(slog.LevelError, "grpclock: the call is refused", err)
 	}
-	refused := c.refuse(idempotency.RefusalOf(code))
+	p := idempotency.RefusalOf(code)
+	if part := claim.Differs(err); part != "" {
+		c.Logger().WarnContext(context.WithoutCancel(c.ctx),
+			"grpclock: a key came with another request; the call is refused", "differs", part, "method", c.full)
+		p.Detail = "The " + part + " of this call differs from that of the first one."
+	}
+	refused := c.refuse(p)
 	for _, ended := range []error{context.Canceled, context.DeadlineExceeded} {
 		if code == idempotency.CodeLockUnavailable && errors.Is(err, ended) { // the client is gone
 			return &refusal{status.FromContextError(ended).Err(), claim.Free}

@@ -26,6 +26,8 @@ type source struct {
 	// function makes the key.
 	place string
 	form  string
+	// content means that the key is made of what was sent, and belongs to its method.
+	content bool
 	// paths are the fields of the request that are read.
 	paths []string
 	// read returns keytext.ErrNoKey if there is no key.
@@ -61,7 +63,7 @@ func fieldSource(path string) *source {
 
 func funcSource(fn func(ctx context.Context, req any) (string, error)) *source {
 	return &source{
-		name: "func",
+		name: "func", content: true,
 		read: func(c *call) (string, error) {
 			key, err := fn(c.ctx, c.req)
 			if _, hasStatus := status.FromError(err); err != nil && !hasStatus {
@@ -118,7 +120,7 @@ func templateSource(text string, parse func(field string) (*source, error)) (*so
 	if err != nil {
 		return nil, err
 	}
-	s := &source{name: "key " + text}
+	s := &source{name: "key " + text, content: true}
 	fields := make(map[string]*source, len(t.Fields()))
 	for _, name := range t.Fields() {
 		f, err := parse(name)

@@ -23,14 +23,14 @@ const (
 
 // DefaultFate returns what becomes of the key after an answer over HTTP:
 //
-//   - 400, 401, 403, 407, 409, 422, 423, 425, 429, and 503 with Retry-After: nothing was done, and
-//     the key is free.
+//   - 400, 401, 403, 407, 409, 421, 422, 423, 425, 429, and 503 with Retry-After: nothing was done,
+//     and the key is free. So it is after 307 and 308, which repeat the request elsewhere.
 //   - 408, 499, 504, and 503 without Retry-After: the outcome is unknown. A middleware that limits
 //     the time sends such an answer while its handler is still running.
 //   - Everything else, 500 included, is recorded.
 func DefaultFate(status int, header http.Header) Fate {
 	switch status {
-	case 400, 401, 403, 407, 409, 422, 423, 425, 429:
+	case 307, 308, 400, 401, 403, 407, 409, 421, 422, 423, 425, 429:
 		return FreeKey
 	case 408, 499, 504:
 		return OutcomeUnknown

@@ -16,33 +16,40 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// maxPayload is how many parts a payload has at most.
-const maxPayload = 7
-
-// payload returns the digest of everything that a retry must repeat.
-func (f *front) payload(r *http.Request, body []byte) [sha256.Size]byte {
-	path := mount(r) + r.URL.EscapedPath()
-	parts := append(make([][]byte, 0, maxPayload), []byte(r.Method), []byte(r.Host), []byte(path))
-	switch {
-	case f.fingerprint != nil:
-		if len(body) == 0 && r.MultipartForm == nil && parsed(r) {
+// fingerprintOf returns everything that a retry must repeat, except the credentials.
+func (f *front) fingerprintOf(r *http.Request, body []byte) claim.Fingerprint {
+	h := r.Header
+	contentType := h.Get("Content-Type")
+	var content [sha256.Size]byte
+	isForm := len(body) == 0 && parsed(r)
+	if f.fingerprint != nil {
+		if isForm && r.MultipartForm == nil {
 			body = []byte(r.PostForm.Encode()) // whoever parsed the form has read the body
 		}
-		parts = append(parts, f.fingerprint(r, body))
-	case len(body) == 0 && parsed(r):
-		parts = append(parts, []byte(r.URL.RawQuery), []byte("parsed"), formDigest(r))
-	default:
-		parts = append(parts, []byte(r.URL.RawQuery))
-		if form := multipartDigest(r.Header.Get("Content-Type"), body); form != nil {
-			parts = append(parts, []byte("multipart"), form)
-		} else {
-			parts = append(parts, []byte(r.Header.Get("Content-Type")), body)
-		}
-		if packed := r.Header.Get("Content-Encoding"); packed != "" {
-			parts = append(parts, []byte(packed))
-		}
+		content = claim.Digest([]byte("function"), f.fingerprint(r, body))
+	} else if isForm {
+		content, contentType = claim.Digest([]byte("parsed"), formDigest(r)), ""
+	} else if form := multipartDigest(contentType, body); form != nil {
+		content, contentType = claim.Digest([]byte("multipart"), form), "" // its boundary changes
+	} else {
+		content = claim.Digest(body)
 	}
-	return claim.Digest(parts...)
+	parts := claim.Parts{
+		claim.Method: claim.DigestText(r.Method),
+		claim.Path:   claim.DigestText(decodeUnreserved(mount(r) + r.URL.EscapedPath())),
+		claim.Body:   content,
+	}
+	if f.fingerprint == nil {
+		parts[claim.Query] = claim.DigestText(r.URL.RawQuery)
+		parts[claim.Headers] = claim.DigestText(contentType, h.Get("Content-Encoding"))
+	}
+	for _, name := range f.fingerprintHeaders {
+		more := headerDigest(http.Header{name: h[name]})
+		parts[claim.Headers] = claim.Digest(parts[claim.Headers][:], more)
+	}
+	fp := claim.FingerprintOf(parts)
+	fp.Host, fp.AnyHost = claim.DigestText(normalHost(r.Host)), f.anyHost
+	return fp
 }
 
 // parsed reports whether a middleware outside of this one has parsed the body as a form, as CSRF

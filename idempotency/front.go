@@ -162,12 +162,18 @@ func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
 	if loud {
 		f.log(r, slog.LevelError, "idempotency: the request is refused", err)
 	}
-	f.refuse(w, r, refusals[code])
+	p := refusals[code]
+	if part := claim.Differs(err); part != "" {
+		f.Logger().WarnContext(r.Context(), "idempotency: a key came with another request; the request is refused",
+			"differs", part, "route", f.route(r), "method", f.method(r))
+		p = p.differing(part)
+	}
+	f.refuse(w, r, p)
 }
 
 // fate returns what becomes of the key after what the handler has answered so far.
 func (f *front) fate(k *claim.Claim, rec *recorder) claim.Fate {
-	if rec.refusal { // of a middleware inside, whose handler did not run
+	if rec.refusal || rec.unrouted { // no handler ran
 		return k.Fate(claim.Free)
 	}
 	status := rec.final()

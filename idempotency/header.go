@@ -17,7 +17,7 @@ var recordedHeaders = []string{
 var neverRecorded = map[string]bool{
 	"Set-Cookie": true, "Set-Cookie2": true, "Authorization": true, "Www-Authenticate": true, "Authentication-Info": true,
 	"Date": true, "Content-Length": true, "Connection": true, "Keep-Alive": true, "Te": true, "Trailer": true,
-	"Transfer-Encoding": true, "Upgrade": true, "Idempotency-Replayed": true,
+	"Transfer-Encoding": true, "Upgrade": true, "Idempotency-Replayed": true, refusedHeader: true,
 }
 
 // unrecorded reports whether a header of this canonical name is never recorded.

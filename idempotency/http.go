@@ -117,7 +117,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.refuseBody(w, r, err)
 		return
 	}
-	req.Fingerprint.Payload = m.payload(r, body)
+	req.Fingerprint = m.fingerprintOf(r, body)
 	if who == "" {
 		m.warnOnce(r, "idempotency: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal")
 		req.Fingerprint.Credentials = credentials(r)
@@ -136,13 +136,17 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 }
 
-// claimKey joins everything that a key belongs to, so that no part can imitate another.
+// claimKey joins everything that a key belongs to, so that no part can imitate another. Everything
+// else is in the fingerprint: a key that comes with another request must not run.
 func (m *middleware) claimKey(r *http.Request, who, key string) string {
+	if !m.content {
+		return core.Join(m.Service, who, m.name, key)
+	}
 	pattern := m.route(r)
 	if pattern == "" {
 		pattern = r.URL.EscapedPath()
 	}
-	return core.Join(m.Service, who, r.Method, r.Host, mount(r)+pattern, m.name, key)
+	return core.Join(m.Service, who, m.name, r.Method, mount(r)+pattern, key)
 }
 
 // requestID returns the request's id, or "".
@@ -158,6 +162,7 @@ func requestID(r *http.Request) string {
 func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
 	rec := newRecorder(w, r, m, k)
 	inner := r.WithContext(k.Context())
+	expectRoute(&m.router, inner)
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
@@ -170,6 +175,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 		next.ServeHTTP(rec, inner)
 	}
 	m.answerSilent(rec, inner, k)
+	rec.unrouted = noRoute(&m.router, inner, rec.final())
 	f := m.fate(k, rec)
 	m.end(r, k, rec, f)
 	returned = true

@@ -33,13 +33,14 @@ func TestMount_TwoServices(t *testing.T) {
 	mux.Handle("/payments/", http.StripPrefix("/payments", service("payment")))
 	mux.Handle("/refunds/", http.StripPrefix("/refunds", service("refund")))
 	s := serve(t, mux)
-	post := func(path string) answer {
-		return s.post(t.Context(), path, strings.NewReader("{}"), "Idempotency-Key", "k", "X-User", "ann")
+	post := func(path, key string) answer {
+		return s.post(t.Context(), path, strings.NewReader("{}"), "Idempotency-Key", key, "X-User", "ann")
 	}
-	post("/payments/7").want(t, 200, "payment 7, run 1", false)
-	post("/refunds/7").want(t, 200, "refund 7, run 2", false)
-	post("/payments/7?").want(t, 200, "payment 7, run 1", true)
-	post("/refunds/7").want(t, 200, "refund 7, run 2", true)
+	post("/payments/7", "a").want(t, 200, "payment 7, run 1", false)
+	post("/refunds/7", "a").refused(t, idempotency.CodeKeyReused)
+	post("/refunds/7", "b").want(t, 200, "refund 7, run 2", false)
+	post("/payments/7?", "a").want(t, 200, "payment 7, run 1", true)
+	post("/refunds/7", "b").want(t, 200, "refund 7, run 2", true)
 }
 
 // tenants serves POST /shops/{tenant}/orders. The route does not know the tenant.
@@ -64,12 +65,15 @@ func TestMount_TenantInThePrefix(t *testing.T) {
 	t.Parallel()
 	s := serve(t, tenants(t))
 	for i, tenant := range []string{"a", "b", "c%20d"} {
-		post := func() answer {
-			return s.post(t.Context(), "/shops/"+tenant+"/orders/%41^7", strings.NewReader("{}"), "Idempotency-Key", "k")
+		post := func(key string) answer {
+			return s.post(t.Context(), "/shops/"+tenant+"/orders/%41^7", strings.NewReader("{}"), "Idempotency-Key", key)
 		}
 		want := fmt.Sprintf("order of %s, run %d", strings.ReplaceAll(tenant, "%20", " "), i+1)
-		post().want(t, 200, want, false)
-		post().want(t, 200, want, true)
+		post(tenant).want(t, 200, want, false)
+		post(tenant).want(t, 200, want, true)
+		if i > 0 {
+			post("a").refused(t, idempotency.CodeKeyReused)
+		}
 	}
 }
 
@@ -83,7 +87,7 @@ func TestMount_AbsoluteForm(t *testing.T) {
 		must(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		fmt.Fprintf(conn, "POST http://shop.example/shops/%s/orders/7 HTTP/1.1\r\nHost: shop.example\r\n"+
-			"Idempotency-Key: k\r\nContent-Length: 0\r\n\r\n", tenant)
+			"Idempotency-Key: %[1]s\r\nContent-Length: 0\r\n\r\n", tenant)
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		must(t, err)
 		b := make([]byte, 100)
@@ -108,7 +112,7 @@ func TestMount_NoPattern(t *testing.T) {
 		}
 	}))
 	s.post(t.Context(), "/v1/pay", nil, "Idempotency-Key", "k").want(t, 201, "run 1", false)
-	s.post(t.Context(), "/v2/pay", nil, "Idempotency-Key", "k").want(t, 201, "run 2", false)
+	s.post(t.Context(), "/v2/pay", nil, "Idempotency-Key", "k").refused(t, idempotency.CodeKeyReused)
 }
 
 func TestMount_RefuseRepeats(t *testing.T) {

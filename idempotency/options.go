@@ -186,8 +186,11 @@ type httpConfig struct {
 	decide         func(status int, header http.Header) Fate
 	headers        map[string]bool
 	maxRequestBody int
+	anyHost        bool
 	fingerprint    func(r *http.Request, body []byte) []byte
-	recover        func(http.ResponseWriter, *http.Request, Run) Recovery
+	// fingerprintHeaders are canonical names.
+	fingerprintHeaders []string
+	recover            func(http.ResponseWriter, *http.Request, Run) Recovery
 }
 
 type httpOption func(*httpConfig)
@@ -272,6 +275,27 @@ func Headers(names ...string) HTTPOption {
 			if name = http.CanonicalHeaderKey(name); !unrecorded(name) {
 				c.headers[name] = true
 			}
+		}
+	})
+}
+
+// AnyHost lets a retry come under another name of the service. By default the same key under another
+// host is refused with 422, because it may be another tenant's. Set AnyHost if the service is
+// reached by the addresses of its instances, or through a proxy that rewrites the Host header, as
+// [httputil.ReverseProxy] does. If tenants have hosts of their own, put the tenant into [Principal].
+// Upper case, the ports 80 and 443 and a dot at the end never make another host.
+//
+// Keys of [DeriveKey], [Step] and gormlock.ClaimKey contain the host without AnyHost, and do not with
+// it. So set it before the first request, or when no outcome is unknown.
+func AnyHost() HTTPOption { return httpOption(func(c *httpConfig) { c.anyHost = true }) }
+
+// FingerprintHeaders adds headers to what a retry must repeat, for example one that names a tenant
+// or overrides the method. By default these are Content-Type and Content-Encoding.
+func FingerprintHeaders(names ...string) HTTPOption {
+	return httpOption(func(c *httpConfig) {
+		for _, name := range names {
+			c.Check(validToken(name), "FingerprintHeaders(%q): it is no header name", name)
+			c.fingerprintHeaders = append(c.fingerprintHeaders, http.CanonicalHeaderKey(name))
 		}
 	})
 }

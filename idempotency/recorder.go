@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -36,9 +35,11 @@ type recorder struct {
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
 
-	// headerID tells the writers of this answer from those of other answers: writers of one answer
-	// share its header. The ID is stored here, because other goroutines must not call Header.
+	// headerID tells the writers of this answer from others, because they share its header. It is
+	// stored, since other goroutines must not call Header.
 	headerID uintptr
+
+	unrouted bool // a ServeMux had no route
 
 	unknown  bool // a part was sent that leaves the outcome unknown
 	refusing bool // a middleware inside is writing a refusal
@@ -255,13 +256,15 @@ func (w *recorder) changedLate() bool { return !maps.EqualFunc(w.written, w.Head
 // passedOn reports whether the answer is the refusal of another server, which may have run the
 // request or may be running it.
 func (w *recorder) passedOn() bool {
+	code := w.header().Get(refusedHeader)
+	if code != "" && !slices.Contains(w.before[refusedHeader], code) {
+		return claim.MayHaveRun(code)
+	}
 	body := w.body
 	if packed, err := gzip.NewReader(bytes.NewReader(body)); err == nil { // from a reverse proxy
 		body, _ = io.ReadAll(io.LimitReader(packed, longestRefusal))
 	}
-	var p Refusal
-	return bytes.Contains(body, []byte(problemType)) && json.Unmarshal(body, &p) == nil &&
-		p.Type == problemType+p.Code && claim.MayHaveRun(p.Code)
+	return claim.SaysRan(body) // the handler may have passed on the body alone
 }
 
 // send sends the held answer. Gin's writer only notes a status, and sends it with the first byte,

@@ -57,6 +57,10 @@ type Refusal struct {
 	RetryAfter time.Duration `json:"-"`
 }
 
+// refusedHeader has the code of a refusal. A handler that passes the refusal on passes it on, too,
+// whatever the format of the body is.
+const refusedHeader = "Idempotency-Refused"
+
 const problemType = "https://pkg.go.dev/github.com/onelane/onelane/idempotency#"
 
 // soon is how long a client should wait before it tries again. Most requests take less time.
@@ -98,6 +102,16 @@ var refusals = func() map[string]Refusal {
 	return all
 }()
 
+// differing returns the refusal of a request that differs from the first one in a part.
+func (p Refusal) differing(part string) Refusal {
+	p.Detail = "The " + part + " of this request differs from that of the first one."
+	if part == "host" {
+		p.Correction = "Repeat the first request to the same host, or send a new key with a new request. " +
+			"If the service has several names, its operator can set AnyHost."
+	}
+	return p
+}
+
 // RefusalOf returns the refusal with this code.
 func RefusalOf(code string) Refusal { return refusals[code] }
 
@@ -107,6 +121,7 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
+	w.Header().Set(refusedHeader, p.Code)
 	defer noteRefusal(r.Context(), w)()
 	f.writeProblem(w, r, p)
 }

@@ -95,7 +95,11 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 		sum = claim.Digest(sum[:], []byte(m.router.address(r)))
 		anonymous = hex.EncodeToString(sum[:])
 	}
-	sum := m.payload(r, body)
+	fp := m.fingerprintOf(r, body)
+	sum := claim.Digest(fp.Payload[:], fp.Host[:])
+	if fp.AnyHost {
+		sum = fp.Payload
+	}
 	return core.Join(m.Service, who, r.Method, m.name, m.Retention.String(), anonymous, hex.EncodeToString(sum[:])), nil
 }
 

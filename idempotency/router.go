@@ -5,7 +5,6 @@ import (
 	"mime"
 	"net"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/onelane/onelane/internal/claim"
@@ -18,25 +17,10 @@ func (ro router) pattern(r *http.Request) string {
 	if ro.Pattern != nil {
 		return ro.Pattern(r)
 	}
+	if r.Pattern == unrouted { // of a middleware outside
+		return ""
+	}
 	return r.Pattern
-}
-
-// mount returns the prefix that was stripped from the path, as by [http.StripPrefix], or "". The
-// routes below a prefix do not know it, and may have the names of those below another one.
-func mount(r *http.Request) string {
-	path := r.URL.EscapedPath()
-	// Most requests, and those that were made in this process.
-	if target, _, _ := strings.Cut(r.RequestURI, "?"); target == path || target == "" {
-		return ""
-	}
-	// A client of a proxy sends the whole URL.
-	sent, err := url.ParseRequestURI(r.RequestURI)
-	if err != nil {
-		return ""
-	}
-	// If the path was rewritten, the prefix is all of it.
-	prefix, _ := strings.CutSuffix(sent.EscapedPath(), path)
-	return prefix
 }
 
 func (ro router) param(r *http.Request, name string) (string, bool) {

@@ -11,9 +11,10 @@ import (
 
 // rules are the rules of docs/idempotency, by topic, and the tests that prove them.
 var rules = map[string][]string{
-	"1 form of the key":             {"TestKey_InAHeader"},
-	"2 missing key, methods":        {"TestKey_MissingKey", "TestKey_Head", "TestFate_UnmatchedRoutesPass"},
-	"3 what a key belongs to":       {"TestKey_OfPrincipalsMethodsAndRoutes", "TestKeys_ServicesAndHosts"},
+	"1 form of the key":      {"TestKey_InAHeader"},
+	"2 missing key, methods": {"TestKey_MissingKey", "TestKey_Head", "TestFate_UnmatchedRoutesPass"},
+	"3 what a key belongs to": {"TestKey_OfPrincipals", "TestKeys_ServicesAndHosts", "TestScope_NamesThePart", "TestScope_SpellingsOfAHost",
+		"TestScope_ThreeInstances", "TestScope_ByFunctionOnTwoRoutes", "TestScope_DerivedKeys", "TestClients_Node", "TestClients_Java"},
 	"4 principal and credentials":   {"TestPrincipal_BasicAuthUser", "TestPrincipal_UserThatIsNoName", "TestPrincipal_CredentialsChanged", "TestPrincipal_ClientCertificates", "TestPrincipal_WarnsOncePerRoute", "TestByKey_BadRequests"},
 	"5 first request":               {"TestFirstRequest_Runs"},
 	"6 replay":                      {"TestRetry_ReplayAfterCompletion", "TestRouter_ServeMux", "TestRouter_Gin"},

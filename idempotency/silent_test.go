@@ -108,7 +108,7 @@ func TestSilent_AfterTheContextEnded(t *testing.T) {
 		l := shortLocker(t)
 		s := serveOrders(l, func(h http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				key, over := "claim:"+core.Join("", "", "POST", r.Host, r.Pattern, "Idempotency-Key", "k"), make(chan struct{})
+				key, over := "claim:"+core.Join("", "", "Idempotency-Key", "k"), make(chan struct{})
 				var all sync.WaitGroup
 				all.Go(func() {
 					for revoked := false; !revoked; { // as soon as there is a claim

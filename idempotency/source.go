@@ -22,6 +22,7 @@ type source struct {
 	// read returns keytext.ErrNoKey if there is no key.
 	read     func(*front, *http.Request) (string, error)
 	constant bool // every request has the same key
+	content  bool // the key is made of what was sent, and belongs to its route
 }
 
 func headerSource(name string) (source, error) {
@@ -37,7 +38,7 @@ func headerSource(name string) (source, error) {
 
 func funcSource(fn func(r *http.Request) (string, error)) source {
 	return source{
-		name: "func",
+		name: "func", content: true,
 		read: func(f *front, r *http.Request) (string, error) {
 			key, err := fn(r)
 			switch {
@@ -79,7 +80,7 @@ func templateSource(template string) (source, error) {
 		}
 		return key, err
 	}
-	return source{name: "key " + template, read: read, constant: len(t.Fields()) == 0}, nil
+	return source{name: "key " + template, read: read, constant: len(t.Fields()) == 0, content: true}, nil
 }
 
 // fieldError names the field of a template that has no valid value.

@@ -81,7 +81,7 @@ func DeriveKey(ctx context.Context, name string) (string, error) {
 	if !ok {
 		return "", ErrNoClaim
 	}
-	parts := []string{"onelane derived key", k.Namespace(), k.Key(), name}
+	parts := []string{"onelane derived key", k.Namespace(), k.Effects(), name}
 	// Without a principal the key does not name the caller.
 	if c := k.Fingerprint().Credentials; c != [sha256.Size]byte{} {
 		parts = append(parts, string(c[:]))

@@ -86,6 +86,16 @@ func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 // Key returns the key as it was passed to Begin.
 func (k *Claim) Key() string { return k.key }
 
+// Effects returns a text for what the request does. It is made of the key, the method, the path and,
+// unless any host will do, the host. A key that was freed may come with another request. The body
+// does not count: another system must be able to refuse it.
+func (k *Claim) Effects() string {
+	if scope := k.fingerprint.scope(); scope != "" {
+		return k.key + ":" + scope
+	}
+	return k.key
+}
+
 // Plain reports whether core takes the key as it is. Otherwise the claim's lock has a hash of it.
 func (k *Claim) Plain() bool { return k.name == KeyPrefix+k.key }
 

@@ -1,9 +1,11 @@
 package claim
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -26,6 +28,29 @@ var (
 	// ErrOver means that the claim has ended.
 	ErrOver = errors.New("idempotency: the claim has ended; begin another one")
 )
+
+// MismatchError means that the key belongs to a request that differs in a part. It matches
+// [ErrMismatch].
+type MismatchError struct {
+	// Part is host, method, path, query, headers or body.
+	Part string
+}
+
+// Error names the part, and no value.
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("idempotency: the key belongs to another request, whose %s differs; send a new key", e.Part)
+}
+
+// Is makes the error match [ErrMismatch].
+func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
+
+// Differs returns the part in which a refused request differs from the first one, or "".
+func Differs(err error) string {
+	if e, ok := errors.AsType[*MismatchError](err); ok {
+		return e.Part
+	}
+	return ""
+}
 
 // Run describes one run of a request.
 type Run struct {
@@ -89,13 +114,17 @@ func CodeOf(err error) (code string, loud bool) {
 	return "lock_unavailable", !clientGone
 }
 
+// ranCodes are the refusals that say that a handler has run, or is running.
+var ranCodes = []string{
+	"idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "idempotency_key_reused",
+	"idempotency_credentials_changed", "idempotency_quota", "duplicate_submit", "lock_lost",
+}
+
 // MayHaveRun reports whether a refusal with this code says that a handler has run, or is running.
 // The refusal may be another server's that a handler passes on.
-func MayHaveRun(code string) bool {
-	switch code {
-	case "idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "idempotency_key_reused",
-		"idempotency_credentials_changed", "idempotency_quota", "duplicate_submit", "lock_lost":
-		return true
-	}
-	return false
+func MayHaveRun(code string) bool { return slices.Contains(ranCodes, code) }
+
+// SaysRan reports whether an answer, in whatever format, has the code of such a refusal.
+func SaysRan(body []byte) bool {
+	return slices.ContainsFunc(ranCodes, func(code string) bool { return bytes.Contains(body, []byte(code)) })
 }

@@ -1,21 +1,67 @@
 package claim
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"strings"
 	"time"
 )
 
 // Fingerprint tells two requests with the same key apart. Make its parts with [Digest].
 type Fingerprint struct {
-	// Payload is a digest of everything that makes a retry the same request.
+	// Payload is a digest of everything that makes a retry the same request, except the host.
 	Payload [sha256.Size]byte
+	// Host is a digest of the name under which the client reached the service, or zero. With AnyHost
+	// a retry may come under another name.
+	Host    [sha256.Size]byte
+	AnyHost bool
 	// Credentials is a digest of the caller's credentials. Leave it zero if the key names the caller.
 	Credentials [sha256.Size]byte
+	// Parts are digests of the parts of the payload, or zero. They only name the part that differs.
+	Parts Parts
+}
+
+// Parts are digests of the parts of a payload.
+type Parts [nParts][sha256.Size]byte
+
+// The parts of a payload.
+const (
+	Method = iota
+	Path
+	Query
+	Headers
+	Body
+	nParts
+)
+
+// partNames are for refusals and logs.
+var partNames = [nParts]string{"method", "path", "query", "headers", "body"}
+
+// FingerprintOf returns the fingerprint of a request that consists of these parts.
+func FingerprintOf(parts Parts) Fingerprint {
+	var all [nParts * sha256.Size]byte
+	for i := range parts {
+		copy(all[i*sha256.Size:], parts[i][:])
+	}
+	return Fingerprint{Payload: sha256.Sum256(all[:]), Parts: parts}
+}
+
+// scope returns a text for what a request is about, without its body, or "" if that is not known.
+func (fp *Fingerprint) scope() string {
+	if fp.Parts == (Parts{}) {
+		return ""
+	}
+	host := fp.Host
+	if fp.AnyHost {
+		host = [sha256.Size]byte{}
+	}
+	sum := Digest(fp.Parts[Method][:], fp.Parts[Path][:], host[:])
+	return hex.EncodeToString(sum[:8])
 }
 
 // Digest returns the SHA-256 of the parts and their lengths. So the same bytes split into other
@@ -31,6 +77,23 @@ func Digest(parts ...[]byte) [sha256.Size]byte {
 	var sum [sha256.Size]byte
 	h.Sum(sum[:0])
 	return sum
+}
+
+// DigestText is Digest for texts. Short ones cost no allocation.
+func DigestText(parts ...string) [sha256.Size]byte {
+	var short [256]byte
+	b := short[:0]
+	for _, p := range parts {
+		if len(b)+8+len(p) > len(short) {
+			all := make([][]byte, len(parts))
+			for i, p := range parts {
+				all[i] = []byte(p)
+			}
+			return Digest(all...)
+		}
+		b = append(binary.BigEndian.AppendUint64(b, uint64(len(p))), p...)
+	}
+	return sha256.Sum256(b)
 }
 
 // Credentials returns a digest of the values of the headers or metadata Authorization, Cookie and
@@ -51,14 +114,23 @@ func digestOf(values []string) [sha256.Size]byte {
 	return Digest(parts...)
 }
 
-// markPart is the length of each part of a mark. 128 bits are enough: the salt is not known to
-// whoever chooses a payload.
-const markPart = 16
+const (
+	// markPart is the length of the parts of a mark that decide. 128 bits are enough: the salt is not
+	// known to whoever chooses a payload.
+	markPart = 16
+	// hostPart is the length of the host. Few hosts share a key.
+	hostPart = 8
+	// hintPart is the length of a part that only names what differs.
+	hintPart = 2
+)
 
 // mark is a fingerprint as it is stored: keyed with a random salt beside it. A plain hash of an
 // amount could be guessed.
 type mark struct {
 	salt, payload, credentials [markPart]byte
+
+	// parts are hostPart bytes of the host, and hintPart bytes of each of the Parts.
+	parts [partsOfMark]byte
 
 	begun     int64  // when the first run began, in ms since 1970, by its own clock
 	requestID string // of the first run, at most maxRequestID bytes
@@ -70,7 +142,7 @@ const maxRequestID = 36
 func newMark(fp Fingerprint, requestID string) mark {
 	var salt [markPart]byte
 	_, _ = rand.Read(salt[:]) // never fails
-	m := saltedMark(salt, fp)
+	m := saltedMark(salt, &fp)
 	m.begun = time.Now().UnixMilli()
 	m.requestID = text(requestID[:min(len(requestID), maxRequestID)])
 	return m
@@ -79,13 +151,26 @@ func newMark(fp Fingerprint, requestID string) mark {
 // text returns s without the bytes that protobuf does not accept in text.
 func text(s string) string { return strings.ToValidUTF8(s, "") }
 
-func saltedMark(salt [markPart]byte, fp Fingerprint) mark {
-	return mark{salt: salt, payload: keyed(salt, 'p', fp.Payload), credentials: keyed(salt, 'c', fp.Credentials)}
+func saltedMark(salt [markPart]byte, fp *Fingerprint) mark {
+	m := mark{salt: salt, payload: keyed(salt, 'p', &fp.Payload), credentials: keyed(salt, 'c', &fp.Credentials)}
+	host := keyed(salt, 'h', &fp.Host)
+	copy(m.parts[:hostPart], host[:])
+	for i := range fp.Parts {
+		hint := keyed(salt, '0'+byte(i), &fp.Parts[i])
+		copy(m.hint(i), hint[:])
+	}
+	return m
+}
+
+// hint returns the bytes that differ if a part does.
+func (m *mark) hint(part int) []byte {
+	at := hostPart + part*hintPart
+	return m.parts[at : at+hintPart]
 }
 
 // keyed is a hash of the salt and a digest, of fixed lengths, truncated. An HMAC would prove no
 // more.
-func keyed(salt [markPart]byte, what byte, digest [sha256.Size]byte) [markPart]byte {
+func keyed(salt [markPart]byte, what byte, digest *[sha256.Size]byte) [markPart]byte {
 	var b [markPart + 1 + sha256.Size]byte
 	copy(b[:], salt[:])
 	b[markPart] = what
@@ -95,42 +180,52 @@ func keyed(salt [markPart]byte, what byte, digest [sha256.Size]byte) [markPart]b
 }
 
 // check returns an error that matches ErrMismatch unless the mark was made of fp.
-func (m mark) check(fp Fingerprint) error {
-	same := saltedMark(m.salt, fp)
+func (m *mark) check(fp Fingerprint) error {
+	same := saltedMark(m.salt, &fp)
 	switch {
 	case subtle.ConstantTimeCompare(m.credentials[:], same.credentials[:]) == 0:
 		return ErrCredentials
-	case subtle.ConstantTimeCompare(m.payload[:], same.payload[:]) == 0:
-		return ErrMismatch
+	case !fp.AnyHost && [hostPart]byte(m.parts[:]) != [hostPart]byte(same.parts[:]):
+		return &MismatchError{"host"}
+	case subtle.ConstantTimeCompare(m.payload[:], same.payload[:]) == 1:
+		return nil
 	}
-	return nil
+	for i, name := range partNames {
+		if !bytes.Equal(m.hint(i), same.hint(i)) {
+			return &MismatchError{name}
+		}
+	}
+	return ErrMismatch
 }
 
-func (m mark) appendTo(b []byte) []byte {
+func (m *mark) appendTo(b []byte) []byte {
 	b = append(append(append(b, m.salt[:]...), m.payload[:]...), m.credentials[:]...)
+	b = append(b, m.parts[:]...)
 	b = binary.BigEndian.AppendUint64(b, uint64(m.begun))
 	return append(b, m.requestID...)
 }
 
-// longestMark is how many bytes a mark has at most.
-const longestMark = 3*markPart + 8 + maxRequestID
+const (
+	partsOfMark  = hostPart + nParts*hintPart
+	shortestMark = 3*markPart + partsOfMark + 8
+	longestMark  = shortestMark + maxRequestID
+)
 
 // markOf is the inverse of appendTo.
 func markOf(b []byte) (m mark, ok bool) {
-	const begun = 3 * markPart
-	if len(b) < begun+8 || len(b) > longestMark {
+	if len(b) < shortestMark || len(b) > longestMark {
 		return m, false
 	}
 	return mark{
 		salt: [markPart]byte(b), payload: [markPart]byte(b[markPart:]), credentials: [markPart]byte(b[2*markPart:]),
-		begun: int64(binary.BigEndian.Uint64(b[begun:])), requestID: string(b[begun+8:]),
+		parts: [partsOfMark]byte(b[3*markPart:]), begun: int64(binary.BigEndian.Uint64(b[shortestMark-8:])), requestID: string(b[shortestMark:]),
 	}, true
 }
 
 const (
-	plainTag     = "idem3." // and the mark as base64
+	plainTag     = "idem5." // and the mark as base64
 	longestTag   = 256
-	encryptedTag = "idem4." // and the id of a key, a dot, and nonce and ciphertext as base64
+	encryptedTag = "idem6." // and the id of a key, a dot, and nonce and ciphertext as base64
 )
 
 // tag returns the mark as text, for the owner of the lock of this name.

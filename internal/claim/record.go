@@ -42,7 +42,7 @@ func Tombstone() *Record { return &Record{NotKept: true} }
 func (r *Record) encode(m *mark, run Run) ([]byte, error) {
 	p := &recordpb.Record{
 		Version: plainVersion, Salt: m.salt[:], Payload: m.payload[:], Credentials: m.credentials[:],
-		NotKept:  r.NotKept,
+		Parts: m.parts[:], NotKept: r.NotKept,
 		Instance: text(run.Instance), RequestId: m.requestID,
 	}
 	if !run.Begun.IsZero() {
@@ -84,12 +84,12 @@ func decode(p *recordpb.Record) (*Record, mark, error) {
 	if p.Version != plainVersion {
 		return nil, m, fmt.Errorf("%w: it has version %d, this process reads versions %d and %d", ErrRecord, p.Version, plainVersion, envelopeVersion)
 	}
-	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart {
+	if len(p.Salt) != markPart || len(p.Payload) != markPart || len(p.Credentials) != markPart || len(p.Parts) != partsOfMark {
 		return nil, m, fmt.Errorf("%w: its fingerprint is incomplete", ErrRecord)
 	}
 	m = mark{
 		salt: [markPart]byte(p.Salt), payload: [markPart]byte(p.Payload), credentials: [markPart]byte(p.Credentials),
-		requestID: p.RequestId,
+		parts: [partsOfMark]byte(p.Parts), requestID: p.RequestId,
 	}
 	r := &Record{NotKept: p.NotKept, Run: Run{Instance: p.Instance, RequestID: p.RequestId}}
 	if p.BegunMs != 0 {

@@ -23,7 +23,7 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 	if name == "" {
 		return nil, errors.New("idempotency: Step: pass the name of the step")
 	}
-	c, key := k.claims, LockKey(k.claims.locker, StepPrefix, k.key+":"+core.Join(name))
+	c, key := k.claims, LockKey(k.claims.locker, StepPrefix, k.Effects()+":"+core.Join(name))
 	// The result outlives the mark of an unknown outcome, which begins when the claim ends. A mark
 	// that was adopted may be of a process with a longer Retention.
 	remembered := ownertext.Orphan(k.lock.Owner())

@@ -25,7 +25,7 @@ const (
 
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1: a plain record, fields 2 to 8 and 13 to 15. 2: an envelope around one, fields 10 and 11. A reader refuses every other version: what
+	// 1: a plain record, fields 2 to 8 and 13 to 16. 2: an envelope around one, fields 10 and 11. A reader refuses every other version: what
 	// it does not know it must not half understand.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What the record answers: a random salt, and two digests of the request keyed with it.
@@ -44,9 +44,12 @@ type Record struct {
 	// A record of version 1. Encrypted: nonce and ciphertext, bound to the name of the claim's lock.
 	Content []byte `protobuf:"bytes,11,opt,name=content,proto3" json:"content,omitempty"`
 	// The run that answered: when it began, in milliseconds since 1970, on which instance, and the id of its request.
-	BegunMs       int64  `protobuf:"varint,13,opt,name=begun_ms,json=begunMs,proto3" json:"begun_ms,omitempty"`
-	Instance      string `protobuf:"bytes,14,opt,name=instance,proto3" json:"instance,omitempty"`
-	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	BegunMs   int64  `protobuf:"varint,13,opt,name=begun_ms,json=begunMs,proto3" json:"begun_ms,omitempty"`
+	Instance  string `protobuf:"bytes,14,opt,name=instance,proto3" json:"instance,omitempty"`
+	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// More digests of the request, keyed with the salt: 8 bytes of the host, which may be ignored, and 2 bytes each of the method, the path,
+	// the query, the headers and the body, which only name what differs.
+	Parts         []byte `protobuf:"bytes,16,opt,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,6 +175,13 @@ func (x *Record) GetRequestId() string {
 	return ""
 }
 
+func (x *Record) GetParts() []byte {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
 // One header field, in bytes, since HTTP does not promise UTF-8. No values at all: the handler removed the field.
 type Field struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -229,7 +239,7 @@ var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
 	"\n" +
-	"\frecord.proto\x12\x16onelane.idempotency.v1\"\x83\x03\n" +
+	"\frecord.proto\x12\x16onelane.idempotency.v1\"\x99\x03\n" +
 	"\x06Record\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04salt\x18\x02 \x01(\fR\x04salt\x12\x18\n" +
@@ -245,7 +255,8 @@ const file_record_proto_rawDesc = "" +
 	"\bbegun_ms\x18\r \x01(\x03R\abegunMs\x12\x1a\n" +
 	"\binstance\x18\x0e \x01(\tR\binstance\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x0f \x01(\tR\trequestIdJ\x04\b\t\x10\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\x12\x14\n" +
+	"\x05parts\x18\x10 \x01(\fR\x05partsJ\x04\b\t\x10\n" +
 	"J\x04\b\f\x10\r\"3\n" +
 	"\x05Field\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x16\n" +
