@@ -32,7 +32,7 @@ var guarantees = map[string][]guarantee{
 			"TestTransaction_DDL", "TestOnce_Deadlock"}},
 		{"Several keys are all acquired or none", []string{"TestGuards_TakenTogether", "TestTransaction_WithKeys"}},
 		{"A guard that cannot guard is an error", []string{"TestErrNotRegistered", "TestErrNoTransaction", "TestErrGuardTooLate",
-			"TestErrUnmanagedTransaction", "TestTemplate_WithoutValue", "TestDryRun_IsRefused", "TestAssociation_GuardWithoutTransaction"}},
+			"TestErrUnmanagedTransaction", "TestNew_UnknownDialect", "TestDryRun_IsRefused", "TestAssociation_GuardWithoutTransaction"}},
 		{"With Fenced", []string{"TestFenced_RefusesOlderHolders", "TestFenced_PausedHolder", "TestFenced_FirstStatement"}},
 		{"AfterCommit functions run once", []string{"TestAfterCommit", "TestAfterCommit_Panic"}},
 		{"Once commits at most once", []string{"TestOnce_AtMostOnce", "TestOnce_CrashBeforeTheAnswer", "TestOnce_RepeatsGetTheFirstResult",
