@@ -22,7 +22,7 @@ type place struct {
 	*backendtest.MemoryBackend
 	away    atomic.Bool   // no call is answered
 	younger time.Duration // by how much all seals seem to be younger than they are
-	lasts   int           // if not 0: how many changes of the record it makes before it dies
+	lasts   int           // changes of the record until it dies, or 0
 }
 
 // changes is gone for a call that changes a key.

@@ -80,8 +80,8 @@ func (s *simStage) try(q *quorum, owner string, ttl time.Duration) (g core.Grant
 	before := s.newest
 	g, err := q.Acquire(ctx, core.Request{Key: simKey, Owner: owner, TTL: ttl, Token: true})
 	s.do(func() {
-		if s.note("process %d: Acquire: %v %v", processOf(q), g.Token, err); err == nil {
-			h = s.granted(before, g)
+		if s.noteLocked("process %d: Acquire: %v %v", processOf(q), g.Token, err); err == nil {
+			h = s.grantedLocked(before, g)
 		}
 	})
 	return g, h, err == nil
@@ -103,8 +103,8 @@ func (s *simStage) release(q *quorum, g core.Grant, h *simHold) {
 func (s *simStage) renew(q *quorum, g *core.Grant, h *simHold, ttl time.Duration) error {
 	longer, err := s.simFaults.extend(q, *g, ttl)
 	s.do(func() {
-		if s.note("process %d: Extend: %v", processOf(q), err); err == nil {
-			s.renewed(h, longer)
+		if s.noteLocked("process %d: Extend: %v", processOf(q), err); err == nil {
+			s.renewedLocked(h, longer)
 			*g = longer
 		}
 	})
@@ -116,7 +116,7 @@ func (s *simStage) ask(node int, sc *script, owner string, args ...any) (status 
 	round := (&quorum{}).round(simKey, sc, owner, args...)
 	c := scriptCommand(sc, round.keys, round.args...)
 	s.do(func() {
-		v, err := s.run(node, sc, c.Keys, c.All()[3+len(c.Keys):])
+		v, err := s.runLocked(node, sc, c.Keys, c.All()[3+len(c.Keys):])
 		if err != nil {
 			panic(err)
 		}
@@ -126,7 +126,7 @@ func (s *simStage) ask(node int, sc *script, owner string, args ...any) (status 
 		}
 		status = r.status
 		number, _ = r.uint(1)
-		s.note("node %d: %s %v: %v", node, scriptName(sc), args, v)
+		s.noteLocked("node %d: %s %v: %v", node, scriptName(sc), args, v)
 	})
 	return status, number
 }
@@ -143,7 +143,9 @@ func (s *simStage) largest(q *quorum, nodes ...int) (t uint64) {
 
 // counts notes that an attempt counts itself as holder, by another reading.
 func (s *simStage) counts(owner string, number uint64, deadline time.Time) {
-	s.do(func() { s.granted(s.newest, core.Grant{Owner: owner, Token: number * tokenBlock, Deadline: deadline}) })
+	s.do(func() {
+		s.grantedLocked(s.newest, core.Grant{Owner: owner, Token: number * tokenBlock, Deadline: deadline})
+	})
 }
 
 // edits are replacements in the scripts.
@@ -314,7 +316,7 @@ var schedules = []struct {
 			err = s.renew(a, &g, h, 10*simS)
 		}
 		if !errors.Is(err, core.ErrLost) {
-			s.do(func() { s.violate("a lock that was revoked is renewed: %v", err) })
+			s.do(func() { s.violateLocked("a lock that was revoked is renewed: %v", err) })
 		}
 	}},
 	// Z left a larger number on node 0. A's promise(t) reaches that node only, which counts as enough.
@@ -330,7 +332,7 @@ var schedules = []struct {
 				s.counts(me, t, time.Now().Add(50*simStep))
 			}
 		} else if _, _, ok := s.acquire(a, simS); ok {
-			s.do(func() { s.violate("a minority accepted, and A holds") })
+			s.do(func() { s.violateLocked("a minority accepted, and A holds") })
 		}
 		time.Sleep(1050 * simStep)
 		s.reach(b, 1, 2)
@@ -387,7 +389,7 @@ var schedules = []struct {
 			said = fmt.Sprint(g.Token + 3)
 		}
 		if said != want {
-			s.do(func() { s.violate("token %v of the fourth local holder, want %v", said, want) })
+			s.do(func() { s.violateLocked("token %v of the fourth local holder, want %v", said, want) })
 		}
 	}},
 	// A's renewal is answered when its lease is over, and B holds the key.
@@ -479,7 +481,7 @@ var schedules = []struct {
 		s.at(9010 * simStep)
 		for i := range 2 {
 			if status, _ := s.ask(i, quorumAcquireScript, s.owner(), 1000, s.nodes[i].now(), 9000, "", "", 0); status != voteAbstains {
-				s.do(func() { s.violate("node %d, of an age of 8.06 s, grants too early", i) })
+				s.do(func() { s.violateLocked("node %d, of an age of 8.06 s, grants too early", i) })
 			}
 		}
 	}},
@@ -489,7 +491,7 @@ var schedules = []struct {
 			n.denied = "INFO LASTSAVE"
 		}
 		if _, _, ok := s.acquire(s.client(0), simS); ok {
-			s.do(func() { s.violate("a node grants that does not tell its age") })
+			s.do(func() { s.violateLocked("a node grants that does not tell its age") })
 		}
 	}},
 	// A request arrives twice.
@@ -497,7 +499,7 @@ var schedules = []struct {
 		me, now := s.owner(), s.nodes[0].now()
 		_, x := s.ask(0, quorumAcquireScript, me, 1000, now, 0, "", "", 0)
 		if status, y := s.ask(0, quorumAcquireScript, me, 1000, now, 0, "", "", 0); status != voteYes || x != y {
-			s.do(func() { s.violate("a copy is answered %d, the request %d", y, x) })
+			s.do(func() { s.violateLocked("a copy is answered %d, the request %d", y, x) })
 		}
 	}},
 	// All nodes restart empty, one after the other. A keeps its lock, although others wait for it.
@@ -516,7 +518,7 @@ var schedules = []struct {
 				s.restart(i/8, simEmpty, 0)
 			}
 			if err := s.renew(a, &g, h, 10*simS); err != nil {
-				s.do(func() { s.violate("a held lock is lost: %v", err) })
+				s.do(func() { s.violateLocked("a held lock is lost: %v", err) })
 				return
 			}
 		}
@@ -552,7 +554,7 @@ var schedules = []struct {
 		_, p := s.ask(0, quorumAcquireScript, me, 1000, s.nodes[0].now(), 0, "", "", 0)
 		s.ask(0, quorumPromiseScript, me, p+10)
 		if status, _ := s.ask(0, quorumPromiseScript, me, p+5); status != voteYes {
-			s.do(func() { s.violate("a node that promised more refuses") })
+			s.do(func() { s.violateLocked("a node that promised more refuses") })
 		}
 	}},
 	// Somebody gives back what it was not granted.

@@ -251,7 +251,7 @@ func (c *simClient) idle() time.Duration {
 func (c *simClient) die() {
 	c.do(func() {
 		c.cut[[2]int{processOf(c.q), -1}] = time.Now().Add(24 * time.Hour)
-		c.note("process %d dies", processOf(c.q))
+		c.noteLocked("process %d dies", processOf(c.q))
 	})
 	c.q = nil
 }
@@ -267,7 +267,7 @@ func (c *simClient) acquire() (g core.Grant, h *simHold, ok bool) {
 	c.do(func() {
 		before = c.newest
 		c.count.attempts++
-		c.note("client %d (process %d, %v off) attempts as %s", c.id, processOf(c.q), c.offset, r.Owner)
+		c.noteLocked("client %d (process %d, %v off) attempts as %s", c.id, processOf(c.q), c.offset, r.Owner)
 	})
 	ctx := context.Background()
 	switch c.rand.IntN(12) {
@@ -302,32 +302,32 @@ func (c *simClient) acquired(before uint64, g core.Grant, err error) (core.Grant
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		c.note("client %d: unavailable %v", c.id, errors.Is(err, core.ErrUnavailable))
+		c.noteLocked("client %d: unavailable %v", c.id, errors.Is(err, core.ErrUnavailable))
 		if !errors.Is(err, core.ErrUnavailable) && !errors.Is(err, core.ErrTaken) {
-			c.violate("Acquire: %v", err)
+			c.violateLocked("Acquire: %v", err)
 		}
 		return g, nil, false
 	}
-	c.note("client %d holds as %s: token %d, for %v", c.id, g.Owner, g.Token, time.Until(g.Deadline))
-	return g, c.granted(before, g), true
+	c.noteLocked("client %d holds as %s: token %d, for %v", c.id, g.Owner, g.Token, time.Until(g.Deadline))
+	return g, c.grantedLocked(before, g), true
 }
 
-// granted checks a grant. before is the largest token that was granted before the call. run.mu is held.
-func (run *simRun) granted(before uint64, g core.Grant) *simHold {
+// grantedLocked checks a grant. before is the largest token that was granted before the call.
+func (run *simRun) grantedLocked(before uint64, g core.Grant) *simHold {
 	now := time.Now()
 	run.count.holds++
 	run.holds = slices.DeleteFunc(run.holds, func(o *simHold) bool { return o.over || !now.Before(o.ends) })
 	if !run.tokensOnly() {
 		before = run.newest
 		for _, o := range run.holds {
-			run.violate("two holders: %s (token %d) and %s (token %d)", o.owner, o.token, g.Owner, g.Token)
+			run.violateLocked("two holders: %s (token %d) and %s (token %d)", o.owner, o.token, g.Owner, g.Token)
 		}
 		if !now.Before(g.Deadline) {
-			run.violate("%s holds after its deadline", g.Owner)
+			run.violateLocked("%s holds after its deadline", g.Owner)
 		}
 	}
 	if g.Token <= before || run.tokens[g.Token] {
-		run.violate("token %d of %s, after token %d", g.Token, g.Owner, before)
+		run.violateLocked("token %d of %s, after token %d", g.Token, g.Owner, before)
 	}
 	run.newest, run.tokens[g.Token] = max(run.newest, g.Token), true
 	h := &simHold{owner: g.Owner, token: g.Token, ends: g.Deadline}
@@ -335,19 +335,19 @@ func (run *simRun) granted(before uint64, g core.Grant) *simHold {
 	return h
 }
 
-// renewed checks that nobody else holds the key when a renewal succeeds. run.mu is held.
-func (run *simRun) renewed(h *simHold, g core.Grant) {
+// renewedLocked checks that nobody else holds the key when a renewal succeeds.
+func (run *simRun) renewedLocked(h *simHold, g core.Grant) {
 	for _, o := range run.holds {
 		if o != h && !o.over && time.Now().Before(o.ends) && !run.tokensOnly() {
-			run.violate("two holders: %s (token %d) renewed, and %s (token %d)", h.owner, h.token, o.owner, o.token)
+			run.violateLocked("two holders: %s (token %d) renewed, and %s (token %d)", h.owner, h.token, o.owner, o.token)
 		}
 	}
 	h.ends = g.Deadline
 }
 
-// violate notes a violation. run.mu is held.
-func (run *simRun) violate(format string, args ...any) {
-	if run.note("VIOLATION "+format, args...); run.bad == "" {
+// violateLocked notes a violation.
+func (run *simRun) violateLocked(format string, args ...any) {
+	if run.noteLocked("VIOLATION "+format, args...); run.bad == "" {
 		run.bad = fmt.Sprintf(format, args...)
 	}
 }
@@ -373,7 +373,7 @@ func (c *simClient) use(g core.Grant, h *simHold) {
 	}
 	c.do(func() {
 		h.over = true
-		c.note("client %d releases as %s", c.id, g.Owner)
+		c.noteLocked("client %d releases as %s", c.id, g.Owner)
 	})
 	_, _ = c.q.Release(context.Background(), g)
 }
@@ -382,14 +382,14 @@ func (c *simClient) renew(g *core.Grant, h *simHold) {
 	longer, err := c.simFaults.extend(c.q, *g, c.ttl)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.note("client %d renews as %s: %v, lost %v", c.id, g.Owner, err == nil, errors.Is(err, core.ErrLost))
+	c.noteLocked("client %d renews as %s: %v, lost %v", c.id, g.Owner, err == nil, errors.Is(err, core.ErrLost))
 	switch {
 	case errors.Is(err, core.ErrLost):
 		h.over = true
 		c.count.losses++
 	case err == nil:
 		c.count.renewals++
-		c.renewed(h, longer)
+		c.renewedLocked(h, longer)
 		*g = longer
 	}
 }

@@ -131,7 +131,7 @@ func (w *simWorld) restart(i int, kind string, back int) {
 			h.past = nil
 		}
 		h.begin()
-		w.note("node %d starts (%s): %v", i, kind, h.data)
+		w.noteLocked("node %d starts (%s): %v", i, kind, h.data)
 	})
 }
 
@@ -203,12 +203,12 @@ func (w *simWorld) fate(process, node int, s *script, argv []string) fate {
 		return d
 	}
 	return fate{there: delay(), back: delay(), again: delay(), giveUp: between(r, 1, 50*time.Microsecond),
-		lost: r.Float64() < w.net.lost || w.cutOff(process, node), replyLost: r.Float64() < w.net.lost,
+		lost: r.Float64() < w.net.lost || w.cutOffLocked(process, node), replyLost: r.Float64() < w.net.lost,
 		twice: r.Float64() < w.net.twice, breaks: r.IntN(2) == 0}
 }
 
-// cutOff reports whether nothing arrives. w.mu is held.
-func (w *simWorld) cutOff(process, node int) bool {
+// cutOffLocked reports whether nothing arrives.
+func (w *simWorld) cutOffLocked(process, node int) bool {
 	return time.Now().Before(w.cut[[2]int{process, node}]) || time.Now().Before(w.cut[[2]int{process, -1}])
 }
 
@@ -263,7 +263,7 @@ func (c *simConn) travel(f fate, s *script, keys, argv []string) (r simReply, ok
 	}
 	time.Sleep(f.back)
 	cut := false
-	c.w.do(func() { cut = c.w.cutOff(c.process, c.node) })
+	c.w.do(func() { cut = c.w.cutOffLocked(c.process, c.node) })
 	return r, !cut
 }
 
@@ -276,16 +276,16 @@ func (c *simConn) arrive(s *script, keys, argv []string) (r simReply) {
 			r.err = errSimRefused
 			return
 		}
-		r.v, r.err = c.w.run(c.node, s, keys, argv)
+		r.v, r.err = c.w.runLocked(c.node, s, keys, argv)
 		if c.w.log {
-			c.w.note("process %d, node %d: %s %q: %v %v", c.process, c.node, scriptName(s), argv, r.v, r.err)
+			c.w.noteLocked("process %d, node %d: %s %q: %v %v", c.process, c.node, scriptName(s), argv, r.v, r.err)
 		}
 	})
 	return r
 }
 
-// run runs a script on a node. w.mu is held.
-func (w *simWorld) run(i int, s *script, keys, argv []string) (v any, err error) {
+// runLocked runs a script on a node.
+func (w *simWorld) runLocked(i int, s *script, keys, argv []string) (v any, err error) {
 	source := w.sources[s]
 	if source == "" {
 		if source = s.Src; w.mutant != nil {
@@ -314,8 +314,8 @@ func scriptName(s *script) string {
 		quorumExtendScript: "extend", quorumReadScript: "read", releaseScript: "release"}[s]
 }
 
-// note keeps what happened, for a seed that is looked at. w.mu is held.
-func (w *simWorld) note(format string, args ...any) {
+// noteLocked keeps what happened, for a seed that is looked at.
+func (w *simWorld) noteLocked(format string, args ...any) {
 	if w.log {
 		w.notes = append(w.notes, fmt.Sprintf("%v ", time.Since(w.start))+fmt.Sprintf(format, args...))
 	}
