@@ -38,12 +38,12 @@ const fakeEvents = `
 	const lane = {
 		stock: 60, sold: 0, left: 60, oversold: 0, doubled: 0, ok: true, started: false, done: false, stopped: false,
 		seconds: 0, requests: 0, created: 0, replayed: 0, refused: 0, sold_out: 0, errors: 0, p50_ms: 0, p99_ms: 0,
-		stalled: 0, stalls: 0, refusals: 0,
+		stalled: 0, stalls: 0, refusals: 0, rate: 0,
 	};
-	window.say = ({ naive, guarded, ...rest }) => source.onmessage({ data: JSON.stringify({
+	window.say = ({ sale, naive, guarded, ...rest }) => source.onmessage({ data: JSON.stringify({
 		running: false, began: 0, over: 30, waits: { locks: 0, p50_ms: 0, p99_ms: 0 },
 		nodes: [1, 2, 3].map((n) => ({ addr: '127.0.0.1:' + n, up: true })),
-		naive: { ...lane, ...naive }, guarded: { ...lane, ...guarded }, ...rest,
+		sale: { ...lane, ...sale }, naive: { ...lane, ...naive }, guarded: { ...lane, ...guarded }, ...rest,
 	}) });`
 
 // Naive code loses updates of the stock although nothing is oversold yet. That is not right.

@@ -12,7 +12,8 @@ import (
 
 // belowFold lists the parts of the result that are not on the first screen.
 const belowFold = `[
-	'#start', '#status', '#naive .verdict', '#naive .main', '#guarded .verdict', '#guarded .main',
+	'#start', '#status', '#sale-lane .verdict', '#sale-lane .main',
+	'#guarded .verdict', '#guarded .main', '#naive .verdict', '#naive .main',
 ].filter((s) => {
 	const box = document.querySelector(s).getBoundingClientRect();
 	return scrollY > 0 || box.height === 0 || box.top < 0 || box.bottom > innerHeight;
@@ -66,7 +67,7 @@ const axes = `(() => {
 		ticks: ticks.length, times: document.querySelectorAll('#chart text.time').length,
 		stock: units(Number(document.querySelector('#chart .limit').getAttribute('y1'))),
 	};
-	for (const lane of ['naive', 'guarded']) {
+	for (const lane of ['naive', 'guarded', 'sale']) {
 		const line = document.querySelector('#chart .line.' + lane);
 		const points = line.getAttribute('points').split(' ');
 		figures[lane] = units(Number(points.at(-1).split(',')[1]));
@@ -96,8 +97,8 @@ func TestPage_OneScale(t *testing.T) {
 		}
 	}
 	near("stock", 50)
-	for _, lane := range []string{"naive", "guarded"} {
-		near(lane, float64(eval[int](t, ctx, number(lane, "sold"))))
+	for lane, id := range map[string]string{"naive": "naive", "guarded": "guarded", "sale": "sale-lane"} {
+		near(lane, float64(eval[int](t, ctx, number(id, "sold"))))
 		if read[lane+"_highest"] > read["most"]+1 {
 			t.Errorf("%s leaves the scale: %v", lane, read)
 		}
@@ -112,7 +113,7 @@ func TestPage_SentenceFromTheStart(t *testing.T) {
 	do(t, ctx, chromedp.Evaluate(`window.said = [];
 		new MutationObserver(() => {
 			if (!document.querySelector('#start').textContent.startsWith('Stop')) return;
-			for (const lane of ['naive', 'guarded']) {
+			for (const lane of ['sale-lane', 'naive', 'guarded']) {
 				said.push(document.querySelector('#' + lane + ' .verdict').textContent);
 			}
 		}).observe(document.querySelector('main'), {
@@ -206,7 +207,7 @@ func TestPage_LongSale(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)
 	do(t, ctx, chromedp.Evaluate(`Promise.all([import('/chart.js'), import('/texts.js')]).then(([{ draw }, { texts }]) => {
-		const samples = Array.from({ length: 200000 }, (_, i) => ({ at: i / 4, naive: 50, guarded: 20, majority: true }));
+		const samples = Array.from({ length: 200000 }, (_, i) => ({ at: i / 4, naive: 50, guarded: 20, sale: 20, majority: true }));
 		draw(document.querySelector('#chart'), { samples, stock: 50, seconds: 30 }, texts.en);
 		window.drawn = 'yes';
 	}).catch((error) => { window.drawn = String(error); })`, nil))

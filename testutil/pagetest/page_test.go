@@ -54,14 +54,21 @@ func TestPage_Sale(t *testing.T) {
 					look(t, ctx, v, "during")
 				}
 				until(t, ctx, over)
-				if sold := eval[int](t, ctx, number("guarded", "sold")); sold != 60 {
-					t.Errorf("the guarded shop sold %d of 60", sold)
+				for _, lane := range []string{"sale-lane", "guarded"} {
+					if sold := eval[int](t, ctx, number(lane, "sold")); sold != 60 {
+						t.Errorf("the shop of %s sold %d of 60", lane, sold)
+					}
+					rate := fmt.Sprintf(`parseInt(document.querySelector('#%s [data-n=rate]').textContent)`, lane)
+					if n := eval[int](t, ctx, rate); n <= 0 {
+						t.Errorf("the shop of %s sold %d a second", lane, n)
+					}
 				}
 				oversold = eval[int](t, ctx, number("naive", "oversold"))
 			}
 			for lane, says := range map[string]string{
-				"naive":   "Wrong: ",
-				"guarded": "Right: 60 sold of 60, none oversold, nobody charged twice.",
+				"naive":     "Wrong: ",
+				"guarded":   "Right: 60 sold of 60, none oversold, nobody charged twice.",
+				"sale-lane": "Right: 60 sold of 60, none oversold, nobody charged twice.",
 			} {
 				if got := eval[string](t, ctx, verdict(lane)); !strings.HasPrefix(got, says) {
 					t.Errorf("the verdict of %s is %q", lane, got)
@@ -150,6 +157,8 @@ func TestPage_NodesCutOff(t *testing.T) {
 	buy("placed")
 	node(t, ctx, 2, "off")
 	buy("refused: HTTP 503, ")
+	do(t, ctx, chromedp.Click("#sale-shop .buy")) // a declared sale needs no node
+	until(t, ctx, `document.querySelector('#sale-shop li')?.textContent.includes('placed')`)
 	node(t, ctx, 1, "up")
 	node(t, ctx, 2, "up")
 	// Clients dial again with a delay, so the first orders may still be refused.

@@ -10,10 +10,12 @@ let latest = null; // the latest state
 let samples = []; // of the latest sale, for the chart
 let offline = false;
 let problem = ""; // why the program refused what was asked
-const names = ["naive", "guarded"];
+const names = ["sale", "guarded", "naive"];
+const lane = (name) => document.getElementById(name === "sale" ? "sale-lane" : name); // the form is the sale
 const shops = Object.fromEntries(names.map((name) => [name, { root: document.getElementById(`${name}-shop`), answers: [], key: freshKey() }]));
-const main = ["sold", "oversold", "doubled"];
+const main = ["sold", "oversold", "doubled", "rate"];
 const folded = {
+  sale: ["left", "requests", "replayed", "refused", "sold_out", "errors", "p99_ms"],
   naive: ["left", "requests", "sold_out", "errors", "p99_ms"],
   guarded: ["left", "requests", "replayed", "refused", "sold_out", "errors", "p99_ms", "wait50", "wait99"],
 };
@@ -32,11 +34,11 @@ function figures(list, numbers) {
 }
 
 for (const name of names) {
-  const lane = document.getElementById(name), shop = shops[name];
-  lane.append($("#lane").content.cloneNode(true));
-  Object.assign($("h2", lane), { id: `${name}-title` }).dataset.t = name;
-  figures($(".main", lane), main);
-  figures($(".small", lane), folded[name]);
+  const root = lane(name), shop = shops[name];
+  root.append($("#lane").content.cloneNode(true));
+  Object.assign($("h2", root), { id: `${name}-title` }).dataset.t = name;
+  figures($(".main", root), main);
+  figures($(".small", root), folded[name]);
   shop.root.append($("#shop").content.cloneNode(true));
   $(".buy", shop.root).addEventListener("click", () => buy(name));
   $(".fresh", shop.root).addEventListener("click", () => fresh(shop));
@@ -104,12 +106,12 @@ function render() {
   if (!latest) return;
   const values = { ...latest.guarded, wait50: latest.waits.p50_ms, wait99: latest.waits.p99_ms };
   for (const name of names) {
-    const root = document.getElementById(name), [kind, sentence] = verdict(name, t);
-    numbers(root, name === "guarded" ? values : latest.naive, t);
+    const root = lane(name), [kind, sentence] = verdict(name, t);
+    numbers(root, name === "guarded" ? values : latest[name], t);
     $(".verdict", root).className = `verdict ${kind}`;
     setText($(".verdict", root), sentence);
   }
-  // A screen reader hears both verdicts when the sale is over, not every figure on the way.
+  // A screen reader hears the verdicts when the sale is over, not every figure on the way.
   const over = latest.guarded.started && !latest.running;
   if (!offline && !problem) setText($("#said"), over ? names.map((name) => `${t[name]}: ${verdict(name, t)[1]}`).join(" ") : "");
   numbers($("#trouble"), values, t);
@@ -122,19 +124,19 @@ function render() {
 function numbers(root, values, t) {
   for (const cell of root.querySelectorAll("dd")) {
     const n = cell.dataset.n, v = values[n];
-    setText(cell, n.endsWith("_ms") || n.startsWith("wait") ? t.ms(v) : v.toLocaleString(t.number));
+    setText(cell, n.endsWith("_ms") || n.startsWith("wait") ? t.ms(v) : n === "rate" ? t.perSecond(Math.round(v).toLocaleString(t.number)) : v.toLocaleString(t.number));
     cell.classList.toggle("bad", (n === "oversold" || n === "doubled") && v > 0);
     cell.classList.toggle("warn", (n === "stalled" || n === "refusals") && v > 0);
   }
 }
 
 function chart(t) {
-  const svg = $("#chart"), { naive, guarded, over } = latest;
+  const svg = $("#chart"), { sale, naive, guarded, over } = latest;
   const stock = guarded.started ? guarded.stock : Number($("[name=stock]").value) || guarded.stock;
   const seconds = guarded.started ? over : Number($("[name=seconds]").value);
   const most = draw(svg, { samples, stock, seconds }, t);
   $("#outage-key").hidden = samples.every((s) => s.majority);
-  svg.setAttribute("aria-label", t.chart({ most, stock, naive: naive.sold, guarded: guarded.sold }));
+  svg.setAttribute("aria-label", t.chart({ most, stock, sale: sale.sold, naive: naive.sold, guarded: guarded.sold }));
 }
 
 function nodes(t) {
@@ -227,13 +229,13 @@ events.onmessage = (event) => {
   if (offline || latest?.running !== state.running) problem = ""; // it is out of date
   offline = false;
   latest = state;
-  const { guarded, naive } = latest, at = Math.max(guarded.seconds, naive.seconds), last = samples.at(-1);
+  const { sale, guarded, naive } = latest, at = Math.max(...names.map((name) => latest[name].seconds)), last = samples.at(-1);
   if (guarded.started && at !== last?.at) {
     // A sale may stall for hours.
     if (samples.length > 4000) samples = samples.filter((_, i) => i % 2 === 0);
     // A page that is opened in the middle of a sale has not seen its start.
-    if (!samples.length && at < 1) samples.push({ at: 0, naive: 0, guarded: 0, majority: majority(latest) });
-    samples.push({ at, naive: naive.sold, guarded: guarded.sold, majority: majority(latest) });
+    if (!samples.length && at < 1) samples.push({ at: 0, sale: 0, naive: 0, guarded: 0, majority: majority(latest) });
+    samples.push({ at, sale: sale.sold, naive: naive.sold, guarded: guarded.sold, majority: majority(latest) });
   }
   render();
 };

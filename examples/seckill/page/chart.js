@@ -1,4 +1,4 @@
-// The chart: the units that both lanes sold over time, on one scale.
+// The chart: the units that the lanes sold over time, on one scale.
 
 const space = { left: 44, right: 14, top: 18, bottom: 22 };
 
@@ -27,7 +27,7 @@ function outages(samples) {
 export function draw(svg, view, t) {
   const { width, height } = svg.getBoundingClientRect();
   const { samples, stock } = view;
-  const units = scale(samples.reduce((n, s) => Math.max(n, s.naive, s.guarded), stock * 1.1), 4);
+  const units = scale(samples.reduce((n, s) => Math.max(n, s.naive, s.guarded, s.sale), stock * 1.1), 4);
   const time = scale(Math.max(view.seconds, samples.at(-1)?.at ?? 0), width < 500 ? 4 : 6);
   const x = (at) => +(space.left + (width - space.left - space.right) * at / time.most).toFixed(1);
   const y = (n) => +(space.top + (height - space.top - space.bottom) * (1 - n / units.most)).toFixed(1);
@@ -42,7 +42,7 @@ export function draw(svg, view, t) {
     ...steps(time).map((n) => `<text class="time" data-v="${n}" x="${x(n)}" y="${height - 6}">${t.timeAxis(number(n))}</text>`),
     `<text class="name" x="${from}" y="11">${t.unitsAxis}</text>`,
     `<line class="limit" x1="${from}" x2="${to}" y1="${y(stock)}" y2="${y(stock)}"/><text class="stock" x="${to - 4}" y="${y(stock) + 14}">${t.limit(number(stock))}</text>`,
-    line("naive"), line("guarded"),
+    line("naive"), line("guarded"), line("sale"),
   ].join("");
   return units.most;
 }
