@@ -16,7 +16,7 @@ type guarantee struct {
 // and idempotency/rules_test.go names the tests of docs/idempotency.md.
 var guarantees = map[string][]guarantee{
 	"gormlock/stock": {
-		{"Nothing is oversold", []string{"TestSale_Books", "TestSale_Processes", "TestSale_Killed", "TestSale_Random", "TestSale_Overflow"}},
+		{"Nothing is oversold", []string{"TestSale_Books", "TestSale_Processes", "TestSale_Killed", "TestSale_Random", "TestSale_Model", "TestSale_Overflow"}},
 		{"Every error of Sell but ErrCommitUnknown", []string{"TestSale_CommitUnknown", "TestSale_CommitRefused", "TestSale_DatabaseDown",
 			"TestSale_RolledBackChildren", "TestSale_Random"}},
 		{"Each call has its own result", []string{"TestSale_RefusedOrders", "TestSale_HookPanics", "TestSale_SwallowedInsert", "TestSale_SharedParent"}},

@@ -13,8 +13,8 @@ import (
 // as a map, are shared.
 //
 // It reports alone if the order cannot share an INSERT. GORM deals ids out to associations in order,
-// and ON CONFLICT DO NOTHING skips some: those of a belongs-to or many-to-many without a key, and
-// owned ones with a key.
+// and ON CONFLICT DO NOTHING may skip some. Those are a belongs-to or many-to-many without a key, and
+// an owned one with a key.
 func (b *batch) clone(order reflect.Value) (clone reflect.Value, alone bool) {
 	clone = reflect.New(b.orders.ModelType)
 	clone.Elem().Set(order.Elem())

@@ -75,16 +75,7 @@ func (d *decrement) takeOne(db *gorm.DB) (left int64, err error) {
 	case d.matched == 1:
 		return d.left, nil
 	}
-	missing := &InsufficientError{
-		Table: d.result.Statement.Table, Row: d.row(d.result), Column: d.name, N: d.n, Left: -1,
-	}
-	if d.key != nil {
-		missing.Left, err = d.readLeft(db)
-		if err != nil { // after a deadlock the transaction is gone
-			return 0, errors.Join(missing, err)
-		}
-	}
-	return 0, missing
+	return 0, d.insufficient(db)
 }
 
 // DecrementAll takes from several rows, all or none, and returns what it left of each:
@@ -177,12 +168,6 @@ func allOrNone(db *gorm.DB, fn func(tx *gorm.DB) error) (err error) {
 	err = direct.Exec("RELEASE SAVEPOINT " + name).Error
 	done = err == nil
 	return err
-}
-
-// only selects one column. Pluck by itself would not quote a name like "left-over", and would keep
-// the caller's Select.
-func only(column string) clause.Select {
-	return clause.Select{Columns: []clause.Column{{Name: column}}}
 }
 
 // columnOf returns the column of a field of the model, or the name itself and no field.

@@ -1,19 +1,11 @@
 package stock
 
 import (
-	"bytes"
-	"context"
-	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/callbacks"
@@ -34,10 +26,7 @@ type decrement struct {
 
 	statement *gorm.Statement
 	where     []clause.Expression // of the caller, of hooks and of the model
-	result    *gorm.DB
-	sent      bool
-	matched   int64 // rows that were changed
-	left      int64 // of the last of them
+	answer
 }
 
 func newDecrement(db *gorm.DB, column string, n int64) (*decrement, error) {
@@ -68,19 +57,15 @@ func known(db *gorm.DB) error {
 	return nil
 }
 
-// run sends the UPDATE in the transaction of db. It says what it did in d.matched and d.left.
+// run sends the UPDATE in the transaction of db. What it did is in d.answer.
 func (d *decrement) run(db *gorm.DB) error {
 	// The last scope, because others may bring conditions, or return another statement.
-	tx := db.Scopes(d.attach).
-		Set(gormkeys.AnyVersion, d.column.Name).Update(d.column.Name, gorm.Expr("?", d))
-	d.result = tx
-	switch {
-	case tx.Error != nil:
-		return tx.Error
-	case !d.sent:
-		return d.replaced()
+	err := db.Scopes(d.attach).
+		Set(gormkeys.AnyVersion, d.column.Name).Update(d.column.Name, gorm.Expr("?", d)).Error
+	if err == nil && !d.sent {
+		err = d.replaced()
 	}
-	return nil
+	return err
 }
 
 // decrementSQL is, by dialect, the new value of the column and the condition that there are n. The
@@ -222,7 +207,7 @@ func (d *decrement) buildWhere(where clause.Clause, _ clause.Builder) {
 	where.Builder = nil
 	where.Build(s)
 	if s.DB.Error == nil && !s.DB.DryRun { // it is sent now
-		s.ConnPool = &decrementPool{s.ConnPool, d}
+		s.ConnPool = &answerPool{s.ConnPool, d}
 	}
 }
 
@@ -254,167 +239,6 @@ func (e enclosed) Build(b clause.Builder) {
 	_ = b.WriteByte('(')
 	clause.Where{Exprs: slices.Clone(e)}.Build(b) // which sorts them
 	_ = b.WriteByte(')')
-}
-
-// row is what the statement selected, as text.
-func (d *decrement) row(db *gorm.DB) string {
-	update := db.Statement
-	s := &gorm.Statement{DB: db, Context: update.Context, Table: update.Table, Schema: update.Schema}
-	where := d.where
-	if len(where) == 1 {
-		if e, ok := where[0].(enclosed); ok {
-			where = e
-		}
-	}
-	clause.Where{Exprs: where}.Build(s)
-	for i, v := range s.Vars {
-		v, _ = driver.DefaultParameterConverter.ConvertValue(v)
-		if b, ok := v.([]byte); ok && bytes.ContainsFunc(b, binary) { // GORM would write <binary>
-			s.Vars[i] = fmt.Sprintf("0x%x", b)
-		}
-	}
-	return db.Explain(s.SQL.String(), s.Vars...)
-}
-
-// readLeft reads the newest value of the column for an InsufficientError. It returns -1 if there is
-// no such number.
-func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
-	var left []any
-	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
-	read := d.pluck(db.Session(&gorm.Session{NewDB: true}).Clauses(newest), &left)
-	if read.Error != nil || len(left) != 1 {
-		return -1, read.Error
-	}
-	rest, err := whole(left[0])
-	if err != nil {
-		return -1, nil
-	}
-	return rest, nil
-}
-
-// pluck reads the column of the rows that the UPDATE selected. db is a session of its own. The
-// condition of a soft delete is among the others already.
-func (d *decrement) pluck(db *gorm.DB, left any) *gorm.DB {
-	s, name := d.statement, d.column.Name
-	q := db.Unscoped().Clauses(only(name))
-	if len(d.where) > 0 {
-		q = q.Clauses(clause.Where{Exprs: d.where})
-	}
-	if s.Schema != nil { // an empty model, because the caller goes on with that of the UPDATE
-		q = q.Model(reflect.New(s.Schema.ModelType).Interface())
-	}
-	q.Statement.Table, q.Statement.TableExpr = s.Table, s.TableExpr
-	return q.Pluck(name, left)
-}
-
-func binary(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
-
-// decrementPool is the connection pool for the one statement of a decrement. It reads what is left
-// from the answer, and refuses several rows before the COMMIT.
-type decrementPool struct {
-	gorm.ConnPool
-	d *decrement
-}
-
-// ExecContext implements gorm.ConnPool.
-func (p *decrementPool) ExecContext(
-	ctx context.Context, query string, args ...any,
-) (sql.Result, error) {
-	d := p.d
-	d.statement.ConnPool = p.ConnPool
-	d.sent = true
-	if err := d.exec(ctx, p.ConnPool, query, args); err != nil {
-		return nil, err
-	}
-	if d.matched == 0 { // nothing was taken: run no hook, write no association
-		d.statement.SkipHooks = true
-		d.statement.Omits = append(d.statement.Omits, clause.Associations)
-	}
-	return driver.RowsAffected(d.matched), nil
-}
-
-// exec runs the UPDATE.
-func (d *decrement) exec(ctx context.Context, c gorm.ConnPool, query string, args []any) error {
-	read := d.readReturned
-	if d.dialect == "mysql" {
-		read = d.readInsertID
-	}
-	if err := read(ctx, c, query, args); err != nil {
-		return err
-	}
-	if d.matched > 1 {
-		return fmt.Errorf("stock: decrement column %q of table %q: the condition selects %d rows, "+
-			"and nothing is taken: name one row by a unique key, or call DecrementAll",
-			d.column.Name, d.statement.Table, d.matched)
-	}
-	return nil
-}
-
-// readInsertID is for MySQL and MariaDB. LAST_INSERT_ID is one more than what is left, so it is
-// never 0. If a trigger of the table inserts, the answer to an UPDATE has 0. Then the connection
-// knows LAST_INSERT_ID.
-func (d *decrement) readInsertID(
-	ctx context.Context, c gorm.ConnPool, query string, args []any,
-) error {
-	result, err := c.ExecContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	if d.matched, err = result.RowsAffected(); err != nil {
-		return err
-	}
-	id, err := result.LastInsertId()
-	if err == nil && id == 0 && d.matched == 1 {
-		rows, failed := c.QueryContext(ctx, "SELECT LAST_INSERT_ID()") // GORM's Row panics if it cannot prepare
-		if failed != nil {
-			return failed
-		}
-		defer rows.Close()
-		for rows.Next() {
-			err = errors.Join(err, rows.Scan(&id))
-		}
-		err = errors.Join(err, rows.Err())
-	}
-	d.left = id - 1
-	return err
-}
-
-// readReturned is for PostgreSQL and SQLite.
-func (d *decrement) readReturned(
-	ctx context.Context, c gorm.ConnPool, query string, args []any,
-) error {
-	rows, err := c.QueryContext(ctx, query+" RETURNING "+d.statement.Quote(d.column), args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var left any
-		if err := rows.Scan(&left); err != nil {
-			return err
-		}
-		if d.left, err = whole(left); err != nil {
-			return err
-		}
-		d.matched++
-	}
-	return errors.Join(rows.Err(), rows.Close())
-}
-
-// whole returns a number as the driver of a database has it, rounded down.
-func whole(value any) (int64, error) {
-	if b, ok := value.([]byte); ok {
-		value = string(b)
-	}
-	text := fmt.Sprint(value)
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n, nil
-	}
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return 0, fmt.Errorf("stock: a decrement left %q, which is no number; the column must have an integer type", text)
-	}
-	return int64(math.Floor(f)), nil
 }
 
 // refuse fails a statement that has not failed.

@@ -41,9 +41,9 @@ type lane struct {
 	out     *InsufficientError // too little was left a moment ago
 }
 
-// sell decides about a call. If nobody else sells the row, the caller does, in its own goroutine, and
-// a panic or Goexit of a hook goes through it like through a transaction by hand. Otherwise the call
-// waits in line for the next batch.
+// sell decides about a call. If nobody else sells the row, the caller does, in its own goroutine. A
+// panic of a hook goes through it like through a transaction by hand. Otherwise the call waits in
+// line for the next batch.
 func (s *seller) sell(key any, c *call) {
 	span := s.reported.start(c)
 	defer func() { s.reported.end(span, c) }()

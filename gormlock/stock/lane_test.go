@@ -238,6 +238,29 @@ func TestSale_Closed(t *testing.T) {
 	})
 }
 
+// TestSale_ClosesMeanwhile: a sale closes while callers wait in line.
+func TestSale_ClosesMeanwhile(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, db, 1000, &Order{})
+		s := newSale[Order](t, db, unique, stock.If("state = ?", "open"))
+		release := stock.Hold(s)
+		var wg sync.WaitGroup
+		for _, o := range orders(9) {
+			wg.Go(func() {
+				_, err := s.Sell(context.Background(), 42, 1, o)
+				if !errors.Is(err, stock.ErrClosed) || o.ID != 0 {
+					t.Errorf("%+v: %v", *o, err)
+				}
+			})
+		}
+		eventually(t, "nine calls are in line", func() bool { return stock.Queued(s) == 9 })
+		ok(t, "Update", db.Model(&Stock{}).Where("sku = 42").Update("state", "closed").Error)
+		release()
+		wg.Wait()
+		wantBooks[Order](t, db, 1000, 0)
+	})
+}
+
 // TestSale_Restock: a restock by SQL is seen by itself, and a smaller quantity is asked for.
 func TestSale_Restock(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -276,6 +299,13 @@ type TextStock struct {
 	Pieces    int16
 }
 
+// Pointing embeds a struct that a clone would share with the caller.
+type Pointing struct {
+	ID int64 `gorm:"primaryKey"`
+	*Shared
+}
+type Shared struct{ Note string }
+
 func TestNewSale_Refused(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		refused := func(_ any, err error) {
@@ -293,6 +323,7 @@ func TestNewSale_Refused(t *testing.T) {
 		refused(stock.NewSale[Stock, Order](db, "remaining", stock.First()))
 		refused(stock.NewSale[Stock, Order](db.Session(&gorm.Session{DryRun: true}), "remaining"))
 		refused(stock.NewSale[int, Order](db, "remaining"))
+		refused(stock.NewSale[Stock, Pointing](db, "remaining"))
 		for _, o := range []stock.Option{stock.Batch(0), stock.Batch(5000), stock.Waiting(0), stock.Within(0), stock.Remember(-1), stock.Unique()} {
 			refused(stock.NewSale[Stock, Order](db, "remaining", o))
 		}

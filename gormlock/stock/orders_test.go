@@ -218,6 +218,25 @@ func TestSale_Overflow(t *testing.T) {
 	})
 }
 
+// TestSale_RepeatInLine: a repeat waits for the next batch, and does not cost the batch of the first
+// one a second transaction.
+func TestSale_RepeatInLine(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, db, 10, &Order{})
+		f := &faulty{}
+		s := newSale[Order](t, through(db, f), unique)
+		all := together(t, db, s, one, &Order{SKU: 42, Buyer: 1}, &Order{SKU: 42, Buyer: 1}, &Order{SKU: 42, Buyer: 2})
+		want(t, "a repeat", all[1].err, stock.ErrDuplicate)
+		ok(t, "the others", errors.Join(all[0].err, all[2].err))
+		for _, query := range f.seen() {
+			if strings.HasPrefix(query, "SAVEPOINT") {
+				t.Error("the batch was split")
+			}
+		}
+		wantBooks[Order](t, db, 10, 2)
+	})
+}
+
 // TestSale_RepeatBehindFailed: a repeat is no duplicate of an order that was not stored.
 func TestSale_RepeatBehindFailed(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {

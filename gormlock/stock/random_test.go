@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -47,7 +49,10 @@ func TestSale_Random(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		schedules := 40
 		if long {
-			schedules = 2500 // on each of four databases
+			schedules = 600
+		}
+		if n, err := strconv.Atoi(os.Getenv("ONELANE_SCHEDULES")); err == nil {
+			schedules = n
 		}
 		fresh(t, db, 0, &Random{})
 		seed := rand.Uint64()

@@ -13,9 +13,6 @@ import (
 	"time"
 
 	"github.com/glebarez/sqlite"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
-	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
@@ -470,37 +467,6 @@ func TestSale_TwoRows(t *testing.T) {
 		ok(t, "Pluck", db.Model(&Campaign{}).Where("buyer > 900").Order("id").Pluck("buyer", &stored).Error)
 		if fmt.Sprint(stored) != "[901 903 907 909]" {
 			t.Errorf("stored in the order %v", stored)
-		}
-	})
-}
-
-// TestSale_Pooler: PgBouncer's transaction pooling has no prepared statements of its own, which
-// pgx's exec mode needs none of.
-func TestSale_Pooler(t *testing.T) {
-	each(t, func(t *testing.T, db *gorm.DB) {
-		if db.Name() != "postgres" {
-			return
-		}
-		var name string
-		ok(t, "name", db.Raw("SELECT current_database()").Scan(&name).Error)
-		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-			cfg, err := pgx.ParseConfig(postgresDSN())
-			ok(t, "ParseConfig", err)
-			cfg.Database, cfg.DefaultQueryExecMode = name, mode
-			pool := stdlib.OpenDB(*cfg)
-			defer pool.Close()
-			other, err := gorm.Open(postgres.New(postgres.Config{Conn: pool}), &gorm.Config{Logger: logger.Discard})
-			ok(t, "Open", err)
-			fresh(t, other, 1000, &Order{})
-			s := newSale[Order](t, other, unique)
-			for range 3 {
-				for _, x := range together(t, other, s, one, orders(8)...) {
-					if x.err != nil {
-						want(t, "a repeat", x.err, stock.ErrDuplicate)
-					}
-				}
-			}
-			wantBooks[Order](t, db, 1000, 8)
 		}
 	})
 }

@@ -45,8 +45,8 @@ func Refused(err error) bool {
 		isSQLite && code&0xff == SQLiteConstraint
 }
 
-// Unavailable reports whether a server could not run a statement, whatever it says: it is going
-// down, out of something, or waited too long for a lock.
+// Unavailable reports whether a server could not run a statement, whatever the statement says. It is
+// going down, it is out of something, or it waited too long for a lock.
 func Unavailable(err error) bool {
 	number := MySQLNumber(err)
 	return number == MySQLLockWaitTimeout || number == MySQLLockTableFull ||

@@ -15,6 +15,7 @@ func TestMonitoring_AlertsOnEachDoubt(t *testing.T) {
 		`onelane_idempotency_requests_total{job="shop",onelane_route="/pay",onelane_outcome="refused_unknown"}`,
 		`onelane_idempotency_requests_total{job="shop",onelane_route="/pay",onelane_outcome="unreadable"}`,
 		`onelane_gormlock_unknown_commits_total{job="shop"}`,
+		`onelane_stock_unknown_commits_total{job="shop"}`,
 	} {
 		t.Run(series, func(t *testing.T) {
 			get := loaded(t, "load 30s\n  "+series+" _ _ 1 1 1\n") // it begins with its first event

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/backendtest"
@@ -200,6 +202,7 @@ func emitted(t *testing.T) string {
 	requests(t, locker(backendtest.Memory()), "/small", "/small", "/"+strings.Repeat("l", 20))
 	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
 	unknownCommit(t, locker(backendtest.Memory()))
+	sales(t, provider, until)
 	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) }, until)
 
 	answer := httptest.NewRecorder()
@@ -308,6 +311,55 @@ func unknownCommit(t *testing.T, l *core.Locker) {
 	err = gormlock.Transaction(session, "commit", func(tx *gorm.DB) error { return tx.Exec("CREATE TABLE a (b)").Error })
 	if !errors.Is(err, gormlock.ErrCommitUnknown) {
 		t.Fatal(err)
+	}
+}
+
+type saleRow struct {
+	ID        int64
+	Remaining int64
+}
+
+type saleOrder struct {
+	ID int64
+	N  int64 `gorm:"check:n < 10"`
+}
+
+// sales has batches with an order that is refused, a row that is sold out, and a COMMIT without an answer.
+func sales(t *testing.T, provider *metric.MeterProvider, until func(string, func())) {
+	t.Helper()
+	db, err := gorm.Open(sqlite.Open("file:"+t.TempDir()+"/sale.db?_pragma=busy_timeout(20000)"), &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := db.DB()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pool.Close() })
+	pool.SetMaxOpenConns(1)
+	if err := errors.Join(db.AutoMigrate(&saleRow{}, &saleOrder{}), db.Create(&saleRow{ID: 1, Remaining: 1 << 40}).Error); err != nil {
+		t.Fatal(err)
+	}
+	lost := db.WithContext(t.Context())
+	lost.ConnPool, lost.Statement.ConnPool = &deaf{pool}, &deaf{pool}
+	for _, db := range []*gorm.DB{db, lost} {
+		sale, err := stock.NewSale[saleRow, saleOrder](db, "remaining", stock.Telemetry(provider, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sell := func(n, quantity int64) { _, _ = sale.Sell(t.Context(), 1, quantity, &saleOrder{N: n}) }
+		if db == lost {
+			until("onelane_stock_unknown_commits_total", func() { sell(1, 1) })
+			continue
+		}
+		until("onelane_stock_splits_total", func() {
+			var all sync.WaitGroup
+			for i := range int64(16) {
+				all.Go(func() { sell(i, 1) })
+			}
+			all.Wait()
+		})
+		until("onelane_stock_sold_out_total", func() { sell(1, 1<<41) })
 	}
 }
 

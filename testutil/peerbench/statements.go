@@ -3,12 +3,30 @@ package main
 import (
 	"context"
 	"database/sql/driver"
+	"sync"
 	"sync/atomic"
 )
 
 // statements counts what is sent to a database and waited for: statements, their preparation, and
 // the begins and ends of transactions.
-type statements struct{ n atomic.Int64 }
+type statements struct {
+	n     atomic.Int64
+	texts sync.Map // of the statements, each of which a connection may keep prepared
+}
+
+// note counts a statement.
+func (s *statements) note(query string) {
+	s.n.Add(1)
+	if _, known := s.texts.Load(query); !known {
+		s.texts.Store(query, true)
+	}
+}
+
+// different counts the statements whose text differs.
+func (s *statements) different() (n int) {
+	s.texts.Range(func(any, any) bool { n++; return true })
+	return n
+}
 
 // counted is a driver that counts.
 type counted struct {
@@ -48,7 +66,7 @@ func (c countedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 }
 
 func (c countedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	c.count.n.Add(1)
+	c.count.note(query)
 	stmt, err := c.fullConn.PrepareContext(ctx, query)
 	if err != nil {
 		return nil, err
@@ -81,7 +99,7 @@ func (s countedStmt) QueryContext(ctx context.Context, args []driver.NamedValue)
 func (c countedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	r, err := c.fullConn.ExecContext(ctx, query, args)
 	if err != driver.ErrSkip { // which sends nothing: database/sql prepares it then
-		c.count.n.Add(1)
+		c.count.note(query)
 	}
 	return r, err
 }
@@ -89,7 +107,7 @@ func (c countedConn) ExecContext(ctx context.Context, query string, args []drive
 func (c countedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	rows, err := c.fullConn.QueryContext(ctx, query, args)
 	if err != driver.ErrSkip {
-		c.count.n.Add(1)
+		c.count.note(query)
 	}
 	return rows, err
 }
