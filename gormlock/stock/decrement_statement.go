@@ -57,7 +57,7 @@ func known(db *gorm.DB) error {
 	return nil
 }
 
-// run sends the UPDATE in the transaction of db. What it did is in d.answer.
+// run sends the UPDATE in the transaction of db. d.answer has what the UPDATE did.
 func (d *decrement) run(db *gorm.DB) error {
 	// The last scope, because others may bring conditions, or return another statement.
 	err := db.Scopes(d.attach).

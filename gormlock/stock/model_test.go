@@ -40,8 +40,8 @@ func (b *books) sell(buyer, n int64, refused bool) (left int64, errs []error) {
 	return b.left, errs
 }
 
-// TestSale_Model: random steps give what a simple model of the books says: batches of buyers, a sale
-// that closes and opens, restocks by SQL, and orders that are canceled.
+// TestSale_Model: random steps give what a simple model of the books says. The steps are batches of
+// buyers, a sale that closes and opens, restocks by SQL, and orders that are canceled.
 func TestSale_Model(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		runs := 8
