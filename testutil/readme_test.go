@@ -19,6 +19,7 @@ var translated = map[string]string{
 	"docs/guarantees.md":  "docs/zh-CN/guarantees.md",
 	"docs/features.md":    "docs/zh-CN/features.md",
 	"docs/idempotency.md": "docs/zh-CN/idempotency.md",
+	"docs/consumers.md":   "docs/zh-CN/consumers.md",
 	"docs/gorm.md":        "docs/zh-CN/gorm.md",
 }
 
