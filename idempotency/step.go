@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -21,8 +20,9 @@ var (
 )
 
 // Step runs fn at most once for each name and the key of the innermost claim that ctx carries. It
-// records the result as JSON. A handler that runs again, after [Recover] or with [RunAgain], gets
-// the recorded result and fn does not run.
+// records the result as JSON, and the first run gets it as it was read back, too. A handler that
+// runs again, after [Recover] or with [RunAgain], gets the recorded result and fn does not run. A
+// type that JSON does not keep whole is refused before fn runs, as by [Do].
 //
 //	charge, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (Charge, error) { … })
 //
@@ -43,31 +43,32 @@ var (
 // If a new version of the service changes T, keep the name, and let T read what was recorded
 // before. Under another name fn would run again.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
-	var result T
+	f := &typed[T]{fn: fn}
 	k, ok := claim.Keyed(ctx)
 	if !ok {
-		return result, ErrNoClaim
+		return f.value, ErrNoClaim
+	}
+	if err := keeps[T](); err != nil {
+		return f.value, fmt.Errorf("idempotency: step %q: %w", name, err)
 	}
 	recorded, err := k.Step(ctx, name, func(ctx context.Context) ([]byte, error) {
-		var err error
-		if result, err = fn(ctx); err != nil {
+		if err := f.run(ctx); err != nil {
 			return nil, err
 		}
-		return json.Marshal(result)
+		return f.record()
 	}, func(err error) bool { return errors.Is(err, ErrNothingDone) })
 	switch {
 	case errors.Is(err, claim.ErrUnknown):
-		return result, fmt.Errorf("idempotency: step %q: %w: %w", name, ErrStepUnknown, err)
+		return f.value, fmt.Errorf("idempotency: step %q: %w: %w", name, ErrStepUnknown, err)
 	case err != nil:
-		return result, err
+		return f.value, err
 	case recorded == nil:
-		return result, nil
+		return f.value, nil
 	}
-	var earlier T
-	if err := json.Unmarshal(recorded, &earlier); err != nil {
-		return earlier, fmt.Errorf("idempotency: step %q: the recorded result is no %T; let the type read it: under another name the step would run again: %w", name, earlier, err)
+	if err := f.replay(recorded); err != nil {
+		return f.value, fmt.Errorf("idempotency: step %q: the recorded result is no %T; let the type read it: under another name the step would run again: %w", name, f.value, err)
 	}
-	return earlier, nil
+	return f.value, nil
 }
 
 // DeriveKey returns a key for a call that the handler makes to another system, for example the

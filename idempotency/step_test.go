@@ -208,14 +208,14 @@ func TestStep_ResultDoesNotDecode(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "is no int") || !strings.Contains(err.Error(), "under another name the step would run again") {
 			t.Errorf("a result of another type: %v", err)
 		}
-		if _, err := idempotency.Step(ctx, "channel", func(context.Context) (chan int, error) { return nil, nil }); err == nil {
+		if _, err := idempotency.Step(ctx, "no number", func(context.Context) (float64, error) { return math.NaN(), nil }); err == nil {
 			t.Error("a result that is no JSON was recorded")
 		}
 		if _, err := idempotency.Step(ctx, "", func(context.Context) (int, error) { return 1, nil }); err == nil {
 			t.Error("a step without a name ran")
 		}
 	})
-	if _, ran, err := oneStep(t, l, "channel", nil); ran || !errors.Is(err, idempotency.ErrStepUnknown) {
+	if _, ran, err := oneStep(t, l, "no number", nil); ran || !errors.Is(err, idempotency.ErrStepUnknown) {
 		t.Errorf("after a result that cannot be recorded: ran %v, %v", ran, err)
 	}
 }

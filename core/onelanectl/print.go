@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -51,7 +52,7 @@ func runOf(key string, st core.State) *requestRun {
 	}
 	r := &requestRun{Begun: d.Run.Begun, Instance: d.Run.Instance, RequestID: d.Run.RequestID, Encrypted: d.Encrypted}
 	switch {
-	case st.Status == core.Orphaned:
+	case st.Status == core.Orphaned, unknownStep(key, st):
 		r.Answer = "unknown: find out what the request did, then unseal the key to let it run again"
 	case d.NotKept:
 		r.Answer = "given, and not kept"
@@ -59,6 +60,13 @@ func runOf(key string, st core.State) *requestRun {
 		r.Answer = fmt.Sprint("status ", d.Status)
 	}
 	return r
+}
+
+// unknownStep reports whether a key is that of a step that failed. Its process lived, and left a
+// record that has no result.
+func unknownStep(key string, st core.State) bool {
+	d, ok := claim.Describe(key, st)
+	return ok && d.NotKept && strings.HasPrefix(key, claim.StepPrefix)
 }
 
 // lines prints what is known of the run.

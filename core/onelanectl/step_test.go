@@ -34,14 +34,15 @@ func TestRunbook_StepIsUnsealedToo(t *testing.T) {
 	_ = step(k)
 	k.Close()
 	orphaned("claim:ann:1")
-	orphaned("claimstep:ann:1:charge")
 	ctl(t, 0, "-redis", node.Addr(), "unseal", "claim:ann:1") // all that the page says
 	k = begin()
 	if err := step(k); !errors.Is(err, claim.ErrUnknown) {
 		t.Errorf("the retry's step: %v", err)
 	}
-	out, _ := ctl(t, 0, "-redis", node.Addr(), "ls", "-held", "claimstep:ann:1:")
-	contains(t, out, "claimstep:ann:1:charge", "orphaned")
+	out, _ := ctl(t, 0, "-redis", node.Addr(), "ls", "claimstep:ann:1:")
+	contains(t, out, "claimstep:ann:1:charge", "sealed")
+	out, _ = ctl(t, 0, "-redis", node.Addr(), "inspect", "claimstep:ann:1:charge")
+	contains(t, out, "answer", "unknown: find out what the request did")
 	ctl(t, 0, "-redis", node.Addr(), "unseal", "claimstep:ann:1:charge") // what it has to say
 	if err := step(k); errors.Is(err, claim.ErrUnknown) {
 		t.Errorf("after unseal: %v", err)

@@ -48,27 +48,35 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 	case err != nil:
 		return nil, failed(err)
 	}
-	begun, sealing := time.Now(), false
+	run, ended := Run{Begun: time.Now(), Instance: instanceOf(lock.Owner())}, false
+	leave := func(r *Record) error {
+		ended = true
+		value, err := c.encode(key, r, &k.mark, run)
+		if err == nil {
+			err = c.seal(context.WithoutCancel(ctx), lock, seal{value: value}, retention)
+		}
+		if errors.Is(err, core.ErrUnavailable) { // it is recorded later, or the step is unknown
+			return nil
+		}
+		return err
+	}
 	defer func() {
-		if !sealing { // fn failed or panicked, and its outcome is unknown
-			lock.Lapse()
+		if !ended { // fn failed or panicked: a later run learns at once that nobody knows what it did
+			if err := leave(Tombstone()); err != nil {
+				lock.Lapse()
+			}
 		}
 	}()
 	result, err := fn(core.WithLock(lock.Context(), lock))
 	if err != nil {
 		if nothingDone(err) {
+			ended = true
 			err = errors.Join(err, c.free(context.WithoutCancel(ctx), lock))
 		}
 		return nil, err
 	}
-	run := Run{Begun: begun, Instance: instanceOf(lock.Owner())}
-	value, err := c.encode(key, &Record{Body: result}, &k.mark, run)
-	if err != nil {
-		return nil, failed(err)
-	}
-	sealing = true
-	err = c.seal(context.WithoutCancel(ctx), lock, seal{value: value}, retention)
-	if err != nil && !errors.Is(err, core.ErrUnavailable) { // else it is recorded later, or unknown
+	if err := leave(&Record{Body: result}); err != nil {
+		lock.Lapse()
 		return nil, failed(err)
 	}
 	return nil, nil
@@ -79,6 +87,9 @@ func (k *Claim) stepResult(key string, value []byte) ([]byte, error) {
 	r, m, err := k.claims.decode(key, value)
 	if err == nil {
 		err = m.check(k.fingerprint)
+	}
+	if err == nil && r.NotKept {
+		err = ErrUnknown
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the result of a step: %w", err)
