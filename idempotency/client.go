@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
@@ -30,6 +31,10 @@ import (
 //     the key
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of RetryStatuses
+//
+// A first request that runs for long keeps the zero Transport waiting, for up to 6 minutes: longer
+// than the server's [MaxRun] and, after a crash, than its lease. Set a deadline on the call's context
+// if that is too long.
 //
 // Any other answer is returned, including 500, 502 and 504, because a server without a record of
 // the call would run it again. After the last attempt its answer or error is returned. The answer
@@ -64,8 +69,10 @@ type Transport struct {
 	Base http.RoundTripper
 	// Header is the name of the header that carries the key. The default is Idempotency-Key.
 	Header string
-	// Attempts is how many times a call is sent at most. The default is 4. With 1 attempt the
-	// transport adds the key and sends nothing again. Timeout counts then, too.
+	// Attempts is how many times a call is sent at most. The default is 9, which takes longer than the
+	// lease of a server that crashed. With the default, attempts do not count for 6 minutes that end
+	// with 409 and Retry-After. With 1 attempt the transport adds the key and sends nothing again.
+	// Timeout counts then, too.
 	Attempts int
 	// Timeout is how long one attempt may take until the header of its answer arrives. The default
 	// is 10 s. http.Client.Timeout limits all attempts and pauses together: leave it 0, or make it
@@ -88,13 +95,20 @@ type Transport struct {
 	OnKey func(r *http.Request, key string) error
 }
 
+const (
+	// defaultAttempts have pauses of 17 s or more in all. The lease of a server that crashed is 10 s.
+	defaultAttempts = 9
+	// outlast is how long the zero Transport waits for a first request that runs.
+	outlast = claim.DefaultMaxRun + time.Minute
+)
+
 // withDefaults returns a copy of t that has a default in each field that is zero. It returns an
 // error if a field is wrong.
 func (t *Transport) withDefaults() (Transport, error) {
 	d := *t
 	d.Base = t.base()
 	d.Header = http.CanonicalHeaderKey(cmp.Or(t.Header, "Idempotency-Key"))
-	d.Attempts = cmp.Or(t.Attempts, 4)
+	d.Attempts = cmp.Or(t.Attempts, defaultAttempts)
 	d.Timeout = cmp.Or(t.Timeout, 10*time.Second)
 	d.FirstPause = cmp.Or(t.FirstPause, 100*time.Millisecond)
 	d.LongestPause = cmp.Or(t.LongestPause, 10*time.Second)
@@ -151,7 +165,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
 		return d.Base.RoundTrip(r)
 	}
-	return d.roundTrip(r)
+	waits := time.Duration(0)
+	if t.Attempts == 0 {
+		waits = outlast
+	}
+	return d.roundTrip(r, waits)
 }
 
 // unsent closes the body of a request that is not sent, as every RoundTripper must.
@@ -162,8 +180,10 @@ func unsent(r *http.Request, err error) error {
 	return err
 }
 
-// roundTrip sends a call until its answer is final. Each field of t is set.
-func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
+// roundTrip sends a call until its answer is final. Each field of t is set. As long as it waits for
+// a first request that runs, attempts do not count.
+func (t *Transport) roundTrip(r *http.Request, waits time.Duration) (*http.Response, error) {
+	began := time.Now()
 	call, err := t.withKey(r)
 	if err != nil {
 		return nil, unsent(r, err)
@@ -180,6 +200,9 @@ func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
 		resp, twice, err := t.attempt(call)
 		if twice && unknown == nil {
 			unknown = errSentTwice
+		}
+		if resp != nil && inFlight(resp) && time.Since(began) < waits {
+			attempt--
 		}
 		once := len(r.Trailer) > 0 || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil
 		if attempt >= t.Attempts || once || !t.retryable(r.Context(), resp, err) {
@@ -265,12 +288,13 @@ func (t *Transport) retryable(ctx context.Context, resp *http.Response, err erro
 	switch resp.StatusCode {
 	case http.StatusTooEarly, http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		return true
-	case http.StatusConflict:
-		if resp.Header.Get("Retry-After") != "" {
-			return true
-		}
 	}
-	return slices.Contains(t.RetryStatuses, resp.StatusCode)
+	return inFlight(resp) || slices.Contains(t.RetryStatuses, resp.StatusCode)
+}
+
+// inFlight reports whether a server says that the first request is running.
+func inFlight(resp *http.Response) bool {
+	return resp.StatusCode == http.StatusConflict && resp.Header.Get("Retry-After") != ""
 }
 
 // nothingDone reports whether a server says by its answer that it did nothing.

@@ -57,7 +57,7 @@ func TestTransport_Zero(t *testing.T) {
 	}
 }
 
-// The defaults are 4 attempts of 10 s, a first pause of 100 ms and a longest of 10 s.
+// The defaults are 9 attempts of 10 s, a first pause of 100 ms and a longest of 10 s.
 func TestTransport_Defaults(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestTransport_Defaults(t *testing.T) {
 			return nil, r.Context().Err()
 		})
 		_, err := (&idempotency.Transport{Base: hangs}).RoundTrip(request(t, t.Context(), "POST", ""))
-		if !errors.Is(err, context.DeadlineExceeded) || len(ends) != 4 || ends[0].Sub(began) != 10*time.Second {
+		if !errors.Is(err, context.DeadlineExceeded) || len(ends) != 9 || ends[0].Sub(began) != 10*time.Second {
 			t.Fatalf("%v after %d attempts; the first ended after %v", err, len(ends), ends[0].Sub(began))
 		}
 		for i, most := range []time.Duration{100e6, 200e6, 400e6} {
@@ -81,7 +81,7 @@ func TestTransport_Defaults(t *testing.T) {
 				t.Errorf("pause %d is %v, want %v to %v", i, pauses[i], most*3/4, most)
 			}
 		}
-		for after, attempts := range map[string]int{"10": 4, "11": 1} {
+		for after, attempts := range map[string]int{"10": 9, "11": 1} {
 			b := &base{answers: []any{retryAfter(503, after)}}
 			_, err := (&idempotency.Transport{Base: b}).RoundTrip(request(t, t.Context(), "POST", ""))
 			if err != nil || len(b.calls) != attempts {

@@ -212,7 +212,7 @@ func TestTransport_Pauses(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				b := &base{answers: tc.answers}
-				resp, err := (&idempotency.Transport{Base: b, FirstPause: time.Second, LongestPause: 2 * time.Second}).RoundTrip(request(t, t.Context(), "POST", ""))
+				resp, err := (&idempotency.Transport{Base: b, Attempts: 4, FirstPause: time.Second, LongestPause: 2 * time.Second}).RoundTrip(request(t, t.Context(), "POST", ""))
 				if err != nil || resp.StatusCode != tc.status || len(b.calls) != len(tc.min)+1 || b.open != 1 {
 					t.Fatalf("%v, %v after %+v", resp, err, b.calls)
 				}
