@@ -160,7 +160,7 @@ func newCall(l *core.Locker, key string, opts []DoOption) (*call, error) {
 	if key == "" {
 		return nil, fmt.Errorf("%w: the key is empty", core.ErrInvalidKey)
 	}
-	// No key of a request begins like this: neither a method nor the name of a header has an "@".
+	// No key of a request begins like this: its source has another name.
 	c.Locker, c.key = l, core.Join(c.Service, "", "@do")+":"+key
 	return c, nil
 }
