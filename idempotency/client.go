@@ -32,9 +32,9 @@ import (
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of RetryStatuses
 //
-// A first request that runs for long keeps the zero Transport waiting, for up to 6 minutes: longer
+// If the first request runs for long, the zero Transport waits for up to 6 minutes. That is longer
 // than the server's [MaxRun] and, after a crash, than its lease. Set a deadline on the call's context
-// if that is too long.
+// if it is too long.
 //
 // Any other answer is returned, including 500, 502 and 504, because a server without a record of
 // the call would run it again. After the last attempt its answer or error is returned. The answer

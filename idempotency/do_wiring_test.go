@@ -135,7 +135,7 @@ func keeps[T any](t *testing.T, l *core.Locker) {
 	}
 }
 
-// Whatever Do accepts comes back as it was.
+// A result that Do accepts comes back as it was.
 func TestDo_KeepsTypes(t *testing.T) {
 	l := check.Locker(t, backendtest.Memory())
 	keeps[int64](t, l)

@@ -27,12 +27,12 @@ func docsDo(ctx context.Context, locker *core.Locker, order string, body []byte)
 	return charge, err
 }
 
-// What a consumer does after Do has returned.
+// A consumer does one of these after Do has returned.
 const (
-	ack   = iota // it is done
-	park         // store it for a human, raise an alert, and then acknowledge it
-	pause        // nothing ran and nothing would: fetch nothing for some seconds, then deliver it again
-	again        // deliver it again, later than the lease (10 s by default)
+	ack   = iota // It is done.
+	park         // Store it for a human, and then acknowledge it.
+	pause        // Fetch nothing for some seconds, then deliver it again.
+	again        // Deliver it again, later than the lease.
 )
 
 func after(err error) int {
