@@ -20,89 +20,71 @@ var payouts = map[string]func(l *core.Locker, fn func(context.Context) error) er
 	},
 }
 
-// The backend was away for longer than the lease, and is back. The function stopped in the middle
-// when its context ended. docs/guarantees.md: with WithOrphan it does not run again.
-func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
+// payOut pays with each of payouts. fn stops when half of the customers are paid. Nobody else may get
+// the key after that.
+func payOut(t *testing.T, fn func(ctx context.Context, t *testing.T, l, other *core.Locker) error, check func(*testing.T, *spy, func() error)) {
 	t.Parallel()
 	for name, do := range payouts {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memorySpy()
-				s.on("extend", away)
 				l, other := locker(t, s), locker(t, s.Sealer)
-				err := do(l, func(ctx context.Context) error {
-					<-ctx.Done() // half of the customers are paid
-					return ctx.Err()
+				check(t, s, func() error {
+					return do(l, func(ctx context.Context) error { return fn(ctx, t, l, other) })
 				})
-				want(t, "the error", err, core.ErrLost)
-				want(t, "the error", err, context.Canceled)
-				wantOrphan(t, other)
+				time.Sleep(time.Second)
+				if got := status(t, other, "payout"); got != core.Orphaned {
+					t.Errorf("the key is %v, want orphaned", got)
+				}
+				ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
+				if ran {
+					t.Error("the customers are paid twice")
+				}
+				want(t, "the next DoOnce", err, core.ErrOrphaned)
 			})
 		})
 	}
 }
 
-// wantOrphan checks that nobody else gets the key payout.
-func wantOrphan(t *testing.T, other *core.Locker) {
-	t.Helper()
-	time.Sleep(time.Second)
-	if got := status(t, other, "payout"); got != core.Orphaned {
-		t.Errorf("the key is %v, want orphaned", got)
-	}
-	ran, err := other.DoOnce(t.Context(), "payout", time.Hour, nothing)
-	if ran {
-		t.Error("the customers are paid twice")
-	}
-	want(t, "the next DoOnce", err, core.ErrOrphaned)
+// The backend was away for longer than the lease, and is back. The function stopped in the middle
+// when its context ended. docs/guarantees.md: with WithOrphan it does not run again.
+func TestDoOnce_OrphanAfterLossAndError(t *testing.T) {
+	payOut(t, func(ctx context.Context, _ *testing.T, _, _ *core.Locker) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}, func(t *testing.T, s *spy, pay func() error) {
+		s.on("extend", away)
+		err := pay()
+		want(t, "the error", err, core.ErrLost)
+		want(t, "the error", err, context.Canceled)
+	})
 }
 
 // As TestDoOnce_OrphanAfterLossAndError, but the function panics when its context ends.
 func TestDoOnce_OrphanAfterLossAndPanic(t *testing.T) {
-	t.Parallel()
-	for name, do := range payouts {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := memorySpy()
-				s.on("extend", away)
-				l, other := locker(t, s), locker(t, s.Sealer)
-				func() {
-					defer func() {
-						if recover() != "half of the customers are paid" {
-							t.Error("the panic did not go on")
-						}
-					}()
-					_ = do(l, func(ctx context.Context) error {
-						<-ctx.Done()
-						panic("half of the customers are paid")
-					})
-				}()
-				wantOrphan(t, other)
-			})
-		})
-	}
+	payOut(t, func(ctx context.Context, _ *testing.T, _, _ *core.Locker) error {
+		<-ctx.Done()
+		panic("half of the customers are paid")
+	}, func(t *testing.T, s *spy, pay func() error) {
+		s.on("extend", away)
+		if panics(func() { _ = pay() }) != "half of the customers are paid" {
+			t.Error("the panic did not go on")
+		}
+	})
 }
 
 // As TestDoOnce_OrphanAfterLossAndError, but the Locker was closed, so nothing renews the lease. When
 // the function returns, others see the orphan already.
 func TestDoOnce_OrphanAfterCloseAndError(t *testing.T) {
-	t.Parallel()
-	for name, do := range payouts {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := memorySpy()
-				l, other := locker(t, s), locker(t, s.Sealer)
-				err := do(l, func(ctx context.Context) error {
-					ok(t, "Close", l.Close()) // SIGTERM
-					<-ctx.Done()              // half of the customers are paid
-					time.Sleep(time.Minute)   // a call to the bank that ignores its context
-					if got := status(t, other, "payout"); got != core.Orphaned {
-						t.Errorf("before the function returns the key is %v, want orphaned", got)
-					}
-					return ctx.Err()
-				})
-				want(t, "the error", err, context.Canceled)
-				wantOrphan(t, other)
-			})
-		})
-	}
+	payOut(t, func(ctx context.Context, t *testing.T, l, other *core.Locker) error {
+		ok(t, "Close", l.Close()) // SIGTERM
+		<-ctx.Done()
+		time.Sleep(time.Minute) // a call to the bank that ignores its context
+		if got := status(t, other, "payout"); got != core.Orphaned {
+			t.Errorf("before the function returns the key is %v, want orphaned", got)
+		}
+		return ctx.Err()
+	}, func(t *testing.T, _ *spy, pay func() error) {
+		want(t, "the error", pay(), context.Canceled)
+	})
 }

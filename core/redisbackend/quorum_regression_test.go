@@ -3,6 +3,7 @@ package redisbackend_test
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -44,43 +45,30 @@ func TestRegression_QuorumAcquireDeadline(t *testing.T) {
 	}
 }
 
+const thirdTimeout = 5 * time.Second
+
+// openThird returns a quorum whose third node is reached at another address.
+func openThird(t *testing.T, nodes testutil.Nodes, third net.Addr) core.Backend {
+	t.Helper()
+	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, third.String()))
+	c.NewInstallation, c.NodeTimeout, c.LongestTTL = true, thirdTimeout, time.Hour
+	return openQuorum(t, c, time.Minute)
+}
+
 // A node that did not get the release in time is cleaned up, also if the others were quicker.
 func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
 	f := newFilter(t, nodes[2].Addr())
-	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
-	c.NewInstallation, c.NodeTimeout, c.LongestTTL = true, 5*time.Second, time.Hour
-	b := openQuorum(t, c, time.Minute)
+	b := openThird(t, nodes, f.Addr())
 	g := grantedByAll(t, b, nodes, "k")
 	third := nodes[2].Client()
 	time.Sleep(100 * time.Millisecond)
 	f.set(func([]byte) (bool, bool, time.Duration) { return true, false, 0 })
 	_, err := b.Release(t.Context(), g)
 	ok(t, "Release", err)
-	time.Sleep(c.NodeTimeout + 200*time.Millisecond)
+	time.Sleep(thirdTimeout + 200*time.Millisecond)
 	f.set(nil)
-	eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
-}
-
-// Extend must not take the key again after Release.
-func TestRegression_QuorumTakeAgainAfterRelease(t *testing.T) {
-	t.Parallel()
-	nodes := testutil.Cluster(t, 3)
-	p := newProxy(t, nodes[2].Addr())
-	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
-	c.NewInstallation, c.NodeTimeout, c.LongestTTL = true, 5*time.Second, time.Hour
-	b := openQuorum(t, c, time.Minute)
-	g := grantedByAll(t, b, nodes, "k")
-	third := nodes[2].Client()
-	time.Sleep(100 * time.Millisecond)
-	ok(t, "DEL", third.Del(t.Context(), "k").Err()) // it lost its data
-	p.late.Store(int64(200 * time.Millisecond))
-	g, err := b.Extend(t.Context(), g, time.Minute)
-	ok(t, "Extend", err)
-	_, err = b.Release(t.Context(), g)
-	ok(t, "Release", err)
-	time.Sleep(4 * time.Second)
 	eventually(t, "the third node lost the lease", func() bool { return third.Exists(t.Context(), "k").Val() == 0 })
 }
 
@@ -89,9 +77,7 @@ func TestRegression_QuorumGhostOfRetriedAcquire(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
 	f := newFilter(t, nodes[2].Addr())
-	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, f.Addr().String()))
-	c.NewInstallation, c.NodeTimeout, c.LongestTTL = true, 5*time.Second, time.Hour
-	b := openQuorum(t, c, time.Minute)
+	b := openThird(t, nodes, f.Addr())
 	connected(t, b, nodes)
 	var once sync.Once
 	f.set(func(b []byte) (lose, cut bool, delay time.Duration) {
@@ -156,9 +142,7 @@ func TestRegression_QuorumLateAnswer(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
 	p := newProxy(t, nodes[2].Addr())
-	c := redisbackend.New(nodes[0].Client(), nodes[1].Client(), proxied(t, p.Addr().String()))
-	c.NewInstallation, c.NodeTimeout, c.LongestTTL = true, 5*time.Second, time.Hour
-	b := openQuorum(t, c, time.Minute)
+	b := openThird(t, nodes, p.Addr())
 	connected(t, b, nodes)
 	admin := nodes[2].Client()
 	ok(t, "SET", admin.Set(t.Context(), "k", "another/1", time.Hour).Err())
