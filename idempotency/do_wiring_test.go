@@ -62,7 +62,7 @@ type (
 	hidden   struct{ ID, secret string }
 	Origin   struct{ Base int }
 	tree     struct{ Left, Right *tree }
-	onlyJSON struct{ n int }
+	onlyJSON struct{ N int }
 	money    struct{ cents int64 }
 	// byPointer writes itself only where it has an address, so not in a map.
 	byPointer struct{ N int }
