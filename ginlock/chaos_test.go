@@ -47,8 +47,12 @@ func TestManyRequests_OneEffect(t *testing.T) {
 			return
 		}
 		// The effect. From here on the answer is recorded, or known to be lost.
+		streams := chance.IntN(3) == 0
+		if streams {
+			c.Header("Content-Type", "text/event-stream")
+		}
 		c.String(201, "effect %d of %d", effects[key].Add(1), key)
-		if chance.IntN(3) == 0 {
+		if streams {
 			c.Writer.Flush()
 		}
 	}

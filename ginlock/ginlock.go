@@ -86,6 +86,15 @@ func withGin[T idempotency.HTTPOption](opts []T) []T {
 	return append([]T{router.(T)}, opts...)
 }
 
+func init() {
+	claim.Gin = func(ctx context.Context) context.Context {
+		if c, ok := ctx.Value(gin.ContextKey).(*gin.Context); ok && c.Request != nil {
+			return c.Request.Context()
+		}
+		return nil
+	}
+}
+
 // user returns the name that an authentication left for Gin.
 func user(c *gin.Context) (string, error) {
 	v, ok := c.Get(gin.AuthUserKey)
@@ -254,7 +263,7 @@ func next(w http.ResponseWriter, r *http.Request) {
 		r.MultipartForm = c.Request.MultipartForm
 		c.Writer, c.Request = outer, outside
 	}()
-	errs, values := len(c.Errors), len(c.Keys)
+	errs := len(c.Errors)
 	c.Next()
 	k, claimed := claim.FromContext(r.Context())
 	if around, ok := claim.FromContext(outside.Context()); ok && k == around {
@@ -278,8 +287,6 @@ func next(w http.ResponseWriter, r *http.Request) {
 	case len(c.Errors) > errs: // a middleware outside will answer
 		k.Suggest(claim.Unanswered)
 	case r.Context().Err() != nil: // the handler gave up, and the middleware answers
-	case len(c.Keys) > values: // a middleware outside will answer
-		k.Suggest(claim.Unanswered)
 	default:
 		inner.finish()
 	}

@@ -260,6 +260,7 @@ func TestTombstone_Flush(t *testing.T) {
 	g := newGate(t)
 	s := post(t, func(c *gin.Context) {
 		runs.Add(1)
+		c.Header("Content-Type", "text/event-stream")
 		c.String(200, "first,")
 		c.Writer.Flush()
 		g.handle(c)
@@ -284,6 +285,7 @@ func TestTombstone_FlushOfARefusal(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
 	s := post(t, func(c *gin.Context) {
+		c.Header("Content-Type", "text/event-stream")
 		c.String(409, "run %d", runs.Add(1))
 		c.Writer.Flush()
 	})
@@ -295,9 +297,14 @@ func TestTombstone_FlushOfARefusal(t *testing.T) {
 func TestTombstone_SealThenSend(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]gin.HandlerFunc{
-		"answer":   func(c *gin.Context) { c.String(201, "made") },
-		"no body":  func(c *gin.Context) { c.Status(204) },
-		"flush":    func(c *gin.Context) { c.String(201, "made"); c.Writer.Flush() },
+		"answer":  func(c *gin.Context) { c.String(201, "made") },
+		"no body": func(c *gin.Context) { c.Status(204) },
+		"flush":   func(c *gin.Context) { c.String(201, "made"); c.Writer.Flush() },
+		"stream": func(c *gin.Context) {
+			c.Header("Content-Type", "text/event-stream")
+			c.String(201, "made")
+			c.Writer.Flush()
+		},
 		"too much": func(c *gin.Context) { c.String(201, "%s", strings.Repeat("x", 2<<20)) },
 	} {
 		t.Run(name, func(t *testing.T) {

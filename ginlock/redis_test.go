@@ -123,7 +123,7 @@ func TestMetrics(t *testing.T) {
 		r.POST("/ok", func(c *gin.Context) { c.String(200, "ok") })
 		r.POST("/busy", func(c *gin.Context) { c.String(409, "busy") })
 		r.POST("/panic", func(*gin.Context) { panic("boom") })
-		r.POST("/stream", func(c *gin.Context) { c.Writer.Flush() })
+		r.POST("/stream", func(c *gin.Context) { c.Header("Content-Type", "text/event-stream"); c.Writer.Flush() })
 		r.POST("/lose", func(c *gin.Context) {
 			n.Client().FlushAll(context.Background())
 			c.String(200, "late")

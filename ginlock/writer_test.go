@@ -69,6 +69,7 @@ var writings = map[string]func(w gin.ResponseWriter, saw func(...any)){
 		w.Header().Set(http.TrailerPrefix+"X-Other", "2")
 	},
 	"flush": func(w gin.ResponseWriter, saw func(...any)) {
+		w.Header().Set("Content-Type", "text/event-stream")
 		w.WriteHeader(203)
 		w.Flush()
 		saw(w.Status(), w.Size(), w.Written())

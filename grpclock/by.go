@@ -151,6 +151,8 @@ type call struct {
 	ctx     context.Context
 	req     any
 	handler grpc.UnaryHandler
+
+	recovered bool // Recover answered
 }
 
 func (c *call) log(level slog.Level, text string, err error) {

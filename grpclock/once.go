@@ -90,12 +90,12 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	returned := false
 	defer func() {
 		if !returned { // a panic
-			k.End(k.Fate(claim.Unknown), claim.Tombstone())
+			k.End(k.Settle(claim.Facts{Panicked: true}), claim.Tombstone())
 		}
 		k.Close()
 	}()
 	ctx, sent := c.remember(k.Context())
-	resp, err, ok := c.recovered(ctx, k)
+	resp, err, ok := c.askRecover(ctx, k)
 	if !ok {
 		resp, err = c.handler(ctx, c.req)
 	}
@@ -111,8 +111,8 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	return resp, err
 }
 
-// recovered lets Recover decide about an earlier run. It returns true if there is an answer.
-func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool) {
+// askRecover lets Recover decide about an earlier run. It returns true if there is an answer.
+func (c *call) askRecover(ctx context.Context, k *claim.Claim) (any, error, bool) {
 	earlier := k.Adopted()
 	if earlier == nil || c.recover == nil {
 		return nil, nil, false
@@ -123,9 +123,7 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 	})
 	switch decision {
 	case idempotency.Answered:
-		if c.fate(k, err) == claim.Free { // the code is about the retry, not about the earlier run
-			k.Suggest(claim.Unknown)
-		}
+		c.recovered = true
 		return resp, err, true
 	case idempotency.RunHandler:
 		for k := k; k != nil; k = k.Outer() {
@@ -143,29 +141,21 @@ func (c *call) recovered(ctx context.Context, k *claim.Claim) (any, error, bool)
 // fate returns what becomes of the key after an answer with this error.
 func (c *call) fate(k *claim.Claim, err error) claim.Fate {
 	code := statusOf(err).Code()
-	f := claim.Fate(c.decide(code))
-	switch code {
-	case codes.Unauthenticated:
-		f = claim.Free // the caller must get through with the right credentials
-	case codes.Internal, codes.Unknown, codes.DataLoss:
-		if c.RunAgain {
-			f = claim.Free
-		}
-	}
 	// A handler may return the cause of its context's end, which has no status.
 	ended := context.Cause(k.Context())
 	over := errors.Is(ended, core.ErrLost) || errors.Is(ended, core.ErrClosed)
-	if over && gaveUp(err) || code == codes.Unknown && ended != nil && errors.Is(err, ended) {
-		f = claim.Unknown
-	}
-	if f == claim.Free && passedOn(err) {
-		f = claim.Unknown
-	}
 	// Only the refusal itself: a handler that wraps one has run, and may have done something.
-	if inside, ok := err.(*refusal); ok {
-		f = inside.fate
-	}
-	return k.Fate(f)
+	inside, refused := err.(*refusal)
+	return k.Settle(claim.Facts{
+		NoHandler: refused && inside.fate == claim.Free,
+		GaveUp: over && gaveUp(err) || code == codes.Unknown && ended != nil && errors.Is(err, ended) ||
+			refused && inside.fate == claim.Unknown,
+		Unauthenticated: code == codes.Unauthenticated,
+		Verdict:         claim.Fate(c.decide(code)),
+		ServerError:     code == codes.Internal || code == codes.Unknown || code == codes.DataLoss,
+		RanElsewhere:    passedOn(err),
+		Recovered:       c.recovered,
+	})
 }
 
 // passedOn reports whether err is the refusal of another server, which may have run the call or may

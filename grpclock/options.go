@@ -142,8 +142,8 @@ func Recover(
 
 // DefaultFate returns what becomes of the key after an answer over gRPC:
 //
-//   - InvalidArgument, Unauthenticated, PermissionDenied and Aborted: nothing was done, and the key
-//     is free.
+//   - InvalidArgument, Unauthenticated, PermissionDenied, Aborted and Unimplemented: nothing was
+//     done, and the key is free.
 //   - Canceled, DeadlineExceeded, ResourceExhausted and Unavailable: the outcome is unknown. gRPC
 //     itself makes these codes, for example if the connection breaks or the answer is too large.
 //     The other server may have acted before that. A handler may pass such an error on. If it did
@@ -151,7 +151,7 @@ func Recover(
 //   - Everything else, Internal and Unknown included, is recorded.
 func DefaultFate(code codes.Code) idempotency.Fate {
 	switch code {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Aborted:
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Aborted, codes.Unimplemented:
 		return idempotency.FreeKey
 	case codes.Canceled, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
 		return idempotency.OutcomeUnknown

@@ -240,7 +240,7 @@ func TestDefaultFate_EachCode(t *testing.T) {
 	t.Parallel()
 	const replayed, again, unknown = "replayed", "again", "unknown"
 	fates := map[codes.Code]string{codes.InvalidArgument: again, codes.Unauthenticated: again,
-		codes.PermissionDenied: again, codes.Aborted: again, codes.ResourceExhausted: unknown,
+		codes.PermissionDenied: again, codes.Aborted: again, codes.Unimplemented: again, codes.ResourceExhausted: unknown,
 		codes.Canceled: unknown, codes.DeadlineExceeded: unknown, codes.Unavailable: unknown}
 	always := func(f idempotency.Fate) grpclock.Option {
 		return grpclock.Decide(func(codes.Code) idempotency.Fate { return f })

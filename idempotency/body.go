@@ -10,7 +10,7 @@ import (
 var (
 	errTooLarge = errors.New("the request's body is too large")
 	errGone     = errors.New("the body is gone: if a middleware outside of this one has read it, let it put the body back and set ContentLength, or move it inside; " +
-		"if the client sent an empty body in chunks, let it send Content-Length: 0")
+		"if a middleware outside has wrapped an empty body, let the client send Content-Length: 0")
 )
 
 // readBody reads the body and puts it back.
@@ -34,11 +34,12 @@ func (f *front) readBody(r *http.Request) ([]byte, error) {
 	if r.ContentLength > int64(f.maxRequestBody) {
 		return nil, errTooLarge
 	}
+	fresh := r.ContentLength < 0 && unread(r.Body)
 	body, err := readAll(r.Body, int(r.ContentLength), f.maxRequestBody)
 	switch {
 	case err != nil:
 		return nil, err
-	case missing(r, body):
+	case !(fresh && len(body) == 0) && missing(r, body):
 		return nil, errGone
 	case len(body) == 0 && parsed(r):
 		return nil, nil
@@ -61,16 +62,17 @@ func missing(r *http.Request, body []byte) bool {
 }
 
 const (
-	firstRead  = 32 << 10
+	firstRead  = 32 << 10 // if the client announced a length
+	chunkRead  = 1 << 10  // most bodies of unknown length are short, and are kept while the handler runs
 	readGrowth = 8
 )
 
 // readAll reads up to limit bytes. The announced length is -1 if there is none. A client that
 // announces a long body and sends none must not cost memory for it.
 func readAll(r io.Reader, announced, limit int) ([]byte, error) {
-	size := firstRead
+	size := chunkRead
 	if announced >= 0 {
-		size = min(size, announced+1) // room to see the end without growing
+		size = min(firstRead, announced+1) // room to see the end without growing
 	}
 	body := make([]byte, 0, size)
 	for {

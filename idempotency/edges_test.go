@@ -330,6 +330,7 @@ func TestFlush_ByAWriterOutside(t *testing.T) {
 	r.Header.Set("Idempotency-Key", "k")
 	idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)))(
 		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "first")
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				t.Errorf("Flush: %v", err)

@@ -173,27 +173,22 @@ func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
 
 // fate returns what becomes of the key after what the handler has answered so far.
 func (f *front) fate(k *claim.Claim, rec *recorder) claim.Fate {
-	if rec.refusal || rec.unrouted { // no handler ran
-		return k.Fate(claim.Free)
-	}
-	status := rec.final()
-	header := rec.header()
+	status, header := rec.final(), rec.header()
 	if outside := rec.before["Retry-After"]; len(outside) > 0 && slices.Equal(outside, header["Retry-After"]) {
 		header = header.Clone()
 		header.Del("Retry-After") // the handler did not say that it did nothing
 	}
-	fate := claim.Fate(f.decide(status, header))
-	switch {
-	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
-		fate = claim.Free // the caller must get through with the right credentials
-	case status < 200 && status != http.StatusSwitchingProtocols, status > 999:
-		fate = claim.Unknown
-	case f.RunAgain && status >= 500:
-		fate = claim.Free
-	case fate == claim.Free && rec.passedOn():
-		fate = claim.Unknown
-	}
-	return k.Fate(fate)
+	verdict := claim.Fate(f.decide(status, header))
+	return k.Settle(claim.Facts{
+		NoHandler:       rec.refusal || rec.unrouted,
+		GaveUp:          status >= 500 && k.Context().Err() != nil,
+		Unauthenticated: status == http.StatusUnauthorized || status == http.StatusProxyAuthRequired,
+		NoAnswer:        status < 200 && status != http.StatusSwitchingProtocols || status > 999,
+		Verdict:         verdict,
+		ServerError:     status >= 500,
+		RanElsewhere:    verdict == claim.Free && rec.passedOn(),
+		Recovered:       rec.recovered,
+	})
 }
 
 // logUnprotected logs a request that runs although the backend is not available.

@@ -167,7 +167,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
 		if !returned {                        // a panic
-			m.end(r, k, rec, k.Fate(claim.Unknown))
+			m.end(r, k, rec, k.Settle(claim.Facts{Panicked: true}))
 		}
 		k.Close()
 	}()
@@ -197,9 +197,7 @@ func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) b
 	unread := r.WithContext(r.Context()) // a copy
 	switch m.recover(rec, r, run) {
 	case Answered:
-		if m.fate(k, rec) == claim.Free { // the status is about the retry, not about the earlier run
-			k.Suggest(claim.Unknown)
-		}
+		rec.recovered = true
 		return true
 	case RunHandler:
 		if !rec.passing {

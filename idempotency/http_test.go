@@ -109,6 +109,7 @@ func TestNothingDone_AfterAPartWasSent(t *testing.T) {
 	var runs atomic.Int64
 	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
 		runs.Add(1)
+		w.Header().Set("Content-Type", "text/event-stream")
 		w.WriteHeader(504)
 		fmt.Fprint(w, "a part of it was charged, ")
 		_ = http.NewResponseController(w).Flush()

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"mime"
 	"net"
 	"net/http"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/onelane/onelane/internal/claim"
@@ -32,6 +34,10 @@ type recorder struct {
 	wrote   bool
 	status  int
 	body    []byte
+
+	declared int64 // the Content-Length, if the handler declares one
+	declares bool
+
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
 
@@ -39,7 +45,8 @@ type recorder struct {
 	// stored, since other goroutines must not call Header.
 	headerID uintptr
 
-	unrouted bool // a ServeMux had no route
+	unrouted  bool // a ServeMux had no route
+	recovered bool // Recover answered
 
 	unknown  bool // a part was sent that leaves the outcome unknown
 	refusing bool // a middleware inside is writing a refusal
@@ -96,6 +103,7 @@ func (w *recorder) WriteHeader(status int) {
 		return
 	}
 	w.written = w.Header().Clone()
+	w.declared, w.declares = contentLength(w.written)
 	if status == http.StatusSwitchingProtocols {
 		_ = w.pass()
 	}
@@ -111,6 +119,8 @@ func (w *recorder) Write(b []byte) (int, error) {
 	case w.passing:
 	case bodyless(w.status):
 		return 0, http.ErrBodyNotAllowed
+	case w.declares && int64(len(w.body)+len(b)) > w.declared: // as net/http does
+		return 0, http.ErrContentLength
 	case len(w.body)+len(b) <= w.m.MaxBody:
 		w.body = append(w.body, b...)
 		return len(b), nil
@@ -135,8 +145,9 @@ func bodyless(status int) bool {
 // Flush implements http.Flusher.
 func (w *recorder) Flush() { _ = w.FlushError() }
 
-// FlushError is what [http.ResponseController] calls. If the writer outside cannot flush, the
-// answer stays held back.
+// FlushError is what [http.ResponseController] calls. The answer stays held back if its type is no
+// stream, or if the writer outside cannot flush. A reverse proxy flushes any answer whose length it
+// does not know.
 func (w *recorder) FlushError() error {
 	if !flushes(w.ResponseWriter) {
 		return http.ErrNotSupported
@@ -145,11 +156,25 @@ func (w *recorder) FlushError() error {
 		w.WriteHeader(http.StatusOK)
 	}
 	if !w.passing {
+		if !streams(w.written) {
+			return nil // the answer goes out, and is recorded, when the handler returns
+		}
 		if err := w.pass(); err != nil {
 			return err
 		}
 	}
 	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// streams reports whether an answer of this type is read while it is written.
+func streams(h http.Header) bool {
+	media, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
+	switch media {
+	case "text/event-stream", "application/x-ndjson", "application/jsonl", "application/json-seq", "application/stream+json",
+		"multipart/x-mixed-replace":
+		return true
+	}
+	return strings.HasPrefix(media, "application/grpc") || strings.HasPrefix(media, "audio/") || strings.HasPrefix(media, "video/")
 }
 
 // flushes reports whether w can flush. It looks at the writers that [http.ResponseController] looks
@@ -308,8 +333,13 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 // cut reports whether the handler declared more than it wrote. The client of such an answer sees
 // that it broke off. The client of a replay would not, because a replay has its own length.
 func (w *recorder) cut() bool {
-	declared, err := strconv.ParseInt(w.header().Get("Content-Length"), 10, 64)
-	return err == nil && declared > int64(len(w.body)) && !bodyless(w.final())
+	return w.declares && w.declared > int64(len(w.body)) && !bodyless(w.final())
+}
+
+// contentLength returns the length that a header declares.
+func contentLength(h http.Header) (n int64, ok bool) {
+	n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+	return n, err == nil
 }
 
 // noteRefusal tells the recorders around w that a refusal is written, until the function that it
@@ -340,7 +370,7 @@ func (w *recorder) forget() {
 		return
 	}
 	w.restoreHeader()
-	w.wrote, w.status, w.body, w.written, w.refusal = false, 0, nil, nil, false
+	w.wrote, w.status, w.body, w.written, w.refusal, w.declares = false, 0, nil, nil, false, false
 }
 
 // restoreHeader undoes what was changed in the header since the middleware was entered.

@@ -108,13 +108,17 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
 	sent, inner := newTracker(w, r), r.WithContext(k.Context())
 	k.Answer = sent
-	f := claim.Unknown // after a panic
+	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
-		k.End(k.Fate(f), claim.Tombstone())
+		f := k.Settle(claim.Facts{Panicked: true})
+		if returned {
+			f = m.fate(k, sent)
+		}
+		k.End(f, claim.Tombstone())
 		k.Close()
 	}()
 	next.ServeHTTP(sent, inner)
 	m.answerSilent(sent, inner, k)
-	f = m.fate(k, sent)
+	returned = true
 }

@@ -180,3 +180,19 @@ func TestLock_LostAfterHeaders(t *testing.T) {
 		t.Errorf("%v", a.header)
 	}
 }
+
+// A handler notices that its context ended, and answers with a server error. Nobody knows what it did.
+func TestDefaultFate_ErrorAfterTheContextEnded(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	s := orders(t, shortLocker(t), func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		<-r.Context().Done()
+		http.Error(w, "the charge timed out", http.StatusInternalServerError)
+	}, idempotency.MaxRun(50*time.Millisecond))
+	s.order("").want(t, 500, "the charge timed out\n", false)
+	ended(t, func() answer { return s.order("") }).refused(t, idempotency.CodeOutcomeUnknown)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}

@@ -147,19 +147,6 @@ func (k *Claim) LeftToOthers() bool {
 	return k.fate != nil && (*k.fate == Unanswered || *k.fate == NotKept)
 }
 
-// Fate returns what becomes of the key. The fate f is what the answer alone says.
-func (k *Claim) Fate(f Fate) Fate {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.fate != nil {
-		f = *k.fate
-	}
-	if k.claims.RunAgain && (f == Unknown || f == Unanswered) {
-		return Free
-	}
-	return f
-}
-
 // KeepFor sets how long this request's record is kept, within the limits of a retention.
 func (k *Claim) KeepFor(d time.Duration) {
 	k.mu.Lock()
@@ -200,7 +187,8 @@ func (k *Claim) End(f Fate, r *Record) {
 	switch f {
 	case Free:
 		if err := k.Free(); err != nil {
-			k.log(slog.LevelWarn, "idempotency: a key could not be freed; the outcome is unknown to a retry", err)
+			k.claims.locker.Logger().WarnContext(&k.endless, "idempotency: a key could not be freed",
+				"consequence", k.claims.whenHeld(), "route", k.route, "error", err)
 		}
 	case Unknown:
 		k.LeaveUnknown()
@@ -239,15 +227,18 @@ func (k *Claim) log(level slog.Level, text string, err error) {
 func (k *Claim) Complete(r *Record) error {
 	value, err := k.encode(r)
 	if err != nil {
-		return fmt.Errorf("idempotency: key %q: %w", k.key, err)
+		return fmt.Errorf("idempotency: key %q: %w", k.name, err)
 	}
 	if !k.end() {
-		return fmt.Errorf("idempotency: key %q: %w", k.key, ErrOver)
+		return fmt.Errorf("idempotency: key %q: %w", k.name, ErrOver)
 	}
 	ctx, span := k.claims.instruments.start(&k.endless, "idempotency.complete")
 	o := ran
-	if r.NotKept {
+	switch {
+	case r.NotKept:
 		o = tombstone
+	case k.adopted != nil:
+		o = recovered
 	}
 	defer func() {
 		k.claims.instruments.over(ctx, o, k.route, k.began)
@@ -260,7 +251,7 @@ func (k *Claim) Complete(r *Record) error {
 		case errors.Is(err, errTombstone):
 			o = tombstone
 		}
-		return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.key, err)
+		return fmt.Errorf("idempotency: the answer to key %q is not recorded: %w", k.name, err)
 	}
 	k.claims.instruments.size.Record(ctx, int64(len(value)), k.claims.instruments.record[o]...)
 	return nil

@@ -133,10 +133,10 @@ type attempt struct {
 // begin returns the lock of a claim, or the record to answer from, or an error.
 func (a *attempt) begin(ctx context.Context) (lock *core.Lock, replay *Record, err error) {
 	if carries(ctx, a.locker, a.name) {
-		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.Key, ErrInFlight)
+		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.name, ErrInFlight)
 	}
 	if !running.enter(a.caller, a.Quota) {
-		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.Key, ErrQuota)
+		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.name, ErrQuota)
 	}
 	defer func() {
 		if lock == nil { // else the claim leaves
@@ -217,6 +217,8 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	lock, err := a.locker.Adopt(ctx, orphan, opts...)
 	if err == nil {
 		a.adopted = unknown
+		a.locker.Logger().InfoContext(context.WithoutCancel(ctx), "idempotency: a run of unknown outcome is taken over; Recover decides about it",
+			"instance", unknown.Run.Instance, "begun", unknown.Run.Begun, "key", a.name, "route", a.Route)
 	}
 	return lock, err
 }
@@ -226,7 +228,7 @@ func (a *attempt) unknown(orphan *core.OrphanedError) *UnknownError {
 	if m, ok := a.parseTag(a.name, ownerTag(orphan.Owner)); ok {
 		run.Begun, run.RequestID = time.UnixMilli(m.begun), m.requestID
 	}
-	return &UnknownError{Key: a.Key, Run: run, Since: orphan.Since, orphan: orphan}
+	return &UnknownError{Key: a.name, Run: run, Since: orphan.Since, orphan: orphan}
 }
 
 func ownerTag(owner string) string {
@@ -251,7 +253,7 @@ func (a *attempt) refused(err error) (*Record, error) {
 			err = m.check(a.Fingerprint)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
+			return nil, fmt.Errorf("idempotency: key %q: %w", a.name, err)
 		}
 		return record, nil
 	}
@@ -263,7 +265,7 @@ func (a *attempt) refused(err error) (*Record, error) {
 	} else if orphan, ok := errors.AsType[*core.OrphanedError](err); ok { // another one than the one to adopt
 		return nil, a.unknown(orphan)
 	}
-	return nil, fmt.Errorf("idempotency: key %q: %w", a.Key, err)
+	return nil, fmt.Errorf("idempotency: key %q: %w", a.name, err)
 }
 
 const (

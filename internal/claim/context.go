@@ -59,9 +59,19 @@ func (k *Claim) clientGone(cause error) {
 	}
 }
 
+// Gin returns the request's context if ctx is made of a gin.Context, which does not look into it.
+// Package ginlock sets it.
+var Gin = func(context.Context) context.Context { return nil }
+
 // FromContext returns the innermost claim that ctx carries.
 func FromContext(ctx context.Context) (*Claim, bool) {
 	k, ok := ctx.Value(claimKey{}).(*Claim)
+	if ok {
+		return k, true
+	}
+	if inner := Gin(ctx); inner != nil {
+		k, ok = inner.Value(claimKey{}).(*Claim)
+	}
 	return k, ok
 }
 

@@ -66,6 +66,7 @@ type Run struct {
 // that run died, its claim was lost, or its handler panicked or ran into a time-out. It matches
 // [ErrUnknown].
 type UnknownError struct {
+	// Key is that of the lock, which onelanectl takes.
 	Key string
 	// Run is the run whose outcome is unknown.
 	Run Run

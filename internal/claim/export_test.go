@@ -43,3 +43,6 @@ func Running() (handlers, detached, late int) {
 	defer running.mu.Unlock()
 	return len(running.claims), running.detached, len(running.late)
 }
+
+// Decide is decide.
+func Decide(said *Fate, f Facts, runAgain bool) Fate { return decide(said, f, runAgain) }

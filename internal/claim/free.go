@@ -25,7 +25,7 @@ func (k *Claim) Free() error {
 		if errors.Is(err, core.ErrLost) {
 			o = lost
 		}
-		return fmt.Errorf("idempotency: freeing key %q: %w", k.key, err)
+		return fmt.Errorf("idempotency: freeing key %q: %w", k.name, err)
 	}
 	return nil
 }
@@ -46,9 +46,17 @@ func (c *Claims) free(ctx context.Context, lock *core.Lock) error {
 func (c *Claims) freeLater(ctx context.Context, lock *core.Lock) {
 	err := untilAnswered(ctx, func(ctx context.Context) error { return c.locker.Revoke(ctx, lock.Key(), lock.Owner()) })
 	if err != nil && !errors.Is(err, core.ErrLost) {
-		c.locker.Logger().Error("idempotency: a key could not be freed in the background; its outcome is unknown to a retry, although nothing was done",
-			"key", lock.Key(), "error", err)
+		c.locker.Logger().Error("idempotency: a key could not be freed in the background, although nothing was done",
+			"consequence", c.whenHeld(), "key", lock.Key(), "error", err)
 	}
+}
+
+// whenHeld says what a retry gets if a key is not freed.
+func (c *Claims) whenHeld() string {
+	if c.RunAgain {
+		return "a retry runs when the lease has ended"
+	}
+	return "the outcome is unknown to a retry"
 }
 
 // LeaveUnknown ends the claim without an answer. A retry learns that the outcome is unknown, as

@@ -25,6 +25,7 @@ type outcome int
 
 const (
 	ran         outcome = iota // Its answer is recorded.
+	recovered                  // So it is, and an earlier run of unknown outcome was taken over.
 	tombstone                  // It ran, and its answer was not kept.
 	unrecorded                 // It ran, and the backend did not take its answer.
 	lost                       // It ran, and its claim was lost meanwhile.
@@ -44,7 +45,7 @@ const (
 )
 
 var outcomeNames = [outcomes]string{
-	"ran", "tombstone", "unrecorded", "lost", "freed", "unknown", "unprotected", "replayed", "not_kept", "in_flight", "mismatch",
+	"ran", "recovered", "tombstone", "unrecorded", "lost", "freed", "unknown", "unprotected", "replayed", "not_kept", "in_flight", "mismatch",
 	"refused_unknown", "unreadable", "store_down", "refused", "without_key",
 }
 

@@ -1,11 +1,15 @@
 package claim_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -166,7 +170,7 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	want(t, "Complete", k.Complete(record("done")), core.ErrUnavailable)
 	check("unrecorded")
 	for _, name := range claim.OutcomeNames {
-		if counts[name] == 0 {
+		if counts[name] == 0 && name != "recovered" { // see TestTelemetry_Recovered
 			t.Errorf("the outcome %q was not seen", name)
 		}
 	}
@@ -243,4 +247,24 @@ func TestTelemetry_Spans(t *testing.T) {
 			t.Errorf("span %d is %v, want %v", i, got[i], want[i])
 		}
 	}
+}
+
+// A run that takes an unknown outcome over is counted apart, and the log names the instance before.
+func TestTelemetry_Recovered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var logged bytes.Buffer
+		m := newMeter(t)
+		l := memoryLocker(t, m, core.WithInstance("shop-7"), core.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
+		leave(t, newClaims(l), "k", fp("a"))
+		time.Sleep(time.Minute)
+		k := begin(t, newClaims(l, recovers), "k", fp("a"))
+		complete(t, k, "told")
+		if got, want := m.outcomes(), map[string]int64{"unknown": 1, "recovered": 1}; !maps.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+		if log := logged.String(); !strings.Contains(log, "is taken over") || !strings.Contains(log, "instance=shop-7") {
+			t.Error(log)
+		}
+	})
 }

@@ -35,7 +35,7 @@ func TestUnknown(t *testing.T) {
 
 		_, err = ask(t.Context(), newClaims(locker(core.WithInstance("shop-2"))), "k", fp("a"))
 		var unknown *claim.UnknownError
-		if !errors.As(err, &unknown) || !errors.Is(err, core.ErrOrphaned) || unknown.Key != "k" || !strings.Contains(err.Error(), "shop-1") {
+		if !errors.As(err, &unknown) || !errors.Is(err, core.ErrOrphaned) || unknown.Key != "claim:k" || !strings.Contains(err.Error(), "shop-1") {
 			t.Fatalf("%v", err)
 		}
 		if r := unknown.Run; r.Instance != "shop-1" || r.RequestID != "request-7" || r.Begun.Before(before.Add(-time.Second)) || r.Begun.After(unknown.Since) {

@@ -224,6 +224,7 @@ var cases = []struct {
 	{"flush", func(s *suite) {
 		g := newGate()
 		s.serve(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "a")
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				s.Error(err)
