@@ -12,8 +12,9 @@ import (
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
-// chunk is how many orders of a refused batch are tried together.
-const chunk = 16
+// chunk is how many orders of a refused batch are tried together. With 1 to 10 % of refused orders,
+// eight need the fewest round trips.
+const chunk = 8
 
 // carefully finds out which orders are refused.
 func (b *batch) carefully(tx *gorm.DB) error {
