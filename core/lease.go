@@ -68,7 +68,7 @@ func newLease(w *waiter, g Grant, sent time.Time) *lease {
 		locker: w.locker, key: w.key, ttl: w.ttl, orphan: w.orphan, tag: w.tag, class: w.class, noRenew: w.maxHold == 0,
 		asOf: sent, grant: g, slot: make(chan struct{}, 1),
 	}
-	s.renewAt = s.renewal()
+	s.renewAt = s.renewalLocked()
 	return s
 }
 

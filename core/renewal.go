@@ -74,7 +74,7 @@ func (s *lease) reschedule(pause time.Duration) {
 	if s.hold.ended != nil {
 		return
 	}
-	s.renewAt = s.renewal()
+	s.renewAt = s.renewalLocked()
 	if pause > 0 {
 		s.renewAt = time.Now().Add(pause)
 	}
@@ -92,9 +92,9 @@ func (s *lease) tryTime(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, max(s.ttl/tryPart, time.Millisecond))
 }
 
-// renewal returns when the lease is renewed: a part of its TTL after it was confirmed, also if
-// Lock.Extend made it longer. A node of a quorum that forgot the lease gets it back then. s.mu is held.
-func (s *lease) renewal() time.Time {
+// renewalLocked returns when the lease is renewed: a part of its TTL after it was confirmed, even if
+// Lock.Extend made it longer. A node of a quorum that forgot the lease gets it back then.
+func (s *lease) renewalLocked() time.Time {
 	at, soon := s.grant.Deadline.Add(s.ttl/renewPart-s.ttl), s.asOf.Add(s.ttl/renewPart)
 	if soon.Before(at) {
 		return soon

@@ -14,7 +14,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A retry after the deployment of a method runs. The server of before has not implemented it.
+// TestDefaultFate_Unimplemented: a server that lacks the method did nothing. A retry runs after the
+// deployment of the method.
 func TestDefaultFate_Unimplemented(t *testing.T) {
 	t.Parallel()
 	i := grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t))))

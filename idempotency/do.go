@@ -85,8 +85,8 @@ func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 func (e *UnknownError) Unwrap() error { return e.Err }
 
 // Do runs fn at most once for a key, and returns its result. Later calls get the recorded result,
-// also in other processes and after a crash, and fn does not run. It is for all that is no request
-// of net/http or gRPC: consumers of queues, webhooks, jobs, other frameworks.
+// also in other processes and after a crash, and fn does not run. It is for what is
+// not a request of net/http or gRPC: consumers of queues, webhooks, jobs, other frameworks.
 //
 //	charge, err := idempotency.Do(ctx, locker, core.Join("charge", order.ID), func(ctx context.Context) (Charge, error) {
 //		…
@@ -118,8 +118,9 @@ func (e *UnknownError) Unwrap() error { return e.Err }
 // The other errors are [ErrInFlight], at once or after [Wait], and [ErrMismatch]. With
 // [ErrNotKept] and core.ErrLost the first caller also gets the result. It is too large for [MaxBody]
 // or the backend, or another process has taken the claim over. If Do returns core.ErrUnavailable,
-// core.ErrClosed or the error of ctx without ErrUnknown, fn has not run. If the backend fails after fn has run, Do returns the result, and records it when the backend is
-// back. A Locker whose backend keeps no records gets core.ErrNoSeals.
+// core.ErrClosed or the error of ctx without ErrUnknown, fn has not run. If the backend fails after
+// fn has run, Do returns the result, and records it when the backend is back. A Locker whose backend
+// keeps no records gets core.ErrNoSeals.
 //
 // A call inside fn may have another key. With the same key it fails at once.
 func Do[T any](ctx context.Context, l *core.Locker, key string, fn func(context.Context) (T, error), opts ...DoOption) (T, error) {
