@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	gomysql "github.com/go-sql-driver/mysql"
 	"gorm.io/gorm"
 
@@ -26,7 +25,7 @@ type ticket struct {
 type crowd struct {
 	name, about string
 	goroutines  int
-	processes   int     // each has a sale and connections of its own
+	processes   int     // of this system, which share the goroutines and the connections
 	repeats     float64 // the share of calls by a buyer who has a ticket.
 	refused     float64 // the share of orders that the database refuses
 	rows        int64   // that are bought from in turn
@@ -38,7 +37,7 @@ type crowd struct {
 var crowds = []crowd{
 	{name: "", about: "Each buyer buys once.", goroutines: 256, processes: 1, rows: 1, atLeast: 30},
 	{name: "-repeats", about: "Half of the calls repeat a buyer.", goroutines: 256, processes: 1, rows: 1, repeats: 0.5, atLeast: 10},
-	{name: "-processes", about: "Four processes (four pools of 4 connections, four Sales).", goroutines: 256, processes: 4, rows: 1, atLeast: 10},
+	{name: "-processes", about: "They are four processes, each with 64 of the goroutines and 4 of the 16 connections, whichever way they buy.", goroutines: 256, processes: 4, rows: 1, atLeast: 10},
 	{name: "-refused-1", about: "A CHECK refuses 1 % of the orders.", goroutines: 256, processes: 1, rows: 1, refused: 0.01, atLeast: 1, longer: 3},
 	{name: "-refused-10", about: "A CHECK refuses 10 % of the orders.", goroutines: 256, processes: 1, rows: 1, refused: 0.1, atLeast: 1, longer: 3},
 	{name: "-lone", about: "One caller alone.", goroutines: 1, processes: 1, rows: 1, atLeast: 1 / 1.1},
@@ -69,14 +68,12 @@ func declaredSale(d database, c crowd) scenario {
 		columns: []column{{"per s", false}, {"sold per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}, {"round trips", true}, {"statements", true}},
 		note:    func(ctx context.Context, b *bench) (string, error) { return b.durability(ctx, d) },
 		open: func(b *bench) ([]contender, error) {
-			return []contender{
-				{name: byHandName, kind: theirs, run: func(ctx context.Context, t time.Duration) (sample, error) {
-					return c.measure(ctx, b, d, t, 16, 1, buyByHand)
-				}},
-				{name: saleName, kind: ours, run: func(ctx context.Context, t time.Duration) (sample, error) {
-					return c.measure(ctx, b, d, t, 16/c.processes, c.processes, buyBySale)
-				}},
-			}, nil
+			var cs []contender
+			for _, way := range []contender{{name: byHandName, kind: theirs}, {name: saleName, kind: ours}} {
+				way.run = func(ctx context.Context, t time.Duration) (sample, error) { return c.measure(ctx, b, d, t, way.name) }
+				cs = append(cs, way)
+			}
+			return cs, nil
 		},
 		targets: c.targets(d),
 	}
@@ -97,8 +94,10 @@ func (c crowd) targets(d database) []target {
 	return all
 }
 
-// buying is a way to buy one ticket of a database.
-type buying func(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error)
+// ways are the ways to buy one ticket of a database.
+var ways = map[string]func(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error){
+	byHandName: buyByHand, saleName: buyBySale,
+}
 
 func buyByHand(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error) {
 	return func(ctx context.Context, o *ticket) error {
@@ -127,68 +126,29 @@ func buyBySale(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error) 
 }
 
 // measure lets the crowd buy for a while, and checks the books.
-func (c crowd) measure(ctx context.Context, b *bench, d database, t time.Duration, connections, processes int, way buying) (sample, error) {
-	t *= time.Duration(max(1, c.longer))
-	var sent statements
-	var ways []func(context.Context, *ticket) error
-	var db *gorm.DB
-	for range processes {
-		var err error
-		if db, err = openGORM(b, d, connections, &sent); err != nil {
-			return nil, err
-		}
-		defer closeGORM(db)
-		if len(ways) == 0 {
-			if err := c.stockUp(db); err != nil {
-				return nil, err
-			}
-		}
-		buy, err := way(db)
-		if err != nil {
-			return nil, err
-		}
-		ways = append(ways, buy)
-	}
-	goroutines := c.goroutines
-	if b.short {
-		goroutines = min(goroutines, 16)
-	}
-	var next, sold atomic.Int64
-	op := func(ctx context.Context, worker int) (time.Duration, error) {
-		n := next.Add(1)
-		o := &ticket{SKU: stockSKU + n%c.rows, Buyer: n}
-		if c.repeats > 0 && rand.Float64() < c.repeats {
-			o.Buyer = max(1, n-rand.Int64N(1000))
-		}
-		bad := c.refused > 0 && rand.Float64() < c.refused
-		if bad {
-			o.N = 5000
-		}
-		began := time.Now()
-		err := ways[worker%len(ways)](ctx, o)
-		wait := time.Since(began)
-		switch {
-		case err == nil:
-			sold.Add(1)
-		case ctx.Err() != nil:
-			return wait, err
-		case c.soldOut && (errors.Is(err, errSoldOut) || errors.Is(err, declared.ErrInsufficient)), bad, c.repeats > 0 && isRepeat(err):
-		default:
-			return 0, fmt.Errorf("a call ended with: %w", err)
-		}
-		return wait, nil
-	}
-	if _, err := load(ctx, t/5, goroutines, op); err != nil {
-		return nil, err
-	}
-	before, cpu, soldBefore := sent.n.Load(), b.allCPU(d), sold.Load()
-	tally, err := load(ctx, t, goroutines, op)
+func (c crowd) measure(ctx context.Context, b *bench, d database, t time.Duration, way string) (sample, error) {
+	db, err := openGORM(b, d, 1, &statements{})
 	if err != nil {
 		return nil, err
 	}
-	cpu = b.allCPU(d) - cpu
-	trips := float64(sent.n.Load()-before) / float64(max(tally.held, 1))
-	return sample{tally.perSecond(), float64(sold.Load()-soldBefore) / t.Seconds(), tally.wait(50), tally.wait(99), perOp(cpu, tally), trips, float64(sent.different())}, c.balance(db, sold.Load())
+	defer closeGORM(db)
+	if err := c.stockUp(db); err != nil {
+		return nil, err
+	}
+	t *= time.Duration(max(1, c.longer))
+	all, cpu, err := c.shops(ctx, b, d, way, t)
+	if err != nil {
+		return nil, err
+	}
+	sum, waits, different := shopReport{}, newWaits(), 0
+	for _, r := range all {
+		sum.Ops, sum.Held, sum.Sold, sum.Total, sum.Trips = sum.Ops+r.Ops, sum.Held+r.Held, sum.Sold+r.Sold, sum.Total+r.Total, sum.Trips+r.Trips
+		different = max(different, r.Statements)
+		waits.Merge(hdrhistogram.Import(r.Waits))
+	}
+	y := tally{ops: sum.Ops, held: sum.Held, time: t, waits: waits}
+	trips := float64(sum.Trips) / float64(max(sum.Held, 1))
+	return sample{y.perSecond(), float64(sum.Sold) / t.Seconds(), y.wait(50), y.wait(99), perOp(cpu, y), trips, float64(different)}, c.balance(db, sum.Total)
 }
 
 func isRepeat(err error) bool {

@@ -43,11 +43,7 @@ func all(disk time.Duration) []scenario {
 }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == childCommand {
-		if err := child(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "peerbench: a child process:", err)
-			os.Exit(1)
-		}
+	if isChild() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -57,6 +53,22 @@ func main() {
 		fmt.Fprintln(os.Stderr, "peerbench:", err)
 		os.Exit(1)
 	}
+}
+
+// isChild does the task of a child process, and reports whether this is one.
+func isChild() bool {
+	if len(os.Args) < 2 {
+		return false
+	}
+	do := map[string]func(context.Context, []string, io.Reader, io.Writer) error{childCommand: child, shopCommand: shopChild}[os.Args[1]]
+	if do == nil {
+		return false
+	}
+	if err := do(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "peerbench: a child process:", err)
+		os.Exit(1)
+	}
+	return true
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {

@@ -26,11 +26,7 @@ var none = peer{"none", theirs, true, func(string) (locker, func(), error) {
 
 func TestMain(m *testing.M) {
 	unlisted = append(unlisted, none)
-	if len(os.Args) > 1 && os.Args[1] == childCommand { // this binary is its own child
-		if err := child(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	if isChild() { // this binary is its own child
 		os.Exit(0)
 	}
 	os.Exit(m.Run())

@@ -145,37 +145,51 @@ func processes(ctx context.Context, n int, o order) ([]childReport, error) {
 	}
 	defer unmap()
 
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the children
+	reports, err := children[childReport](ctx, n, func(int) *exec.Cmd { return exec.Command(cmp.Or(o.binary, binary), o.args()...) }, nil)
+	if err != nil {
+		return nil, err
+	}
+	total := int64(0)
+	for _, r := range reports {
+		total += r.Total
+	}
+	return reports, cs.check(total * int64(o.pick))
+}
+
+// children starts processes, lets them begin at once when all are ready, and returns what they
+// report. It calls begins before.
+func children[R any](ctx context.Context, n int, command func(i int) *exec.Cmd, begins func()) ([]R, error) {
 	var starts []io.Closer
 	var outs []*json.Decoder
-	for range n {
-		cmd := exec.CommandContext(ctx, cmp.Or(o.binary, binary), o.args()...)
+	for i := range n {
+		cmd := command(i)
 		cmd.Stderr = os.Stderr
 		in, err1 := cmd.StdinPipe()
 		out, err2 := cmd.StdoutPipe()
 		if err := errors.Join(err1, err2, cmd.Start()); err != nil {
 			return nil, err
 		}
-		defer func() { cancel(); _ = cmd.Wait() }()
+		kill := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+		defer func() { kill(); _, _ = cmd.Process.Kill(), cmd.Wait() }()
 		var ready [6]byte
 		if _, err := io.ReadFull(out, ready[:]); err != nil || string(ready[:]) != "ready\n" {
 			return nil, fmt.Errorf("a child process is not ready but %q: %v", ready, err)
 		}
 		starts, outs = append(starts, in), append(outs, json.NewDecoder(out))
 	}
+	if begins != nil {
+		begins()
+	}
 	for _, in := range starts {
 		_ = in.Close()
 	}
-	reports := make([]childReport, n)
-	total := int64(0)
+	reports := make([]R, n)
 	for i, out := range outs {
 		if err := out.Decode(&reports[i]); err != nil {
 			return nil, fmt.Errorf("a child process did not report: %w", err)
 		}
-		total += reports[i].Total
 	}
-	return reports, cs.check(total * int64(o.pick))
+	return reports, nil
 }
 
 // merged are the waits of all processes.
