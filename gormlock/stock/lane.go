@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -21,8 +22,10 @@ type call struct {
 	asked  time.Time
 	batch  trace.SpanContext // of its transaction
 
-	// done is closed when the result is known, unless the caller runs the batch itself.
-	done chan struct{}
+	// done is closed when the result is known, unless the caller runs the batch itself. The caller
+	// calls woken then.
+	done  chan struct{}
+	woken func()
 	result
 }
 
@@ -89,6 +92,7 @@ func (s *seller) join(key any, c *call) (l *lane, alone bool, err error) {
 func (s *seller) wait(l *lane, c *call) {
 	select {
 	case <-c.done:
+		c.woken()
 		return
 	case <-c.ctx.Done():
 	}
@@ -97,6 +101,7 @@ func (s *seller) wait(l *lane, c *call) {
 		return
 	}
 	<-c.done
+	c.woken()
 }
 
 // withdraw takes a call out of the line. It reports false if the call is in a batch already.
@@ -122,14 +127,25 @@ func (s *seller) leave(l *lane) {
 func (s *seller) run(l *lane) {
 	for !s.idle(l) {
 		s.slots <- struct{}{}
-		if batch := s.next(l); len(batch) > 0 {
+		batch := s.next(l)
+		if len(batch) > 0 {
 			s.sellBatch(l, batch, false)
-			for _, c := range batch {
-				close(c.done)
-			}
 		}
 		<-s.slots
+		wake(batch)
 	}
+}
+
+// wake wakes the callers of a batch, and returns when all of them run. Those that buy again at once
+// are in the next batch then, and not in the one after it: half as many transactions do.
+func wake(batch []*call) {
+	var all sync.WaitGroup
+	all.Add(len(batch))
+	for _, c := range batch {
+		c.woken = all.Done
+		close(c.done)
+	}
+	all.Wait()
 }
 
 // idle ends the work on a lane, and reports true, if nobody waits.
