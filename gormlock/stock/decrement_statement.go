@@ -1,10 +1,12 @@
 package stock
 
 import (
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gorm.io/gorm"
@@ -23,6 +25,7 @@ type decrement struct {
 	n       int64
 	dialect string
 	key     *clause.Eq // names the row, beside the conditions of the caller; or nil
+	literal bool       // n is a part of the text
 
 	statement *gorm.Statement
 	where     []clause.Expression // of the caller, of hooks and of the model
@@ -81,7 +84,23 @@ var decrementSQL = map[string]struct{ taken, enough string }{
 
 // expr is one of the texts of decrementSQL for d.
 func (d *decrement) expr(text string) clause.Expression {
-	return clause.Expr{SQL: text, Vars: []any{d.column, d.n, d.column, d.n}[:strings.Count(text, "?")]}
+	var n any = d.n
+	if d.literal {
+		n = literal(d.n)
+	}
+	return clause.Expr{SQL: text, Vars: []any{d.column, n, d.column, n}[:strings.Count(text, "?")]}
+}
+
+// literal returns an integer as a part of the SQL text, and another value as it is.
+func literal(value any) any {
+	v := reflect.ValueOf(value)
+	if _, decides := value.(driver.Valuer); decides || !v.CanInt() && !v.CanUint() {
+		return value
+	}
+	if v.CanInt() {
+		return clause.Expr{SQL: strconv.FormatInt(v.Int(), 10)}
+	}
+	return clause.Expr{SQL: strconv.FormatUint(v.Uint(), 10)}
 }
 
 // attach is a scope that lets d write the statement. GORM would write some associations before the

@@ -26,6 +26,7 @@ type seller struct {
 	orders   *schema.Schema
 	uniques  []*schema.Field
 	guesses  bool // GORM counts the ids of several rows from the first one
+	literals bool // keys and quantities are a part of the text
 	reported *instruments
 
 	looks atomic.Int64  // batches that will look for duplicates first
@@ -58,6 +59,9 @@ func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error
 		s.begin = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 	}
 	s.guesses = s.dialect == "mysql" && !slices.Contains(db.Callback().Create().Clauses, "RETURNING")
+	// The driver prepares each statement with parameters, which is a round trip. GORM would keep each
+	// of these texts.
+	s.literals = s.dialect == "mysql" && !db.PrepareStmt
 	slots := defaultSlots
 	if pool, err := db.DB(); err == nil && pool.Stats().MaxOpenConnections > 0 {
 		slots = max(1, pool.Stats().MaxOpenConnections-1)

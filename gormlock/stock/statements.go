@@ -13,7 +13,7 @@ import (
 // take takes what some calls want from the row, by the UPDATE of [Decrement], and tells them what is
 // left. enough is false if the row has less, does not match the condition, or is not there.
 func (b *batch) take(tx *gorm.DB, calls []*call) (enough bool, err error) {
-	d := &decrement{column: clause.Column{Name: b.column.DBName}, n: sum(calls), dialect: b.dialect, key: b.keyEq()}
+	d := &decrement{column: clause.Column{Name: b.column.DBName}, n: sum(calls), dialect: b.dialect, key: b.keyEq(), literal: b.literals}
 	q := tx.Model(reflect.New(b.rows.ModelType).Interface())
 	if len(b.where) > 0 {
 		q = q.Where(b.condition(q))
@@ -30,7 +30,11 @@ func (b *batch) take(tx *gorm.DB, calls []*call) (enough bool, err error) {
 }
 
 func (b *batch) keyEq() *clause.Eq {
-	return &clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: b.key.DBName}, Value: b.lane.key}
+	value := b.lane.key
+	if b.literals {
+		value = literal(value)
+	}
+	return &clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: b.key.DBName}, Value: value}
 }
 
 // condition is that of [If], in parentheses.

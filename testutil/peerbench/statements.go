@@ -11,12 +11,15 @@ import (
 // the begins and ends of transactions.
 type statements struct {
 	n     atomic.Int64
-	texts sync.Map // of the statements, each of which a connection may keep prepared
+	texts sync.Map // of the statements with parameters, each of which a connection may keep prepared
 }
 
-// note counts a statement.
-func (s *statements) note(query string) {
+// note counts a statement with so many parameters. Without any, no driver here prepares it.
+func (s *statements) note(query string, parameters int) {
 	s.n.Add(1)
+	if parameters == 0 {
+		return
+	}
 	if _, known := s.texts.Load(query); !known {
 		s.texts.Store(query, true)
 	}
@@ -66,7 +69,7 @@ func (c countedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 }
 
 func (c countedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	c.count.note(query)
+	c.count.note(query, 1)
 	stmt, err := c.fullConn.PrepareContext(ctx, query)
 	if err != nil {
 		return nil, err
@@ -99,7 +102,7 @@ func (s countedStmt) QueryContext(ctx context.Context, args []driver.NamedValue)
 func (c countedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	r, err := c.fullConn.ExecContext(ctx, query, args)
 	if err != driver.ErrSkip { // which sends nothing: database/sql prepares it then
-		c.count.note(query)
+		c.count.note(query, len(args))
 	}
 	return r, err
 }
@@ -107,7 +110,7 @@ func (c countedConn) ExecContext(ctx context.Context, query string, args []drive
 func (c countedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	rows, err := c.fullConn.QueryContext(ctx, query, args)
 	if err != driver.ErrSkip {
-		c.count.note(query)
+		c.count.note(query, len(args))
 	}
 	return rows, err
 }
