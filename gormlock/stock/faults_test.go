@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/go-sql-driver/mysql"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock/stock"
@@ -37,6 +38,9 @@ func through(db *gorm.DB, f *faulty) *gorm.DB {
 	db.ConnPool, db.Statement.ConnPool = f, f
 	return db
 }
+
+// GetDBConn implements gorm.GetDBConnector.
+func (f *faulty) GetDBConn() (*sql.DB, error) { return f.ConnPool.(*sql.DB), nil }
 
 func (f *faulty) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
 	f.begins.Add(1)
@@ -268,6 +272,30 @@ func TestSale_DatabaseDown(t *testing.T) {
 			t.Errorf("%d attempts", f.begins.Load())
 		}
 		wantBooks[Plain](t, db, 1000, 64)
+	})
+}
+
+// TestSale_Unavailable: a server that is busy or goes down fails the batch at once. No order is to
+// blame.
+func TestSale_Unavailable(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, db, 1000, &Plain{})
+		lockWait := &mysql.MySQLError{Number: 1205, SQLState: [5]byte([]byte("HY000"))}
+		for _, gone := range []error{stateError("08006"), stateError("25P02"), stateError("53100"), stateError("57P01"), lockWait} {
+			f := &faulty{statement: func(query string) error {
+				if strings.HasPrefix(query, "INSERT") {
+					return gone
+				}
+				return nil
+			}}
+			for _, x := range together(t, db, newSale[Plain](t, through(db, f)), one, plains(8)...) {
+				want(t, "Sell", x.err, gone)
+			}
+			if f.begins.Load() != 1 {
+				t.Errorf("%v: %d transactions", gone, f.begins.Load())
+			}
+		}
+		wantBooks[Plain](t, db, 1000, 0)
 	})
 }
 

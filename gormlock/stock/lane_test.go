@@ -55,6 +55,39 @@ func TestSale_CallerLeaves(t *testing.T) {
 	})
 }
 
+// TestSale_BatchLeft: a context that ends while the call's batch runs changes nothing.
+func TestSale_BatchLeft(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, db, 1000, &Plain{})
+		sent, goOn := make(chan struct{}), make(chan struct{})
+		f := &faulty{statement: func(query string) error {
+			if strings.HasPrefix(query, "INSERT") {
+				close(sent)
+				<-goOn
+			}
+			return nil
+		}}
+		s := newSale[Plain](t, through(db, f))
+		ctx, cancel := context.WithCancel(t.Context())
+		release := stock.Hold(s)
+		var wg sync.WaitGroup
+		for _, o := range plains(2) {
+			wg.Go(func() {
+				if _, err := s.Sell(ctx, 42, 1, o); err != nil || o.ID == 0 {
+					t.Errorf("%+v: %v", *o, err)
+				}
+			})
+		}
+		eventually(t, "two calls are in line", func() bool { return stock.Queued(s) == 2 })
+		release()
+		<-sent
+		cancel()
+		close(goOn)
+		wg.Wait()
+		wantBooks[Plain](t, db, 1000, 2)
+	})
+}
+
 // TestSale_Within: a batch that takes too long is rolled back.
 func TestSale_Within(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
@@ -154,6 +187,28 @@ func TestSale_PoolOfOne(t *testing.T) {
 			want(t, "the only connection is in use", err, context.DeadlineExceeded)
 			return nil
 		}))
+	})
+}
+
+// TestSale_PoolLeavesOne: a sale leaves one connection of the pool to others.
+func TestSale_PoolLeavesOne(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		pool, _ := db.DB()
+		fresh(t, db, 1000, &Plain{})
+		pool.SetMaxOpenConns(3)
+		defer pool.SetMaxOpenConns(0)
+		goOn := make(chan struct{})
+		f := &faulty{begin: func() error { <-goOn; return nil }}
+		s := newSale[Plain](t, through(db, f))
+		var wg sync.WaitGroup
+		for i := range 4 { // there are no such rows but one
+			wg.Go(func() { _, _ = s.Sell(context.Background(), 42+i, 1, &Plain{SKU: 42}) })
+		}
+		eventually(t, "two calls wait for a connection", func() bool { return stock.Queued(s) == 2 })
+		eventually(t, "two transactions begin", func() bool { return f.begins.Load() == 2 })
+		close(goOn)
+		wg.Wait()
+		wantBooks[Plain](t, db, 1000, 1)
 	})
 }
 

@@ -93,6 +93,15 @@ func TestSale_MixedKeys(t *testing.T) {
 		if all[2].ID != 50 || all[5].ID != 60 {
 			t.Error("a key that was given changed")
 		}
+		// Children with a key of their own among others.
+		fresh(t, withoutKeys(db), 1000, &Lined{}, &Line{})
+		owners := lined("a", "b", "c", "d")
+		owners[1].Lines[0].ID = 50
+		told := together(t, db, newSale[Lined](t, db), one, owners...)
+		for _, x := range told {
+			ok(t, "Sell", x.err)
+		}
+		wantLines(t, db, told)
 	})
 }
 
@@ -190,6 +199,12 @@ func TestSale_RolledBackChildren(t *testing.T) {
 		wantLines(t, db, all)
 		if db.Name() != "mysql" && (all[2].order.ID != 0 || all[2].order.Lines[0].ID != 0) {
 			t.Errorf("after an error the order is %+v", *all[2].order)
+		}
+		f.commit = func(tx gorm.TxCommitter) error { ok(t, "Rollback", tx.Rollback()); return errors.New("cut") }
+		for _, x := range together(t, db, s, one, lined("e", "f")...) {
+			if want(t, "cut", x.err, stock.ErrCommitUnknown); x.order.ID != 0 || x.order.Lines[0].ID != 0 {
+				t.Errorf("after an error the order is %+v", *x.order)
+			}
 		}
 	})
 }
@@ -373,6 +388,29 @@ func TestSale_SwallowedInsert(t *testing.T) {
 	})
 }
 
+// TestSale_SwallowedChild: a trigger drops a child without an error. The others keep their own.
+func TestSale_SwallowedChild(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, withoutKeys(db), 1000, &Lined{}, &Line{})
+		switch db.Name() {
+		case "mysql":
+			return
+		case "postgres":
+			ok(t, "Exec", db.Exec(`CREATE OR REPLACE FUNCTION no_b() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.name = 'b' THEN RETURN NULL; END IF; RETURN NEW; END $$`).Error)
+			ok(t, "Exec", db.Exec(`CREATE TRIGGER no_b BEFORE INSERT ON lines FOR EACH ROW EXECUTE FUNCTION no_b()`).Error)
+		case "sqlite":
+			ok(t, "Exec", db.Exec(`CREATE TRIGGER no_b BEFORE INSERT ON lines WHEN NEW.name = 'b' BEGIN SELECT RAISE(IGNORE); END`).Error)
+		}
+		all := together(t, db, newSale[Lined](t, db), one, lined("a", "b", "c", "d")...)
+		for i := range all {
+			if i != 1 { // which is stored without its child, as by hand
+				ok(t, "Sell", all[i].err)
+			}
+		}
+		wantLines(t, db, append(all[:1], all[2:]...))
+	})
+}
+
 // TestSale_RefusedOrders: refused orders cost their callers, and each order is tried three times at
 // most.
 func TestSale_RefusedOrders(t *testing.T) {
@@ -403,6 +441,15 @@ func TestSale_RefusedOrders(t *testing.T) {
 		}
 		if f.begins.Load() != 2 {
 			t.Errorf("%d transactions", f.begins.Load())
+		}
+		savepoints := 0
+		for _, query := range f.seen() {
+			if strings.HasPrefix(query, "SAVEPOINT") {
+				savepoints++
+			}
+		}
+		if savepoints > 8+2*8 { // eight chunks, and two of them one by one
+			t.Errorf("%d savepoints", savepoints)
 		}
 		wantBooks[Hooked](t, db, 1000, 61)
 	})
