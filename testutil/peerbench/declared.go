@@ -48,6 +48,7 @@ var crowds = []crowd{
 const (
 	byHandName = "conditional UPDATE, 16 connections"
 	saleName   = "stock.Sale"
+	bareName   = "transactions of 256, no callers"
 )
 
 // declaredSales are the scenarios of all crowds on one database.
@@ -64,18 +65,23 @@ func declaredSale(d database, c crowd) scenario {
 	return scenario{
 		name: "sale-" + d.String() + c.name,
 		about: fmt.Sprintf("%d goroutines buy in %s: the stock and the order, with a unique index on row and buyer, in one transaction. %s A call counts when it is answered. "+
-			"By hand it is a conditional UPDATE and an INSERT by GORM. Statements are those with different texts, of which a connection may keep each prepared.", c.goroutines, databases[d.kind].product, c.about),
+			"By hand it is a conditional UPDATE and an INSERT by GORM. The transactions of 256 wait for nobody, so that is the most that batches of the 256 callers reach. Statements are the different texts with parameters: a connection may keep each of them prepared.", c.goroutines, databases[d.kind].product, c.about),
 		columns: []column{{"per s", false}, {"sold per s", false}, {"p50 ms", true}, {"p99 ms", true}, {"µs CPU", true}, {"round trips", true}, {"statements", true}},
 		note:    func(ctx context.Context, b *bench) (string, error) { return b.durability(ctx, d) },
 		open: func(b *bench) ([]contender, error) {
 			var cs []contender
-			for _, way := range []contender{{name: byHandName, kind: theirs}, {name: saleName, kind: ours}} {
+			all := []contender{{name: byHandName, kind: theirs}, {name: saleName, kind: ours}}
+			if c.name == "" {
+				all = append(all, contender{name: bareName, kind: reference})
+			}
+			for _, way := range all {
 				way.run = func(ctx context.Context, t time.Duration) (sample, error) { return c.measure(ctx, b, d, t, way.name) }
 				cs = append(cs, way)
 			}
 			return cs, nil
 		},
 		targets: c.targets(d),
+		limits:  map[string]string{saleName: bareName},
 	}
 }
 
@@ -94,9 +100,30 @@ func (c crowd) targets(d database) []target {
 	return all
 }
 
-// ways are the ways to buy one ticket of a database.
-var ways = map[string]func(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error){
-	byHandName: buyByHand, saleName: buyBySale,
+// ways are the ways to buy tickets of a database.
+var ways = map[string]struct {
+	open    func(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error)
+	tickets int64 // of a call
+}{
+	byHandName: {buyByHand, 1}, saleName: {buyBySale, 1}, bareName: {buyBare, bareTickets},
+}
+
+// bareTickets are as many as there are callers at most.
+const bareTickets = 256
+
+// buyBare sells full batches without any callers: one transaction after the other. No way that
+// commits for 256 callers at a time can sell more.
+func buyBare(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error) {
+	return func(ctx context.Context, o *ticket) error {
+		all := make([]ticket, bareTickets)
+		for i := range all {
+			all[i] = ticket{SKU: o.SKU, Buyer: o.Buyer*bareTickets + int64(i)}
+		}
+		return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+			u := tx.Model(&stock{}).Where("sku = ? AND remaining >= ?", o.SKU, bareTickets).UpdateColumn("remaining", gorm.Expr("remaining - ?", bareTickets))
+			return errors.Join(u.Error, tx.Create(&all).Error)
+		})
+	}, nil
 }
 
 func buyByHand(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error) {

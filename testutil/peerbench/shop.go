@@ -30,6 +30,7 @@ type shop struct {
 	db         *gorm.DB
 	buy        func(ctx context.Context, o *ticket) error
 	goroutines int
+	tickets    int64 // of a call
 	sent       statements
 	next, sold atomic.Int64
 }
@@ -50,8 +51,10 @@ type shopReport struct {
 // crowd share its callers and its connections evenly, whatever the way is.
 func openShop(ctx context.Context, b *bench, d database, c crowd, way string, process int, warm time.Duration) (*shop, error) {
 	const connections = 16
-	s := &shop{crowd: c, goroutines: c.goroutines / c.processes}
-	if b.short {
+	s := &shop{crowd: c, goroutines: c.goroutines / c.processes, tickets: ways[way].tickets}
+	if s.tickets > 1 {
+		s.goroutines = 1
+	} else if b.short {
 		s.goroutines = min(s.goroutines, 16)
 	}
 	s.next.Store(int64(process) << 40) // its buyers are its own
@@ -59,7 +62,7 @@ func openShop(ctx context.Context, b *bench, d database, c crowd, way string, pr
 	if s.db, err = openGORM(b, d, connections/c.processes, &s.sent); err != nil {
 		return nil, err
 	}
-	if s.buy, err = ways[way](s.db); err == nil {
+	if s.buy, err = ways[way].open(s.db); err == nil {
 		_, err = load(ctx, warm, s.goroutines, s.once)
 	}
 	if err != nil {
@@ -85,7 +88,7 @@ func (s *shop) once(ctx context.Context, _ int) (time.Duration, error) {
 	wait := time.Since(began)
 	switch {
 	case err == nil:
-		s.sold.Add(1)
+		s.sold.Add(s.tickets)
 	case ctx.Err() != nil:
 		return wait, err
 	case c.soldOut && (errors.Is(err, errSoldOut) || errors.Is(err, declared.ErrInsufficient)), bad, c.repeats > 0 && isRepeat(err):
@@ -99,7 +102,7 @@ func (s *shop) once(ctx context.Context, _ int) (time.Duration, error) {
 func (s *shop) measure(ctx context.Context, t time.Duration) (shopReport, error) {
 	trips, cpu, sold := s.sent.n.Load(), processCPU(), s.sold.Load()
 	y, err := load(ctx, t, s.goroutines, s.once)
-	return shopReport{y.ops, y.held, s.sold.Load() - sold, s.sold.Load(), s.sent.n.Load() - trips, s.sent.different(), processCPU() - cpu, y.waits.Export()}, err
+	return shopReport{y.ops * int(s.tickets), y.held * s.tickets, s.sold.Load() - sold, s.sold.Load(), s.sent.n.Load() - trips, s.sent.different(), processCPU() - cpu, y.waits.Export()}, err
 }
 
 // shopChild is one process of several. It opens a shop, and measures once its standard input is
