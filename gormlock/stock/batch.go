@@ -174,7 +174,7 @@ func (b *batch) protected(fn func() error) (err error) {
 // settle gives each call the error, or leaves it the result that it has.
 func (b *batch) settle(err error) {
 	// Drivers have words of their own for what the end of the context did.
-	if ended := b.ctx.Err(); err != nil && ended != nil && !errors.Is(err, ended) && !errors.Is(err, ErrCommitUnknown) {
+	if ended := b.ended(); err != nil && ended != nil && !errors.Is(err, ended) && !errors.Is(err, ErrCommitUnknown) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	var refused []*call
@@ -189,6 +189,15 @@ func (b *batch) settle(err error) {
 	if len(refused) > 0 {
 		b.explain(refused)
 	}
+}
+
+// ended returns why the batch must end, or nil. Drivers watch the deadline by themselves, and may be
+// earlier than the context.
+func (b *batch) ended() error {
+	if deadline, ok := b.ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return b.ctx.Err()
 }
 
 // explain asks for the orders because of which a unique index refused others. They may be deleted

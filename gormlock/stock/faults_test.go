@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"gorm.io/gorm"
@@ -22,7 +23,7 @@ type faulty struct {
 	begin      func() error                    // before BEGIN
 	commit     func(tx gorm.TxCommitter) error // instead of COMMIT
 	statement  func(query string) error        // before each statement
-	hangs      bool                            // an INSERT waits for the end of its context
+	hangs      bool                            // an INSERT waits for the end of its time
 	says       error                           // what the INSERT that has waited returns
 	mu         sync.Mutex
 	statements []string
@@ -62,10 +63,11 @@ func (f *faulty) note(ctx context.Context, query string) error {
 	f.statements = append(f.statements, query)
 	f.mu.Unlock()
 	if f.hangs && strings.HasPrefix(query, "INSERT") {
-		<-ctx.Done()
-		if f.says != nil {
+		if deadline, _ := ctx.Deadline(); f.says != nil { // drivers need not wait for the context
+			time.Sleep(time.Until(deadline))
 			return f.says
 		}
+		<-ctx.Done()
 	}
 	if f.statement != nil {
 		return f.statement(query)

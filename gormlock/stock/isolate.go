@@ -77,9 +77,9 @@ func (b *batch) behindSavepoint(tx *gorm.DB, calls []*call) (refused, err error)
 func (b *batch) oneByOne() {
 	for i := range b.calls {
 		one := &batch{seller: b.seller, ctx: b.ctx, lane: b.lane, calls: b.calls[i : i+1]}
-		if err := one.sell(); errors.Is(err, errBegin) || b.ctx.Err() != nil {
+		if err := one.sell(); errors.Is(err, errBegin) || b.ended() != nil {
 			b.calls = b.calls[i+1:]
-			b.settle(cmp.Or(err, b.ctx.Err()))
+			b.settle(cmp.Or(err, b.ended()))
 			return
 		}
 	}
@@ -91,7 +91,7 @@ func (b *batch) oneByOne() {
 // what was written.
 func (b *batch) aboutOrders(err error) bool {
 	switch {
-	case err == nil, b.ctx.Err() != nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, b.ended() != nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return false
 	case errors.Is(err, errBegin), errors.Is(err, ErrCommitUnknown), sqlerr.Conflict(err), sqlerr.Unavailable(err):
 		return false
