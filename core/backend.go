@@ -83,6 +83,9 @@ type Sealer interface {
 	// seals over g's own orphan. Sealing again with the same grant and value succeeds. If g no
 	// longer holds the key, it returns ErrLost.
 	Seal(ctx context.Context, g Grant, value []byte, retention time.Duration) error
+	// Orphan ends the lease at once, so that the key is g's orphan for g.Orphan from now, which is
+	// not 0. Doing that again succeeds. If g no longer holds the key, it returns ErrLost.
+	Orphan(ctx context.Context, g Grant) error
 	// Unseal frees a key that is sealed or orphaned. It leaves a free or held key alone.
 	Unseal(ctx context.Context, key string) error
 }

@@ -158,6 +158,23 @@ func ExampleLock_Lapse() {
 	// Output: true
 }
 
+// A payment failed in the middle. The next caller learns at once that nobody knows what it did.
+func ExampleLock_Orphan() {
+	locker := exampleLocker()
+	defer locker.Close()
+	ctx := context.Background()
+	lock, err := locker.Acquire(ctx, "payment:10", core.WithOrphan(24*time.Hour))
+	if err != nil {
+		panic(err)
+	}
+	if err := lock.Orphan(ctx); err != nil {
+		panic(err)
+	}
+	_, err = locker.TryAcquire(ctx, "payment:10")
+	fmt.Println(errors.Is(err, core.ErrOrphaned))
+	// Output: true
+}
+
 // A function that must only be called under a lock can check it.
 func ExampleLocker_Carries() {
 	locker := exampleLocker()

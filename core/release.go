@@ -197,13 +197,19 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 // Other handles on the same lock end with it: their Release does not free the key. After Close, and
 // after the lease ended, Lapse keeps a later Release from freeing the key. After Release and Seal
 // it does nothing. It does not block and does not talk to the backend.
-func (k *Lock) Lapse() {
+//
+// If the work is certainly not running any more, [Lock.Orphan] ends the lease at once.
+func (k *Lock) Lapse() { _ = k.lapse() }
+
+// lapse gives the handle up without freeing the key. The error is [ErrReleased] if that is over, or
+// how the hold had ended before.
+func (k *Lock) lapse() error {
 	s := k.hold.lease
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := k.hold
 	if s.expire(h); k.released || h.sealed {
-		return
+		return k.errReleased()
 	}
 	// The handle is not given back, so that no other one is the last.
 	k.released, h.lapsed = true, true
@@ -211,4 +217,5 @@ func (k *Lock) Lapse() {
 		s.noRenew = true
 		s.timer.Reset(time.Until(s.next()))
 	}
+	return h.ended
 }

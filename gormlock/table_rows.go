@@ -43,6 +43,7 @@ WHERE name = ? AND (state = 0 OR expires_at + orphan <= {now} OR state = 1 AND e
 	untilOrphaned = ` WHERE name = ? AND owner = ? AND state = 1 AND expires_at + orphan > {now}`
 
 	extendRow  = `UPDATE onelane_locks SET expires_at = {greatest}(expires_at, {now} + ?)` + whileHeld
+	orphanRow  = `UPDATE onelane_locks SET expires_at = {now}` + whileHeld
 	releaseRow = `UPDATE onelane_locks SET state = 0, orphan = 0` + untilOrphaned
 	sealRow    = `UPDATE onelane_locks SET state = 2, token = ?, value = ?, expires_at = {now} + ?, orphan = 0` + untilOrphaned
 	unsealRow  = `UPDATE onelane_locks SET state = 0, value = NULL, orphan = 0

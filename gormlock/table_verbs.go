@@ -119,6 +119,13 @@ func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention 
 	return err
 }
 
+// Orphan implements core.Sealer.
+func (b *table) Orphan(ctx context.Context, g core.Grant) error {
+	return b.change(ctx, g.Key, func(r row) (done, again bool) {
+		return r.ownedBy(g.Owner, core.Orphaned), r.ownedBy(g.Owner, core.Held)
+	}, orphanRow, []byte(g.Key), []byte(g.Owner))
+}
+
 // Unseal implements core.Backend.
 func (b *table) Unseal(ctx context.Context, key string) error {
 	return b.change(ctx, key, func(r row) (done, again bool) {

@@ -84,6 +84,24 @@ func (b *backend) Seal(
 	return err
 }
 
+// Orphan implements core.Sealer.
+func (b *backend) Orphan(ctx context.Context, g core.Grant) error {
+	_, _, err := b.changeOwn(ctx, g, func(e entry) (step, error) {
+		s, _ := e.status()
+		switch {
+		case e.Owner != g.Owner || s != core.Held && s != core.Orphaned:
+			return step{}, e.lost()
+		case s == core.Orphaned:
+			return step{}, nil
+		}
+		r := e.record
+		r.TTL, r.Token = 0, g.Token
+		r.Adopted, r.AdoptedFor = "", 0
+		return step{write: &r}, nil
+	})
+	return err
+}
+
 // Unseal implements core.Backend. If a reply was lost, a repeated try does not free what another
 // owner wrote later.
 func (b *backend) Unseal(ctx context.Context, key string) error {

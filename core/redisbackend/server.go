@@ -39,6 +39,8 @@ var (
 	announceSource string
 	//go:embed lua/seal.lua
 	sealSource string
+	//go:embed lua/orphan.lua
+	orphanSource string
 	//go:embed lua/unseal.lua
 	unsealSource string
 	//go:embed lua/inspect.lua
@@ -49,6 +51,7 @@ var (
 	extendScript  = newScript(1, ownSource, extendSource)
 	releaseScript = newScript(1, tellSource, releaseSource)
 	sealScript    = newScript(1, ownSource+tellSource, sealSource)
+	orphanScript  = newScript(1, ownSource+tellSource, orphanSource)
 	unsealScript  = newScript(2, tellSource, unsealSource)
 	inspectScript = newScript(1, "", inspectSource)
 )
@@ -256,6 +259,21 @@ func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention
 	channel := s.channel(g.Key)
 	r, n, err := s.callConfirmed(ctx, g.Key, sealScript, []string{g.Key},
 		g.Owner, channel, s.id, packSealOf(g, value), ownertext.Millis(retention))
+	if err != nil {
+		return lostIfForeign(err)
+	}
+	if r.status != statusDone {
+		return r.lost()
+	}
+	n.freed(channel)
+	return n.confirmed(ctx, g.Key, r)
+}
+
+// Orphan ends the lease. What is left of the key's time is the orphan's.
+func (s *server) Orphan(ctx context.Context, g core.Grant) error {
+	channel := s.channel(g.Key)
+	r, n, err := s.callConfirmed(ctx, g.Key, orphanScript, []string{g.Key},
+		g.Owner, ownertext.Millis(g.Orphan), channel, s.id)
 	if err != nil {
 		return lostIfForeign(err)
 	}

@@ -105,7 +105,7 @@ func (a *attempt) decide(ctx context.Context, n *node) (g core.Grant, err error)
 		}
 		return g, &core.OrphanedError{Key: a.Key, Owner: n.owner, Since: a.since(n)}
 	}
-	a.adopting = status == core.Orphaned && a.Orphan > 0
+	a.adopting = status == core.Orphaned && a.Request.Orphan > 0
 	return a.granted(ctx, func(h header) (*node, error) { return a.takeOver(ctx, a.undo, n, h) })
 }
 
@@ -114,7 +114,7 @@ var errTooLate = errors.New("zkbackend: the answer came when the lease had ended
 // granted returns the grant of a write that makes the key the attempt's.
 func (a *attempt) granted(ctx context.Context, write func(header) (*node, error)) (core.Grant, error) {
 	sent := time.Now()
-	n, err := write(header{state: stateHeld, lasts: a.TTL, orphan: a.Orphan, owner: a.Owner})
+	n, err := write(header{state: stateHeld, lasts: a.TTL, orphan: a.Request.Orphan, owner: a.Owner})
 	if err != nil {
 		return core.Grant{}, err
 	}
@@ -152,7 +152,7 @@ func (a *attempt) undo() {
 	if a.adopting {
 		return
 	}
-	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+a.Orphan)
+	a.cleanUp(a.Key, a.path, a.Owner, a.TTL+a.Request.Orphan)
 }
 
 // orphaned writes into a node that its lease has ended. After that the holder cannot extend the

@@ -175,6 +175,22 @@ func (b *backend) put(ctx context.Context, n *node, path string, data []byte) (v
 	return stat.Version, nil
 }
 
+// Orphan implements core.Sealer.
+func (b *backend) Orphan(ctx context.Context, g core.Grant) error {
+	b, done := b.last()
+	defer done(ctx)
+	return b.held(ctx, g, func(ctx context.Context, n *node, status core.Status) error {
+		switch status {
+		case core.Held:
+			_, err := b.change(ctx, n, header{state: stateOrphaned, lasts: n.orphan, owner: n.owner})
+			return err
+		case core.Orphaned:
+			return nil
+		}
+		return n.lost(status)
+	})
+}
+
 // Unseal implements core.Backend.
 func (b *backend) Unseal(ctx context.Context, key string) error {
 	err := b.look(ctx, key, func(ctx context.Context, n *node, status core.Status, _ time.Duration) error {

@@ -43,7 +43,8 @@ type header struct {
 	lasts time.Duration
 	// orphan is how long the orphan of a held key stays.
 	orphan time.Duration
-	// since is when an orphaned key's lease ended, by the leader's clock.
+	// since is when an orphaned key's lease ended, by the leader's clock. It is zero if that was the
+	// node's last change.
 	since time.Time
 	// token is the one that the key was sealed with.
 	token uint64
@@ -139,10 +140,13 @@ func (b *backend) status(n *node) (s core.Status, left time.Duration) {
 
 // ended returns when the lease of an orphaned key ended, by the leader's clock.
 func (n *node) ended() time.Time {
-	if n.state == stateOrphaned {
-		return n.since
+	switch {
+	case n.state != stateOrphaned:
+		return n.changed.Add(n.lasts)
+	case n.since.IsZero(): // its holder made it so
+		return n.changed
 	}
-	return n.changed.Add(n.lasts)
+	return n.since
 }
 
 // since returns when the lease of an orphaned key ended, by this process's clock.

@@ -173,6 +173,24 @@ func (m *MemoryBackend) Seal(ctx context.Context, g core.Grant, value []byte, re
 	return nil
 }
 
+// Orphan implements core.Sealer.
+func (m *MemoryBackend) Orphan(ctx context.Context, g core.Grant) error {
+	k, leave, err := m.enter(ctx, g.Key)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := k.owned(g, core.Held, core.Orphaned); err != nil {
+		return err
+	}
+	if k.status == core.Held {
+		k.until = time.Now()
+		k.expire(k.until)
+		k.signal()
+	}
+	return nil
+}
+
 // Unseal implements core.Backend.
 func (m *MemoryBackend) Unseal(ctx context.Context, key string) error {
 	k, leave, err := m.enter(ctx, key)

@@ -18,6 +18,9 @@ var orphanCases = []suiteCase{
 	{"Orphan_NoExtendNoMint", (*suite).orphanNoExtend},
 	{"Orphan_OwnerReleases", (*suite).orphanOwnerReleases},
 	{"Orphan_OwnerSeals", (*suite).orphanOwnerSeals},
+	{"Orphan_AtOnce", (*suite).orphanAtOnce},
+	{"Orphan_AtOnceOnlyTheHolder", (*suite).orphanOnlyTheHolder},
+	{"Orphan_AtOnceEnds", (*suite).orphanAtOnceEnds},
 	{"Unseal_FreesAnOrphan", (*suite).orphanUnsealed},
 }
 
@@ -224,4 +227,74 @@ func (s *suite) orphanUnsealed() {
 	if st := s.inspect(g.Key); st.ExpiresIn <= long/2 || st.ExpiresIn > long {
 		s.Fatalf("ExpiresIn = %v, want about %v, without the time of the orphan", st.ExpiresIn, long)
 	}
+}
+
+// orphanAtOnce checks that a lease becomes an orphan before its end: its owner may seal it or release
+// it, and may not extend it.
+func (s *suite) orphanAtOnce() {
+	for what, end := range map[string]func(core.Grant) error{
+		"Release": s.release,
+		"Seal":    func(g core.Grant) error { return s.seal(g, []byte("v"), long) },
+	} {
+		g := s.acquire(s.orphanRequest(s.key(), long, long))
+		longer, err := s.extend(g.Grant, 2*long)
+		s.ok("Extend", err)
+		before := time.Now()
+		s.ok("Orphan", s.leave(longer))
+		s.orphaned(g.Key, g.Owner)
+		s.ok("Orphan again", s.leave(longer))
+		_, err = s.refused("Acquire", s.orphanRequest(g.Key, long, long), core.ErrOrphaned)
+		var orphaned *core.OrphanedError
+		if !errors.As(err, &orphaned) || orphaned.Owner != g.Owner || orphaned.Since.Before(before.Add(-slack)) {
+			s.Fatalf("got %+v, want the orphan of %q since %v or later", orphaned, g.Owner, before)
+		}
+		if st := s.inspect(g.Key); st.ExpiresIn > long || st.ExpiresIn <= long/2 || st.Since.Before(before.Add(-slack)) {
+			s.Fatalf("Inspect = %+v, want what is left of an orphan of %v since %v or later", st, long, before)
+		}
+		_, err = s.extend(longer, long)
+		s.want("Extend of an orphan", err, core.ErrLost)
+		if g.Token == 0 {
+			_, err = s.mint(longer)
+			s.want("Mint for an orphan", err, core.ErrLost)
+		}
+		s.orphaned(g.Key, g.Owner)
+		s.ok(what, end(longer))
+		s.want("Orphan after "+what, s.leave(longer), core.ErrLost)
+	}
+
+	g := s.acquire(s.orphanRequest(s.key(), long, long))
+	s.ok("Orphan", s.leave(g.Grant))
+	r := s.orphanRequest(g.Key, long, long)
+	r.Adopt = g.Owner
+	next := s.acquire(r)
+	s.want("Orphan after an adoption", s.leave(g.Grant), core.ErrLost)
+	s.held(g.Key, next.Owner)
+}
+
+func (s *suite) orphanOnlyTheHolder() {
+	g := s.acquire(s.orphanRequest(s.key(), long, long))
+	other := g.Grant
+	other.Owner = s.owner(long)
+	s.want("Orphan by another", s.leave(other), core.ErrLost)
+	s.held(g.Key, g.Owner)
+	s.ok("Release", s.release(g.Grant))
+	s.want("Orphan of a free key", s.leave(g.Grant), core.ErrLost)
+	s.free(g.Key)
+}
+
+func (s *suite) orphanAtOnceEnds() {
+	s.patient(func(ttl time.Duration) bool {
+		g := s.acquire(s.orphanRequest(s.key(), long, 2*ttl))
+		asked := time.Now()
+		s.ok("Orphan", s.leave(g.Grant))
+		time.Sleep(time.Until(asked.Add(2*ttl - slack)))
+		st, err := s.b.Inspect(s.ctx, g.Key)
+		if before := time.Now().Before(asked.Add(2*ttl - slack/5)); before && err == nil && st.Status != core.Orphaned {
+			s.Fatalf("before its end the orphan is %v", st.Status)
+		}
+		s.awaitStatus(g.Key, core.Free)
+		s.want("Orphan after its end", s.leave(g.Grant), core.ErrLost)
+		s.acquire(s.request(g.Key, long))
+		return true
+	})
 }

@@ -26,6 +26,7 @@ var sealCases = []suiteCase{
 func (s *suite) sealsCanceled() {
 	s.canceled(map[string]func(context.Context, core.Grant) error{
 		"Seal":   func(ctx context.Context, g core.Grant) error { return s.sealer().Seal(ctx, g, nil, long) },
+		"Orphan": func(ctx context.Context, g core.Grant) error { return s.sealer().Orphan(ctx, g) },
 		"Unseal": func(ctx context.Context, g core.Grant) error { return s.sealer().Unseal(ctx, g.Key) },
 	})
 }

@@ -148,6 +148,12 @@ func (s *suite) seal(g core.Grant, value []byte, retention time.Duration) error 
 	return again(s.ctx, func() error { return s.sealer().Seal(s.ctx, g, value, retention) })
 }
 
+// leave makes a held key an orphan at once.
+func (s *suite) leave(g core.Grant) error {
+	s.Helper()
+	return again(s.ctx, func() error { return s.sealer().Orphan(s.ctx, g) })
+}
+
 // sealer returns the backend as the core.Sealer that it must be.
 func (s *suite) sealer() core.Sealer {
 	s.Helper()

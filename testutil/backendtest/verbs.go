@@ -56,6 +56,10 @@ func (b sharedSealer) Seal(ctx context.Context, g core.Grant, value []byte, rete
 	return again(ctx, func() error { return b.sealer.Seal(ctx, g, value, retention) })
 }
 
+func (b sharedSealer) Orphan(ctx context.Context, g core.Grant) error {
+	return again(ctx, func() error { return b.sealer.Orphan(ctx, g) })
+}
+
 func (b sharedSealer) Unseal(ctx context.Context, key string) error { return b.sealer.Unseal(ctx, key) }
 
 // again repeats a call while the backend is unavailable and ctx lasts.

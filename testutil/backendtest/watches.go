@@ -15,6 +15,10 @@ var sealerWatchCases = []suiteCase{
 		g := s.acquire(s.request(s.key(), long))
 		s.watched(g.Key, func() { s.ok("Seal", s.seal(g.Grant, nil, long)) })
 	}},
+	{"Watch_Orphan", func(s *suite) {
+		g := s.acquire(s.orphanRequest(s.key(), long, long))
+		s.watched(g.Key, func() { s.ok("Orphan", s.leave(g.Grant)) })
+	}},
 	{"Watch_Unseal", func(s *suite) {
 		g := s.acquire(s.request(s.key(), long))
 		s.ok("Seal", s.seal(g.Grant, nil, long))
