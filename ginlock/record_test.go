@@ -101,7 +101,7 @@ func TestFate_Panic(t *testing.T) {
 	}
 }
 
-// With RunAgain server errors, panics and time-outs free the key.
+// With RunAgain a retry runs after server errors, panics and time-outs.
 func TestFate_RunAgain(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

@@ -90,7 +90,7 @@ func (c *call) run(k *claim.Claim) (resp any, err error) {
 	returned := false
 	defer func() {
 		if !returned { // a panic
-			k.End(k.Settle(claim.Facts{Panicked: true}), claim.Tombstone())
+			k.End(k.Settle(claim.Facts{Failed: true}), claim.Tombstone())
 		}
 		k.Close()
 	}()

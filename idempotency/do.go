@@ -198,7 +198,7 @@ func (c *call) do(ctx context.Context, fn function) error {
 	k, returned := out.Claim, false
 	defer func() {
 		if !returned { // a panic
-			k.End(k.Fate(claim.Unknown), nil)
+			k.End(k.Settle(claim.Facts{Failed: true}), nil)
 		}
 		k.Close()
 	}()
@@ -209,7 +209,7 @@ func (c *call) do(ctx context.Context, fn function) error {
 
 // run runs the function under its claim, and ends the claim.
 func (c *call) run(k *claim.Claim, fn function) error {
-	if adopted := k.Adopted(); adopted != nil {
+	if adopted := k.Adopted(); adopted != nil && c.Recovers {
 		earlier := runOf(adopted)
 		verdict, err := fn.recover(k.Context(), earlier)
 		switch {
@@ -222,21 +222,18 @@ func (c *call) run(k *claim.Claim, fn function) error {
 		k.Withdraw(claim.Free) // NothingDone was about the earlier run
 	}
 	err := fn.run(k.Context())
-	fate := claim.Unknown
-	switch {
-	case err == nil:
-		fate = claim.Keep
-	case errors.Is(err, ErrNothingDone):
-		fate = claim.Free
+	facts := claim.Facts{Failed: err != nil}
+	if errors.Is(err, ErrNothingDone) {
+		facts = claim.Facts{Verdict: claim.Free}
 	}
-	switch fate = k.Fate(fate); {
-	case fate == claim.Free:
+	switch fate := k.Settle(facts); fate {
+	case claim.Free, claim.Again:
 		k.End(fate, nil)
 		if err == nil {
 			err = fmt.Errorf("idempotency: key %q: %w", c.key, ErrNothingDone)
 		}
 		return err
-	case fate == claim.Keep:
+	case claim.Keep:
 		return c.keep(k, fn)
 	}
 	k.LeaveUnknown()

@@ -167,7 +167,7 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
 		if !returned {                        // a panic
-			m.end(r, k, rec, k.Settle(claim.Facts{Panicked: true}))
+			m.end(r, k, rec, k.Settle(claim.Facts{Failed: true}))
 		}
 		k.Close()
 	}()

@@ -80,13 +80,14 @@ func MaxRun(d time.Duration) Option {
 // RunAgain lets a retry run when the outcome of the first run is unknown or a server error. The
 // outcome is unknown after a crash, a panic, a lost claim, or an answer such as 408 or Canceled
 // (see [DefaultFate]). Server errors are 500 and above or, over gRPC, Internal, Unknown and
-// DataLoss. RunAgain is for handlers that are harmless to repeat after they have succeeded. One
+// DataLoss. The key stays with its payload: a request with another one is refused. RunAgain is for
+// handlers that are harmless to repeat after they have succeeded. One
 // database transaction is not enough: it may have been committed before the crash or the 500. Put
 // it into gormlock.Once with gormlock.ClaimKey.
 //
-// Deploy such a handler first, and RunAgain when no process runs the handler before it. Otherwise a
-// process that dies with RunAgain leaves a free key, and the retry may run the old handler. The
-// outcome of a run without RunAgain stays unknown.
+// Deploy such a handler first, and RunAgain when no process runs the handler before it. The outcome
+// of a run without RunAgain stays unknown, and so does that of a run with RunAgain to a process
+// without it.
 func RunAgain() Option { return claim.Shared(func(s *claim.Settings) { s.RunAgain = true }) }
 
 // MaxBody sets the largest body of an answer that is recorded, in bytes. A larger answer is sent in

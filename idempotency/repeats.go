@@ -111,7 +111,7 @@ func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler,
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm // the server removes its files
-		f := k.Settle(claim.Facts{Panicked: true})
+		f := k.Settle(claim.Facts{Failed: true})
 		if returned {
 			f = m.fate(k, sent)
 		}

@@ -66,7 +66,7 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 		case unknown && isClaim(key) && !o.yes:
 			return fmt.Errorf("key %q may have a record on a node that does not answer; with -yes it is deleted, and the request may run again: nothing was done: %w", key, err)
 		case unknown:
-		case before.Status == core.Sealed && isClaim(key) && !o.yes && !unknownStep(key, before): // it may have come since the operator looked
+		case before.Status == core.Sealed && isClaim(key) && !o.yes: // it may have come since the operator looked
 			return fmt.Errorf("key %q has a record, so its outcome is known; with -yes the record is deleted, and the request may run again: %w", key, errNothing)
 		case before.Status != core.Sealed && before.Status != core.Orphaned:
 			return fmt.Errorf("key %q is %v, not sealed or orphaned: %w", key, before.Status, errNothing)

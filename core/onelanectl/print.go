@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -52,7 +51,9 @@ func runOf(key string, st core.State) *requestRun {
 	}
 	r := &requestRun{Begun: d.Run.Begun, Instance: d.Run.Instance, RequestID: d.Run.RequestID, Encrypted: d.Encrypted}
 	switch {
-	case st.Status == core.Orphaned, unknownStep(key, st):
+	case st.Status == core.Orphaned && d.Again:
+		r.Answer = "none: the run failed or died, and a retry with the same payload runs again (RunAgain)"
+	case st.Status == core.Orphaned:
 		r.Answer = "unknown: find out what the request did, then unseal the key to let it run again"
 	case d.NotKept:
 		r.Answer = "given, and not kept"
@@ -60,13 +61,6 @@ func runOf(key string, st core.State) *requestRun {
 		r.Answer = fmt.Sprint("status ", d.Status)
 	}
 	return r
-}
-
-// unknownStep reports whether a key is that of a step that failed. Its process lived, and left a
-// record that has no result.
-func unknownStep(key string, st core.State) bool {
-	d, ok := claim.Describe(key, st)
-	return ok && d.NotKept && strings.HasPrefix(key, claim.StepPrefix)
 }
 
 // lines prints what is known of the run.

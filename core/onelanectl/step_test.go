@@ -40,7 +40,7 @@ func TestRunbook_StepIsUnsealedToo(t *testing.T) {
 		t.Errorf("the retry's step: %v", err)
 	}
 	out, _ := ctl(t, 0, "-redis", node.Addr(), "ls", "claimstep:ann:1:")
-	contains(t, out, "claimstep:ann:1:charge", "sealed")
+	contains(t, out, "claimstep:ann:1:charge", "orphaned")
 	out, _ = ctl(t, 0, "-redis", node.Addr(), "inspect", "claimstep:ann:1:charge")
 	contains(t, out, "answer", "unknown: find out what the request did")
 	ctl(t, 0, "-redis", node.Addr(), "unseal", "claimstep:ann:1:charge") // what it has to say

@@ -40,6 +40,8 @@ const (
 	NotKept
 	// Unanswered means that the answer is left to others, who answer later. A retry is refused.
 	Unanswered
+	// Again means that the run failed and may be repeated. A retry with the same payload runs.
+	Again
 )
 
 // Claim is the right, and the duty, to run a request. End it with [Claim.Complete], [Claim.Free] or
@@ -71,6 +73,7 @@ type Claim struct {
 	over      bool
 	retention time.Duration
 	fate      *Fate // what the handler said
+	goesOn    bool  // the handler may still run, although it has answered
 }
 
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
@@ -190,8 +193,8 @@ func (k *Claim) End(f Fate, r *Record) {
 			k.claims.locker.Logger().WarnContext(&k.endless, "idempotency: a key could not be freed",
 				"consequence", k.claims.whenHeld(), "route", k.route, "error", err)
 		}
-	case Unknown:
-		k.LeaveUnknown()
+	case Unknown, Again:
+		k.leave(f)
 	default:
 		k.completeOrLog(r)
 	}
@@ -237,6 +240,8 @@ func (k *Claim) Complete(r *Record) error {
 	switch {
 	case r.NotKept:
 		o = tombstone
+	case k.adopted != nil && k.claims.RunAgain:
+		o = ranAgain
 	case k.adopted != nil:
 		o = recovered
 	}
@@ -291,7 +296,7 @@ func (c *Claims) seal(ctx context.Context, lock *core.Lock, s seal, retention ti
 	case errors.Is(err, core.ErrUnavailable):
 		running.background(func(ctx context.Context) { c.sealLater(ctx, lock, s, retention) })
 	case err != nil && !errors.Is(err, errTombstone):
-		lock.Lapse()
+		leave(ctx, lock)
 	}
 	return err
 }
@@ -332,7 +337,7 @@ func (c *Claims) sealLater(ctx context.Context, lock *core.Lock, s seal, retenti
 		consequence = "a retry is refused"
 	default:
 		if lock.Lapse(); c.RunAgain {
-			consequence = "a retry runs again"
+			consequence = "a retry runs"
 		}
 	}
 	c.locker.Logger().Error("idempotency: a result was not recorded", "consequence", consequence, "key", lock.Key(), "error", err)

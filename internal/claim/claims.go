@@ -37,11 +37,7 @@ func newClaims(l *core.Locker, i *instruments, s Settings) *Claims {
 	if c.FailOpen {
 		c.options = append(c.options, core.WithOutageWait(0)) // the request runs unprotected instead
 	}
-	orphan := c.Retention
-	if c.RunAgain {
-		orphan = 0 // also if the Locker has another default
-	}
-	c.options = append(c.options, core.WithOrphan(orphan))
+	c.options = append(c.options, core.WithOrphan(c.Retention))
 	return c
 }
 
@@ -91,7 +87,7 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	}
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
 	a := &attempt{
-		Claims: c, Request: r, name: LockKey(c.locker, KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID),
+		Claims: c, Request: r, name: LockKey(c.locker, KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID, c.RunAgain),
 		caller: caller{c.locker, c.Service, r.Principal},
 	}
 	if carriesCaller(ctx, a.caller) {
@@ -197,18 +193,19 @@ func (c *Claims) maxHold() core.AcquireOption {
 // adopt takes an unknown outcome over if somebody is there to decide about it.
 func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.Lock, error) {
 	unknown := a.unknown(orphan)
-	if m, ok := a.parseTag(a.name, ownerTag(orphan.Owner)); ok {
-		if err := m.check(a.Fingerprint); err != nil {
-			return nil, err
-		}
-		// The next one learns of the first run, too.
-		a.mark.begun, a.mark.requestID = m.begun, m.requestID
-	} else {
+	m, ok := a.parseTag(a.name, ownerTag(orphan.Owner))
+	if !ok {
 		return nil, unknown // not even whose request it was can be read
 	}
-	// A run with RunAgain leaves no mark. This mark is of a version of the service without
-	// RunAgain, so nobody said that its run may be repeated.
-	if !a.Recovers {
+	if err := m.check(a.Fingerprint); err != nil {
+		return nil, err
+	}
+	// The next one learns of the first run, too.
+	a.mark.begun, a.mark.requestID = m.begun, m.requestID
+	// A mark may be of a version of the service without RunAgain. Then nobody said that its run may
+	// be repeated.
+	again := a.RunAgain && m.again
+	if !again && !a.Recovers {
 		return nil, unknown
 	}
 	// The mark ends when the first one would have ended.
@@ -217,8 +214,11 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	lock, err := a.locker.Adopt(ctx, orphan, opts...)
 	if err == nil {
 		a.adopted = unknown
-		a.locker.Logger().InfoContext(context.WithoutCancel(ctx), "idempotency: a run of unknown outcome is taken over; Recover decides about it",
-			"instance", unknown.Run.Instance, "begun", unknown.Run.Begun, "key", a.name, "route", a.Route)
+		text := "idempotency: a run of unknown outcome is taken over; Recover decides about it"
+		if again {
+			text = "idempotency: a run that failed or died is repeated (RunAgain)"
+		}
+		a.locker.Logger().InfoContext(context.WithoutCancel(ctx), text, "instance", unknown.Run.Instance, "begun", unknown.Run.Begun, "key", a.name, "route", a.Route)
 	}
 	return lock, err
 }

@@ -2,8 +2,8 @@ package claim
 
 // Facts are what is known of a run when the fate of its key is decided.
 type Facts struct {
-	// Panicked means that the handler did not return.
-	Panicked bool
+	// Failed means that the handler did not return, or that a function returned an error.
+	Failed bool
 	// NoHandler means that the answer is a refusal from inside, or that there was no route.
 	NoHandler bool
 	// GaveUp means that the handler's context had ended, and that the answer may be about that.
@@ -30,7 +30,7 @@ func decide(said *Fate, f Facts, runAgain bool) (fate Fate) {
 	if runAgain {
 		defer func() {
 			if fate == Unknown || fate == Unanswered {
-				fate = Free
+				fate = Again
 			}
 		}()
 	}
@@ -38,7 +38,7 @@ func decide(said *Fate, f Facts, runAgain bool) (fate Fate) {
 	switch {
 	case said != nil:
 		return *said
-	case f.Panicked, f.GaveUp:
+	case f.Failed, f.GaveUp:
 		return Unknown
 	case f.Recovered && frees:
 		return Unknown
@@ -47,7 +47,7 @@ func decide(said *Fate, f Facts, runAgain bool) (fate Fate) {
 	case f.NoAnswer:
 		return Unknown
 	case runAgain && f.ServerError:
-		return Free
+		return Again
 	case f.RanElsewhere && f.Verdict == Free:
 		return Unknown
 	}
@@ -58,8 +58,14 @@ func decide(said *Fate, f Facts, runAgain bool) (fate Fate) {
 func (k *Claim) Settle(f Facts) Fate {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	// A time-out middleware inside answers so, and its handler runs on.
+	k.goesOn = f.Verdict == Unknown && !f.Failed
 	return decide(k.fate, f, k.claims.RunAgain)
 }
 
-// Fate is Settle for an answer of which only the fate is known.
-func (k *Claim) Fate(f Fate) Fate { return k.Settle(Facts{Verdict: f}) }
+// mayGoOn reports whether the handler may still run, although it has answered.
+func (k *Claim) mayGoOn() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.goesOn
+}

@@ -16,6 +16,8 @@ type Description struct {
 	Status int
 	// NotKept means that the answer was not kept.
 	NotKept bool
+	// Again means that a retry runs if the run has ended without an answer.
+	Again bool
 	// Encrypted names the key that the rest is encrypted with.
 	Encrypted string
 }
@@ -32,7 +34,7 @@ func Describe(key string, st core.State) (d Description, ok bool) {
 		if text, plain := strings.CutPrefix(tag, plainTag); plain {
 			b, _ := base64.RawURLEncoding.DecodeString(text)
 			if m, ok := markOf(b); ok {
-				d.Run.Begun, d.Run.RequestID = time.UnixMilli(m.begun), m.requestID
+				d.Run.Begun, d.Run.RequestID, d.Again = time.UnixMilli(m.begun), m.requestID, m.again
 			}
 		} else if text, encrypted := strings.CutPrefix(tag, encryptedTag); encrypted {
 			d.Encrypted, _, _ = strings.Cut(text, ".")

@@ -10,7 +10,7 @@ func (c *Claims) Decode(name string, b []byte) (*Record, error) {
 
 // Encode returns what is stored for a request with this fingerprint.
 func (c *Claims) Encode(name string, r *Record, payload [sha256.Size]byte) ([]byte, error) {
-	m := newMark(Fingerprint{Payload: payload}, "")
+	m := newMark(Fingerprint{Payload: payload}, "", false)
 	return c.encode(name, r, &m, r.Run)
 }
 
@@ -22,7 +22,7 @@ func (c *Claims) TagMatches(name, tag string, fp Fingerprint) (ours, same bool) 
 
 // NewTag returns the tag of a new claim.
 func (c *Claims) NewTag(name string, fp Fingerprint, requestID string) string {
-	return c.tag(name, newMark(fp, requestID))
+	return c.tag(name, newMark(fp, requestID, false))
 }
 
 // OutcomeNames are the values of onelane.outcome.

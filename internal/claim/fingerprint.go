@@ -132,18 +132,22 @@ type mark struct {
 	// parts are hostPart bytes of the host, and hintPart bytes of each of the Parts.
 	parts [partsOfMark]byte
 
-	begun     int64  // when the first run began, in ms since 1970, by its own clock
-	requestID string // of the first run, at most maxRequestID bytes
+	// begun is when the first run began, in ms since 1970, by its own clock.
+	begun int64
+	// again means that the run may be repeated.
+	again bool
+	// requestID is that of the first run, with at most maxRequestID bytes.
+	requestID string
 }
 
 // maxRequestID keeps an encrypted tag within the 256 bytes that core takes.
 const maxRequestID = 36
 
-func newMark(fp Fingerprint, requestID string) mark {
+func newMark(fp Fingerprint, requestID string, again bool) mark {
 	var salt [markPart]byte
 	_, _ = rand.Read(salt[:]) // never fails
 	m := saltedMark(salt, &fp)
-	m.begun = time.Now().UnixMilli()
+	m.begun, m.again = time.Now().UnixMilli(), again
 	m.requestID = text(requestID[:min(len(requestID), maxRequestID)])
 	return m
 }
@@ -201,11 +205,16 @@ func (m *mark) check(fp Fingerprint) error {
 func (m *mark) appendTo(b []byte) []byte {
 	b = append(append(append(b, m.salt[:]...), m.payload[:]...), m.credentials[:]...)
 	b = append(b, m.parts[:]...)
-	b = binary.BigEndian.AppendUint64(b, uint64(m.begun))
+	begun := uint64(m.begun)
+	if m.again {
+		begun |= againBit
+	}
+	b = binary.BigEndian.AppendUint64(b, begun)
 	return append(b, m.requestID...)
 }
 
 const (
+	againBit     = 1 << 63 // of the time, which is shorter
 	partsOfMark  = hostPart + nParts*hintPart
 	shortestMark = 3*markPart + partsOfMark + 8
 	longestMark  = shortestMark + maxRequestID
@@ -216,9 +225,10 @@ func markOf(b []byte) (m mark, ok bool) {
 	if len(b) < shortestMark || len(b) > longestMark {
 		return m, false
 	}
+	begun := binary.BigEndian.Uint64(b[shortestMark-8:])
 	return mark{
 		salt: [markPart]byte(b), payload: [markPart]byte(b[markPart:]), credentials: [markPart]byte(b[2*markPart:]),
-		parts: [partsOfMark]byte(b[3*markPart:]), begun: int64(binary.BigEndian.Uint64(b[shortestMark-8:])), requestID: string(b[shortestMark:]),
+		parts: [partsOfMark]byte(b[3*markPart:]), begun: int64(begun &^ againBit), again: begun&againBit != 0, requestID: string(b[shortestMark:]),
 	}, true
 }
 

@@ -59,13 +59,38 @@ func (c *Claims) whenHeld() string {
 	return "the outcome is unknown to a retry"
 }
 
-// LeaveUnknown ends the claim without an answer. A retry learns that the outcome is unknown, as
-// soon as the lease has ended. With RunAgain the key is free as soon as the lease has ended. It
-// does not block.
+// LeaveUnknown ends the claim without an answer. A retry learns at once that the outcome is unknown,
+// or, with RunAgain, runs. If the handler may still run, a retry does so when the lease has ended.
+// LeaveUnknown does not end with the request's context, and returns after 1 s at most.
 func (k *Claim) LeaveUnknown() {
+	f := Unknown
+	if k.claims.RunAgain {
+		f = Again
+	}
+	k.leave(f)
+}
+
+// leave leaves the claim's mark instead of an answer: the fate is Unknown or Again.
+func (k *Claim) leave(f Fate) {
 	if !k.end() {
 		return
 	}
-	k.lock.Lapse()
-	k.claims.instruments.over(&k.endless, unknown, k.route, k.began)
+	o := unknown
+	if f == Again {
+		o = failed
+	}
+	if f == Unknown && k.mayGoOn() {
+		k.lock.Lapse()
+	} else {
+		leave(&k.endless, k.lock)
+	}
+	k.claims.instruments.over(&k.endless, o, k.route, k.began)
+}
+
+// leave makes the key of a lock an orphan at once. If the backend does not answer within 1 s, that
+// happens when the lease ends, so an error changes nothing.
+func leave(ctx context.Context, lock *core.Lock) {
+	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeTimeout)
+	defer cancel()
+	_ = lock.Orphan(leaving)
 }

@@ -49,22 +49,9 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		return nil, failed(err)
 	}
 	run, ended := Run{Begun: time.Now(), Instance: instanceOf(lock.Owner())}, false
-	leave := func(r *Record) error {
-		ended = true
-		value, err := c.encode(key, r, &k.mark, run)
-		if err == nil {
-			err = c.seal(context.WithoutCancel(ctx), lock, seal{value: value}, retention)
-		}
-		if errors.Is(err, core.ErrUnavailable) { // it is recorded later, or the step is unknown
-			return nil
-		}
-		return err
-	}
 	defer func() {
 		if !ended { // fn failed or panicked: a later run learns at once that nobody knows what it did
-			if err := leave(Tombstone()); err != nil {
-				lock.Lapse()
-			}
+			leave(ctx, lock)
 		}
 	}()
 	result, err := fn(core.WithLock(lock.Context(), lock))
@@ -75,10 +62,15 @@ func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) 
 		}
 		return nil, err
 	}
-	if err := leave(&Record{Body: result}); err != nil {
-		lock.Lapse()
+	value, err := c.encode(key, &Record{Body: result}, &k.mark, run)
+	if err == nil {
+		err = c.seal(context.WithoutCancel(ctx), lock, seal{value: value}, retention)
+		ended = errors.Is(err, core.ErrUnavailable) // it is recorded later, or the step is unknown
+	}
+	if err != nil && !ended {
 		return nil, failed(err)
 	}
+	ended = true
 	return nil, nil
 }
 
@@ -87,9 +79,6 @@ func (k *Claim) stepResult(key string, value []byte) ([]byte, error) {
 	r, m, err := k.claims.decode(key, value)
 	if err == nil {
 		err = m.check(k.fingerprint)
-	}
-	if err == nil && r.NotKept {
-		err = ErrUnknown
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the result of a step: %w", err)

@@ -26,10 +26,12 @@ type outcome int
 const (
 	ran         outcome = iota // Its answer is recorded.
 	recovered                  // So it is, and an earlier run of unknown outcome was taken over.
+	ranAgain                   // So it is, and an earlier run failed or died (RunAgain).
 	tombstone                  // It ran, and its answer was not kept.
 	unrecorded                 // It ran, and the backend did not take its answer.
 	lost                       // It ran, and its claim was lost meanwhile.
 	freed                      // Nothing was done.
+	failed                     // It failed, and a retry runs (RunAgain).
 	unknown                    // Its outcome is unknown.
 	unprotected                // It runs without a claim: the backend is not available (FailOpen).
 	replayed                   // It is answered from a record.
@@ -45,8 +47,8 @@ const (
 )
 
 var outcomeNames = [outcomes]string{
-	"ran", "recovered", "tombstone", "unrecorded", "lost", "freed", "unknown", "unprotected", "replayed", "not_kept", "in_flight", "mismatch",
-	"refused_unknown", "unreadable", "store_down", "refused", "without_key",
+	"ran", "recovered", "ran_again", "tombstone", "unrecorded", "lost", "freed", "failed", "unknown", "unprotected", "replayed", "not_kept",
+	"in_flight", "mismatch", "refused_unknown", "unreadable", "store_down", "refused", "without_key",
 }
 
 // instruments are what Claims report with.

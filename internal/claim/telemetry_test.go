@@ -115,6 +115,11 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	check("freed")
 	begin(t, c, "panicked", fp("a")).Close()
 	check("unknown")
+	again := newClaims(l, runAgain)
+	begin(t, again, "again", fp("a")).Close()
+	check("failed")
+	ok(t, "Complete", begin(t, again, "again", fp("a")).Complete(record("done")))
+	check("ran_again")
 	for _, end := range []func(*claim.Claim) error{
 		func(k *claim.Claim) error { return k.Complete(record("late")) },
 		func(k *claim.Claim) error { return k.Free() },
@@ -145,11 +150,11 @@ func TestTelemetry_OneOutcomePerRequest(t *testing.T) {
 	check("refused_unknown")
 	c.CountWithoutKey(ctx, "")
 	check("without_key")
-	if p := m.read("onelane.idempotency.run.duration").Data.(metricdata.Histogram[float64]); len(p.DataPoints) != 5 {
-		t.Errorf("%d outcomes with a duration, want ran, tombstone, freed, unknown and lost", len(p.DataPoints))
+	if p := m.read("onelane.idempotency.run.duration").Data.(metricdata.Histogram[float64]); len(p.DataPoints) != 7 {
+		t.Errorf("%d outcomes with a duration, want ran, ran_again, tombstone, freed, failed, unknown and lost", len(p.DataPoints))
 	}
-	if p := m.read("onelane.idempotency.record.size").Data.(metricdata.Histogram[int64]); len(p.DataPoints) != 2 {
-		t.Errorf("%d outcomes with a size, want ran and tombstone", len(p.DataPoints))
+	if p := m.read("onelane.idempotency.record.size").Data.(metricdata.Histogram[int64]); len(p.DataPoints) != 3 {
+		t.Errorf("%d outcomes with a size, want ran, ran_again and tombstone", len(p.DataPoints))
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 func TestUnknown(t *testing.T) {
@@ -28,10 +29,7 @@ func TestUnknown(t *testing.T) {
 		ok(t, "Free after LeaveUnknown", out.Claim.Free())
 		out.Claim.Close()
 		want(t, "Complete after LeaveUnknown", out.Claim.Complete(record("x")), claim.ErrOver)
-		if _, err := ask(t.Context(), c, "k", fp("a")); !errors.Is(err, claim.ErrInFlight) && !errors.Is(err, claim.ErrUnknown) {
-			t.Errorf("until the lease ends: %v", err)
-		}
-		becomes(t, l, "k", core.Orphaned)
+		refused(t, c, "k", fp("a"), claim.ErrUnknown) // before the lease would have ended
 
 		_, err = ask(t.Context(), newClaims(locker(core.WithInstance("shop-2"))), "k", fp("a"))
 		var unknown *claim.UnknownError
@@ -115,16 +113,54 @@ func TestAdopt_AdopterDies(t *testing.T) {
 	})
 }
 
-// A claim with RunAgain leaves no orphan.
-func TestRunAgain_FreesKey(t *testing.T) {
+// A run with RunAgain leaves a mark. The payload stays bound to the key, and a retry with the same
+// one runs, at once or after a crash. A version of the service without RunAgain does not run it.
+func TestRunAgain_KeepsPayload(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*core.Locker, *claim.Claim){
+		"failed": func(_ *core.Locker, k *claim.Claim) { k.Close() },
+		"crash": func(l *core.Locker, _ *claim.Claim) {
+			_ = l.Close() // nothing renews the lease
+			time.Sleep(time.Minute)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := backendtest.Memory()
+				first, l := newLocker(t, b), newLocker(t, b)
+				again := newClaims(l, runAgain)
+				end(first, begin(t, newClaims(first, runAgain), "k", fp("a")))
+				refused(t, again, "k", fp("b"), claim.ErrMismatch)
+				refused(t, newClaims(l), "k", fp("a"), claim.ErrUnknown)
+				for range 2 {
+					k := begin(t, again, "k", fp("a"))
+					if k.Adopted() == nil {
+						t.Error("the run is not told from a first one")
+					}
+					k.Close()
+				}
+				refused(t, again, "k", fp("b"), claim.ErrMismatch)
+				complete(t, begin(t, again, "k", fp("a")), "done")
+				replay(t, again, "k", fp("a"), "done")
+				refused(t, again, "k", fp("b"), claim.ErrMismatch)
+			})
+		})
+	}
+}
+
+// A handler that has answered with a time-out may run on. Its retry must not ask what it did before
+// the lease has ended.
+func TestLeaveUnknown_HandlerGoesOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := memoryLocker(t)
-		leave(t, newClaims(l, runAgain), "k", fp("a"))
+		c := newClaims(memoryLocker(t), recovers)
+		k := begin(t, c, "k", fp("a"))
+		k.End(k.Settle(claim.Facts{Verdict: claim.Unknown}), nil)
+		k.Close()
+		refused(t, c, "k", fp("a"), claim.ErrInFlight)
 		time.Sleep(time.Minute)
-		if got := status(t, l, "k"); got != core.Free {
-			t.Errorf("the key is %v", got)
-		}
+		free(t, begin(t, c, "k", fp("a")))
 	})
 }
 
@@ -133,7 +169,7 @@ func TestUnknown_ForgottenAfterRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClaims(memoryLocker(t), keep(time.Hour))
 		leave(t, c, "k", fp("a"))
-		time.Sleep(time.Hour)
+		time.Sleep(time.Hour - time.Second)
 		refused(t, c, "k", fp("a"), claim.ErrUnknown)
 		time.Sleep(time.Minute)
 		free(t, begin(t, c, "k", fp("b")))
