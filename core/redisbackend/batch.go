@@ -16,22 +16,20 @@ const (
 	largestBatch = 256
 	// longestShared is the size of a call that still shares a pipeline.
 	longestShared = 16 << 10
-	// mostWaiting bounds the calls that wait for a connection to one Redis.
-	mostWaiting = 1 << 14
 )
 
 // errReplica ends a connection, and the idle ones with it. See driver.FromReplica. A new connection
 // is kept for a while: the next one would lead to the same replica, which still answers reads.
 var errReplica = fmt.Errorf("redisbackend: this Redis is a replica: %w", net.ErrClosed)
 
-var errBusy = errors.New("redisbackend: too many calls wait for this Redis, which does not keep up; send fewer at a time or add a Redis")
+var errSilentNode = errors.New("redisbackend: this Redis does not answer the calls before this one")
 
 // call is what one caller sends: one command, or two that belong together.
 type call struct {
 	commands []*command
 	size     int
 	caller   time.Time // the deadline of the caller's context, or zero
-	until    time.Time // how long it waits for a connection
+	queued   time.Time // since when it waits for a connection
 
 	done chan struct{} // closed when it was answered, or will not be sent
 	err  error         // why it was not sent, or the first command's error
@@ -84,23 +82,30 @@ func (c *connections) do(ctx context.Context, commands ...*command) (late <-chan
 
 // enqueue makes a call wait for a connection. c.mu is held.
 func (c *connections) enqueue(w *call, now time.Time) error {
-	if len(c.waiting) >= mostWaiting {
-		return errBusy
-	}
 	c.grow(now)
 	if err := c.hopeless(now); err != nil {
 		return err
 	}
-	w.until = now.Add(c.latency.timeout() + c.replicas.patience(time.Time{}, now))
-	if c.open == 0 {
-		w.until = c.since.Add(c.patience())
-	}
+	w.queued = now
 	c.waiting = append(c.waiting, w)
 	if !c.armed {
 		c.armed = true
-		time.AfterFunc(w.until.Sub(now), c.expire)
+		time.AfterFunc(c.until(w).Sub(now), c.expire)
 	}
 	return nil
+}
+
+// until returns how long a call waits for a connection: until Redis has been silent for as long as a
+// call may take. However many calls there are, none is given up while Redis answers. c.mu is held.
+func (c *connections) until(w *call) time.Time {
+	if c.open == 0 {
+		return c.since.Add(c.patience())
+	}
+	last := w.queued
+	if c.heard.After(last) {
+		last = c.heard
+	}
+	return last.Add(c.latency.timeout() + c.replicas.patience(time.Time{}, last))
 }
 
 // withdraw takes back a call that was not sent yet. It reports whether it did.
@@ -122,16 +127,18 @@ func (c *connections) expire() {
 	var next time.Time
 	left := c.waiting[:0]
 	for _, w := range c.waiting {
-		switch {
-		case w.taken:
-		case !now.Before(w.until):
+		if w.taken {
+			continue
+		}
+		until := c.until(w)
+		if !now.Before(until) {
 			w.taken = true
 			over = append(over, w)
-		default:
-			left = append(left, w)
-			if next.IsZero() || w.until.Before(next) {
-				next = w.until
-			}
+			continue
+		}
+		left = append(left, w)
+		if next.IsZero() || until.Before(next) {
+			next = until
 		}
 	}
 	clear(c.waiting[len(left):])
@@ -141,7 +148,7 @@ func (c *connections) expire() {
 	}
 	why := errConnecting
 	if c.open > 0 {
-		why = errBusy
+		why = errSilentNode
 	}
 	c.mu.Unlock()
 	for _, w := range over {
@@ -219,6 +226,12 @@ func (c *connections) sendBatch(cn *connection, batch []*call) error {
 // exec sends commands on a connection, waits for their replies and notes how long that took. The
 // error is the connection's.
 func (c *connections) exec(cn *connection, commands []*command, size int, caller, now time.Time) error {
+	if err := c.allowed(); err != nil {
+		for _, c := range commands {
+			c.Err = err
+		}
+		return nil
+	}
 	patience := c.replicas.patience(caller, now)
 	limit := c.latency.timeout() + patience
 	commands = c.replicas.withWait(commands, patience)
@@ -246,11 +259,30 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 			}
 		}
 	}
+	c.report(err)
 	c.replicas.confirm(commands)
 	if err == nil && now.Sub(cn.made) > longestDialPause && driver.FromReplica(commands) {
 		err = errReplica
 	}
 	return err
+}
+
+// allowed asks the application's Limiter, once for each pipeline. A call that it refuses was not sent.
+func (c *connections) allowed() error {
+	if c.limiter == nil {
+		return nil
+	}
+	if err := recovered("Limiter", c.limiter.Allow); err != nil {
+		return notSent(err)
+	}
+	return nil
+}
+
+// report tells the Limiter how a pipeline ended. An answer of any kind is no failure.
+func (c *connections) report(err error) {
+	if c.limiter != nil {
+		_ = recovered("Limiter", func() error { c.limiter.ReportResult(err); return nil })
+	}
 }
 
 func sizeOf(commands []*command) (size int) {

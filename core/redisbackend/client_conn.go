@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/auth"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
@@ -29,6 +28,9 @@ const (
 	// followTime is how long a connection that Sentinel chose is used before the next one asks
 	// Sentinel again. A master that was replaced may go on to answer us.
 	followTime = 3 * time.Second
+
+	// longestConnect bounds a handshake if the client has no DialTimeout.
+	longestConnect = 30 * time.Second
 )
 
 // sentinelAddr returns the address that go-redis gives to all Sentinel clients. go-redis does not
@@ -46,14 +48,23 @@ type clientConn struct {
 	options  redis.Options
 	calls    *connections
 	renewals *connections
-	remote   atomic.Pointer[string] // where the last connection went
+	listens  *handshakes                  // also makes the connections for calls
+	remote   atomic.Pointer[string]       // where the last connection went
+	sub      atomic.Pointer[clientPubSub] // the last one
 }
 
-func newClientConn(client *redis.Client, l *latency, most int) *clientConn {
+func newClientConn(client *redis.Client, l *latency, r *replicas, most int) *clientConn {
 	c := &clientConn{options: ownOptions(client.Options())}
-	c.calls = newConnections(c.open, l, most)
-	c.renewals = newConnections(c.open, l, renewalConnections)
+	c.calls, c.listens = c.newConnections(l, r, most)
+	c.renewals, _ = c.newConnections(l, r, renewalConnections)
 	return c
+}
+
+func (c *clientConn) newConnections(l *latency, r *replicas, most int) (*connections, *handshakes) {
+	h := newHandshakes(c.options)
+	made := newConnections(func(ctx context.Context) (*connection, error) { return c.open(ctx, h) }, l, most)
+	made.replicas, made.limiter, made.idleLimit, made.closing = r, c.options.Limiter, c.options.ConnMaxIdleTime, h.close
+	return made, h
 }
 
 // ownOptions returns a client's options without those that belong to the application.
@@ -73,57 +84,59 @@ func ownOptions(o *redis.Options) (own redis.Options) {
 	own.ContextTimeoutEnabled, own.ReadTimeout, own.WriteTimeout = true, -1, -1
 	own.Protocol, own.PushNotificationProcessor, own.ClientSideCacheConfig, own.ClientSideCache = 2, nil, nil, nil
 	own.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	own.AutoPipelineOptions, own.Limiter = nil, nil
+	own.AutoPipelineOptions = nil
 	own.DisableIdentity = true // it would be one more round trip
-	if p := own.StreamingCredentialsProvider; p != nil {
-		own.StreamingCredentialsProvider = current{p}
-	}
 	return own
 }
 
-// current passes on the current credentials of a provider, and no later ones. With later ones,
-// go-redis would send AUTH on a connection that the backend uses, and read the answer to another
-// command.
-type current struct {
-	auth.StreamingCredentialsProvider
-}
-
-func (p current) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.UnsubscribeFunc, error) {
-	return p.StreamingCredentialsProvider.Subscribe(new(deaf))
-}
-
-// deaf has a size, because a provider tells its listeners apart by their addresses.
-type deaf struct{ _ byte }
-
-func (*deaf) OnNext(auth.Credentials) {}
-func (*deaf) OnError(error)           {}
-
 // open makes a connection.
-func (c *clientConn) open(ctx context.Context) (*connection, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.options.DialTimeout)
+func (c *clientConn) open(ctx context.Context, h *handshakes) (*connection, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout())
 	defer cancel()
-	cn, err := newConnection(ctx, c.options)
+	wire, err := h.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect: %w", err)
 	}
 	// The connection of a Dialer may have no address.
-	if addr := cn.wire.RemoteAddr(); addr != nil {
-		remote := addr.String()
-		c.remote.Store(&remote)
+	if addr := wire.RemoteAddr(); addr != nil {
+		c.leads(addr.String())
 	}
+	cn := newConnection(wire)
 	if life := c.life(); life > 0 {
 		cn.end = time.Now().Add(life)
 	}
 	return cn, nil
 }
 
+// connectTimeout bounds dialing and the handshake. go-redis has a negative DialTimeout for none.
+func (c *clientConn) connectTimeout() time.Duration {
+	if c.options.DialTimeout < 0 {
+		return longestConnect
+	}
+	return c.options.DialTimeout
+}
+
+// leads notes where a new connection went. A subscription to another server hears nothing any more.
+func (c *clientConn) leads(addr string) {
+	before := c.remote.Swap(&addr)
+	if before == nil || *before == addr || c.options.Addr != sentinelAddr() {
+		return
+	}
+	if sub := c.sub.Load(); sub != nil && sub.remote() != addr {
+		_ = sub.wire.Close() // the waiters' session makes another one
+	}
+}
+
 // life returns how long a connection is used, or 0 for ever.
 func (c *clientConn) life() time.Duration {
-	life := c.options.ConnMaxLifetime
-	if c.options.Addr == sentinelAddr() && (life <= 0 || life > followTime) {
+	life := max(c.options.ConnMaxLifetime, 0)
+	if spread := min(c.options.ConnMaxLifetimeJitter, life); spread > 0 {
+		life += rand.N(2*spread) - spread
+	}
+	if c.options.Addr == sentinelAddr() && (life == 0 || life > followTime) {
 		return followTime
 	}
-	return max(life, 0)
+	return life
 }
 
 func (c *clientConn) Address() string {
@@ -146,17 +159,18 @@ func (c *clientConn) Close() error {
 
 // listen opens a pub/sub connection.
 func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driver.PubSub, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.options.DialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout())
 	defer cancel()
-	client, wire, err := dial(ctx, c.options)
+	wire, ctx, err := c.listens.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sub := &clientPubSub{PubSub: client.Subscribe(context.Background()), client: client, wire: wire}
+	sub := &clientPubSub{PubSub: c.listens.client.Subscribe(context.Background()), wire: wire}
 	if err := sub.Ping(ctx); err != nil && !isServerReply(err) {
 		sub.Close()
 		return nil, err
 	}
+	c.sub.Store(sub)
 	go sub.receive(heard)
 	return sub, nil
 }
@@ -164,8 +178,15 @@ func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driv
 // clientPubSub is a pub/sub connection of its own.
 type clientPubSub struct {
 	*redis.PubSub
-	client *redis.Client
-	wire   net.Conn // its only connection
+	wire *lent // its only connection
+}
+
+// remote returns the address of the server, or "".
+func (s *clientPubSub) remote() string {
+	if addr := s.wire.RemoteAddr(); addr != nil {
+		return addr.String()
+	}
+	return ""
 }
 
 // receive passes on what the server sends.
@@ -205,5 +226,4 @@ func (s *clientPubSub) Ping(ctx context.Context) error { return s.PubSub.Ping(ct
 func (s *clientPubSub) Close() {
 	_ = s.wire.Close()
 	_ = s.PubSub.Close()
-	_ = s.client.Close()
 }

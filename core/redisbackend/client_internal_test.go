@@ -17,17 +17,23 @@ func TestConnection_IsTheBackendsAlone(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
 	defer client.Close()
-	cn, err := newConnection(t.Context(), ownOptions(client.Options()))
+	h := newHandshakes(ownOptions(client.Options()))
+	defer h.close()
+	wire, err := h.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	cn := newConnection(wire)
 	defer cn.close()
 	ping := driver.Plain("ping")
 	if err := cn.exec([]*command{ping}, 0, time.Now().Add(5*time.Second), time.Time{}); err != nil || ping.Value != "PONG" {
 		t.Fatalf("the backend's own PING: %v, %v", ping.Value, err)
 	}
-	if err := cn.client.Ping(t.Context()).Err(); err == nil {
+	if err := h.client.Ping(t.Context()).Err(); err == nil {
 		t.Error("go-redis sent a command on a connection that the backend uses")
+	}
+	if err := cn.exec([]*command{ping}, 0, time.Now().Add(5*time.Second), time.Time{}); err != nil {
+		t.Errorf("go-redis closed a connection that the backend uses: %v", err)
 	}
 }
 

@@ -27,8 +27,8 @@ type Config struct {
 	Pools []redsyncredis.Pool
 	// NodeTimeout bounds each call to one Redis. With 0 it is 1 s on one Redis and with Pools; on a
 	// quorum of clients it follows the latency that is observed. A call waits for its first
-	// connection just as long, but at least 1 s. If all connections are busy, it waits for one just
-	// as long. Large values get more time.
+	// connection just as long, but at least 1 s. If all connections are busy, it waits until Redis
+	// has been silent for just as long. Large values get more time.
 	NodeTimeout time.Duration
 	// NewInstallation says that the masters of this quorum never held a lock before. So they need
 	// not abstain after their start. Set it for tests, and for the first start of a new quorum only.
@@ -157,11 +157,11 @@ func (c Config) clientNode(client *redis.Client, env core.Environment, id string
 	if c.count() > 1 {
 		most = quorumConnections
 	}
-	conn := newClientConn(client, l, most)
+	conn := newClientConn(client, l, nil, most)
 	n := newNode(conn, l, env)
 	n.selfTimed = true
 	if c.Replicas > 0 {
-		n.confirming = newConfirming(conn, l, replicas{c.Replicas, c.ReplicaTimeout})
+		n.confirming = newClientConn(client, l, &replicas{c.Replicas, c.ReplicaTimeout}, callConnections)
 	}
 	n.listen(conn.listen, id, sharded)
 	return n

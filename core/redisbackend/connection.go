@@ -2,13 +2,8 @@ package redisbackend
 
 import (
 	"bufio"
-	"context"
-	"errors"
 	"net"
-	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -23,8 +18,7 @@ const (
 
 // connection is one connection to Redis, used by one goroutine at a time.
 type connection struct {
-	client *redis.Client // has one connection, and is not used after its first answer
-	wire   net.Conn      // that connection
+	wire   net.Conn
 	reader *bufio.Reader
 	buffer []byte
 
@@ -36,76 +30,10 @@ type connection struct {
 	received   int       // by this call
 }
 
-// newConnection makes a connection with the options of a client: it dials, authenticates and asks
-// for a first answer.
-func newConnection(ctx context.Context, options redis.Options) (*connection, error) {
-	// If SELECT or OnConnect fails, PING returns that error. The connection may then be in
-	// database 0, so it is not used.
-	initialized, onConnect := false, options.OnConnect
-	options.OnConnect = func(ctx context.Context, c *redis.Conn) error {
-		if onConnect != nil {
-			if err := onConnect(ctx, c); err != nil {
-				return err
-			}
-		}
-		initialized = true
-		return nil
-	}
-	client, wire, err := dial(ctx, options)
-	if err != nil {
-		return nil, err
-	}
-	cn := &connection{client: client, wire: wire.Conn}
-	// A server that forbids PING answers, too.
-	// A redis.Conn would panic here if there is a StreamingCredentialsProvider.
-	if err := client.Ping(ctx).Err(); err != nil && (!initialized || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
-		cn.close()
-		return nil, err
-	}
-	wire.over.Store(true)
+func newConnection(wire net.Conn) *connection {
+	cn := &connection{wire: wire}
 	cn.reader = bufio.NewReaderSize(cn, largeChunk)
-	return cn, nil
-}
-
-var errOneConnection = errors.New("redisbackend: this client has one connection, and it ended")
-
-// lent is a connection that go-redis uses for the handshake. After that go-redis can neither write
-// nor read, because a command of its own would shift the answers to ours.
-type lent struct {
-	net.Conn
-	over atomic.Bool
-}
-
-func (l *lent) Read(b []byte) (int, error) {
-	if l.over.Load() {
-		return 0, net.ErrClosed
-	}
-	return l.Conn.Read(b)
-}
-
-func (l *lent) Write(b []byte) (int, error) {
-	if l.over.Load() {
-		return 0, net.ErrClosed
-	}
-	return l.Conn.Write(b)
-}
-
-// dial returns a client whose only connection is wire.
-func dial(ctx context.Context, options redis.Options) (client *redis.Client, wire *lent, err error) {
-	made, err := options.Dialer(ctx, options.Network, options.Addr)
-	if err != nil {
-		return nil, nil, err
-	}
-	wire = &lent{Conn: made}
-	used := false
-	options.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		if used {
-			return nil, errOneConnection
-		}
-		used = true
-		return wire, nil
-	}
-	return redis.NewClient(&options), wire, nil
+	return cn
 }
 
 // old reports whether cn was to be replaced before t.
@@ -124,10 +52,7 @@ func (cn *connection) gone() bool {
 	return !isTimeout(err) || readable(cn.wire)
 }
 
-func (cn *connection) close() {
-	_ = cn.wire.Close()
-	_ = cn.client.Close()
-}
+func (cn *connection) close() { _ = cn.wire.Close() }
 
 // exec sends commands and reads their replies into them. It takes until soft, but longer if a large
 // value is on its way, and never longer than the caller waits. The error is the connection's.

@@ -3,8 +3,11 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
@@ -41,10 +44,13 @@ type connections struct {
 	dial    func(ctx context.Context) (*connection, error)
 	latency *latency
 	// replicas makes each pipeline end with WAIT, or is nil.
-	replicas *replicas
-	max      int
-	done     context.Context
-	stop     context.CancelFunc
+	replicas  *replicas
+	limiter   redis.Limiter // of the application, or nil
+	idleLimit time.Duration // a connection that was idle for longer is not used; with 0 or less any is
+	closing   func()        // called by close, unless nil
+	max       int
+	done      context.Context
+	stop      context.CancelFunc
 
 	mu      sync.Mutex
 	idle    []*connection // the last used one at the end
@@ -52,6 +58,7 @@ type connections struct {
 	dialing int
 	waiting []*call
 	armed   bool        // expire is due
+	heard   time.Time   // when Redis last answered
 	janitor *time.Timer // of idle connections
 	closed  bool
 
@@ -76,7 +83,7 @@ func (c *connections) take(now time.Time) *connection {
 		cn := c.idle[last]
 		c.idle[last] = nil
 		c.idle = c.idle[:last]
-		if cn.old(c.fresh) {
+		if cn.old(c.fresh) || c.idleLimit > 0 && now.Sub(cn.used) >= c.idleLimit {
 			c.forget(1)
 			go cn.close()
 			continue
@@ -101,6 +108,7 @@ func (c *connections) put(cn *connection, err error) {
 		return
 	}
 	if batch := c.nextBatch(); batch != nil {
+		c.heard = time.Now()
 		c.mu.Unlock()
 		go c.run(cn, batch)
 		return
@@ -123,6 +131,18 @@ func (c *connections) keep(cn *connection) bool {
 		c.janitor = time.AfterFunc(idleTime, c.sweep)
 	}
 	return true
+}
+
+// prune closes the idle connections that a new one replaces. c.mu is held.
+func (c *connections) prune() {
+	c.idle = slices.DeleteFunc(c.idle, func(cn *connection) bool {
+		if !cn.old(c.fresh) {
+			return false
+		}
+		c.forget(1)
+		go cn.close()
+		return true
+	})
 }
 
 // discard forgets a broken connection. If the server closed it, the idle ones are likely closed,
@@ -234,6 +254,7 @@ func (c *connections) connect() {
 	cn.made = time.Now()
 	cn.used = cn.made
 	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, cn.made
+	c.prune()
 	c.mu.Unlock()
 	c.put(cn, nil)
 }
@@ -266,6 +287,9 @@ func (c *connections) close() error {
 	c.mu.Unlock()
 	for _, cn := range idle {
 		cn.close()
+	}
+	if c.closing != nil {
+		c.closing()
 	}
 	return nil
 }

@@ -14,13 +14,13 @@
 // [Pools] takes redsync pools instead: redigo, rueidis, valkey. Their waiters poll. The module
 // rueidisdriver takes rueidis clients. The next paragraph applies to neither of these two.
 //
-// The backend makes a few connections of its own with the client's options. Up to four are for
-// calls, or one to each master of a quorum. Up to two are for renewals, and one is for wake-ups.
-// Over a slow link, calls and renewals get up to four times as many. Config.Replicas doubles their
-// number. The backend does not use the client's pool or hooks, so it never waits behind the
-// application's commands. Only a ClusterClient is asked for slots, and for a slot that moves.
-// Connections are made in the background, within the client's DialTimeout. A call that finds all
-// connections busy shares a pipeline with others.
+// The backend makes a few connections of its own with the client's options; docs/backends.md says what
+// becomes of each. Up to four are for calls, or one to each master of a quorum. Up to two are for
+// renewals, and one is for wake-ups. Over a slow link, calls and renewals get up to four times as many.
+// Config.Replicas doubles their number. The backend does not use the client's pool or hooks, so it
+// never waits behind the application's commands. Only a ClusterClient is asked for slots, and for a
+// slot that moves. Connections are made in the background, within the client's DialTimeout. A call
+// that finds all connections busy shares a pipeline with others, and waits as long as Redis answers.
 //
 // A lock without a token is one SET and one script. Instead of the script, Redis 8.4 gets DELEX and
 // Valkey 9 DELIFEQ, with a PUBLISH. The lock leaves no second key behind. Old servers work; Redis

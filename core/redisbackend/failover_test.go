@@ -94,6 +94,31 @@ func TestSentinel_OldMasterStillAnswers(t *testing.T) {
 	})
 }
 
+// Waiters listen at the promoted master, too: at the old one they would hear of no release.
+func TestSentinel_WakeUpsFollow(t *testing.T) {
+	t.Parallel()
+	old, promoted := testutil.Redis(t), testutil.Redis(t)
+	for _, n := range []*testutil.Node{old, promoted} {
+		acquire(t, locker(t, one(n.Client())), "k", core.WithTTL(time.Hour))
+	}
+	client, promote := named(t, "FailoverClient", old, promoted)
+	waiter := locker(t, one(client))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	gaveUp := make(chan error, 1)
+	go func() {
+		_, err := waiter.Acquire(ctx, "k")
+		gaveUp <- err
+	}()
+	eventually(t, "the waiter listens", func() bool { return subscribers(t, old, "k") == 1 })
+	promote()
+	eventually(t, "the waiter listens at the promoted master", func() bool {
+		return subscribers(t, promoted, "k") == 1 && subscribers(t, old, "k") == 0
+	})
+	cancel()
+	want(t, "Acquire", <-gaveUp, context.Canceled)
+}
+
 // The name of a server leads to another one after a planned fail-over, as with ElastiCache or a
 // Service of Kubernetes. The old master is a replica now and keeps its connections open.
 func TestFailover_NameLeadsToTheNewMaster(t *testing.T) {

@@ -66,16 +66,6 @@ func (c Config) validReplicas(ttl time.Duration) error {
 	return nil
 }
 
-// newConfirming returns a conn with connections of its own, whose pipelines end with WAIT. Calls
-// that need no replicas never wait behind them.
-func newConfirming(c *clientConn, l *latency, r replicas) *clientConn {
-	confirming := &clientConn{options: c.options}
-	confirming.calls = newConnections(c.open, l, callConnections)
-	confirming.renewals = newConnections(c.open, l, renewalConnections)
-	confirming.calls.replicas, confirming.renewals.replicas = &r, &r
-	return confirming
-}
-
 // patience returns how long a pipeline may wait for replicas. Callers that leave at a deadline get
 // the answer before it.
 func (r *replicas) patience(caller, now time.Time) time.Duration {
