@@ -18,6 +18,9 @@ import (
 // slotsLife is how old the slots of a Redis Cluster may be before they are asked for again.
 const slotsLife = 2 * time.Second
 
+// pruneAfter is how long after a new master appeared former ones are looked for.
+const pruneAfter = 5 * time.Second
+
 // cluster routes calls to the masters of a Redis Cluster. Each shard is a node of its own, so that
 // a hung one cannot touch another.
 type cluster struct {
@@ -29,9 +32,10 @@ type cluster struct {
 	asked   driver.Conn
 	name    string // in errors
 
-	mu     sync.Mutex
-	shards map[string]*node // by address
-	closed bool
+	mu      sync.Mutex
+	shards  map[string]*node // by address
+	pruning bool             // prune is due
+	closed  bool
 }
 
 // master is the master of a shard.
@@ -146,10 +150,34 @@ func (c *cluster) shard(m master) *node {
 		c.shards = make(map[string]*node)
 	}
 	c.shards[m.address] = n
-	if c.closed {
+	switch {
+	case c.closed:
 		_ = n.close() // it still serves late releases
+	case len(c.shards) > 1 && !c.pruning:
+		c.pruning = true
+		time.AfterFunc(pruneAfter, c.prune)
 	}
 	return n
+}
+
+// prune closes the nodes of former masters: their keys are elsewhere.
+func (c *cluster) prune() {
+	ctx, cancel := context.WithTimeout(context.Background(), connectWait)
+	defer cancel()
+	masters, err := c.masters(ctx)
+	var former []*node
+	c.mu.Lock()
+	c.pruning = false
+	if err == nil && !c.closed {
+		for address, n := range c.shards {
+			if !slices.ContainsFunc(masters, func(m master) bool { return m.address == address }) {
+				former = append(former, n)
+				delete(c.shards, address)
+			}
+		}
+	}
+	c.mu.Unlock()
+	_ = closeAll(former)
 }
 
 // redirected follows a redirect: after MOVED the cluster's state is loaded anew, and ASK goes to

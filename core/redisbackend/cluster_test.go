@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -311,6 +312,55 @@ func TestRedisCluster_FailoverOfReadOnlyClient(t *testing.T) {
 	})
 	eventually(t, "Extend", func() bool { return k.Extend(t.Context(), 2*time.Minute) == nil })
 	ok(t, "Release", k.Release(t.Context()))
+}
+
+// One master hangs, and go-redis cannot say which masters there are.
+func TestPing_NamesTheHungShard(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.RedisCluster(t, 3)
+	l := locker(t, redisbackend.New(cluster.Client()))
+	answered(t, l)
+	cluster.Nodes[1].Stop()
+	defer cluster.Nodes[1].Cont()
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		err := l.Ping(ctx)
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), cluster.Nodes[1].Addr()) {
+			t.Errorf("Ping: %v; want an error that names %s", err, cluster.Nodes[1].Addr())
+		}
+	}
+}
+
+// The one master gets a new address again and again, as pods of Kubernetes do. The connections to the
+// former ones are closed.
+func TestRedisCluster_FormerMasters(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	var pod atomic.Int64
+	address := func() string { return fmt.Sprintf("pod-%d:6379", pod.Load()) }
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ClientName: "locks",
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{End: 1<<14 - 1, Nodes: []redis.ClusterNode{{Addr: address()}}}}, nil
+		},
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) { return dial(ctx, network, node.Addr()) },
+	})
+	t.Cleanup(func() { _ = client.Close() })
+	l := locker(t, one(client))
+	for range 20 {
+		eventually(t, "the new address", func() bool {
+			client.ReloadState(t.Context())
+			found, err := client.MasterForKey(t.Context(), "k")
+			return err == nil && found.Options().Addr == address()
+		})
+		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+		pod.Add(1)
+	}
+	pod.Add(-1)
+	admin := node.Client()
+	eventually(t, "connections to former masters are closed", func() bool { return connections(t, admin, "locks") < 10 })
+	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
 }
 
 // A Ping that was given up leaves no connections behind.

@@ -83,18 +83,24 @@ func (q *quorum) Ping(ctx context.Context) error {
 	return nil
 }
 
-// ping asks the masters of all shards.
+// ping asks the masters of all shards. If nobody tells which these are, it asks those that are known,
+// so that the error names the one that does not answer.
 func (c *cluster) ping(ctx context.Context) error {
-	masters, err := c.masters(ctx)
-	if err != nil {
-		return &core.UnavailableError{Nodes: []error{c.failed(callerEnded(ctx, err))}}
-	}
-	answers := make(chan error, len(masters))
-	for _, m := range masters {
-		go func() { answers <- c.shard(m).pingShard(ctx) }()
-	}
 	failed := new(core.UnavailableError)
-	for range masters {
+	masters, err := c.masters(ctx)
+	nodes := make([]*node, 0, len(masters))
+	for _, m := range masters {
+		nodes = append(nodes, c.shard(m))
+	}
+	if err != nil {
+		failed.Nodes = append(failed.Nodes, c.failed(callerEnded(ctx, err)))
+		nodes = c.nodes()
+	}
+	answers := make(chan error, len(nodes))
+	for _, n := range nodes {
+		go func() { answers <- n.pingShard(ctx) }()
+	}
+	for range nodes {
 		if err := <-answers; err != nil {
 			failed.Nodes = append(failed.Nodes, causes(err)...)
 		}
