@@ -46,7 +46,7 @@ type connections struct {
 	// replicas makes each pipeline end with WAIT, or is nil.
 	replicas  *replicas
 	limiter   redis.Limiter // of the application, or nil
-	idleLimit time.Duration // a connection that was idle for longer is not used; with 0 or less any is
+	idleLimit time.Duration // of a connection that is still used; with 0 or less any is
 	closing   func()        // called by close, unless nil
 	max       int
 	done      context.Context

@@ -14,10 +14,7 @@ import (
 // handshakeBuffer is what go-redis has for each direction. The backend has buffers of its own.
 const handshakeBuffer = 4 << 10
 
-var (
-	errOneConnection = errors.New("redisbackend: this client has one connection, and it ended")
-	errNoHandshake   = errors.New("redisbackend: go-redis made no handshake on this connection")
-)
+var errNoHandshake = errors.New("redisbackend: go-redis made no handshake on this connection")
 
 // handshakes are made by go-redis, over connections that the backend dials and then uses alone. One
 // redis.Client makes all of them, one at a time: go-redis' metrics keep the name of each client's pool.
@@ -88,14 +85,17 @@ func (l *lent) Close() error {
 }
 
 // lend gives go-redis the connection of a handshake. A subscription has it in its context. Other
-// connections are dialed under a context of go-redis.
+// connections are dialed under a context of go-redis, perhaps when the handshake was given up already.
+// A connection that nobody wants is a closed one: after errors, go-redis would refuse to dial.
 func (h *handshakes) lend(ctx context.Context, _, _ string) (net.Conn, error) {
 	wire, ok := ctx.Value(lentKey{}).(*lent)
 	if !ok {
 		wire = h.pending.Swap(nil)
 	}
 	if wire == nil || wire.taken.Swap(true) {
-		return nil, errOneConnection
+		closed, _ := net.Pipe()
+		_ = closed.Close()
+		return closed, nil
 	}
 	return wire, nil
 }
