@@ -214,11 +214,13 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	lock, err := a.locker.Adopt(ctx, orphan, opts...)
 	if err == nil {
 		a.adopted = unknown
-		text := "idempotency: a run of unknown outcome is taken over; Recover decides about it"
+		ctx, log := context.WithoutCancel(ctx), a.locker.Logger()
+		run := []any{"instance", unknown.Run.Instance, "begun", unknown.Run.Begun, "key", a.name, "route", a.Route}
 		if again {
-			text = "idempotency: a run that failed or died is repeated (RunAgain)"
+			log.InfoContext(ctx, "idempotency: a run that failed or died is repeated (RunAgain)", run...)
+		} else {
+			log.InfoContext(ctx, "idempotency: a run of unknown outcome is taken over; Recover decides about it", run...)
 		}
-		a.locker.Logger().InfoContext(context.WithoutCancel(ctx), text, "instance", unknown.Run.Instance, "begun", unknown.Run.Begun, "key", a.name, "route", a.Route)
 	}
 	return lock, err
 }
