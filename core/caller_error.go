@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // contextError returns ctx's error. It also notices a deadline that passed before ctx's timer
@@ -75,6 +77,9 @@ func acquireError(caller context.Context, key string, err error) error {
 	theirs := callerError(caller, key, err)
 	if e, ok := theirs.(*endedError); ok && e != err {
 		e.ended = endOf(caller)
+	}
+	if _, ok := theirs.(*UnavailableError); ok {
+		return undone.Mark(theirs) // a Release or a Seal may fail after the work under the lock
 	}
 	return theirs
 }

@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"fmt"
 	"time"
+
+	"github.com/onelane/onelane/internal/undone"
 )
 
 const (
@@ -66,7 +68,7 @@ func (l *Locker) join(w *waiter, wait bool) (q *queue, head bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isClosed() {
-		return nil, false, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+		return nil, false, undone.Mark(fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed))
 	}
 	q = l.queues[w.name]
 	if q == nil {

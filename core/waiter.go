@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/onelane/onelane/internal/undone"
 )
 
 var errWaitOver = errors.New("core: the wait is over")
@@ -153,7 +155,7 @@ func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 	switch {
 	case closed:
 		w.drop(k)
-		return nil, fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+		return nil, undone.Mark(fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed))
 	case w.ctx.Err() != nil: // a context that is done never gets a lock
 		w.drop(k)
 		return nil, w.gaveUp(w.ctx, nil)
@@ -165,7 +167,7 @@ func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 // answer, nobody knows whether the key is taken.
 func (w *waiter) gaveUp(ctx context.Context, last error) error {
 	if w.locker.isClosed() {
-		return fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed)
+		return undone.Mark(fmt.Errorf("core: acquire key %q: %w", w.key, ErrClosed))
 	}
 	if u, ok := last.(*UnavailableError); ok {
 		return u

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // begin sends BEGIN. Under a guard database/sql does not see the end of t.ctx. It would roll back
@@ -30,7 +32,7 @@ func (t *transaction) begin(statement context.Context) (err error) {
 	if t.ctx.Err() != nil {
 		err = errors.Join(t.ctx.Err(), err)
 	}
-	return err
+	return undone.Mark(err)
 }
 
 // whileWanted gives up BEGIN when a lock or the context of its statement ends: BEGIN may wait for a

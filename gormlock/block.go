@@ -84,7 +84,9 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 	tx := session(t.carry(db.Statement.Context), db)
 	tx.Statement.ConnPool = t.in(wrapped)
 	if err = fn(tx); err != nil {
-		_ = t.Rollback()
+		if !errors.Is(t.Rollback(), sql.ErrTxDone) { // otherwise fn committed by hand
+			err = t.rolledBack(err)
+		}
 	} else if err = t.Commit(); err != nil {
 		err = db.Session(&gorm.Session{}).AddError(err) // translates it, if GORM is set to
 	}

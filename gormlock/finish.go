@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // rollbackTime is how long a guarded ROLLBACK waits for its answer. Without a COMMIT nothing is
@@ -43,9 +44,10 @@ func (t *transaction) commit() (err error) {
 	err = t.real.Commit()
 	stop()
 	if err == nil || rejected(t.real, err) {
-		t.failed = err
+		t.answer = err
+		t.failed = t.rolledBackLocked(err)
 		t.release()
-		return err
+		return t.failed
 	}
 	t.failed = t.unknown(err)
 	for _, k := range t.locks {
@@ -128,7 +130,7 @@ func (t *transaction) fail(err error) {
 	if t.over {
 		return
 	}
-	t.failed = err
+	t.failed = undone.Mark(err)
 	if rollback := t.undo(); rollback != nil {
 		t.pool.log.Warn(t.ctx, "gormlock: the rollback after the error (%v) failed: %v", err, rollback)
 	}

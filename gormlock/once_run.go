@@ -10,6 +10,9 @@ import (
 	"fmt"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/undone"
 )
 
 const (
@@ -60,7 +63,7 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	if o.dialect.name == "mysql" {
 		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		if tx.Error != nil {
-			return nil, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, tx.Error)
+			return nil, notRun(why, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, tx.Error))
 		}
 		defer tx.Rollback()
 		conn, query = tx.Statement.ConnPool, readOnce
@@ -74,7 +77,15 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	case errors.Is(err, ErrMismatch) || errors.Is(err, ErrUnfinished):
 		return nil, o.error(err)
 	}
-	return nil, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, err)
+	return nil, notRun(why, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, err))
+}
+
+// notRun marks err if fn did not run because of why, which says so.
+func notRun(why, err error) error {
+	if claim.NothingDone(why) {
+		return undone.Mark(err)
+	}
+	return err
 }
 
 // claim inserts the row of the key. If the key is done, claim returns its result and errReplayed,

@@ -93,6 +93,7 @@ func endSingle(db *gorm.DB) {
 	case single == nil:
 	case db.Error != nil:
 		single.rollback()
+		db.Error = single.tx.rolledBack(db.Error)
 	default:
 		defer single.cancel()
 		_ = db.AddError(single.tx.Commit())

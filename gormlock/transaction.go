@@ -13,6 +13,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // transaction is a gorm.Tx that begins in the database when its first statement runs, after the
@@ -36,6 +37,7 @@ type transaction struct {
 	gone      error                     // why MySQL rolled it back, without a guard.
 	holds     atomic.Bool               // it has locks, for those who must not wait for mu.
 	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
+	answer    error                     // the last error of its connection.
 	undone    undoLog                   // what a rollback takes back, and COMMIT runs.
 }
 
@@ -71,12 +73,12 @@ func (t *transaction) usable() error {
 	}
 	for _, k := range t.locks {
 		if err := k.Err(); err != nil {
-			return guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w", err))
+			return undone.Mark(guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w", err)))
 		}
 	}
 	switch err := t.ctx.Err(); {
 	case err != nil:
-		return guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err))
+		return undone.Mark(guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err)))
 	}
 	return nil
 }
@@ -169,7 +171,8 @@ func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.St
 	if err != nil {
 		return nil, err
 	}
-	return c.PrepareContext(ctx, query)
+	stmt, err := c.PrepareContext(ctx, query)
+	return stmt, t.answered(err)
 }
 
 // ExecContext implements gorm.ConnPool.
@@ -178,7 +181,8 @@ func (t *transaction) ExecContext(ctx context.Context, query string, args ...any
 	if err != nil {
 		return nil, err
 	}
-	return c.ExecContext(ctx, query, args...)
+	done, err := c.ExecContext(ctx, query, args...)
+	return done, t.answered(err)
 }
 
 // QueryContext implements gorm.ConnPool.
@@ -188,7 +192,8 @@ func (t *transaction) QueryContext(ctx context.Context, query string, args ...an
 		return nil, err
 	}
 	t.tryValuers(args)
-	return c.QueryContext(ctx, query, args...)
+	rows, err := c.QueryContext(ctx, query, args...)
+	return rows, t.answered(err)
 }
 
 // QueryRowContext implements gorm.ConnPool.
@@ -198,7 +203,9 @@ func (t *transaction) QueryRowContext(ctx context.Context, query string, args ..
 		return failedRow(err)
 	}
 	t.tryValuers(args)
-	return c.QueryRowContext(ctx, query, args...)
+	row := c.QueryRowContext(ctx, query, args...)
+	_ = t.answered(row.Err())
+	return row
 }
 
 // StmtContext implements gorm.Tx: where statements are prepared, a cached one comes here first.

@@ -39,6 +39,7 @@ var grpcCodes = map[string]codes.Code{
 	idempotency.CodeLockUnavailable:    codes.Unavailable,
 	idempotency.CodePrincipalMissing:   codes.Unauthenticated,
 	idempotency.CodeMisconfigured:      codes.Internal,
+	idempotency.CodeNothingDone:        codes.Aborted, // see Error
 }
 
 // refusal is the error of a call that an interceptor refused. If the whole call ends with it, fate
@@ -60,12 +61,8 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	if c.retryInFlight && p.Code == idempotency.CodeInFlight {
 		code = codes.Unavailable
 	}
-	details := []protoadapt.MessageV1{
-		&errdetails.ErrorInfo{Reason: strings.ToUpper(p.Code), Domain: Domain},
-	}
 	pushback := ""
 	if p.Retryable && p.RetryAfter > 0 {
-		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(p.RetryAfter)})
 		pushback = strconv.FormatInt(p.RetryAfter.Milliseconds(), 10)
 	}
 	if p.Code == idempotency.CodeLockLost {
@@ -75,6 +72,17 @@ func (c *call) refuse(p idempotency.Refusal) error {
 	if pushback != "" {
 		// An error means that the client is gone.
 		_ = grpc.SetTrailer(c.ctx, metadata.Pairs("grpc-retry-pushback-ms", pushback))
+	}
+	return refusalOf(code, p)
+}
+
+// refusalOf returns the error of a refusal.
+func refusalOf(code codes.Code, p idempotency.Refusal) error {
+	details := []protoadapt.MessageV1{
+		&errdetails.ErrorInfo{Reason: strings.ToUpper(p.Code), Domain: Domain},
+	}
+	if p.Retryable && p.RetryAfter > 0 {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(p.RetryAfter)})
 	}
 	words := []string{"onelane: " + p.Title + "."}
 	for _, more := range []string{p.Detail, p.Correction} {

@@ -33,6 +33,8 @@ const (
 	CodeRequestTimeout     = "request_timeout"                 // 408. The body came too slowly.
 	CodeRequestUnreadable  = "request_unreadable"              // 400. The body could not be read.
 	CodeMisconfigured      = "misconfigured"                   // 500. A mistake in the program, which is logged.
+	CodeNothingDone        = "nothing_done"                    // 503. See Fail.
+	CodeFailed             = "failed"                          // 500. See Fail.
 )
 
 // Refusal is the answer that this package sends instead of the handler's. Its fields are those of
@@ -95,6 +97,8 @@ var refusals = func() map[string]Refusal {
 		{Status: 408, Code: CodeRequestTimeout, Title: "The request's body came too slowly", Retryable: true},
 		{Status: 400, Code: CodeRequestUnreadable, Title: "The request's body could not be read", Retryable: true},
 		{Status: 500, Code: CodeMisconfigured, Title: "The server is misconfigured"},
+		{Status: 503, Code: CodeNothingDone, Title: "The request failed and did nothing", Retryable: true, RetryAfter: soon},
+		{Status: 500, Code: CodeFailed, Title: "The request failed"},
 	} {
 		r.Type = problemType + r.Code
 		all[r.Code] = r

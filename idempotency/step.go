@@ -16,7 +16,7 @@ var (
 	ErrStepUnknown = errors.New("idempotency: the outcome of a step is unknown; ask the other system, with the key of DeriveKey")
 	// ErrNothingDone is an error for the function of a [Step] to return. An error that matches it
 	// frees the step.
-	ErrNothingDone = errors.New("nothing was done")
+	ErrNothingDone = claim.ErrNothingDone
 )
 
 // Step runs fn at most once for each name and the key of the innermost claim that ctx carries. It

@@ -70,7 +70,7 @@ func (s *service) grab(c *gin.Context) {
 	primary := clause.Locking{Strength: clause.LockingStrengthUpdate}
 	var order Order
 	if err := db.Clauses(primary).First(&order, "id = ?", c.Param("id")).Error; err != nil {
-		c.JSON(http.StatusInternalServerError, gin.H{"code": err.Error()})
+		ginlock.Fail(c, err)
 		return
 	}
 	if order.Taker != "" {
@@ -80,7 +80,7 @@ func (s *service) grab(c *gin.Context) {
 	time.Sleep(time.Millisecond) // a price is looked up, a route is planned
 	token, err := s.token(c)
 	if err != nil {
-		c.JSON(http.StatusInternalServerError, gin.H{"code": err.Error()})
+		ginlock.Fail(c, err)
 		return
 	}
 	err = db.Transaction(func(tx *gorm.DB) error {
@@ -90,7 +90,7 @@ func (s *service) grab(c *gin.Context) {
 		return tx.Create(&Grab{OrderID: order.ID, Taker: driver, Token: token}).Error
 	})
 	if err != nil {
-		c.JSON(http.StatusInternalServerError, gin.H{"code": err.Error()})
+		ginlock.Fail(c, err)
 		return
 	}
 	c.JSON(http.StatusCreated, gin.H{"order": order.ID, "taker": driver})

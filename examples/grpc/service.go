@@ -136,8 +136,10 @@ func statusOf(err error) error {
 		return nil
 	case errNoOrder:
 		return status.Error(codes.NotFound, err.Error())
+	case errTaken:
+		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	return status.Error(codes.FailedPrecondition, err.Error())
+	return grpclock.Error(err)
 }
 
 // httpServer is the same on Gin.
@@ -167,8 +169,10 @@ func httpServer(b *book, unguarded bool) http.Handler {
 			c.JSON(http.StatusOK, o)
 		case errNoOrder:
 			c.JSON(http.StatusNotFound, gin.H{"error": err.Error()})
-		default:
+		case errTaken:
 			c.JSON(http.StatusConflict, gin.H{"error": err.Error()})
+		default:
+			ginlock.Fail(c, err)
 		}
 	})...)
 	return r

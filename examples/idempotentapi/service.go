@@ -98,7 +98,7 @@ func (s *service) pay(c *gin.Context) {
 	ctx := c.Request.Context()
 	key, err := idempotency.DeriveKey(ctx, "charge")
 	if err != nil {
-		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
+		ginlock.Fail(c, err)
 		return
 	}
 	charge, err := s.provider.charge(ctx, key, Charge{Customer: c.GetString(gin.AuthUserKey), Cents: p.Cents})
@@ -145,7 +145,7 @@ func (s *service) payOnce(c *gin.Context) {
 		return charge, tx.Create(&charge).Error
 	})
 	if err != nil {
-		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
+		ginlock.Fail(c, err)
 		return
 	}
 	s.mayDie()

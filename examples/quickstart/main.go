@@ -169,6 +169,20 @@ func sell(ctx context.Context, db *gorm.DB) error {
 	}, gormlock.WithRetry(3))
 }
 
+// buy is sell as a handler.
+func buy(db *gorm.DB) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		switch err := sell(c.Request.Context(), db); {
+		case errors.Is(err, errSoldOut):
+			c.Status(http.StatusGone)
+		case err != nil:
+			ginlock.Fail(c, err) // a busy lock or a rolled-back transaction leaves the key free
+		default:
+			c.Status(http.StatusCreated)
+		}
+	}
+}
+
 // inTheDatabase lets twenty people buy five units.
 func inTheDatabase(out io.Writer, locker *core.Locker) error {
 	dir, err := os.MkdirTemp("", "quickstart")
@@ -194,11 +208,18 @@ func inTheDatabase(out io.Writer, locker *core.Locker) error {
 	if err := db.Create(&Stock{SKU: 42, Remaining: 5}).Error; err != nil {
 		return err
 	}
+	r := gin.New()
+	r.POST("/units", login, ginlock.ByHeader("Idempotency-Key"), buy(db))
 	var people sync.WaitGroup
 	var sold atomic.Int64
-	for range 20 {
+	for i := range 20 {
 		people.Go(func() {
-			if sell(context.Background(), db) == nil {
+			order := httptest.NewRequest(http.MethodPost, "/units", nil)
+			order.Header.Set("Authorization", fmt.Sprint("Bearer buyer ", i))
+			order.Header.Set("Idempotency-Key", `"once"`)
+			answer := httptest.NewRecorder()
+			r.ServeHTTP(answer, order)
+			if answer.Code == http.StatusCreated {
 				sold.Add(1)
 			}
 		})

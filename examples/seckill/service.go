@@ -69,14 +69,8 @@ func (s *service) buy(c *gin.Context) {
 	switch {
 	case errors.Is(err, errSoldOut), errors.Is(err, stock.ErrInsufficient):
 		c.JSON(http.StatusGone, gin.H{"error": "sold out"})
-	case errors.Is(err, core.ErrTaken), errors.Is(err, core.ErrUnavailable), errors.Is(err, stock.ErrBusy):
-		c.Header("Retry-After", "1") // nothing was done, so the key is free and the buyer may try again
-		c.JSON(http.StatusServiceUnavailable, gin.H{"error": err.Error()})
-	case errors.Is(err, gormlock.ErrCommitUnknown):
-		// The order may be there. A 500 would be recorded as the answer, and 504 is not.
-		c.JSON(http.StatusGatewayTimeout, gin.H{"error": err.Error()})
 	case err != nil:
-		c.JSON(http.StatusInternalServerError, gin.H{"error": err.Error()})
+		ginlock.Fail(c, err) // if nothing was done, the key is free and the buyer may try again
 	default:
 		c.JSON(http.StatusCreated, gin.H{"order": order.ID})
 	}

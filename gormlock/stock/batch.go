@@ -12,6 +12,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/internal/sqlerr"
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // batch is some calls for one row that share a transaction. Each try writes the results of the calls
@@ -176,6 +177,10 @@ func (b *batch) settle(err error) {
 	// Drivers have words of their own for what the end of the context did.
 	if ended := b.ended(); err != nil && ended != nil && !errors.Is(err, ended) && !errors.Is(err, ErrCommitUnknown) {
 		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	answer := errors.Is(err, ErrClosed) || errors.Is(err, gorm.ErrRecordNotFound) || b.aboutOrders(err)
+	if !answer && !errors.Is(err, ErrCommitUnknown) {
+		err = undone.Mark(err)
 	}
 	var refused []*call
 	for _, c := range b.calls {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // call is one Sell.
@@ -82,7 +84,8 @@ func (s *seller) join(key any, c *call) (l *lane, alone bool, err error) {
 		}
 	}
 	if len(l.waiting) >= s.waiting {
-		return nil, false, s.failed(key, c.n, fmt.Errorf("nothing was done: %w: %d wait, which is the limit of Waiting", ErrBusy, len(l.waiting)))
+		return nil, false, undone.Mark(s.failed(key, c.n,
+			fmt.Errorf("nothing was done: %w: %d wait, which is the limit of Waiting", ErrBusy, len(l.waiting))))
 	}
 	l.waiting = append(l.waiting, c)
 	return l, false, nil
@@ -97,7 +100,8 @@ func (s *seller) wait(l *lane, c *call) {
 	case <-c.ctx.Done():
 	}
 	if s.withdraw(l, c) {
-		c.err = s.failed(l.key, c.n, fmt.Errorf("the context ended while the call waited, nothing was done: %w", c.ctx.Err()))
+		c.err = undone.Mark(s.failed(l.key, c.n,
+			fmt.Errorf("the context ended while the call waited, nothing was done: %w", c.ctx.Err())))
 		return
 	}
 	<-c.done

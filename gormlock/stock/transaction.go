@@ -10,6 +10,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/internal/sqlerr"
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // errBegin and errCommit say how a transaction failed without a doubt. [ErrCommitUnknown] is the third.
@@ -23,7 +24,7 @@ var (
 func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.DB) error) (err error) {
 	tx := atSource(db, table).Begin(opts)
 	if tx.Error != nil {
-		return fmt.Errorf("%w: %w", errBegin, tx.Error)
+		return undone.Mark(fmt.Errorf("%w: %w", errBegin, tx.Error))
 	}
 	pool := tx.Statement.ConnPool.(gorm.TxCommitter)
 	ended := false
@@ -34,6 +35,9 @@ func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.D
 		}
 	}()
 	if err = cmp.Or(fn(tx), tx.Statement.Context.Err()); err != nil {
+		if undone.Certain(err, sqlerr.Passing) { // fn commits nothing, and its hooks may run several times
+			return undone.Mark(err)
+		}
 		return err
 	}
 	ended = true
@@ -42,7 +46,11 @@ func transact(db *gorm.DB, table string, opts *sql.TxOptions, fn func(tx *gorm.D
 	case err == nil || errors.Is(err, ErrCommitUnknown):
 		return err
 	case rejected:
-		return fmt.Errorf("%w: %w", errCommit, err)
+		err = fmt.Errorf("%w: %w", errCommit, err)
+		if sqlerr.Refused(err) {
+			return err // trying again would not help
+		}
+		return undone.Mark(err)
 	}
 	return fmt.Errorf("%w: look whether the rows are stored: %w", ErrCommitUnknown, err)
 }

@@ -201,3 +201,20 @@ func InTree(err error, is func(error) bool) bool {
 	}
 	return false
 }
+
+// Passing reports whether err itself is a server's error about its state, and not about what was
+// written. The same statement may succeed later. It does not look at the errors that err wraps.
+func Passing(err error) bool {
+	switch err.(type) {
+	case nil, interface{ Unwrap() error }, interface{ Unwrap() []error }:
+		return false
+	}
+	_, isSQLite := SQLiteCode(err)
+	return (isSQLite || MySQLNumber(err) != 0 || PostgresState(err) != "") && !Refused(err)
+}
+
+// ConflictItself is [Conflict] for err itself. A server that reports it has rolled back. SQLite has
+// not: the transaction may still be open.
+func ConflictItself(err error) bool {
+	return Passing(err) && Conflict(err) && !SQLiteBusy(err)
+}
