@@ -267,7 +267,7 @@ func TestRetry_Problem(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(*gin.Context) {}, idempotency.Require())
 	p := s.do("POST", "/orders", "").problem(t)
-	if p.Type != "https://pkg.go.dev/github.com/onelane/onelane/idempotency#idempotency_key_missing" || p.Title == "" || p.Status != 400 ||
+	if p.Type != "https://pkg.go.dev/github.com/onelane/onelane/idempotency#CodeKeyMissing" || p.Title == "" || p.Status != 400 ||
 		!strings.Contains(p.Correction, idempotencyKey) {
 		t.Errorf("%+v", p)
 	}

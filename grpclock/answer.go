@@ -27,8 +27,11 @@ const (
 	inTrailer = "trailer:"
 )
 
-// replayedTrailer is set on every replay.
-const replayedTrailer = "idempotency-replayed"
+// replayedTrailer is set on every replay, and originalTrailer if the first call had an id.
+const (
+	replayedTrailer = "idempotency-replayed"
+	originalTrailer = "idempotency-original-request"
+)
 
 var errTooLarge = errors.New("the answer is larger than MaxBody; raise it, or send less")
 
@@ -92,6 +95,9 @@ func (c *call) replay(r *claim.Record) (any, error) {
 		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeResponseNotKept))
 	}
 	header, trailer := metadata.MD{}, metadata.Pairs(replayedTrailer, "true")
+	if id := r.Run.RequestID; id != "" {
+		trailer.Set(originalTrailer, id)
+	}
 	for key, values := range r.Header {
 		// A name may have been recorded under other options.
 		if name, ok := strings.CutPrefix(key, inHeader); ok && c.metadata[name] {

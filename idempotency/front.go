@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -147,7 +148,15 @@ func (f *front) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		code = CodeRequestTimeout
 	}
-	f.refuse(w, r, refusals[code])
+	p := refusals[code]
+	if code == CodeRequestTooLarge {
+		most := int64(f.maxRequestBody)
+		if outside != nil {
+			most = outside.Limit
+		}
+		p.Detail = fmt.Sprintf("At most %d bytes are allowed.", most)
+	}
+	f.refuse(w, r, p)
 }
 
 // misconfigured answers a request that cannot be protected because of a mistake in the program.

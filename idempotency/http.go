@@ -251,6 +251,9 @@ func (m *middleware) replay(w http.ResponseWriter, r *http.Request, record *clai
 		}
 	}
 	h.Set("Idempotency-Replayed", "true")
+	if id := record.Run.RequestID; id != "" {
+		h.Set("Idempotency-Original-Request", id)
+	}
 	w.WriteHeader(record.Status)
 	if len(record.Body) > 0 {
 		_, _ = w.Write(record.Body) // an error means that the client is gone

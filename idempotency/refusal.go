@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -40,7 +41,7 @@ const (
 // Refusal is the answer that this package sends instead of the handler's. Its fields are those of
 // RFC 9457. Its JSON is the body that clients get.
 type Refusal struct {
-	// Type is a URI that ends in the code.
+	// Type is the URI of the code's documentation.
 	Type string `json:"type"`
 	// Title says what the code means.
 	Title string `json:"title"`
@@ -100,11 +101,20 @@ var refusals = func() map[string]Refusal {
 		{Status: 503, Code: CodeNothingDone, Title: "The request failed and did nothing", Retryable: true, RetryAfter: soon},
 		{Status: 500, Code: CodeFailed, Title: "The request failed"},
 	} {
-		r.Type = problemType + r.Code
+		r.Type = problemType + constantOf(r.Code)
 		all[r.Code] = r
 	}
 	return all
 }()
+
+// constantOf returns the name of a code's constant.
+func constantOf(code string) string {
+	name := "Code"
+	for word := range strings.SplitSeq(strings.TrimPrefix(code, "idempotency_"), "_") {
+		name += strings.ToUpper(word[:1]) + word[1:]
+	}
+	return name
+}
 
 // differing returns the refusal of a request that differs from the first one in a part.
 func (p Refusal) differing(part string) Refusal {
