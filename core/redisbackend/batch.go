@@ -90,14 +90,14 @@ func (c *connections) enqueue(w *call, now time.Time) error {
 	c.waiting = append(c.waiting, w)
 	if !c.armed {
 		c.armed = true
-		time.AfterFunc(c.until(w).Sub(now), c.expire)
+		time.AfterFunc(c.untilLocked(w).Sub(now), c.expire)
 	}
 	return nil
 }
 
-// until returns how long a call waits for a connection: until Redis has been silent for as long as a
-// call may take. However many calls there are, none is given up while Redis answers. c.mu is held.
-func (c *connections) until(w *call) time.Time {
+// untilLocked returns how long a call waits for a connection: until Redis has been silent for as long
+// as a call may take. However many calls there are, none is given up while Redis answers.
+func (c *connections) untilLocked(w *call) time.Time {
 	if c.open == 0 {
 		return c.since.Add(c.patience())
 	}
@@ -130,7 +130,7 @@ func (c *connections) expire() {
 		if w.taken {
 			continue
 		}
-		until := c.until(w)
+		until := c.untilLocked(w)
 		if !now.Before(until) {
 			w.taken = true
 			over = append(over, w)

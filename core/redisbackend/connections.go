@@ -133,8 +133,8 @@ func (c *connections) keep(cn *connection) bool {
 	return true
 }
 
-// prune closes the idle connections that a new one replaces. c.mu is held.
-func (c *connections) prune() {
+// pruneLocked closes the idle connections that a new one replaces.
+func (c *connections) pruneLocked() {
 	c.idle = slices.DeleteFunc(c.idle, func(cn *connection) bool {
 		if !cn.old(c.fresh) {
 			return false
@@ -254,7 +254,7 @@ func (c *connections) connect() {
 	cn.made = time.Now()
 	cn.used = cn.made
 	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, cn.made
-	c.prune()
+	c.pruneLocked()
 	c.mu.Unlock()
 	c.put(cn, nil)
 }
