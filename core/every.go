@@ -91,7 +91,10 @@ func Every(ctx context.Context, l *Locker, name string, interval time.Duration, 
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case l.isClosed():
-			return fmt.Errorf("core: every %q: %w", name, cmp.Or(err, ErrClosed))
+			if err == nil || errors.Is(err, ErrClosed) {
+				return fmt.Errorf("core: every %q: %w", name, cmp.Or(err, ErrClosed))
+			}
+			return fmt.Errorf("core: every %q: %w: %w", name, ErrClosed, err) // a call was under way
 		case err == nil:
 			pauses.outage = 0
 		case errors.Is(err, ErrInvalidKey):

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -160,6 +161,9 @@ func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 		return w.granted(q, g, sent)
 	}
 	err = w.ownOrphan(withKey(err, w.key), owner)
+	if _, failed := err.(*UnavailableError); failed && l.isClosed() {
+		return nil, fmt.Errorf("core: acquire key %q: %w: %w", w.key, ErrClosed, err) // Close closed the backend
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last := q.last

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -138,6 +139,49 @@ func TestClose_WhileTheBackendGrants(t *testing.T) {
 				if n := l.Keys(); n != 0 {
 					t.Errorf("%d keys are remembered", n)
 				}
+			})
+		})
+	}
+}
+
+// closedInACall answers late, that its client is closed.
+type closedInACall struct{ core.Sealer }
+
+func (closedInACall) gone() error {
+	time.Sleep(time.Second)
+	return &core.UnavailableError{Nodes: []error{errors.New("client is closed")}, Permanent: true}
+}
+
+func (b closedInACall) Acquire(context.Context, core.Request) (core.Grant, error) {
+	return core.Grant{}, b.gone()
+}
+
+func (b closedInACall) Inspect(context.Context, string) (core.State, error) {
+	return core.State{}, b.gone()
+}
+
+// A backend that was closed in the middle of a call answers that it is unavailable. The caller gets
+// ErrClosed all the same.
+func TestClose_InTheMiddleOfACall(t *testing.T) {
+	for name, call := range map[string]func(*core.Locker) error{
+		"Acquire": func(l *core.Locker) error { _, err := l.Acquire(context.Background(), "k"); return err },
+		"Try":     func(l *core.Locker) error { _, err := l.TryAcquire(context.Background(), "k"); return err },
+		"Any": func(l *core.Locker) error {
+			_, err := l.AcquireAny(context.Background(), []string{"k", "j"})
+			return err
+		},
+		"Every": func(l *core.Locker) error {
+			return core.Every(context.Background(), l, "k", time.Minute, func(context.Context) error { return nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := locker(t, closedInACall{backendtest.Memory()})
+				answer := make(chan error, 1)
+				go func() { answer <- call(l) }()
+				time.Sleep(500 * time.Millisecond)
+				ok(t, "Close", l.Close())
+				want(t, name, <-answer, core.ErrClosed)
 			})
 		})
 	}
