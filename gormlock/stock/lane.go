@@ -46,27 +46,23 @@ type lane struct {
 	out     *InsufficientError // too little was left a moment ago
 }
 
-// sell decides about a call. If nobody else sells the row, the caller does, in its own goroutine. A
-// panic of a hook goes through it like through a transaction by hand. Otherwise the call waits in
-// line for the next batch.
+// sell decides about a call. The first one in an idle lane leads it.
 func (s *seller) sell(key any, c *call) {
 	span := s.reported.start(c)
 	defer func() { s.reported.end(span, c) }()
-	l, alone, err := s.join(key, c)
+	l, first, err := s.join(key, c)
 	switch {
 	case err != nil:
 		c.err = err
-	case alone:
-		defer s.leave(l)
-		s.sellBatch(l, []*call{c}, true)
+	case first:
+		s.lead(l, c)
 	default:
 		s.wait(l, c)
 	}
 }
 
-// join puts a call into the line of its row. It reports alone if the caller shall sell by itself: the
-// lane is idle, and one of the connections as well.
-func (s *seller) join(key any, c *call) (l *lane, alone bool, err error) {
+// join puts a call into the line of its row. It reports first if the lane is idle.
+func (s *seller) join(key any, c *call) (l *lane, first bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l = s.lanes[key]
@@ -74,21 +70,46 @@ func (s *seller) join(key any, c *call) (l *lane, alone bool, err error) {
 		l = &lane{key: key}
 		s.lanes[key] = l
 	}
-	if !l.busy {
-		l.busy = true
-		select {
-		case s.slots <- struct{}{}:
-			return l, true, nil
-		default: // others may join until there is a connection
-			go s.run(l)
-		}
-	}
 	if len(l.waiting) >= s.waiting {
 		return nil, false, undone.Mark(s.failed(key, c.n,
 			fmt.Errorf("nothing was done: %w: %d wait, which is the limit of Waiting", ErrBusy, len(l.waiting))))
 	}
+	first, l.busy = !l.busy, true
 	l.waiting = append(l.waiting, c)
-	return l, false, nil
+	return l, first, nil
+}
+
+// lead waits for a connection. If nobody has joined the call by then, it sells in the caller's own
+// goroutine. A panic of a hook goes through it like through a transaction by hand.
+func (s *seller) lead(l *lane, c *call) {
+	select {
+	case s.slots <- struct{}{}:
+	case <-c.ctx.Done():
+		go s.run(l)
+		s.wait(l, c)
+		return
+	}
+	if s.takeAlone(l) {
+		defer s.leave(l)
+		s.sellBatch(l, []*call{c}, true)
+		return
+	}
+	go func() {
+		s.runBatch(l)
+		s.run(l)
+	}()
+	s.wait(l, c)
+}
+
+// takeAlone takes the first call out of the line, and reports false if there are others.
+func (s *seller) takeAlone(l *lane) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(l.waiting) > 1 {
+		return false
+	}
+	l.waiting = nil
+	return true
 }
 
 // wait returns when a call is decided. Only in the line the end of its context withdraws it.
@@ -131,13 +152,18 @@ func (s *seller) leave(l *lane) {
 func (s *seller) run(l *lane) {
 	for !s.idle(l) {
 		s.slots <- struct{}{}
-		batch := s.next(l)
-		if len(batch) > 0 {
-			s.sellBatch(l, batch, false)
-		}
-		<-s.slots
-		wake(batch)
+		s.runBatch(l)
 	}
+}
+
+// runBatch runs the next batch, and gives the connection back.
+func (s *seller) runBatch(l *lane) {
+	batch := s.next(l)
+	if len(batch) > 0 {
+		s.sellBatch(l, batch, false)
+	}
+	<-s.slots
+	wake(batch)
 }
 
 // wake wakes the callers of a batch, and returns when all of them run. Those that buy again at once

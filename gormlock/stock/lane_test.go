@@ -212,6 +212,64 @@ func TestSale_PoolLeavesOne(t *testing.T) {
 	})
 }
 
+// TestSale_WaitsForAConnection: the first call for a row may leave before there is a connection. The
+// calls that joined it share transactions, with it or without it.
+func TestSale_WaitsForAConnection(t *testing.T) {
+	for name, leaves := range map[string]bool{"the first stays": false, "the first leaves": true} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, db *gorm.DB) { waitsForAConnection(t, db, leaves) })
+		})
+	}
+}
+
+func waitsForAConnection(t *testing.T, db *gorm.DB, leaves bool) {
+	pool, _ := db.DB()
+	fresh(t, db, 1000, &Plain{})
+	ok(t, "Create", db.Create(&Stock{SKU: 43, Remaining: 1000}).Error)
+	pool.SetMaxOpenConns(2)
+	defer pool.SetMaxOpenConns(0)
+	goOn := make(chan struct{})
+	f := &faulty{begin: func() error { <-goOn; return nil }}
+	s := newSale[Plain](t, through(db, f), stock.Batch(2))
+	sell := func(ctx context.Context, sku int) <-chan error {
+		answer := make(chan error, 1)
+		go func() {
+			_, err := s.Sell(ctx, sku, 1, &Plain{SKU: int64(sku)})
+			answer <- err
+		}()
+		return answer
+	}
+	all := []<-chan error{sell(context.Background(), 42)}
+	eventually(t, "the only connection is in use", func() bool { return f.begins.Load() == 1 })
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	first := sell(ctx, 43)
+	eventually(t, "the first call waits", func() bool { return stock.Queued(s) == 1 })
+	for range 3 {
+		all = append(all, sell(context.Background(), 43))
+	}
+	eventually(t, "others join it", func() bool { return stock.Queued(s) == 4 })
+	if leaves {
+		cancel()
+		if err := <-first; !errors.Is(err, context.Canceled) {
+			t.Errorf("the first call: %v", err)
+		}
+	} else {
+		all = append(all, first)
+	}
+	close(goOn)
+	for _, answer := range all {
+		ok(t, "Sell", <-answer)
+	}
+	if n := f.begins.Load(); n != 3 {
+		t.Errorf("%d transactions, want one for the other row, and two for up to two calls each", n)
+	}
+	eventually(t, "no lane is left", func() bool { return stock.Lanes(s) == 0 })
+	if n := count[Plain](t, db); n != int64(len(all)) {
+		t.Errorf("%d orders of %d calls", n, len(all))
+	}
+}
+
 // TestSale_ManyRows: each row has its lane, and lanes go away.
 func TestSale_ManyRows(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
