@@ -18,9 +18,10 @@ const (
 
 // connection is one connection to Redis, used by one goroutine at a time.
 type connection struct {
-	wire   net.Conn
-	reader *bufio.Reader
-	buffer []byte
+	wire     net.Conn
+	readable func() bool // without waiting
+	reader   *bufio.Reader
+	buffer   []byte
 
 	end  time.Time // when it is to be replaced, or zero
 	made time.Time
@@ -31,10 +32,12 @@ type connection struct {
 }
 
 func newConnection(wire net.Conn) *connection {
-	cn := &connection{wire: wire}
+	cn := &connection{wire: wire, readable: newReadable(wire)}
 	cn.reader = bufio.NewReaderSize(cn, largeChunk)
 	return cn
 }
+
+func never() bool { return false }
 
 // old reports whether cn was to be replaced before t.
 func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
@@ -42,14 +45,14 @@ func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After
 // gone reports whether cn, which is idle, must not be used: the server has closed it, or has sent
 // an answer that nobody asked for.
 func (cn *connection) gone() bool {
-	if !readable(cn.wire) {
+	if !cn.readable() {
 		return false
 	}
 	_ = cn.wire.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := cn.reader.Peek(1)
 	// After a time-out, there was only a message of TLS, and it has been read. But on a busy
 	// machine the time may be over before the read: then there is still something to read.
-	return !isTimeout(err) || readable(cn.wire)
+	return !isTimeout(err) || cn.readable()
 }
 
 func (cn *connection) close() { _ = cn.wire.Close() }

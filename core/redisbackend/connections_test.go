@@ -14,7 +14,7 @@ func TestConnections_LastOneBreaksWhileDialing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConnections(func(context.Context) (*connection, error) {
 			time.Sleep(connectWait / 2)
-			return &connection{}, nil
+			return newConnection(nil), nil
 		}, newLatency(time.Second), 2)
 		first := make(chan *connection, 1)
 		get := func() *connection {

@@ -56,6 +56,21 @@ func TestCosts_KeysLeaveNothingBehind(t *testing.T) {
 	eventually(t, "no goroutine stays", func() bool { return runtime.NumGoroutine() <= goroutines })
 }
 
+// A lock and its release, over the network and without waiters.
+func TestCosts_Allocations(t *testing.T) {
+	ctx, l := context.Background(), locker(t, one(testutil.Redis(t).Client()))
+	n := testing.AllocsPerRun(500, func() {
+		k, err := l.Acquire(ctx, "stock:42")
+		if err != nil || k.Release(ctx) != nil {
+			t.Error("a lock failed")
+		}
+	})
+	t.Logf("lock and release: %v allocations", n)
+	if n > 25 && !race {
+		t.Errorf("lock and release allocate %v times, want at most 25", n)
+	}
+}
+
 // A caller that finds a large seal gets one copy of it, beside the one that was read.
 func TestCosts_LargeSeal(t *testing.T) {
 	const size, calls = 8 << 20, 5

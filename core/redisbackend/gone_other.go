@@ -4,5 +4,5 @@ package redisbackend
 
 import "net"
 
-// readable reports false, because only gone_unix.go knows how to ask.
-func readable(net.Conn) bool { return false }
+// newReadable returns never, because only gone_unix.go knows how to ask.
+func newReadable(net.Conn) func() bool { return never }

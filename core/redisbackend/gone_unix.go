@@ -8,25 +8,26 @@ import (
 	"syscall"
 )
 
-// readable reports, without waiting, whether there is something to read on an idle connection: data
-// or its end. It reports false for a connection of a Dialer that is not a socket.
-func readable(wire net.Conn) bool {
+// newReadable returns a function that reports, without waiting, whether there is something to read on
+// an idle connection: data or its end. It reports false for a connection of a Dialer that is not a
+// socket. One goroutine at a time may call it.
+func newReadable(wire net.Conn) func() bool {
 	if secure, ok := wire.(interface{ NetConn() net.Conn }); ok { // TLS
 		wire = secure.NetConn()
 	}
 	socket, ok := wire.(syscall.Conn)
 	if !ok {
-		return false
+		return never
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {
-		return false
+		return never
 	}
-	var b [1]byte
 	waits := false
-	err = raw.Control(func(fd uintptr) {
+	peek := func(fd uintptr) {
+		var b [1]byte
 		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK) // the socket does not block
 		waits = errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR)
-	})
-	return err == nil && !waits
+	}
+	return func() bool { return raw.Control(peek) == nil && !waits }
 }

@@ -3,7 +3,6 @@
 package redisbackend
 
 import (
-	"bufio"
 	"net"
 	"testing"
 	"time"
@@ -34,13 +33,12 @@ func TestConnection_GoneOnABusyMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cn := &connection{wire: haltedConn{ours.(*net.TCPConn)}}
-	cn.reader = bufio.NewReaderSize(cn, largeChunk)
+	cn := newConnection(haltedConn{ours.(*net.TCPConn)})
 	if cn.gone() {
 		t.Fatal("the connection is open, and gone says that it is closed")
 	}
 	_ = theirs.Close()
-	for !readable(ours) {
+	for !newReadable(ours)() {
 		time.Sleep(time.Millisecond)
 	}
 	if !cn.gone() {

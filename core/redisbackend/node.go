@@ -92,7 +92,7 @@ func (n *node) redirected(ctx context.Context, err error) driver.Conn {
 
 // call runs a script on the node. The error is ErrInvalidKey for a key of another type, else
 // *core.UnavailableError.
-func (n *node) call(ctx context.Context, key string, s *script, keys []string, args ...any) (reply, error) {
+func (n *node) call(ctx context.Context, key string, s *script, keys []string, args ...string) (reply, error) {
 	r, _, err := send(ctx, n, key, scriptCommand(s, keys, args...))
 	return r, err
 }

@@ -37,7 +37,10 @@ func (c *poolConn) Do(ctx context.Context, commands ...*command) (<-chan struct{
 		for _, k := range keys {
 			all = append(all, k)
 		}
-		return conn.Eval(script, append(all, args...)...)
+		for _, a := range args {
+			all = append(all, a)
+		}
+		return conn.Eval(script, all...)
 	})
 	cmd.Value, cmd.Err = v, err
 	return late, err

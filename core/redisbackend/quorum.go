@@ -125,7 +125,7 @@ const quorumMark = "\x01"
 type round struct {
 	keys   []string
 	script *script
-	args   []any
+	args   []string
 	nodes  []int
 
 	// noted is called with each answer as it comes, also with those that nobody waits for. It may be
@@ -135,7 +135,7 @@ type round struct {
 
 // round makes a round that asks all nodes about key, in the name of owner. The script's KEYS are the
 // first of the lease, the promise and the waiters.
-func (q *quorum) round(key string, s *script, owner string, args ...any) round {
+func (q *quorum) round(key string, s *script, owner string, args ...string) round {
 	keys := []string{key}
 	if s.KeyCount > 1 {
 		keys = append(keys, companion(key, "promise"))
@@ -143,7 +143,7 @@ func (q *quorum) round(key string, s *script, owner string, args ...any) round {
 	if s.KeyCount > 2 {
 		keys = append(keys, waiting(key))
 	}
-	return round{keys: keys, script: s, args: append([]any{quorumMark + owner}, args...), nodes: q.everyone}
+	return round{keys: keys, script: s, args: append([]string{quorumMark + owner}, args...), nodes: q.everyone}
 }
 
 // ask sends a round to its nodes at once. It collects their answers until enough returns true, or

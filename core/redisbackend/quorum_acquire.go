@@ -3,12 +3,12 @@ package redisbackend
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/leases"
-	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // Acquire implements core.Backend. It makes one attempt, because a second one needs another owner
@@ -22,11 +22,11 @@ func (q *quorum) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 	}
 	l := &lease{quorum: q, key: r.Key, owner: r.Owner, ttl: r.TTL}
 	deadline := leases.Deadline(time.Now(), r.TTL) // rules 1 and 4: of the time at which the requests are sent
-	asked := q.round(r.Key, quorumAcquireScript, r.Owner, ownertext.Millis(r.TTL), q.now().UnixMicro(),
-		q.grants, q.identity.wanted(), waiterText(q.nodes[0].id, r), ownertext.Millis(waiterLife))
+	asked := q.round(r.Key, quorumAcquireScript, r.Owner, millis(r.TTL), number(q.now().UnixMicro()),
+		number(q.grants), q.identity.wanted(), waiterText(q.nodes[0].id, r), millis(waiterLife))
 	asked.noted = l.took
 	t, _ := q.ask(ctx, asked, (*tally).settled)
-	number, err := t.grant(ctx, l)
+	token, err := t.grant(ctx, l)
 	if err == nil {
 		err = q.identity.refusal(r.Key)
 	}
@@ -37,7 +37,7 @@ func (q *quorum) Acquire(ctx context.Context, r core.Request) (core.Grant, error
 		l.giveBack(ctx) // rule 4
 		return core.Grant{}, err
 	}
-	return core.Grant{Key: r.Key, Owner: r.Owner, Token: number * tokenBlock, Tokens: tokenBlock, // rule 4
+	return core.Grant{Key: r.Key, Owner: r.Owner, Token: token * tokenBlock, Tokens: tokenBlock, // rule 4
 		Deadline: deadline, Backend: l}, nil
 }
 
@@ -57,11 +57,11 @@ func (t *tally) grant(ctx context.Context, l *lease) (uint64, error) {
 	holder, holders := t.holder()
 	switch {
 	case t.yes() >= q.majority():
-		number, agreed := t.token()
+		token, agreed := t.token()
 		if agreed {
-			return number, nil
+			return token, nil
 		}
-		r := q.round(l.key, quorumPromiseScript, l.owner, number) // rule 3: to the nodes that granted
+		r := q.round(l.key, quorumPromiseScript, l.owner, strconv.FormatUint(token, 10)) // rule 3: to the nodes that granted
 		r.nodes = nil
 		for _, v := range t.votes {
 			if v.yes() {
@@ -71,7 +71,7 @@ func (t *tally) grant(ctx context.Context, l *lease) (uint64, error) {
 		if p, _ := q.ask(ctx, r, (*tally).decided); p.yes() < q.majority() { // rule 3: a majority must accept
 			return 0, p.unavailable(l.key, errTokens)
 		}
-		return number, nil
+		return token, nil
 	case holders > 0 && t.answered() >= q.majority():
 		err := leases.Taken(l.key, holder.owner, holder.lease)
 		err.Contested = holders < q.majority()

@@ -2,6 +2,7 @@ package redisbackend
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -17,6 +18,6 @@ func SetQuorumClock(b core.Backend, now func() time.Time) { b.(*quorum).now = no
 // node has promised, and whether it accepted.
 func PromiseOnNode(b core.Backend, node int, key, owner string, number uint64) (promised uint64, accepted bool) {
 	q := b.(*quorum)
-	v := q.call(context.Background(), node, q.round(key, quorumPromiseScript, owner, number))
+	v := q.call(context.Background(), node, q.round(key, quorumPromiseScript, owner, strconv.FormatUint(number, 10)))
 	return v.promise, v.yes()
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/leases"
-	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // Extend implements core.Backend.
@@ -35,7 +34,7 @@ func (q *quorum) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (c
 
 // extension makes a round that extends a lease. With again "1", it takes the key again (rule 6).
 func (q *quorum) extension(g core.Grant, ttl time.Duration, again string) round {
-	return q.round(g.Key, quorumExtendScript, g.Owner, ownertext.Millis(ttl), again, q.again)
+	return q.round(g.Key, quorumExtendScript, g.Owner, millis(ttl), again, number(q.again))
 }
 
 func isFree(v vote) bool { return v.has(voteFree) }
@@ -110,7 +109,7 @@ func (q *quorum) Release(ctx context.Context, g core.Grant) (core.Waiters, error
 // Inspect implements core.Backend. If several callers share the votes, it names the one that has
 // most of them.
 func (q *quorum) Inspect(ctx context.Context, key string) (core.State, error) {
-	t, _ := q.ask(ctx, q.round(key, quorumReadScript, "", q.grants), func(t *tally, _ int) bool {
+	t, _ := q.ask(ctx, q.round(key, quorumReadScript, "", number(q.grants)), func(t *tally, _ int) bool {
 		_, known := t.state()
 		return known
 	})

@@ -48,8 +48,8 @@ func TestCommand_Append(t *testing.T) {
 	if got := string(plain); got != "*3\r\n$3\r\nset\r\n$1\r\nk\r\n$1\r\nv\r\n" {
 		t.Errorf("a plain command is %q", got)
 	}
-	eval := &command{Script: s, Keys: []string{"k"}, Args: []any{"a", []byte("b"), 3, int64(-4), true}}
-	want := "*9\r\n$7\r\nevalsha\r\n$40\r\n" + s.Hash + "\r\n$1\r\n1\r\n$1\r\nk\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\n3\r\n$2\r\n-4\r\n$4\r\ntrue\r\n"
+	eval := &command{Script: s, Keys: []string{"k"}, Args: []string{"a", ""}}
+	want := "*6\r\n$7\r\nevalsha\r\n$40\r\n" + s.Hash + "\r\n$1\r\n1\r\n$1\r\nk\r\n$1\r\na\r\n$0\r\n\r\n"
 	if got := string(appendCommand(nil, eval)); got != want {
 		t.Errorf("a script is %q, want %q", got, want)
 	}

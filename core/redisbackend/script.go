@@ -6,10 +6,13 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"fmt"
+	"strconv"
+	"time"
 
 	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
+	"github.com/onelane/onelane/internal/ownertext"
 )
 
 // script is a Lua script: one atomic step and one round trip. Its first KEYS is the lock's key.
@@ -33,6 +36,11 @@ func sha1Hex(text string) string {
 
 // scriptCommand makes the command that runs a script. Renewals have connections of their own, so
 // that they never wait behind other calls.
-func scriptCommand(s *script, keys []string, args ...any) *command {
+func scriptCommand(s *script, keys []string, args ...string) *command {
 	return &command{Script: s, Renewal: s == extendScript || s == quorumExtendScript, Keys: keys, Args: args}
 }
+
+// millis returns d in milliseconds, rounded up, as the argument of a script.
+func millis(d time.Duration) string { return number(ownertext.Millis(d)) }
+
+func number(n int64) string { return strconv.FormatInt(n, 10) }

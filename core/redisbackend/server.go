@@ -71,12 +71,12 @@ func (s *server) channel(key string) string { return channelName(key, s.sharded)
 // be under way when the lease is released.
 type retriedGrant struct{}
 
-func (s *server) call(ctx context.Context, key string, script *script, keys []string, args ...any) (reply, *node, error) {
+func (s *server) call(ctx context.Context, key string, script *script, keys []string, args ...string) (reply, *node, error) {
 	return send(ctx, s.router, key, scriptCommand(script, keys, args...))
 }
 
 // callConfirmed is call for a change that replicas must confirm, if the configuration says so.
-func (s *server) callConfirmed(ctx context.Context, key string, script *script, keys []string, args ...any) (reply, *node, error) {
+func (s *server) callConfirmed(ctx context.Context, key string, script *script, keys []string, args ...string) (reply, *node, error) {
 	c := scriptCommand(script, keys, args...)
 	c.Confirm = true
 	return send(ctx, s.router, key, c)
@@ -130,8 +130,8 @@ func (s *server) acquireByScript(ctx context.Context, q core.Request) (g core.Gr
 		token = "1"
 	}
 	r, n, err = s.callConfirmed(ctx, q.Key, acquireScript, []string{q.Key, fence(q.Key)},
-		q.Owner, ownertext.Millis(q.TTL+q.Orphan), token, ownertext.Millis(q.TTL+q.Orphan+fenceLife),
-		q.Adopt, ownertext.Millis(ownertext.Orphan(q.Adopt)), waiterText(s.id, q), waiting(q.Key), ownertext.Millis(waiterLife))
+		q.Owner, millis(q.TTL+q.Orphan), token, millis(q.TTL+q.Orphan+fenceLife),
+		q.Adopt, millis(ownertext.Orphan(q.Adopt)), waiterText(s.id, q), waiting(q.Key), millis(waiterLife))
 	if err != nil {
 		return g, r, n, err
 	}
@@ -174,7 +174,7 @@ func (s *server) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 	}
 	life := max(time.Until(g.Deadline), 0) + g.Orphan + fenceLife
 	r, n, err := s.call(ctx, g.Key, mintScript, []string{g.Key, fence(g.Key)},
-		g.Owner, ownertext.Millis(g.Orphan), ownertext.Millis(life))
+		g.Owner, millis(g.Orphan), millis(life))
 	if errors.Is(err, core.ErrInvalidKey) {
 		return g, n.unavailable(g.Key, err) // the counter may be foreign, and not the key
 	}
@@ -192,7 +192,7 @@ func (s *server) Mint(ctx context.Context, g core.Grant) (core.Grant, error) {
 
 func (s *server) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	r, n, err := s.callConfirmed(ctx, g.Key, extendScript, []string{g.Key},
-		g.Owner, ownertext.Millis(g.Orphan), ownertext.Millis(ttl+g.Orphan))
+		g.Owner, millis(g.Orphan), millis(ttl+g.Orphan))
 	if err != nil {
 		return g, lostIfForeign(err)
 	}
@@ -258,7 +258,7 @@ func (s *server) release(ctx context.Context, g core.Grant, channel string) (w c
 func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	channel := s.channel(g.Key)
 	r, n, err := s.callConfirmed(ctx, g.Key, sealScript, []string{g.Key},
-		g.Owner, channel, s.id, packSealOf(g, value), ownertext.Millis(retention))
+		g.Owner, channel, s.id, string(packSealOf(g, value)), millis(retention))
 	if err != nil {
 		return lostIfForeign(err)
 	}
@@ -273,7 +273,7 @@ func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention
 func (s *server) Orphan(ctx context.Context, g core.Grant) error {
 	channel := s.channel(g.Key)
 	r, n, err := s.callConfirmed(ctx, g.Key, orphanScript, []string{g.Key},
-		g.Owner, ownertext.Millis(g.Orphan), channel, s.id)
+		g.Owner, millis(g.Orphan), channel, s.id)
 	if err != nil {
 		return lostIfForeign(err)
 	}
@@ -298,7 +298,7 @@ func (s *server) Unseal(ctx context.Context, key string) error {
 		return nil
 	}
 	_, _, err = s.call(ctx, key, unsealScript, []string{key, fence(key)}, s.channel(key), "",
-		ownertext.Millis(fenceLife), sha1Hex(r.text(1)), ownertext.Millis(ownertext.Orphan(st.Owner)))
+		millis(fenceLife), sha1Hex(r.text(1)), millis(ownertext.Orphan(st.Owner)))
 	return err
 }
 

@@ -123,17 +123,18 @@ func alike(real, ours any) bool {
 
 func randomCall(random *rand.Rand, now int64) (*script, round) {
 	q := &quorum{}
-	pick := func(of ...any) any { return of[random.IntN(len(of))] }
+	one := func(of ...int64) int64 { return of[random.IntN(len(of))] }
+	pick := func(of ...string) string { return of[random.IntN(len(of))] }
 	key := fmt.Sprintf("{k%d}", random.IntN(2))
 	owner := fmt.Sprint("o/", random.IntN(3))
-	minutes := (1 + random.IntN(9)) * 60_000
-	guard := pick(0, 0, 0, -5000, int64(86_400_000)) // the server runs for longer, or not for that long
+	minutes := number(int64(1+random.IntN(9)) * 60_000)
+	guard := pick("0", "0", "0", "-5000", "86400000") // the server runs for longer, or not for that long
 	switch random.IntN(8) {
 	case 0, 1, 2:
-		at := now + pick(int64(0), int64(0), int64(1_500_000), int64(-1_500_000), int64(60e6), int64(-60e6)).(int64)
-		return quorumAcquireScript, q.round(key, quorumAcquireScript, owner, minutes, at, guard, pick("", "1"), "", 0)
+		at := number(now + one(0, 0, 1_500_000, -1_500_000, 60e6, -60e6))
+		return quorumAcquireScript, q.round(key, quorumAcquireScript, owner, minutes, at, guard, pick("", "1"), "", "0")
 	case 3, 4:
-		t := now + pick(int64(1), int64(1_000_000), int64(-1_000_000), int64(90e6)).(int64)
+		t := number(now + one(1, 1_000_000, -1_000_000, 90e6))
 		return quorumPromiseScript, q.round(key, quorumPromiseScript, owner, t)
 	case 5, 6:
 		return quorumExtendScript, q.round(key, quorumExtendScript, owner, minutes, pick("", "1"), guard)

@@ -116,7 +116,7 @@ func TestMutants_Search(t *testing.T) {
 var goMutants = []struct{ file, line, broken, test string }{
 	{"quorum_acquire.go", "if err == nil && !time.Now().Before(deadline) { // rule 4", "if false { // rule 4", "TestSchedule/R3"},
 	{"quorum_acquire.go", "p.yes() < q.majority() { // rule 3", "p.yes() < 1 { // rule 3", "TestSchedule/S12"},
-	{"quorum_acquire.go", "Token: number * tokenBlock", "Token: (number + 1) * tokenBlock", "TestSchedule/S14"},
+	{"quorum_acquire.go", "Token: token * tokenBlock", "Token: (token + 1) * tokenBlock", "TestSchedule/S14"},
 	{"quorum_vote.go", "o.promise == v.promise }) >= t.quorum.majority() {\n\t\t\treturn v.promise, true", "o.promise == v.promise }) >= 1 {\n\t\t\treturn v.promise, true", "TestSchedule/S12"},
 	{"quorum_lease.go", "if !time.Now().Before(g.Deadline) { // rule 6", "if false { // rule 6", "TestSchedule/R1"},
 	{"quorum_lease.go", "q.extension(g, ttl, \"\")", "q.extension(g, ttl, \"1\")", "TestSchedule/S11"},

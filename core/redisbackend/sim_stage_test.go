@@ -109,7 +109,11 @@ func (s *simStage) renew(q *quorum, g *core.Grant, h *simHold, ttl time.Duration
 
 // ask runs a script on one node, as a message of its own, and returns the status and the number.
 func (s *simStage) ask(node int, sc *script, owner string, args ...any) (status int64, number uint64) {
-	round := (&quorum{}).round(simKey, sc, owner, args...)
+	texts := make([]string, len(args))
+	for i, a := range args {
+		texts[i] = fmt.Sprint(a)
+	}
+	round := (&quorum{}).round(simKey, sc, owner, texts...)
 	c := scriptCommand(sc, round.keys, round.args...)
 	s.do(func() {
 		v, err := s.runLocked(node, sc, c.Keys, c.All()[3+len(c.Keys):])

@@ -88,7 +88,7 @@ type Command struct {
 	Renewal bool // never wait behind other calls
 	Confirm bool // replicas must confirm what it writes, if the configuration says so
 	Keys    []string
-	Args    []any // string, []byte, int or int64
+	Args    []string
 
 	Value any // string, int64, []any or nil
 	Err   error
@@ -114,12 +114,7 @@ func FromReplica(commands []*Command) bool {
 // Size returns about how many bytes a command sends.
 func (c *Command) Size() (size int) {
 	for _, a := range c.Args {
-		switch a := a.(type) {
-		case string:
-			size += len(a)
-		case []byte:
-			size += len(a)
-		}
+		size += len(a)
 	}
 	return size
 }
@@ -135,27 +130,7 @@ func (c *Command) All() []string {
 	} else {
 		all = append(all, "evalsha", c.Script.Hash)
 	}
-	all = append(append(all, strconv.Itoa(len(c.Keys))), c.Keys...)
-	for _, a := range c.Args {
-		all = append(all, text(a))
-	}
-	return all
-}
-
-// text returns an argument of a script as text.
-func text(a any) string {
-	switch a := a.(type) {
-	case string:
-		return a
-	case []byte:
-		return string(a)
-	case int:
-		return strconv.Itoa(a)
-	case int64:
-		return strconv.FormatInt(a, 10)
-	default:
-		return fmt.Sprint(a)
-	}
+	return append(append(append(all, strconv.Itoa(len(c.Keys))), c.Keys...), c.Args...)
 }
 
 // ReplyError is an error that Redis answered.
