@@ -64,6 +64,9 @@ func ownKeysTargets(goroutines int) []target {
 		}
 	}
 	ts := append(than("the best peer on go-redis", onGoRedis), than("rueidislock", []string{"rueidislock"})...)
+	if goroutines >= 64 {
+		ts = append(ts, target{"at least 0.8 × redislock on AutoPipeline", times("onelane", pipelinedName, "per s"), 0.8, 0})
+	}
 	switch goroutines {
 	case 1:
 		ts = append(ts, target{"at least 0.85 × bare commands", times("onelane", "bare commands", "per s"), 0.85, 0})

@@ -51,10 +51,14 @@ var peers = []peer{
 	{"onelane on rueidis", ours, true, openOursRueidis},
 	{"redsync", theirs, true, openRedsync},
 	{"redislock", theirs, true, openRedislock},
+	{pipelinedName, reference, true, openPipelinedRedislock},
 	{"rueidislock", theirs, true, openRueidislock},
 	{"bare commands", reference, false, openBare},
 	{"bare, autopipelined", reference, false, openPipelined},
 }
+
+// pipelinedName is a reference, because go-redis' AutoPipeline is experimental. It ignores contexts.
+const pipelinedName = "redislock on AutoPipeline"
 
 // unlisted are peers of some scenarios, and of tests.
 var unlisted = append([]peer{polling}, backendPeers...)
@@ -161,7 +165,19 @@ func redsyncPools(clients []redis.UniversalClient) []redsyncredis.Pool {
 // Its doubling pauses begin at 16 ms, which it recommends as the least.
 func openRedislock(addr string) (locker, func(), error) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
-	l := redislock.New(client)
+	return obtaining(redislock.New(client)), func() { _ = client.Close() }, nil
+}
+
+func openPipelinedRedislock(addr string) (locker, func(), error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	batching, err := client.AutoPipeline()
+	if err != nil {
+		return nil, nil, err
+	}
+	return obtaining(redislock.New(batching)), func() { _ = client.Close() }, nil
+}
+
+func obtaining(l *redislock.Client) locker {
 	return lockFunc(func(ctx context.Context, key string) (func(context.Context) error, error) {
 		for {
 			k, err := l.Obtain(ctx, key, ttl, &redislock.Options{RetryStrategy: redislock.ExponentialBackoff(16*time.Millisecond, 128*time.Millisecond)})
@@ -172,7 +188,7 @@ func openRedislock(addr string) (locker, func(), error) {
 				return nil, err
 			}
 		}
-	}), func() { _ = client.Close() }, nil
+	})
 }
 
 // One key instead of a majority of three. Not its NoLoopTracking: with that, waiters of several
