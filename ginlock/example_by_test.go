@@ -168,3 +168,14 @@ func ExampleLockBy() {
 	// 200
 	// 400 idempotency_key_invalid
 }
+
+// A middleware that was passed to Use too late is found when the server starts.
+func ExampleCheck() {
+	r := gin.New()
+	r.POST("/orders", func(c *gin.Context) { c.Status(201) })
+	r.Use(ginlock.ByHeader("Idempotency-Key"))
+	r.POST("/refunds", func(c *gin.Context) { c.Status(201) })
+	fmt.Println(ginlock.Check(r, "POST /orders", "POST /refunds"))
+	// Output:
+	// ginlock: POST /orders cannot be protected: no middleware of this package covers it: pass one to the route, or to Use before it
+}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -149,6 +147,10 @@ func contextOf(r *http.Request) *gin.Context {
 
 // adapt turns a middleware of net/http into one of Gin. It panics if it cannot see where in Gin's
 // chain it stands: a handler could then run without its lock, and nobody would notice.
+//
+// It must not be inlined: Check knows the middlewares of this package by the code of its closure.
+//
+//go:noinline
 func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	if index == nil || handlers == nil {
 		panic("ginlock: the Context of this version of Gin has other fields: use Gin v1.12, or a later version of onelane")
@@ -158,6 +160,10 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	var warned sync.Map // methods with routes: one must not hide another
 	return func(c *gin.Context) {
 		if c.FullPath() == "" { // no route matched
+			if asked, ok := c.Get(askedKey{}); ok { // by Check
+				*asked.(*http.Handler) = h
+				return
+			}
 			c.Next()
 			if c.FullPath() == "" && acted(c) { // engine.HandleContext may have found a route
 				unrouted.Do(func() {
@@ -214,27 +220,6 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 			c.Abort()
 		}
 	}
-}
-
-// Gin does not show these fields of its Context.
-var index = field("index", reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Int)
-var handlers = field("handlers", reflect.Slice)
-
-// field returns where a field of gin.Context is, or nil with another version of Gin.
-func field(name string, kinds ...reflect.Kind) []int {
-	if f, ok := reflect.TypeFor[gin.Context]().FieldByName(name); ok && slices.Contains(kinds, f.Type.Kind()) {
-		return f.Index
-	}
-	return nil
-}
-
-// pastEnd returns 0 or more if c.Next would run nothing. With 0 the last handler of the chain has
-// called the middleware, as the code of oapi-codegen does. It would go on without the lock or the
-// claim. With more the chain has run before or was aborted, or the last handler has called another
-// middleware before, which called c.Next.
-func pastEnd(c *gin.Context) int {
-	v := reflect.ValueOf(c).Elem()
-	return int(v.FieldByIndex(index).Int()) + 1 - v.FieldByIndex(handlers).Len()
 }
 
 // acted reports whether a request without a route may have had an effect.

@@ -47,3 +47,13 @@ func ExampleFingerprintHeaders() {
 	// 201, replayed: false
 	// 422 idempotency_key_reused, replayed: false
 }
+
+// Two middlewares that take the same key are found when the server starts.
+func ExampleCheck() {
+	once := idempotency.ByHeader("Idempotency-Key")
+	mux := http.NewServeMux()
+	mux.Handle("POST /payments", once(http.HandlerFunc(created)))
+	fmt.Println(idempotency.Check(once(mux), "POST /payments"))
+	// Output:
+	// idempotency: POST /payments cannot be protected: ByHeader("Idempotency-Key") and, inside of it, ByHeader("Idempotency-Key") take the same key: keep one of them
+}

@@ -44,14 +44,12 @@ func newFront[O HTTPOption](s source, opts []O) front {
 
 // wrap returns the middleware that serves with this function. It panics if an option is wrong.
 func (f *front) wrap(
-	constructor string, serve func(http.ResponseWriter, *http.Request, http.Handler),
+	w claim.Wiring, serve func(http.ResponseWriter, *http.Request, http.Handler),
 ) func(http.Handler) http.Handler {
 	if text := f.Err(); text != "" {
-		panic("idempotency: " + constructor + ": " + text)
+		panic("idempotency: " + w.Name + ": " + text)
 	}
-	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(w, r, next) })
-	}
+	return func(next http.Handler) http.Handler { return &handler{serve, next, w} }
 }
 
 // safe are the methods that have no effect to protect (RFC 9110, 9.2.1).

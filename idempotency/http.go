@@ -77,7 +77,9 @@ func newMiddleware(name string, s source, opts []HTTPOption) func(http.Handler) 
 		m.Check(!safe[method], "Methods(%q): the method has no effect to record", method)
 	}
 	m.NeedsSeals()
-	return m.wrap(name, m.serve)
+	w := m.wiring(name, m.covers)
+	w.Keyed, w.Seals = true, true
+	return m.wrap(w, m.serve)
 }
 
 // serve runs a request, replays its answer or refuses it.

@@ -42,11 +42,14 @@ type locks struct{ front }
 
 func newLocks(name string, s source, opts []LockOption) func(http.Handler) http.Handler {
 	m := &locks{newFront(s, opts)}
-	return m.wrap(name, m.serve)
+	return m.wrap(m.wiring(name, m.covers), m.serve)
 }
 
+// covers reports whether requests of this method take the lock.
+func (m *locks) covers(method string) bool { return m.methods == nil || m.methods[method] }
+
 func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	if m.methods != nil && !m.methods[r.Method] {
+	if !m.covers(r.Method) {
 		next.ServeHTTP(w, r)
 		return
 	}

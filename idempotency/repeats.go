@@ -34,7 +34,9 @@ func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) 
 	m.Check(m.recover == nil, "omit Recover: an answer is not kept, so there is none to recover")
 	m.Retention = window
 	m.NeedsSeals()
-	return m.wrap("RefuseRepeats", m.serve)
+	w := m.wiring("RefuseRepeats", m.covers)
+	w.Seals = true
+	return m.wrap(w, m.serve)
 }
 
 type repeats struct {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/keytemplate"
 	"github.com/onelane/onelane/internal/keytext"
 )
@@ -23,6 +24,11 @@ type source struct {
 	read     func(*front, *http.Request) (string, error)
 	constant bool // every request has the same key
 	content  bool // the key is made of what was sent, and belongs to its route
+
+	// These are for Check: what the program passed, the parameters of the path, and the function.
+	text   string
+	params []string
+	id     uintptr
 }
 
 func headerSource(name string) (source, error) {
@@ -31,14 +37,14 @@ func headerSource(name string) (source, error) {
 	}
 	name = http.CanonicalHeaderKey(name)
 	return source{
-		name: name, place: "the header " + name, form: keytext.KeyForm,
+		name: name, text: name, place: "the header " + name, form: keytext.KeyForm,
 		read: func(_ *front, r *http.Request) (string, error) { return keytext.Parse(r.Header.Values(name)) },
 	}, keptHeader(name)
 }
 
 func funcSource(fn func(r *http.Request) (string, error)) source {
 	return source{
-		name: "func", content: true,
+		name: "func", content: true, id: claim.Identity(fn),
 		read: func(f *front, r *http.Request) (string, error) {
 			key, err := fn(r)
 			switch {
@@ -60,11 +66,12 @@ func templateSource(template string) (source, error) {
 	if err != nil {
 		return source{}, err
 	}
-	fields := make(map[string]source, len(t.Fields()))
+	fields, params := make(map[string]source, len(t.Fields())), []string(nil)
 	for _, text := range t.Fields() {
 		if fields[text], err = parseField(text); err != nil {
 			return source{}, fmt.Errorf("key template %q: %w", template, err)
 		}
+		params = append(params, fields[text].params...)
 	}
 	read := func(f *front, r *http.Request) (string, error) {
 		var failed error
@@ -80,7 +87,9 @@ func templateSource(template string) (source, error) {
 		}
 		return key, err
 	}
-	return source{name: "key " + template, read: read, constant: len(t.Fields()) == 0, content: true}, nil
+	return source{
+		name: "key " + template, read: read, constant: len(t.Fields()) == 0, content: true, text: template, params: params,
+	}, nil
 }
 
 // fieldError names the field of a template that has no valid value.
@@ -114,7 +123,9 @@ func parseField(text string) (source, error) {
 		}
 		return s, err
 	case "param":
-		return value("the path parameter ", func(f *front, r *http.Request) (string, error) { return f.paramKey(r, name) })
+		s, err := value("the path parameter ", func(f *front, r *http.Request) (string, error) { return f.paramKey(r, name) })
+		s.params = []string{name}
+		return s, err
 	case "query":
 		return value("the query parameter ", func(_ *front, r *http.Request) (string, error) { return queryKey(r.URL.RawQuery, name) })
 	case "cookie":
