@@ -43,7 +43,7 @@ func ExampleUnaryClientInterceptor() {
 	conn, stop := startWith(&orders{handle: count()}, []grpc.DialOption{
 		grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor("x-request-id")),
 		grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":4,
-			"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}]}`),
+			"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE","ABORTED"]}}]}`),
 	}, grpc.ChainUnaryInterceptor(
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			if busy {
@@ -168,26 +168,6 @@ func ExampleByMetadata_maxBody() {
 	// Output:
 	// 4096 OK
 	// 0 FailedPrecondition IDEMPOTENCY_RESPONSE_NOT_KEPT
-}
-
-// A retry that comes while the first call runs is Unavailable, which gRPC's own retry policies try again.
-func ExampleRetryInFlight() {
-	locker := exampleLocker()
-	defer locker.Close()
-	var client testpb.OrdersClient
-	ctx := with("idempotency-key", "k1")
-	conn, stop := start(func(context.Context, *testpb.Request) (*testpb.Order, error) {
-		_, err := client.Create(ctx, &testpb.Request{})
-		fmt.Println("the retry:", told(err))
-		return &testpb.Order{}, nil
-	}, grpc.UnaryInterceptor(grpclock.ByMetadata("idempotency-key", grpclock.RetryInFlight(), idempotency.WithLocker(locker))))
-	defer stop()
-	client = testpb.NewOrdersClient(conn)
-	_, err := client.Create(ctx, &testpb.Request{})
-	fmt.Println("the first:", told(err))
-	// Output:
-	// the retry: Unavailable IDEMPOTENCY_IN_FLIGHT
-	// the first: OK
 }
 
 // When Redis is down, comments are taken and payments are not.

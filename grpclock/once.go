@@ -28,8 +28,8 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 	}
 	who := c.who()
 	req := claim.Request{
-		Key:       c.claimKey(who, key),
-		Principal: who, ID: c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
+		Key: c.claimKey(who, key),
+		ID:  c.requestID(), Route: c.full, Deadline: serverDeadline(c.ctx),
 	}
 	if claim.Carries(c.ctx, req.Key) {
 		return nil, c.misconfigured(errors.New("two interceptors guard it with the same key, " +

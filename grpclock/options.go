@@ -13,7 +13,7 @@ import (
 
 // Option configures [ByMetadata], [ByField], [ByKey], [By] and [ByProto]. The options of package
 // idempotency that are not about HTTP are Options: Require, Retain, Wait, RunAgain, MaxRun,
-// MaxBody, Quota, FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is
+// MaxBody, FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is
 // ignored. If two options set the same thing, the later one counts. If an option is wrong, the
 // constructor of the interceptor panics.
 type Option = claim.GRPCOption
@@ -26,12 +26,11 @@ type LockOption = claim.GRPCLockOption
 // config is the configuration of an interceptor.
 type config struct {
 	claim.Settings
-	principal     func(context.Context) string
-	decide        func(codes.Code) idempotency.Fate
-	fingerprint   func(context.Context, proto.Message) []byte
-	metadata      map[string]bool // that is recorded
-	retryInFlight bool
-	recover       func(context.Context, any, idempotency.Run) (any, idempotency.Recovery, error)
+	principal   func(context.Context) string
+	decide      func(codes.Code) idempotency.Fate
+	fingerprint func(context.Context, proto.Message) []byte
+	metadata    map[string]bool // that is recorded
+	recover     func(context.Context, any, idempotency.Run) (any, idempotency.Recovery, error)
 }
 
 func newConfig() config {
@@ -116,12 +115,6 @@ func Metadata(names ...string) Option {
 		}
 	})
 }
-
-// RetryInFlight sets Unavailable instead of Aborted as the code of a retry that is refused because
-// the first call is running. Retry policies usually name Unavailable. So gRPC's own retries go on
-// until there is an answer, or until their attempts are used up: five at most, by default. For
-// handlers that take longer, use [idempotency.Wait].
-func RetryInFlight() Option { return option(func(c *config) { c.retryInFlight = true }) }
 
 // Recover makes fn decide about a call whose earlier run has an unknown outcome. The process of
 // that run died, or its handler panicked or ran into a time-out. Without Recover a retry is

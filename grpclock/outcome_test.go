@@ -36,34 +36,23 @@ func (a answer) retryDelay() time.Duration {
 
 func TestRefusal_InFlight(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		name string
-		code codes.Code
-		opts []grpclock.Option
-	}{
-		{"default", codes.Aborted, nil},
-		{"RetryInFlight", codes.Unavailable, []grpclock.Option{grpclock.RetryInFlight()}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			var runs atomic.Int64
-			g := newGate(t)
-			s := once(t, g.behind(counter(&runs)), tc.opts...)
-			first := later(func() answer { return s.create("k", &request{}) })
-			g.wait(t)
-			a := s.create("k", &request{})
-			a.wantRefusal(t, tc.code, reasonInFlight)
-			if a.retryDelay() <= 0 || len(a.trailer.Get("grpc-retry-pushback-ms")) != 1 {
-				t.Errorf("%v %v does not say when to retry", a.err, a.trailer)
-			}
-			// A mismatch wins over in flight.
-			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
-			s.create("k", &request{}, "authorization", "x").wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
-			close(g.open)
-			(<-first).want(t, 1, false)
-			s.create("k", &request{}).want(t, 1, true)
-			s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
-		})
+	var runs atomic.Int64
+	g := newGate(t)
+	s := once(t, g.behind(counter(&runs)))
+	first := later(func() answer { return s.create("k", &request{}) })
+	g.wait(t)
+	a := s.create("k", &request{})
+	a.wantRefusal(t, codes.Aborted, reasonInFlight)
+	if a.retryDelay() <= 0 || len(a.trailer.Get("grpc-retry-pushback-ms")) != 1 {
+		t.Errorf("%v %v does not say when to retry", a.err, a.trailer)
 	}
+	// A mismatch wins over in flight.
+	s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
+	s.create("k", &request{}, "authorization", "x").wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
+	close(g.open)
+	(<-first).want(t, 1, false)
+	s.create("k", &request{}).want(t, 1, true)
+	s.create("k", &request{Quantity: 1}).wantRefusal(t, codes.FailedPrecondition, reasonKeyReused)
 }
 
 func TestWait_ForTheAnswer(t *testing.T) {

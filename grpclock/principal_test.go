@@ -248,32 +248,6 @@ func TestDefaultLocker(t *testing.T) {
 	}
 }
 
-// A principal may have two calls at work. A third is refused, whatever its key, and may be sent again.
-func TestQuota_PerPrincipal(t *testing.T) {
-	t.Parallel()
-	g := newGate(t)
-	var runs atomic.Int64
-	s := once(t, g.behind(counter(&runs)), idempotency.Quota(2), grpclock.Principal(
-		func(ctx context.Context) string { return incoming(ctx, "x-user") }))
-	first := later(func() answer { return s.create("1", &request{}, "x-user", "ann") })
-	second := later(func() answer { return s.create("2", &request{}, "x-user", "ann") })
-	g.wait(t)
-	g.wait(t)
-	third := s.create("3", &request{}, "x-user", "ann")
-	third.wantRefusal(t, codes.ResourceExhausted, reasonQuota)
-	if len(third.trailer.Get("grpc-retry-pushback-ms")) == 0 {
-		t.Error("the refusal does not say when to try again")
-	}
-	close(g.open)
-	<-first
-	<-second
-	for _, user := range []string{"ann", "ben", ""} {
-		if a := s.create("3", &request{}, "x-user", user); a.err != nil {
-			t.Errorf("%q: %v", user, a.err)
-		}
-	}
-}
-
 // grpc-gateway forwards the header Cookie under this name.
 func TestPrincipal_CookieOfAGateway(t *testing.T) {
 	t.Parallel()

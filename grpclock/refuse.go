@@ -32,8 +32,7 @@ var grpcCodes = map[string]codes.Code{
 	idempotency.CodeResponseNotKept:    codes.FailedPrecondition,
 	idempotency.CodeOutcomeUnknown:     codes.FailedPrecondition,
 	idempotency.CodeLockSealed:         codes.FailedPrecondition,
-	idempotency.CodeInFlight:           codes.Aborted, // see RetryInFlight
-	idempotency.CodeQuota:              codes.ResourceExhausted,
+	idempotency.CodeInFlight:           codes.Aborted,
 	idempotency.CodeLockBusy:           codes.Aborted,
 	idempotency.CodeLockLost:           codes.Aborted,
 	idempotency.CodeLockUnavailable:    codes.Unavailable,
@@ -58,9 +57,6 @@ func (r *refusal) Unwrap() error { return r.error }
 // policy treats a call with a header as answered.
 func (c *call) refuse(p idempotency.Refusal) error {
 	code := grpcCodes[p.Code]
-	if c.retryInFlight && p.Code == idempotency.CodeInFlight {
-		code = codes.Unavailable
-	}
 	pushback := ""
 	if p.Retryable && p.RetryAfter > 0 {
 		pushback = strconv.FormatInt(p.RetryAfter.Milliseconds(), 10)

@@ -24,9 +24,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// retrying is a service config whose policy retries Unavailable.
+// retrying is a service config whose policy retries what leaves a call undone or in flight.
 const retrying = `{"methodConfig":[{"name":[{"service":"onelane.test.v1.Orders"}],"retryPolicy":{
-	"maxAttempts":5,"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE"]}}]}`
+	"maxAttempts":5,"initialBackoff":"0.01s","maxBackoff":"0.1s","backoffMultiplier":2,"retryableStatusCodes":["UNAVAILABLE","ABORTED"]}}]}`
 
 // attempts counts what comes to the server.
 func attempts(n *atomic.Int64) grpc.UnaryServerInterceptor {
@@ -41,7 +41,7 @@ func TestRefusal_RetryPolicy(t *testing.T) {
 	t.Parallel()
 	var runs, tries, refusals atomic.Int64
 	g := newGate(t)
-	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
 	refused := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		resp, err := handler(ctx, req)
 		if err != nil {
@@ -78,12 +78,12 @@ func TestRefusal_HeaderSetOutside(t *testing.T) {
 		_ = grpc.SetHeader(ctx, metadata.Pairs("x-request-id", "1"))
 		return handler(ctx, req)
 	}
-	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight())
+	i := grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)))
 	s := serve(t, &orders{handle: g.behind(counter(&runs))}, grpc.ChainUnaryInterceptor(attempts(&tries), header, i))
 	client := testpb.NewOrdersClient(s.dial(grpc.WithDefaultServiceConfig(retrying)))
 	first := later(func() answer { return ask(t.Context(), client.Create, &request{}, idempotencyKey, "k") })
 	g.wait(t)
-	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Unavailable, reasonInFlight)
+	ask(t.Context(), client.Create, &request{}, idempotencyKey, "k").wantRefusal(t, codes.Aborted, reasonInFlight)
 	if tries.Load() != 2 {
 		t.Errorf("%d attempts, want 2", tries.Load())
 	}
@@ -185,7 +185,7 @@ func TestClient_RetryAfterLostAnswer(t *testing.T) {
 		c.cut()
 		<-clientGone(ctx) // the handler makes the order all the same
 		return counter(&runs)(ctx, r)
-	}}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), grpclock.RetryInFlight(), idempotency.Wait(5*time.Second))))
+	}}, grpc.ChainUnaryInterceptor(watchClient, grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(testutil.Locker(t)), idempotency.Wait(5*time.Second))))
 	c = newCutter(t, s.addr)
 	conn, err := grpc.NewClient("passthrough:///"+c.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultServiceConfig(retrying), grpc.WithUnaryInterceptor(grpclock.UnaryClientInterceptor(idempotencyKey)))

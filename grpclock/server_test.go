@@ -36,7 +36,6 @@ var (
 	reasonInFlight           = strings.ToUpper(idempotency.CodeInFlight)
 	reasonResponseNotKept    = strings.ToUpper(idempotency.CodeResponseNotKept)
 	reasonOutcomeUnknown     = strings.ToUpper(idempotency.CodeOutcomeUnknown)
-	reasonQuota              = strings.ToUpper(idempotency.CodeQuota)
 	reasonLockBusy           = strings.ToUpper(idempotency.CodeLockBusy)
 	reasonLockSealed         = strings.ToUpper(idempotency.CodeLockSealed)
 	reasonLockLost           = strings.ToUpper(idempotency.CodeLockLost)

@@ -61,7 +61,6 @@ func ExampleByHeader() {
 		idempotency.Require(),              // no payment without a key
 		idempotency.Retain(7*24*time.Hour), // for so long a retry gets the answer of the first
 		idempotency.Principal(func(r *http.Request) string { return r.Header.Get("X-User") }),
-		idempotency.Quota(100),
 		idempotency.WithLocker(locker)) // or core.SetDefault(locker), once
 	mux := http.NewServeMux()
 	mux.Handle("POST /payments", once(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -99,19 +99,6 @@ func MaxBody(n int) Option {
 	})
 }
 
-// Quota sets how many requests of one principal may be at work in this process at once. A request
-// counts while it runs under a claim, even if its client has hung up, and while it waits ([Wait]).
-// Further requests are refused with 429 before the backend is asked, and leave nothing behind. The
-// default is 1,000. All middlewares of a service with one Locker count together, and a request that
-// passes several counts once. Anonymous callers are not counted. Quota does not limit how many
-// answers are recorded. A rate limit outside, together with [Retain] and [MaxBody], does.
-func Quota(n int) Option {
-	return claim.Shared(func(s *claim.Settings) {
-		s.Quota = n
-		s.Check(n > 0, "Quota(%d): it must be positive", n)
-	})
-}
-
 // Service sets the name of this service. Keys of two services never meet. It is needed if two
 // services share a Redis and a prefix (core.WithPrefix), because they may have the same routes.
 func Service(name string) Option {

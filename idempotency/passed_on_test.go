@@ -65,7 +65,7 @@ func TestDefaultFate_PassesOnInFlight(t *testing.T) {
 // Each of these refusals of another server says that a run exists.
 func TestDefaultFate_PassesOnRefusal(t *testing.T) {
 	t.Parallel()
-	for _, code := range []string{idempotency.CodeQuota, idempotency.CodeKeyReused, idempotency.CodeCredentialsChanged,
+	for _, code := range []string{idempotency.CodeKeyReused, idempotency.CodeCredentialsChanged,
 		idempotency.CodeInFlight, idempotency.CodeOutcomeUnknown, idempotency.CodeResponseNotKept, idempotency.CodeDuplicateSubmit, idempotency.CodeLockLost} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()

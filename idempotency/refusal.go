@@ -23,7 +23,6 @@ const (
 	CodeInFlight           = "idempotency_in_flight"           // 409. The first request is running.
 	CodeResponseNotKept    = "idempotency_response_not_kept"   // 409. The answer was begun, and not recorded.
 	CodeOutcomeUnknown     = "idempotency_outcome_unknown"     // 409. Nobody knows what the first request did.
-	CodeQuota              = "idempotency_quota"               // 429. The caller runs too many requests. See Quota.
 	CodeDuplicateSubmit    = "duplicate_submit"                // 409. See RefuseRepeats.
 	CodeLockBusy           = "lock_busy"                       // 409.
 	CodeLockSealed         = "lock_sealed"                     // 409. The application sealed the lock's key.
@@ -84,8 +83,6 @@ var refusals = func() map[string]Refusal {
 			Correction: "Look up the result of the first request, or send a new one with a new key."},
 		{Status: 409, Code: CodeOutcomeUnknown, Title: "The outcome of the first request with this idempotency key is unknown",
 			Correction: "Look up what the first request did, or ask the operator of the service. A new key would run the request again."},
-		{Status: 429, Code: CodeQuota, Title: "Too many requests of this caller are running",
-			Retryable: true, RetryAfter: soon},
 		{Status: 409, Code: CodeDuplicateSubmit, Title: "The same form was submitted a moment ago",
 			Correction: "Wait for the result of the first request, or change what is submitted."},
 		{Status: 409, Code: CodeLockBusy, Title: "Another request is working on this", Retryable: true, RetryAfter: soon},

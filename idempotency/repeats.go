@@ -68,7 +68,7 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 		next.ServeHTTP(w, r)
 		return
 	}
-	req := claim.Request{Key: key, Principal: who, ID: requestID(r), Route: m.route(r), OfContent: true}
+	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r), OfContent: true}
 	req.Deadline, _ = r.Context().Deadline()
 	out, err := m.claims.On(l, "http", m.Settings).Begin(r.Context(), req)
 	switch {

@@ -36,7 +36,7 @@ var rules = map[string][]string{
 	"22 order of middlewares":       {"TestOrder_OtherOrders", "TestOrder_AccessRevoked", "TestOrder_CompressionOutside", "TestOrder_DecidedAtTheFirstByte"},
 	"23 store down before":          {"TestOutage_StoreDownBeforeTheHandler", "TestOutage_FailOpenForNobody"},
 	"24 store down after":           {"TestOutage_StoreDownAfterTheHandler"},
-	"33 bounds":                     {"TestQuota_PerPrincipal", "TestQuota_EveryEndFrees", "TestJunkKeys_LeaveNothing", "TestNothingStaysForEver", "TestBody_SlowAndLimitedBody"},
+	"33 bounds":                     {"TestJunkKeys_LeaveNothing", "TestNothingStaysForEver", "TestBody_SlowAndLimitedBody"},
 	"unknown outcomes":              {"TestFate_Panic", "TestRecover_Answers", "TestRecover_TwoRetriesAtOnce"},
 }
 

@@ -59,7 +59,6 @@ type Claim struct {
 	ofContent   bool
 	began       time.Time
 	adopted     *UnknownError
-	caller      caller
 	lock        *core.Lock
 	outer       *Claim // the one that the context carried before
 	endless     endless
@@ -79,7 +78,7 @@ type Claim struct {
 func newClaim(ctx context.Context, a *attempt, lock *core.Lock) *Claim {
 	k := &Claim{
 		claims: a.Claims, key: a.Key, name: a.name, route: a.Route, mark: a.mark, fingerprint: a.Fingerprint, ofContent: a.OfContent,
-		began: time.Now(), adopted: a.adopted, caller: a.caller, lock: lock, retention: a.Retention,
+		began: time.Now(), adopted: a.adopted, lock: lock, retention: a.Retention,
 	}
 	k.outer, _ = FromContext(ctx)
 	k.detach(ctx, a.Deadline)

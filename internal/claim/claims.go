@@ -46,8 +46,6 @@ type Request struct {
 	// Key is a text of any length that is not empty. Join its parts with [core.Join].
 	Key         string
 	Fingerprint Fingerprint
-	// Principal is the caller, or empty for an anonymous one, who has no quota.
-	Principal string
 	// ID is the request's id in logs and traces, or empty.
 	ID string
 	// Route is an attribute of metrics. There must be few different routes.
@@ -74,10 +72,9 @@ type Outcome struct {
 // Begin asks for the claim on a key. It talks to the backend once, unless it waits for a running
 // request or takes over an unknown outcome.
 //
-// The error is [*UnknownError], or it matches [ErrInFlight], [ErrMismatch], [ErrRecord] or
-// [ErrQuota]. Otherwise it is an error of core. That one matches [core.ErrUnavailable],
-// [core.ErrClosed], [core.ErrInvalidKey] or [core.ErrNoSeals], or it is the error of a context that
-// ended.
+// The error is [*UnknownError], or it matches [ErrInFlight], [ErrMismatch] or [ErrRecord]. Otherwise
+// it is an error of core. That one matches [core.ErrUnavailable], [core.ErrClosed],
+// [core.ErrInvalidKey] or [core.ErrNoSeals], or it is the error of a context that ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	if r.Key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: the key is empty", core.ErrInvalidKey)
@@ -88,10 +85,6 @@ func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	spanned, span := c.instruments.start(ctx, "idempotency.begin")
 	a := &attempt{
 		Claims: c, Request: r, name: LockKey(c.locker, KeyPrefix, r.Key), mark: newMark(r.Fingerprint, r.ID, c.RunAgain),
-		caller: caller{c.locker, c.Service, r.Principal},
-	}
-	if carriesCaller(ctx, a.caller) {
-		a.caller = caller{} // the request counts already
 	}
 	lock, replay, err := a.begin(spanned)
 	if err == nil && lock != nil {
@@ -123,7 +116,6 @@ type attempt struct {
 	mark    mark
 	adopted *UnknownError // the unknown outcome that the claim takes over
 	begun   bool          // the backend has said that there is an earlier run
-	caller  caller
 }
 
 // begin returns the lock of a claim, or the record to answer from, or an error.
@@ -131,20 +123,7 @@ func (a *attempt) begin(ctx context.Context) (lock *core.Lock, replay *Record, e
 	if carries(ctx, a.locker, a.name) {
 		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.name, ErrInFlight)
 	}
-	if !running.enter(a.caller, a.Quota) {
-		return nil, nil, fmt.Errorf("idempotency: key %q: %w", a.name, ErrQuota)
-	}
-	defer func() {
-		if lock == nil { // else the claim leaves
-			running.leave(a.caller)
-		}
-	}()
-	return a.ask(ctx)
-}
-
-// ask asks the backend.
-func (a *attempt) ask(ctx context.Context) (*core.Lock, *Record, error) {
-	lock, err := a.acquire(ctx)
+	lock, err = a.acquire(ctx)
 	if err == nil {
 		return lock, nil, nil
 	}
@@ -154,7 +133,7 @@ func (a *attempt) ask(ctx context.Context) (*core.Lock, *Record, error) {
 			return lock, nil, nil
 		}
 	}
-	replay, err := a.refused(err)
+	replay, err = a.refused(err)
 	return nil, replay, err
 }
 

@@ -101,14 +101,6 @@ func Carries(ctx context.Context, key string) bool {
 	return k != nil
 }
 
-// carriesCaller reports whether ctx carries a claim that counts for the caller.
-func carriesCaller(ctx context.Context, c caller) bool {
-	k, _ := FromContext(ctx)
-	for ; k != nil && k.caller != c; k = k.outer {
-	}
-	return k != nil
-}
-
 // carries reports whether ctx carries a live claim on the lock of this name.
 func carries(ctx context.Context, l *core.Locker, name string) bool {
 	k, _ := FromContext(ctx)

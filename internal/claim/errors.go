@@ -23,8 +23,6 @@ var (
 	ErrRecord = errors.New("idempotency: the record cannot be read")
 	// ErrUnknown means that nobody knows what the first request did. See [UnknownError].
 	ErrUnknown = errors.New("idempotency: the outcome of an earlier request is unknown")
-	// ErrQuota means that too many requests of one principal are running.
-	ErrQuota = errors.New("idempotency: too many requests of this principal are running; try again later, or raise Quota")
 	// ErrOver means that the claim has ended.
 	ErrOver = errors.New("idempotency: the claim has ended; begin another one")
 )
@@ -104,8 +102,6 @@ func CodeOf(err error) (code string, loud bool) {
 		return "idempotency_response_not_kept", true
 	case errors.Is(err, core.ErrNoSeals):
 		return "misconfigured", true
-	case errors.Is(err, ErrQuota):
-		return "idempotency_quota", false
 	case errors.Is(err, core.ErrTaken):
 		return "lock_busy", false
 	case errors.Is(err, core.ErrSealed):
@@ -118,7 +114,7 @@ func CodeOf(err error) (code string, loud bool) {
 // ranCodes are the refusals that say that a handler has run, or is running.
 var ranCodes = []string{
 	"idempotency_in_flight", "idempotency_outcome_unknown", "idempotency_response_not_kept", "idempotency_key_reused",
-	"idempotency_credentials_changed", "idempotency_quota", "duplicate_submit", "lock_lost",
+	"idempotency_credentials_changed", "duplicate_submit", "lock_lost",
 }
 
 // MayHaveRun reports whether a refusal with this code says that a handler has run, or is running.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-
-	"github.com/onelane/onelane/core"
 )
 
 // maxDetached is how many handlers of one process may run on after their clients hung up. The
@@ -17,54 +15,13 @@ type registry struct {
 	mu       sync.Mutex
 	claims   map[*Claim]bool // whether the handler goes on without its client
 	detached int
-	callers  map[caller]int                   // how many requests each one has at work
 	late     map[*context.CancelFunc]struct{} // what goes on in the background
 	idle     chan struct{}                    // closed when nothing runs; nil if nobody waits
 }
 
 var running = &registry{
-	claims:  make(map[*Claim]bool),
-	callers: make(map[caller]int),
-	late:    make(map[*context.CancelFunc]struct{}),
-}
-
-// caller is a principal of a service.
-type caller struct {
-	locker    *core.Locker
-	service   string
-	principal string
-}
-
-// enter counts a request of a caller. It returns false if there are too many. Anonymous callers are
-// not counted: they are many, and one of them must not shut the others out.
-func (r *registry) enter(c caller, quota int) bool {
-	if c.principal == "" {
-		return true
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.callers[c] >= quota {
-		return false
-	}
-	r.callers[c]++
-	return true
-}
-
-// leave ends what enter counted.
-func (r *registry) leave(c caller) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.left(c)
-}
-
-// left is leave with r.mu held.
-func (r *registry) left(c caller) {
-	switch n := r.callers[c]; {
-	case n > 1:
-		r.callers[c] = n - 1
-	case n == 1:
-		delete(r.callers, c)
-	}
+	claims: make(map[*Claim]bool),
+	late:   make(map[*context.CancelFunc]struct{}),
 }
 
 func (r *registry) add(k *Claim) {
@@ -80,7 +37,6 @@ func (r *registry) remove(k *Claim) {
 		r.detached--
 	}
 	delete(r.claims, k)
-	r.left(k.caller)
 	r.wake()
 }
 

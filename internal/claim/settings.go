@@ -17,7 +17,6 @@ const (
 	MaxRetention     = 10 * 365 * 24 * time.Hour
 	DefaultMaxRun    = 5 * time.Minute
 	DefaultMaxBody   = 1 << 20
-	DefaultQuota     = 1000
 	LargestMaxBody   = 8 << 20
 )
 
@@ -33,7 +32,6 @@ type Settings struct {
 	Retention time.Duration
 	MaxRun    time.Duration
 	MaxBody   int
-	Quota     int
 	Keys      []EncryptionKey // the first encrypts
 	ReadPlain bool
 
@@ -43,7 +41,7 @@ type Settings struct {
 // DefaultSettings returns the settings without an option.
 func DefaultSettings() Settings {
 	return Settings{
-		Retention: DefaultRetention, MaxRun: DefaultMaxRun, MaxBody: DefaultMaxBody, Quota: DefaultQuota,
+		Retention: DefaultRetention, MaxRun: DefaultMaxRun, MaxBody: DefaultMaxBody,
 	}
 }
 
