@@ -23,11 +23,16 @@ import (
 //		log.Fatal(err)
 //	}
 //
-// Errors are two middlewares that take the same key, a template with a parameter that the route's
-// path does not have, and a backend that keeps no records. So are a middleware that no handler
-// follows, gin.Recovery or gin.BasicAuth inside of ByHeader, ByKey or By, and a middleware that was
-// passed to Use when all routes were registered already. Check does not know what middlewares of
-// others do.
+// Check finds:
+//
+//   - two middlewares that take the same key
+//   - a template with a parameter that the path does not have
+//   - a backend that keeps no records
+//   - a middleware that no handler follows
+//   - gin.Recovery or gin.BasicAuth inside of ByHeader, ByKey or By
+//   - a middleware that was passed to Use after all routes
+//
+// It does not know what the middlewares of others do.
 func Check(engine *gin.Engine, routes ...string) error {
 	all, ok := routesOf(engine)
 	if !ok {

@@ -21,9 +21,9 @@ import (
 //		log.Fatal(err)
 //	}
 //
-// A pattern is an error if no mux has it, or if no middleware of this package protects it. It is an
-// error, too, if two middlewares take the same key, if a template names a parameter that the path
-// does not have, or if the backend keeps no records.
+// A pattern is an error if no mux has it, or if no middleware of this package protects it. Two
+// middlewares that take the same key are an error, too. So is a template with a parameter that the
+// path does not have, and a backend that keeps no records.
 //
 // Check looks through the middlewares of this package and through ServeMuxes. Others do not show
 // what is inside, so pass what they wrap. A middleware of this package must not be inside one of

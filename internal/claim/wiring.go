@@ -24,7 +24,7 @@ type Wiring struct {
 	Locker func() *core.Locker
 }
 
-// WiringKey tells apart where keys come from. Functions are told apart by their identities.
+// WiringKey is where keys come from. Functions have their identities.
 type WiringKey struct {
 	Service, Source string
 	Func, Principal uintptr
