@@ -9,7 +9,7 @@ import (
 )
 
 // Opener makes the [Backend] of a Locker. [New] calls Open once and returns its error.
-// redisbackend.New, zkbackend.New, etcdbackend.New, gormlock.Table and backendtest.Memory return an
+// redisbackend.New, zkbackend.New, etcdbackend.New, sqlbackend.New and backendtest.Memory return an
 // Opener.
 type Opener interface {
 	// Open returns a new backend for one Locker. It does not talk to the server. If the Opener is a

@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/backendtest"
@@ -25,27 +24,6 @@ func withSetting(t *testing.T, db *gorm.DB, variable, value string) *gorm.DB {
 	t.Helper()
 	return openMode(t, db, func(my *gomysql.Config, _ *pgx.ConnConfig) {
 		my.Params = map[string]string{variable: value}
-	})
-}
-
-// TestTable_WithoutAutocommit: nothing is locked, and the error says what to do.
-func TestTable_WithoutAutocommit(t *testing.T) {
-	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		if db.Name() != "mysql" {
-			return
-		}
-		off := withoutAutocommit(t, db)
-		ok(t, "Migrate", gormlock.Migrate(off))
-		l := locker(t, gormlock.Table(off, gormlock.WithTimeout(time.Minute)))
-		for range 2 {
-			_, err := l.Acquire(t.Context(), "stock:42", core.WithOutageWait(0))
-			want(t, "Acquire", says(err, "take autocommit=0 out of the DSN", err), core.ErrUnavailable)
-		}
-		on := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
-		k, err := on.TryAcquire(t.Context(), "stock:42")
-		ok(t, "with autocommit", err)
-		ok(t, "Release", k.Release(t.Context()))
 	})
 }
 

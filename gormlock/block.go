@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/gormkeys"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
@@ -59,7 +60,7 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 		return db.Error // GORM would begin, and never end it
 	}
 	tries := 0
-	return repeat(ctx, 1+g.retries, repeatable, func() error {
+	return sqltable.Repeat(ctx, 1+g.retries, repeatable, func() error {
 		if tries++; tries > 1 {
 			p.instruments().retries.Add(ctx, 1)
 		}

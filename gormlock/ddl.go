@@ -28,7 +28,7 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 	switch {
 	case endsByName(query):
 		why = errEndsItself
-	case t.pool.dialect.name != "mysql" || !endsTransaction(query):
+	case t.pool.dialect.Name != "mysql" || !endsTransaction(query):
 		return nil
 	}
 	word, _ := firstWord(query)

@@ -25,7 +25,6 @@
 //   - [AfterCommit] functions run once after a known COMMIT if the process lives, else never.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process.
 //   - A write of a model with a [Version] whose row others changed is [ErrStale] and writes nothing.
-//   - [Table] is a core.Backend like Redis, on one row per key, by the database's clock.
 //   - On SQLite, a guarded transaction whose COMMIT is rejected is rolled back.
 //
 // # Does not guarantee

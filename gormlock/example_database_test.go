@@ -14,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // memoryDB is a database in memory with the kit's tables.
@@ -33,26 +34,6 @@ func memoryDB(models ...any) (db *gorm.DB, stop func()) {
 	return db, func() { _ = conns.Close() }
 }
 
-// Locks without Redis: in a table of a database, for every adapter of the kit.
-func ExampleTable() {
-	db, stop := memoryDB()
-	defer stop()
-	locker, err := core.New(gormlock.Table(db, gormlock.WithTimeout(time.Second)))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locker.Close()
-	err = locker.Do(context.Background(), "report:2024", func(ctx context.Context) error {
-		_, err := locker.TryAcquire(context.Background(), "report:2024")
-		fmt.Println("another one:", errors.Is(err, core.ErrTaken))
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// another one: true
-	// <nil>
-}
-
 // A payment that is retried is made once, and every try gets the same receipt.
 func ExampleOnce() {
 	type Payment struct {
@@ -61,9 +42,7 @@ func ExampleOnce() {
 	}
 	db, stop := memoryDB(&Payment{})
 	defer stop()
-	locks, stopLocks := memoryDB() // a file of its own, on SQLite: see Table
-	defer stopLocks()
-	locker, err := core.New(gormlock.Table(locks))
+	locker, err := core.New(backendtest.Memory()) // redisbackend.New(redisClient) in a service
 	if err != nil {
 		log.Fatal(err)
 	}

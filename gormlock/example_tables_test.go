@@ -15,7 +15,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// The tables that Fenced, Once and Table need are made when a service starts, as often as it starts.
+// The tables that Fenced and Once need are made when a service starts, as often as it starts.
 func ExampleMigrate() {
 	db, err := gorm.Open(sqlite.Open("file::memory:"), &gorm.Config{})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // ErrFenced means that the fence of [Fenced] refused a transaction: another holder of the key, with
@@ -52,7 +53,7 @@ var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fe
 // it, so after a conflict it may begin once more. t.mu is held.
 func (t *transaction) beginFenced(ctx context.Context) error {
 	again := false
-	return retry(ctx, func() (err error) {
+	return sqltable.Retry(ctx, func() (err error) {
 		if again {
 			t.pool.plugin.instruments().retries.Add(ctx, 1)
 			_ = t.real.Rollback()
@@ -108,7 +109,7 @@ token = {greatest}(onelane_fences.token, excluded.token)`
 
 // registerToken puts the token of a lock into its row, unless a larger one is there, and keeps the
 // row locked.
-func registerToken(ctx context.Context, q gorm.ConnPool, d dialect, k *core.Lock) error {
+func registerToken(ctx context.Context, q gorm.ConnPool, d sqltable.Dialect, k *core.Lock) error {
 	fence, err := k.Token(ctx)
 	if err != nil {
 		return err
@@ -117,16 +118,16 @@ func registerToken(ctx context.Context, q gorm.ConnPool, d dialect, k *core.Lock
 		return fmt.Errorf("token %d is larger than the database's largest number", fence)
 	}
 	upsert := registerOthers
-	if d.name == "mysql" {
+	if d.Name == "mysql" {
 		upsert = registerMySQL
 	}
 	name, token, owner := []byte(k.Key()), int64(fence), []byte(k.Owner())
-	if _, err := q.ExecContext(ctx, d.sql(upsert), name, token, owner); err != nil {
+	if _, err := q.ExecContext(ctx, d.SQL(upsert), name, token, owner); err != nil {
 		return fmt.Errorf("registering in onelane_fences, which gormlock.Migrate makes: %w", err)
 	}
 	var newest int64
 	var by []byte
-	if err := q.QueryRowContext(ctx, d.sql(fenceOf), name).Scan(&newest, &by); err != nil {
+	if err := q.QueryRowContext(ctx, d.SQL(fenceOf), name).Scan(&newest, &by); err != nil {
 		return fmt.Errorf("reading onelane_fences: %w", err)
 	}
 	if newest != token || !bytes.Equal(by, owner) {

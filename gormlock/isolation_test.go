@@ -3,15 +3,12 @@ package gormlock_test
 import (
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	gomysql "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
 )
@@ -38,46 +35,6 @@ func eachLevel(t *testing.T, fn func(t *testing.T, db *gorm.DB)) {
 					}
 				}))
 			})
-		}
-	})
-}
-
-// TestTable_OneHolderAtATime: several processes, each with its Locker, on each isolation level.
-func TestTable_OneHolderAtATime(t *testing.T) {
-	t.Parallel()
-	eachLevel(t, func(t *testing.T, db *gorm.DB) {
-		var inside, turns atomic.Int32
-		var last atomic.Uint64
-		var all sync.WaitGroup
-		lockers := make([]*core.Locker, 4)
-		for i := range lockers {
-			lockers[i] = locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
-		}
-		for i := range 8 { // two in each process, which hand over to each other
-			l := lockers[i/2]
-			all.Go(func() {
-				for range 5 {
-					k, err := l.Acquire(t.Context(), "k", core.WithWait(time.Minute), core.WithToken())
-					if err != nil {
-						t.Errorf("Acquire: %v", err)
-						return
-					}
-					token := tokenOf(t, k)
-					if n := inside.Add(1); n != 1 || token <= last.Load() {
-						t.Errorf("%d inside, token %d after %d", n, token, last.Load())
-					}
-					last.Store(token)
-					turns.Add(1)
-					inside.Add(-1)
-					if err := k.Release(t.Context()); err != nil {
-						t.Errorf("Release: %v", err)
-					}
-				}
-			})
-		}
-		all.Wait()
-		if n := turns.Load(); n != 40 {
-			t.Errorf("%d turns, want 40", n)
 		}
 	})
 }

@@ -22,7 +22,7 @@ import (
 func tables(t testing.TB, db *gorm.DB) []string {
 	t.Helper()
 	var all []string
-	for _, table := range []string{"onelane_fences", "onelane_once", "onelane_locks"} {
+	for _, table := range []string{"onelane_fences", "onelane_once"} {
 		columns, err := db.Migrator().ColumnTypes(table)
 		ok(t, "ColumnTypes", err)
 		for _, c := range columns {
@@ -46,7 +46,7 @@ func TestMigrate_MakesWhatIsDocumented(t *testing.T) {
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Migrate", gormlock.Migrate(db))
 		made[db.Name()] = tables(t, db)
-		for _, key := range []string{"onelane_fences.name", "onelane_once.name", "onelane_locks.name"} {
+		for _, key := range []string{"onelane_fences.name", "onelane_once.name"} {
 			if !slices.ContainsFunc(made[db.Name()], func(c string) bool {
 				return strings.HasPrefix(c, key+" ") && strings.Contains(c, "primary=true") &&
 					(strings.Contains(c, "blob") || strings.Contains(c, "bytea") || strings.Contains(c, "varbinary"))
@@ -68,7 +68,7 @@ func TestMigrate_MakesWhatIsDocumented(t *testing.T) {
 				ok(t, statement, db.Exec(statement).Error)
 			}
 		}
-		if got := tables(t, db); !slices.Equal(got, made[db.Name()]) || len(got) != 18 {
+		if got := tables(t, db); !slices.Equal(got, made[db.Name()]) || len(got) != 9 {
 			t.Errorf("%d columns: %q, Migrate made %q", len(got), got, made[db.Name()])
 		}
 		ok(t, "Migrate on top", gormlock.Migrate(db))
@@ -96,13 +96,13 @@ func TestMigrate_Refusals(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {
 		want(t, "in a transaction", db.Transaction(gormlock.Migrate), gorm.ErrInvalidTransaction)
-		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_locks (name VARCHAR(255) NOT NULL PRIMARY KEY)").Error)
-		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_locks") {
+		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_fences (name VARCHAR(255) NOT NULL PRIMARY KEY)").Error)
+		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_fences") {
 			t.Errorf("a key that is text: got %v", err)
 		}
-		ok(t, "DROP", db.Exec("DROP TABLE onelane_locks").Error)
-		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_locks (id INTEGER NOT NULL PRIMARY KEY)").Error)
-		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_locks") {
+		ok(t, "DROP", db.Exec("DROP TABLE onelane_fences").Error)
+		ok(t, "CREATE", db.Exec("CREATE TABLE onelane_fences (id INTEGER NOT NULL PRIMARY KEY)").Error)
+		if err := gormlock.Migrate(db); err == nil || !strings.Contains(err.Error(), "onelane_fences") {
 			t.Errorf("no key: got %v", err)
 		}
 	})
@@ -126,8 +126,7 @@ func TestMigrate_KeyOfTwoColumns(t *testing.T) {
 
 func TestMigrate_IsNamedWhereATableIsMissing(t *testing.T) {
 	t.Parallel()
-	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
-		inTable := locker(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
 		for table, use := range map[string]func() error{
 			"onelane_once": func() error {
 				_, err := gormlock.Once(t.Context(), db, "k", func(*gorm.DB) (int, error) { return 0, nil })
@@ -135,10 +134,6 @@ func TestMigrate_IsNamedWhereATableIsMissing(t *testing.T) {
 			},
 			"onelane_fences": func() error {
 				return gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return tx.First(&Stock{}).Error }, gormlock.Fenced())
-			},
-			"onelane_locks": func() error {
-				_, err := inTable.TryAcquire(t.Context(), "k")
-				return err
 			},
 			"table onelane_once": func() error {
 				_, err := gormlock.Purge(t.Context(), db, time.Hour)
@@ -162,10 +157,7 @@ func TestMigrate_TooShort(t *testing.T) {
 		"onelane_once: attempt":       "ALTER TABLE onelane_once MODIFY attempt VARBINARY(16) NOT NULL",
 		"onelane_once: fingerprint":   "ALTER TABLE onelane_once MODIFY fingerprint VARBINARY(32) NULL",
 		"onelane_once: result":        "ALTER TABLE onelane_once MODIFY result BLOB NULL",
-		"onelane_locks: name":         "ALTER TABLE onelane_locks MODIFY name VARBINARY(512) NOT NULL",
-		"onelane_locks: value":        "ALTER TABLE onelane_locks MODIFY value BLOB NULL",
 		"onelane_once: primary key":   "ALTER TABLE onelane_once DROP PRIMARY KEY, ADD PRIMARY KEY (name(255))",
-		"onelane_locks: primary key":  "ALTER TABLE onelane_locks DROP PRIMARY KEY, MODIFY name BLOB NOT NULL, ADD PRIMARY KEY (name(1700))",
 		"onelane_fences: column name": "ALTER TABLE onelane_fences DROP PRIMARY KEY, MODIFY name VARCHAR(512) NOT NULL, ADD PRIMARY KEY (name)",
 	}
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {

@@ -2,11 +2,9 @@ package gormlock_test
 
 import (
 	"database/sql"
-	"log/slog"
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	gomysql "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
@@ -16,10 +14,8 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil"
-	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // otherModes are ways to open a database that change what drivers send, count and isolate.
@@ -73,13 +69,11 @@ func openMode(t *testing.T, db *gorm.DB, change func(*gomysql.Config, *pgx.ConnC
 	return opened
 }
 
-// TestOtherModes: fences, Once and Table hold whatever the driver counts as affected, and however
+// TestOtherModes: fences and Once hold whatever the driver counts as affected, and however
 // it sends arguments. They hold whatever the default isolation, SQL mode and time zone are.
 func TestOtherModes(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, plain *gorm.DB) {
-		var suites sync.WaitGroup // most of their time they wait
-		defer suites.Wait()
 		for name, change := range otherModes[plain.Name()] {
 			db := openMode(t, plain, change)
 			t.Run(name, func(t *testing.T) {
@@ -124,17 +118,6 @@ func TestOtherModes(t *testing.T) {
 				ok(t, "Transaction with a fence", gormlock.Transaction(holder(t, db, 10, gormlock.Fenced()), "k", func(tx *gorm.DB) error {
 					return take(tx.Scopes(gormlock.Guard("k")), 42)
 				}))
-			})
-			if !long && name != "serializable" {
-				continue // the one that is furthest from the defaults stays
-			}
-			b, err := gormlock.Table(db, gormlock.WithTimeout(time.Minute)).Open(core.Environment{TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)})
-			ok(t, "Open", err)
-			suites.Go(func() {
-				t.Run(name+", Table", func(t *testing.T) {
-					t.Cleanup(func() { ok(t, "Close", b.Close()) })
-					backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
-				})
 			})
 		}
 	})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 const (
@@ -37,7 +38,7 @@ var (
 type once struct {
 	guard
 	name    string
-	dialect dialect
+	dialect sqltable.Dialect
 	attempt []byte // names the run in its row: each run has another one
 }
 

@@ -12,6 +12,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/sqltable"
 	"github.com/onelane/onelane/internal/undone"
 )
 
@@ -27,7 +28,7 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 	runs := 0
 	alone := o.guard
 	alone.retries = 0 // of the runs of Once instead
-	err = repeat(ctx, 1+cmp.Or(o.retries, conflictTries-1), repeatable, func() error {
+	err = sqltable.Repeat(ctx, 1+cmp.Or(o.retries, sqltable.ConflictTries-1), repeatable, func() error {
 		if runs++; runs > 1 {
 			instrumentsOf(db).retries.Add(ctx, 1)
 		}
@@ -57,10 +58,10 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 
 // withoutLock returns the result if the key is done already, although the lock was not acquired.
 func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte, error) {
-	conn, query := db.Statement.ConnPool, o.dialect.atWriter(readOnce, "onelane_once")
+	conn, query := db.Statement.ConnPool, o.dialect.AtWriter(readOnce, "onelane_once")
 	// A locking read would wait for the run that has the row. A transaction goes to the writer too,
 	// if it is not read-only. Its level does not depend on the session's.
-	if o.dialect.name == "mysql" {
+	if o.dialect.Name == "mysql" {
 		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		if tx.Error != nil {
 			return nil, notRun(why, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, tx.Error))
@@ -99,7 +100,7 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 	}
 	mark := o.newMark()
 	for range 3 {
-		_, err = conn.ExecContext(ctx, o.dialect.sql(insertOnce), []byte(o.name), o.attempt, mark)
+		_, err = conn.ExecContext(ctx, o.dialect.SQL(insertOnce), []byte(o.name), o.attempt, mark)
 		if err != nil {
 			return nil, o.explain(tx, fmt.Errorf("writing to onelane_once, which gormlock.Migrate makes: %w", err))
 		}
@@ -128,7 +129,7 @@ func (o *once) read(ctx context.Context, conn gorm.ConnPool, query string) ([]by
 		conn = prepared.Tx
 	}
 	var attempt, mark, result []byte
-	err := conn.QueryRowContext(ctx, o.dialect.sql(query), []byte(o.name)).
+	err := conn.QueryRowContext(ctx, o.dialect.SQL(query), []byte(o.name)).
 		Scan(&attempt, &mark, &result)
 	switch {
 	case err != nil:
@@ -145,7 +146,7 @@ func (o *once) read(ctx context.Context, conn gorm.ConnPool, query string) ([]by
 
 // store writes the result into this run's row.
 func (o *once) store(tx *gorm.DB, result []byte) error {
-	done, err := tx.Statement.ConnPool.ExecContext(tx.Statement.Context, o.dialect.sql(storeOnce),
+	done, err := tx.Statement.ConnPool.ExecContext(tx.Statement.Context, o.dialect.SQL(storeOnce),
 		result, []byte(o.name), o.attempt)
 	if err != nil {
 		return o.explain(tx, err)

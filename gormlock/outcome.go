@@ -10,6 +10,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/internal/sqlerr"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
@@ -21,8 +22,8 @@ func rejected(tx gorm.Tx, err error) bool {
 // harmless reports whether the transaction is certainly as it was before the statement that
 // returned err, or the database lets nothing more happen in it. PostgreSQL does so after any error,
 // the others if they say that the statement was wrong.
-func harmless(d dialect, err error) bool {
-	if d.name == "postgres" { // a wrapper for MySQL may have SQLState, too
+func harmless(d sqltable.Dialect, err error) bool {
+	if d.Name == "postgres" { // a wrapper for MySQL may have SQLState, too
 		return sqlerr.PostgresState(err) != ""
 	}
 	if number := sqlerr.MySQLNumber(err); number != 0 {

@@ -6,6 +6,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/sqlrelay"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
@@ -14,8 +15,8 @@ import (
 // standby has 42 as it was long ago.
 func behindPgpool(t *testing.T, db *gorm.DB, old int64) *gorm.DB {
 	t.Helper()
-	split := &relay{primary: pool(t, db), replica: pool(t, beside(t, db, "standby", old)), untilWrite: true}
-	return split.open(t, db)
+	split := &sqlrelay.Relay{Primary: pool(t, db), Replica: pool(t, beside(t, db, "standby", old)), UntilWrite: true}
+	return through(t, db, split)
 }
 
 // TestTransaction_BehindPgpool is what docs/operations.md says: the sale of the README needs

@@ -13,6 +13,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/internal/sqlerr"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // pool is the connection pool of a database with the plugin. Its transactions begin in the inner
@@ -22,7 +23,7 @@ type pool struct {
 	gorm.ConnPool
 	plugin  *plugin
 	log     logger.Interface
-	dialect dialect // zero if the package does not know it
+	dialect sqltable.Dialect // zero if the package does not know it
 }
 
 // BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves
@@ -102,9 +103,9 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 }
 
 // begin begins a transaction on conns. One that is guarded is not committed after it failed.
-func begin(ctx context.Context, conns gorm.ConnPool, d dialect, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
+func begin(ctx context.Context, conns gorm.ConnPool, d sqltable.Dialect, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
 	// The drivers of PostgreSQL close a connection that comes back with an open transaction.
-	if sqlite := d.name == "sqlite"; guarded && (sqlite || d.name == "mysql") {
+	if sqlite := d.Name == "sqlite"; guarded && (sqlite || d.Name == "mysql") {
 		switch inner := conns.(type) {
 		case *sql.DB:
 			return pin(ctx, inner, opts, sqlite)

@@ -34,7 +34,7 @@ func (t *transaction) handedOut(rows *sql.Rows) {
 // silent reports whether COMMIT succeeds although the database rolled the transaction back. MySQL
 // and MariaDB do so. A guard looks for itself. t.mu is held.
 func (t *transaction) silent() bool {
-	return len(t.keys) == 0 && t.real != nil && t.pool.dialect.name == "mysql"
+	return len(t.keys) == 0 && t.real != nil && t.pool.dialect.Name == "mysql"
 }
 
 // noteGone notes that the database rolled an unguarded transaction back with the statement that
@@ -106,7 +106,7 @@ func (t *transaction) ended(err error) bool {
 	switch {
 	case t.real == nil:
 		return gone(err)
-	case t.pool.dialect.name == "sqlite":
+	case t.pool.dialect.Name == "sqlite":
 		_, begin := t.real.ExecContext(context.WithoutCancel(t.ctx), "BEGIN")
 		return begin == nil
 	}
@@ -130,7 +130,7 @@ func (t *transaction) timedOut(ctx context.Context, err error) bool {
 // Elsewhere it changes nothing. t.mu is held.
 func (t *transaction) vanished(err error) bool {
 	open := func(r *sql.Rows) bool { _, err := r.Columns(); return err == nil }
-	if t.pool.dialect.name != "mysql" || harmless(t.pool.dialect, err) || local(err) || slices.ContainsFunc(t.rows, open) {
+	if t.pool.dialect.Name != "mysql" || harmless(t.pool.dialect, err) || local(err) || slices.ContainsFunc(t.rows, open) {
 		return false // while rows are open, no error is the server's, and nothing can be sent
 	}
 	_, answer := t.real.ExecContext(context.WithoutCancel(t.ctx), "SET TRANSACTION READ WRITE")

@@ -2,9 +2,10 @@ package gormlock
 
 import (
 	"database/sql"
-	"strings"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // writeSetting is what dbresolver's clause Write leaves in a statement. This package does not
@@ -24,16 +25,21 @@ func writerOf(db *gorm.DB, table string) (*sql.DB, error) {
 	return dry.DB()
 }
 
-// atWriter returns a SELECT that reads what was committed last, also behind a proxy that sends
-// other SELECTs to replicas. On PostgreSQL a common table expression that could write says so: it
-// locks nothing, and costs no write. On MySQL it is a locking read, which waits for a transaction
-// that has the row. SQLite has no replicas.
-func (d dialect) atWriter(query, table string) string {
-	switch d.name {
-	case "postgres":
-		return "WITH writer AS (UPDATE " + table + " SET name = name WHERE FALSE RETURNING 1) " + query
-	case "mysql":
-		return strings.TrimSpace(query) + " FOR UPDATE"
+// writerConn is writerOf, except that without dbresolver it may be a single connection: that of
+// Connection, whose search_path or database may be another.
+func writerConn(db *gorm.DB, table string) (sqltable.Conn, error) {
+	if _, ok := db.Plugins[resolverName]; ok {
+		return writerOf(db, table)
 	}
-	return query
+	if prepared, ok := db.Statement.ConnPool.(*gorm.PreparedStmtDB); ok {
+		return prepared.ConnPool, nil
+	}
+	return db.Statement.ConnPool, nil
+}
+
+// unguarded returns a session of db that keeps only its context, without guards. With dbresolver it
+// also reads at the writer.
+func unguarded(db *gorm.DB) *gorm.DB {
+	db = db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
+	return db.Set(writeSetting, struct{}{}).Session(&gorm.Session{})
 }

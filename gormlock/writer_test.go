@@ -4,11 +4,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/glebarez/sqlite"
+	"gorm.io/driver/mysql"
+	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 	"gorm.io/plugin/dbresolver"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/sqlrelay"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
@@ -20,35 +25,21 @@ func splitDB(t *testing.T, db *gorm.DB) (split, replica *gorm.DB) {
 	ok(t, "Migrate", gormlock.Migrate(db))
 	replica = beside(t, db, "replica", 1)
 	ok(t, "Migrate", gormlock.Migrate(replica))
-	r := &relay{primary: pool(t, db), replica: pool(t, replica)}
-	return r.open(t, db), replica
+	return through(t, db, &sqlrelay.Relay{Primary: pool(t, db), Replica: pool(t, replica)}), replica
 }
 
-// The replica still has the lock and the seal of long ago.
-func TestTable_StaleReplica(t *testing.T) {
-	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		if db.Name() == "sqlite" { // has no replicas
-			return
-		}
-		split, replica := splitDB(t, db)
-		patient := gormlock.WithTimeout(time.Minute)
-		stale, b := opened(t, gormlock.Table(replica, patient)), opened(t, gormlock.Table(split, patient))
-		_, err := stale.Acquire(t.Context(), request("held", "other/1", time.Hour))
-		ok(t, "Acquire on the replica", err)
-		g, err := stale.Acquire(t.Context(), request("sealed", "other/1", time.Hour))
-		ok(t, "Acquire on the replica", err)
-		ok(t, "Seal on the replica", stale.Seal(t.Context(), g, []byte("old"), time.Hour))
-		for _, key := range []string{"held", "sealed"} {
-			g, err := b.Acquire(t.Context(), request(key, "me/1", time.Minute))
-			ok(t, "Acquire", err)
-			st, err := b.Inspect(t.Context(), key)
-			if ok(t, "Inspect", err); st.Owner != "me/1" {
-				t.Errorf("%s: the owner is %q", key, st.Owner)
-			}
-			ok(t, "Release", b.release(t.Context(), g))
-		}
-	})
+// through returns a database of db's kind whose connections go through r.
+func through(t *testing.T, db *gorm.DB, r *sqlrelay.Relay) *gorm.DB {
+	t.Helper()
+	conns := r.Open(t)
+	dialector := map[string]gorm.Dialector{
+		"sqlite":   &sqlite.Dialector{Conn: conns},
+		"mysql":    mysql.New(mysql.Config{Conn: conns}),
+		"postgres": postgres.New(postgres.Config{Conn: conns}),
+	}[db.Name()]
+	own, err := gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
+	ok(t, "Open", err)
+	return own
 }
 
 // A replica that knows a result which was purged since must not answer for the writer.
@@ -88,60 +79,26 @@ func TestOnce_StaleReplica(t *testing.T) {
 	})
 }
 
-// dbresolver comes after the Locker, as it must come after the plugin.
-func TestTable_DBResolver(t *testing.T) {
+// With dbresolver, Migrate makes the tables at the source, and Purge deletes there.
+func TestMigrate_DBResolver(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, main *gorm.DB) {
 		source, replica := beside(t, main, "source", 1), beside(t, main, "replica", 1)
-		l := locker(t, gormlock.Table(main, gormlock.WithTimeout(time.Minute)), core.WithPrefix(""))
-		ok(t, "Use", main.Use(gormlock.New(l)))
+		plain := reopen(t, main)
+		ok(t, "Use", main.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		ok(t, "Use", main.Use(dbresolver.Register(dbresolver.Config{
 			Sources: []gorm.Dialector{source.Dialector}, Replicas: []gorm.Dialector{replica.Dialector},
 		})))
 		ok(t, "Migrate", gormlock.Migrate(main))
-		k, err := l.Acquire(t.Context(), "k")
-		ok(t, "Acquire", err)
-		at := opened(t, gormlock.Table(source, gormlock.WithTimeout(time.Minute)))
-		st, err := at.Inspect(t.Context(), "k")
-		if ok(t, "Inspect", err); st.Status != core.Held {
-			t.Errorf("on the source it is %v", st.Status)
-		}
-		ok(t, "Release", k.Release(t.Context()))
-		for name, db := range map[string]*gorm.DB{"main": reopen(t, main), "replica": replica} {
-			if name == "replica" && db.Migrator().HasTable("onelane_locks") {
-				t.Errorf("Migrate wrote to the %s", name)
+		for _, table := range []string{"onelane_fences", "onelane_once"} {
+			if !source.Migrator().HasTable(table) || replica.Migrator().HasTable(table) || plain.Migrator().HasTable(table) {
+				t.Errorf("%s: it must be at the source alone", table)
 			}
 		}
-	})
-}
-
-func TestTable_RoundTrips(t *testing.T) {
-	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "Migrate", gormlock.Migrate(db))
-		r := &relay{primary: pool(t, db)}
-		b := opened(t, gormlock.Table(r.open(t, db), gormlock.WithTimeout(time.Minute)))
-		ok(t, "Ping", b.Ping(t.Context())) // it also looks at autocommit, once
-		var g core.Grant
-		acquire := func(owner string) (err error) {
-			g, err = b.Acquire(t.Context(), request("k", owner, time.Minute))
-			return err
-		}
-		for _, step := range []struct {
-			name string
-			most int32
-			do   func() error
-		}{
-			{"Acquire of a new key", 3, func() error { return acquire("a/1") }},
-			{"Acquire of a taken key", 1, func() error { want(t, "Acquire", acquire("b/1"), core.ErrTaken); return nil }},
-			{"Release", 1, func() error { g.Key, g.Owner = "k", "a/1"; return b.release(t.Context(), g) }},
-			{"Acquire of a free key", 3, func() error { return acquire("a/2") }},
-		} {
-			before := r.statements.Load()
-			ok(t, step.name, step.do())
-			if n := r.statements.Load() - before; n > step.most {
-				t.Errorf("%s: %d statements, want at most %d", step.name, n, step.most)
-			}
+		ok(t, "INSERT", source.Exec("INSERT INTO onelane_once (name, attempt, created_at) SELECT CAST('k' AS "+binary(source)+"), 'a', 1").Error)
+		n, err := gormlock.Purge(t.Context(), main, time.Hour)
+		if ok(t, "Purge", err); n != 1 {
+			t.Errorf("Purge deleted %d rows at the source", n)
 		}
 	})
 }

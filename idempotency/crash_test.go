@@ -32,6 +32,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
@@ -123,7 +124,7 @@ func (p *payment) handler() (http.Handler, func(), error) {
 		if err != nil {
 			return nil, err
 		}
-		return db, gormlock.Migrate(db)
+		return db, errors.Join(gormlock.Migrate(db), sqlbackend.Migrate(context.Background(), conns))
 	}
 	var opener core.Opener
 	if p.Table != "" {
@@ -131,7 +132,11 @@ func (p *payment) handler() (http.Handler, func(), error) {
 		if err != nil {
 			return nil, end, err
 		}
-		opener = gormlock.Table(locks)
+		conns, err := locks.DB()
+		if err != nil {
+			return nil, end, err
+		}
+		opener = sqlbackend.New(conns)
 	} else {
 		c := redis.NewClient(&redis.Options{Addr: p.Redis})
 		closers = append(closers, c.Close)

@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
@@ -52,8 +52,10 @@ func sealers(t *testing.T, fn func(t *testing.T, b core.Opener)) {
 	t.Run("table", func(t *testing.T) {
 		t.Parallel()
 		testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-			check.OK(t, "Migrate", gormlock.Migrate(db))
-			fn(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
+			conns, err := db.DB()
+			check.OK(t, "DB", err)
+			check.OK(t, "Migrate", sqlbackend.Migrate(t.Context(), conns))
+			fn(t, sqlbackend.New(conns, sqlbackend.WithTimeout(time.Minute)))
 		})
 	})
 }

@@ -19,7 +19,7 @@ func TestContributing_ListsEachFile(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `(core/[a-z_/]+\\.go)` \\| .+ \\|$").FindAllStringSubmatch(string(text), -1) {
 		listed = append(listed, row[1])
 	}
-	for _, folder := range []string{"core", "core/redisbackend", "core/zkbackend", "core/etcdbackend"} {
+	for _, folder := range []string{"core", "core/redisbackend", "core/zkbackend", "core/etcdbackend", "core/sqlbackend"} {
 		files, err := filepath.Glob(filepath.Join("..", folder, "*.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package testutil_test
 
 import (
 	"context"
+	"database/sql"
 	"log/slog"
 	"net/http"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/gormlock/stock"
@@ -53,6 +55,14 @@ func docsReadiness(locker *core.Locker) http.HandlerFunc {
 func docsQuorum(a, b, c *goredis.Client) (*core.Locker, error) {
 	backend := redisbackend.New(a, b, c)
 	return core.New(backend)
+}
+
+func docsSQL(ctx context.Context, db *sql.DB) (*core.Locker, error) {
+	if err := sqlbackend.Migrate(ctx, db); err != nil { // when the service starts
+		return nil, err
+	}
+	locker, err := core.New(sqlbackend.New(db, sqlbackend.WithTimeout(time.Second)))
+	return locker, err
 }
 
 func docsRecordsBesideAQuorum(r *gin.Engine, a, b, c, one goredis.UniversalClient) error {
@@ -96,4 +106,4 @@ func docsForUpdate(ctx context.Context, tx *gorm.DB) error {
 	return err
 }
 
-var _ = []any{docsForUpdate, docsNetHTTP, docsPlainLock, docsShutdown, docsReadiness, docsQuorum, docsRecordsBesideAQuorum, docsReplicas, docsRedsync, docsGuard}
+var _ = []any{docsForUpdate, docsNetHTTP, docsPlainLock, docsShutdown, docsReadiness, docsQuorum, docsSQL, docsRecordsBesideAQuorum, docsReplicas, docsRedsync, docsGuard}

@@ -23,6 +23,12 @@ var guarantees = map[string][]guarantee{
 		{"ErrDuplicate means", []string{"TestSale_RepeatBehindFailed", "TestSale_OtherUnique"}},
 		{"A Decrement never takes more", []string{"TestDecrement_CommitUnknown", "TestDecrementAll_Releases"}},
 	},
+	"core/sqlbackend": {
+		{"A key has one holder at a time", []string{"TestConformance", "TestIsolation_OneHolderAtATime", "TestClockOfTheDatabase"}},
+		{"Fencing tokens of a key increase", []string{"TestConformance", "TestPurge"}},
+		{"Behind a proxy", []string{"TestReplica_ReadWriteSplit", "TestReplica_Stale"}},
+		{"Nothing stays held", []string{"TestLateInsertIsCleanedUp", "TestLateAnswerLeavesNoOrphan", "TestCloseCleansUp"}},
+	},
 	"gormlock": {
 		{"The lock is acquired before BEGIN", []string{"TestOrder_LockBeginCommitUnlock", "TestOrder_NoConnectionWhileLocking"}},
 		{"If the outcome of COMMIT is unknown", []string{"TestCommitUnknown", "TestCommitUnknown_ErrorOfAProxy", "TestCommit_Outcomes"}},
@@ -38,8 +44,6 @@ var guarantees = map[string][]guarantee{
 		{"Once commits at most once", []string{"TestOnce_AtMostOnce", "TestOnce_CrashBeforeTheAnswer", "TestOnce_RepeatsGetTheFirstResult",
 			"TestOnce_DeadlockWhileReading"}},
 		{"A write of a model with a Version", []string{"TestVersion_StaleWritesFail", "TestVersion_BatchInBlock"}},
-		{"Table is a core.Backend like Redis", []string{"TestTable_Conformance", "TestTable_OneHolderAtATime", "TestTable_ClockOfTheDatabase",
-			"TestTable_StaleReplica"}},
 		{"On SQLite, a guarded transaction", []string{"TestCommitRejected_DeferredConstraint"}},
 	},
 }

@@ -88,8 +88,9 @@ func TestOperations_NamesEachMessageAndMetric(t *testing.T) {
 	var there []string
 	for folder, prefix := range map[string]string{
 		"core": "core: ", "core/redisbackend": "redisbackend: ", "core/zkbackend": "zkbackend: ", "core/etcdbackend": "etcdbackend: ",
-		"internal/claim": "idempotency: ",
-		"idempotency":    "idempotency: ", "ginlock": "ginlock: ", "grpclock": "grpclock: ", "gormlock": "gormlock: ",
+		"core/sqlbackend": "sqlbackend: ",
+		"internal/claim":  "idempotency: ",
+		"idempotency":     "idempotency: ", "ginlock": "ginlock: ", "grpclock": "grpclock: ", "gormlock": "gormlock: ",
 	} {
 		messages := calls(t, folder, logs, func(text string) bool { return strings.HasPrefix(text, prefix) })
 		if len(messages) == 0 {

@@ -15,8 +15,8 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/ginlock"
-	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
 )
@@ -25,13 +25,17 @@ import (
 func TestGinWithoutRedis(t *testing.T) {
 	gin.SetMode(gin.ReleaseMode)
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		if err := gormlock.Migrate(db); err != nil {
+		conns, err := db.DB()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sqlbackend.Migrate(t.Context(), conns); err != nil {
 			t.Fatal(err)
 		}
 		servers := make([]*httptest.Server, 2) // two processes
 		var charged, inside, grabbed atomic.Int64
 		for i := range servers {
-			l, err := core.New(gormlock.Table(db, gormlock.WithTimeout(time.Minute)), core.WithLogger(slog.New(slog.DiscardHandler)))
+			l, err := core.New(sqlbackend.New(conns, sqlbackend.WithTimeout(time.Minute)), core.WithLogger(slog.New(slog.DiscardHandler)))
 			if err != nil {
 				t.Fatal(err)
 			}

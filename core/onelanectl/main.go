@@ -1,5 +1,6 @@
 // Command onelanectl is for the person on call: it shows who holds what, and frees it. It knows one
-// Redis, Redis Cluster, Sentinel, a quorum of independent masters, etcd and ZooKeeper.
+// Redis, Redis Cluster, Sentinel, a quorum of independent masters, etcd, ZooKeeper, and the table of
+// sqlbackend in PostgreSQL, MySQL, MariaDB and SQLite.
 //
 //	go build github.com/onelane/onelane/core/onelanectl
 //	./onelanectl -redis 127.0.0.1:6379 ls order:
@@ -92,6 +93,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.sentinel, "sentinel", "", "-redis names the Sentinels of this `master`. The user and the password are the master's. Set the Sentinels' password in "+sentinelPasswordEnv)
 	f.StringVar(&o.etcd, "etcd", "", "`host:port or URL` of the members of etcd, separated by commas. Set the user and the password in "+etcdUserEnv+" and "+etcdPasswordEnv)
 	f.StringVar(&o.zookeeper, "zookeeper", "", "`host:port` of the ZooKeeper servers, separated by commas. Set scheme:credentials, such as digest:user:password, in "+zookeeperAuthEnv)
+	f.StringVar(&o.sql, "sql", "", "`URL` of the database with the table onelane_locks: postgres://USER@HOST/DATABASE, mysql://USER@HOST:3306/DATABASE, or sqlite:FILE. Set the password in "+sqlPasswordEnv)
 	f.StringVar(&o.root, "root", "/onelane", "of ZooKeeper: the `path` that the services passed to zkbackend.WithRoot")
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")

@@ -14,9 +14,10 @@ type servers struct {
 	cluster         bool
 	etcd            string
 	zookeeper, root string
+	sql             string
 }
 
-// place is where the locks are: Redis, etcd or ZooKeeper.
+// place is where the locks are: Redis, etcd, ZooKeeper or a table of a database.
 type place interface {
 	// opener returns the backend. timeout bounds each call.
 	opener(timeout time.Duration) core.Opener
@@ -36,9 +37,17 @@ type search struct {
 
 // open makes the clients. They connect when they are used.
 func (s servers) open() (place, error) {
+	kinds := 0
+	for _, named := range []bool{s.etcd != "", s.zookeeper != "", s.sql != "", s.cluster || s.sentinel != ""} {
+		if named {
+			kinds++
+		}
+	}
 	switch {
-	case s.etcd != "" && s.zookeeper != "", (s.etcd != "" || s.zookeeper != "") && (s.cluster || s.sentinel != ""):
-		return nil, errors.New("name one kind of server: -redis, -redis with -cluster or -sentinel, -etcd, or -zookeeper")
+	case kinds > 1:
+		return nil, errors.New("name one kind of server: -redis, -redis with -cluster or -sentinel, -etcd, -zookeeper, or -sql")
+	case s.sql != "":
+		return openSQL(s.sql)
 	case s.etcd != "":
 		return openEtcd(s.etcd)
 	case s.zookeeper != "":

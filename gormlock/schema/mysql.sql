@@ -19,17 +19,3 @@ CREATE TABLE IF NOT EXISTS onelane_once (
   created_at  BIGINT         NOT NULL,
   KEY onelane_once_created_at (created_at)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
-
--- Locks that live in the database (Table). state: 0 free, 1 held, 2 sealed. After expires_at a held key is orphaned for the time in
--- orphan.
-CREATE TABLE IF NOT EXISTS onelane_locks (
-  name        VARBINARY(1700) NOT NULL PRIMARY KEY,
-  state       SMALLINT        NOT NULL,
-  owner       VARBINARY(512)  NOT NULL,
-  token       BIGINT          NOT NULL,
-  fence       BIGINT          NOT NULL,
-  value       LONGBLOB        NULL,
-  acquired_at BIGINT          NOT NULL,
-  expires_at  BIGINT          NOT NULL,
-  orphan      BIGINT          NOT NULL DEFAULT 0
-) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;

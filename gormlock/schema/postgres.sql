@@ -19,17 +19,3 @@ CREATE TABLE IF NOT EXISTS onelane_once (
   created_at    BIGINT   NOT NULL
 );
 CREATE INDEX IF NOT EXISTS onelane_once_created_at ON onelane_once (created_at);
-
--- Locks that live in the database (Table). state: 0 free, 1 held, 2 sealed. After expires_at a held key is orphaned for the time in
--- orphan.
-CREATE TABLE IF NOT EXISTS onelane_locks (
-  name          BYTEA    NOT NULL PRIMARY KEY,
-  state         SMALLINT NOT NULL,
-  owner         BYTEA    NOT NULL,
-  token         BIGINT   NOT NULL,
-  fence         BIGINT   NOT NULL,
-  value         BYTEA    NULL,
-  acquired_at   BIGINT   NOT NULL,
-  expires_at    BIGINT   NOT NULL,
-  orphan        BIGINT   NOT NULL DEFAULT 0
-);

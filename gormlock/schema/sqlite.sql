@@ -19,17 +19,3 @@ CREATE TABLE IF NOT EXISTS onelane_once (
   created_at    INTEGER  NOT NULL
 );
 CREATE INDEX IF NOT EXISTS onelane_once_created_at ON onelane_once (created_at);
-
--- Locks that live in the database (Table). state: 0 free, 1 held, 2 sealed. After expires_at a held key is orphaned for the time in
--- orphan.
-CREATE TABLE IF NOT EXISTS onelane_locks (
-  name          BLOB     NOT NULL PRIMARY KEY,
-  state         INTEGER  NOT NULL,
-  owner         BLOB     NOT NULL,
-  token         INTEGER  NOT NULL,
-  fence         INTEGER  NOT NULL,
-  value         BLOB     NULL,
-  acquired_at   INTEGER  NOT NULL,
-  expires_at    INTEGER  NOT NULL,
-  orphan        BIGINT   NOT NULL DEFAULT 0
-);

@@ -12,7 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/redisbackend"
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil"
@@ -178,8 +178,10 @@ func onBackends(t *testing.T, fn func(t *testing.T, locker func(...core.Option) 
 				return
 			}
 			testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-				ok(t, "Migrate", gormlock.Migrate(db))
-				run(t, gormlock.Table(db, gormlock.WithTimeout(time.Minute)))
+				conns, err := db.DB()
+				ok(t, "DB", err)
+				ok(t, "Migrate", sqlbackend.Migrate(t.Context(), conns))
+				run(t, sqlbackend.New(conns, sqlbackend.WithTimeout(time.Minute)))
 			})
 		})
 	}

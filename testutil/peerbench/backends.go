@@ -17,8 +17,8 @@ import (
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/etcdbackend"
 	"github.com/onelane/onelane/core/redisbackend"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
@@ -119,10 +119,14 @@ func oursOnPostgres(b *bench) (locker, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := gormlock.Migrate(db); err != nil {
+	conns, err := db.DB()
+	if err != nil {
 		return nil, nil, err
 	}
-	return oursOn(gormlock.Table(db), func() { closeGORM(db) })
+	if err := sqlbackend.Migrate(context.Background(), conns); err != nil {
+		return nil, nil, err
+	}
+	return oursOn(sqlbackend.New(conns), func() { closeGORM(db) })
 }
 
 func oursOnEtcd(b *bench) (locker, func(), error) {

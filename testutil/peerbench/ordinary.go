@@ -14,8 +14,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/onelane/onelane/core/etcdbackend"
+	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/core/zkbackend"
-	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
@@ -122,11 +122,7 @@ var backendPeers = []peer{
 		if err != nil {
 			return nil, nil, err
 		}
-		db, err := gormOn(pool, database{kind: server.Postgres})
-		if err != nil {
-			return nil, nil, err
-		}
-		return oursOn(gormlock.Table(db), func() { closeGORM(db) })
+		return oursOn(sqlbackend.New(pool), func() { _ = pool.Close() })
 	}},
 }
 

@@ -1,4 +1,4 @@
-package gormlock_test
+package sqlbackend_test
 
 import (
 	"database/sql/driver"
@@ -8,28 +8,26 @@ import (
 	"time"
 
 	gomysql "github.com/go-sql-driver/mysql"
-	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/internal/sqlrelay"
 )
 
-// TestTable_SealTooLarge: MySQL refuses a statement that is longer than max_allowed_packet (4 MiB
+// TestSealTooLarge: MySQL refuses a statement that is longer than max_allowed_packet (4 MiB
 // by default on MySQL 5.7). That is no outage: to try again cannot help, and a smaller seal works.
-func TestTable_SealTooLarge(t *testing.T) {
+func TestSealTooLarge(t *testing.T) {
 	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		if db.Name() != "mysql" {
+	databases(t, func(t *testing.T, db *database) {
+		if db.name != "mysql" {
 			return
 		}
-		ok(t, "Migrate", gormlock.Migrate(db))
+		db.migrate(t)
 		for _, refusal := range []*gomysql.MySQLError{
 			{Number: 1153, SQLState: [5]byte{'0', '8', 'S', '0', '1'}, Message: "Got a packet bigger than 'max_allowed_packet' bytes"},
 			{Number: 1105, SQLState: [5]byte{'H', 'Y', '0', '0', '0'}, Message: "Parameter of prepared statement which is set through mysql_send_long_data() is longer than 'max_allowed_packet' bytes"},
 		} {
-			network := &relay{primary: pool(t, db)}
-			network.exec = func(_ string, args []any, run func() (driver.Result, error)) (driver.Result, error) {
+			network := &sqlrelay.Relay{Primary: db.DB}
+			network.Exec = func(_ string, args []any, run func() (driver.Result, error)) (driver.Result, error) {
 				for _, a := range args {
 					if b, is := a.([]byte); is && len(b) > 4<<20 {
 						return nil, refusal
@@ -37,7 +35,7 @@ func TestTable_SealTooLarge(t *testing.T) {
 				}
 				return run()
 			}
-			l := locker(t, gormlock.Table(network.open(t, db), gormlock.WithTimeout(time.Minute)))
+			l := locker(t, at(network.Open(t)))
 			k, err := l.Acquire(t.Context(), "k", core.WithTTL(time.Minute))
 			ok(t, "Acquire", err)
 			err = k.Seal(t.Context(), make([]byte, 5<<20), time.Hour)

@@ -1,4 +1,4 @@
-package gormlock_test
+package sqlbackend_test
 
 import (
 	"database/sql/driver"
@@ -7,28 +7,25 @@ import (
 	"testing"
 	"time"
 
-	"gorm.io/gorm"
-
 	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/gormlock"
-	"github.com/onelane/onelane/testutil"
+	"github.com/onelane/onelane/internal/sqlrelay"
 )
 
-// TestTable_InterruptedUpdate: MariaDB may report success for an UPDATE that KILL QUERY ended before
+// TestInterruptedUpdate: MariaDB may report success for an UPDATE that KILL QUERY ended before
 // it changed its row. No call takes that for the change.
-func TestTable_InterruptedUpdate(t *testing.T) {
+func TestInterruptedUpdate(t *testing.T) {
 	t.Parallel()
-	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "Migrate", gormlock.Migrate(db))
+	databases(t, func(t *testing.T, db *database) {
+		db.migrate(t)
 		var left atomic.Int32 // how many more are interrupted
-		network := &relay{primary: pool(t, db)}
-		network.exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
+		network := &sqlrelay.Relay{Primary: db.DB}
+		network.Exec = func(query string, _ []any, run func() (driver.Result, error)) (driver.Result, error) {
 			if strings.HasPrefix(query, "UPDATE") && left.Add(-1) >= 0 {
 				return driver.RowsAffected(0), nil
 			}
 			return run()
 		}
-		b := opened(t, gormlock.Table(network.open(t, db), gormlock.WithTimeout(time.Minute)))
+		b := open(t, at(network.Open(t)))
 		status := func() core.State {
 			st, err := b.Inspect(t.Context(), "k")
 			ok(t, "Inspect", err)

@@ -1,4 +1,4 @@
-package gormlock
+package sqlbackend
 
 import (
 	"context"
@@ -10,13 +10,20 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/leases"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // The limits of the columns of onelane_locks: a core key of 512 bytes with a prefix of 128, every
 // byte escaped.
 const (
-	maxTableKey = 1700
-	maxOwner    = 512
+	maxKey   = 1700
+	maxOwner = 512
+	maxValue = 16 << 20 // core's limit
+)
+
+const (
+	tokens    = 64 // fencing tokens reserved for a lease
+	takeTries = 5
 )
 
 // The values of the column state.
@@ -63,18 +70,18 @@ type row struct {
 }
 
 // row reads a key at the writer: a replica may lag behind.
-func (b *table) row(ctx context.Context, key string) (row, error) {
+func (b *backend) row(ctx context.Context, key string) (row, error) {
 	var r row
-	conns, err := b.writer()
+	d, err := b.dialect(ctx)
 	if err != nil {
 		return r, unavailable(key, err)
 	}
-	query := b.dialect.sql(b.dialect.atWriter(readRow, "onelane_locks"))
-	err = retry(ctx, func() error {
+	query := d.SQL(d.AtWriter(readRow, "onelane_locks"))
+	err = sqltable.Retry(ctx, func() error {
 		var state, orphan, left int64
 		var owner []byte
 		r = row{asked: time.Now()}
-		err := conns.QueryRowContext(ctx, query, []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
+		err := b.db.QueryRowContext(ctx, query, []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
 		if errors.Is(err, sql.ErrNoRows) {
 			r = row{missing: true}
 			return nil
@@ -84,7 +91,7 @@ func (b *table) row(ctx context.Context, key string) (row, error) {
 		return err
 	})
 	if err != nil {
-		return r, unavailable(key, fmt.Errorf("reading onelane_locks, which gormlock.Migrate makes: %w", err))
+		return r, unavailable(key, fmt.Errorf("reading onelane_locks, which sqlbackend.Migrate makes: %w", err))
 	}
 	return r, nil
 }
@@ -111,13 +118,13 @@ func (r row) ownedBy(owner string, statuses ...core.Status) bool {
 
 // exec returns how many rows were changed. MySQL may or may not count a row that was found and
 // stays as it is.
-func (b *table) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {
-	conns, err := b.writer()
+func (b *backend) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {
+	d, err := b.dialect(ctx)
 	if err != nil {
 		return 0, err
 	}
-	err = retry(ctx, func() error {
-		result, err := conns.ExecContext(ctx, b.dialect.sql(statement), args...)
+	err = sqltable.Retry(ctx, func() error {
+		result, err := b.db.ExecContext(ctx, d.SQL(statement), args...)
 		if err != nil {
 			return err
 		}
@@ -127,17 +134,13 @@ func (b *table) exec(ctx context.Context, statement string, args ...any) (n int6
 	return n, err
 }
 
+// unavailable returns the error of a call that failed. A database of another kind is no outage: trying
+// again would not help.
 func unavailable(key string, err error) error {
-	return &core.UnavailableError{Key: key, Nodes: []error{err}}
-}
-
-// micros returns d as the table counts it, rounded up.
-func micros(d time.Duration) int64 {
-	n := int64(d / time.Microsecond)
-	if d%time.Microsecond > 0 {
-		n++
+	if errors.Is(err, errUnknown) {
+		return err
 	}
-	return n
+	return &core.UnavailableError{Key: key, Nodes: []error{err}}
 }
 
 func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }

@@ -1,4 +1,4 @@
-package gormlock
+package sqlbackend
 
 import (
 	"bytes"
@@ -9,16 +9,16 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/leases"
-
 	"github.com/onelane/onelane/internal/sqlerr"
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // Acquire implements core.Backend. Every lease gets its fencing token unasked: it costs nothing
 // here.
-func (b *table) Acquire(ctx context.Context, q core.Request) (core.Grant, error) {
-	if len(q.Key) > maxTableKey || len(q.Owner) > maxOwner {
-		return core.Grant{}, fmt.Errorf("gormlock: key %q… has %d bytes and its owner %d; at most %d and %d fit into onelane_locks: %w",
-			q.Key[:min(len(q.Key), 32)], len(q.Key), len(q.Owner), maxTableKey, maxOwner, core.ErrInvalidKey)
+func (b *backend) Acquire(ctx context.Context, q core.Request) (core.Grant, error) {
+	if len(q.Key) > maxKey || len(q.Owner) > maxOwner {
+		return core.Grant{}, fmt.Errorf("sqlbackend: key %q… has %d bytes and its owner %d; at most %d and %d fit into onelane_locks: %w",
+			q.Key[:min(len(q.Key), 32)], len(q.Key), len(q.Owner), maxKey, maxOwner, core.ErrInvalidKey)
 	}
 	return call(ctx, b, q.Key, func(ctx context.Context) (core.Grant, error) {
 		g, wrote, err := b.acquire(ctx, q)
@@ -31,7 +31,7 @@ func (b *table) Acquire(ctx context.Context, q core.Request) (core.Grant, error)
 
 // acquire reads the row and writes it until the row says who has the key. wrote reports whether
 // something may be held if there is an error.
-func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrote bool, err error) {
+func (b *backend) acquire(ctx context.Context, q core.Request) (g core.Grant, wrote bool, err error) {
 	var sent time.Time
 	var r row
 	for try := 0; ; try++ {
@@ -55,11 +55,11 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 		sent, wrote = time.Now(), true
 		switch {
 		case mine:
-			_, err = b.exec(ctx, extendRow, micros(q.TTL), []byte(q.Key), []byte(q.Owner))
+			_, err = b.exec(ctx, extendRow, sqltable.Micros(q.TTL), []byte(q.Key), []byte(q.Owner))
 		case r.missing:
-			_, err = b.exec(ctx, insertRow, []byte(q.Key), []byte(q.Owner), micros(q.TTL), micros(q.Orphan))
+			_, err = b.exec(ctx, insertRow, []byte(q.Key), []byte(q.Owner), sqltable.Micros(q.TTL), sqltable.Micros(q.Orphan))
 		default:
-			_, err = b.exec(ctx, takeRow, []byte(q.Owner), micros(q.TTL), micros(q.Orphan), []byte(q.Key), []byte(q.Adopt))
+			_, err = b.exec(ctx, takeRow, []byte(q.Owner), sqltable.Micros(q.TTL), sqltable.Micros(q.Orphan), []byte(q.Key), []byte(q.Adopt))
 		}
 		if err != nil {
 			return g, true, unavailable(q.Key, err)
@@ -69,7 +69,7 @@ func (b *table) acquire(ctx context.Context, q core.Request) (g core.Grant, wrot
 
 // granted returns the grant of a statement that was sent at a time.
 func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
-	g := core.Grant{Key: q.Key, Owner: q.Owner, Token: uint64(r.token), Tokens: tableTokens,
+	g := core.Grant{Key: q.Key, Owner: q.Owner, Token: uint64(r.token), Tokens: tokens,
 		Deadline: leases.Deadline(sent, q.TTL), Orphan: q.Orphan}
 	if d := r.deadline(); d.Before(g.Deadline) { // see change
 		g.Deadline = d
@@ -81,15 +81,15 @@ func (r row) granted(q core.Request, sent time.Time) (core.Grant, error) {
 }
 
 // Mint implements core.Backend. Each grant has its token from Acquire.
-func (b *table) Mint(_ context.Context, g core.Grant) (core.Grant, error) { return g, nil }
+func (b *backend) Mint(_ context.Context, g core.Grant) (core.Grant, error) { return g, nil }
 
 // Extend implements core.Backend.
-func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
+func (b *backend) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (core.Grant, error) {
 	deadline := leases.Deadline(time.Now(), ttl)
 	err := b.change(ctx, g.Key, func(r row) (done, again bool) {
 		held := r.ownedBy(g.Owner, core.Held)
 		return held && !r.deadline().Before(deadline), held // done: it lasts longer already
-	}, extendRow, micros(ttl), []byte(g.Key), []byte(g.Owner))
+	}, extendRow, sqltable.Micros(ttl), []byte(g.Key), []byte(g.Owner))
 	if err == nil && deadline.After(g.Deadline) {
 		g.Deadline = deadline
 	}
@@ -97,37 +97,37 @@ func (b *table) Extend(ctx context.Context, g core.Grant, ttl time.Duration) (co
 }
 
 // Release implements core.Backend.
-func (b *table) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
+func (b *backend) Release(ctx context.Context, g core.Grant) (core.Waiters, error) {
 	return core.Waiters{Others: -1}, b.change(ctx, g.Key, func(r row) (done, again bool) {
 		return r.ownedBy(g.Owner, core.Sealed), r.ownedBy(g.Owner, core.Held, core.Orphaned)
 	}, releaseRow, []byte(g.Key), []byte(g.Owner))
 }
 
 // Seal implements core.Backend.
-func (b *table) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
+func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
 	if value == nil {
 		value = []byte{}
 	}
 	err := b.change(ctx, g.Key, func(r row) (done, again bool) {
 		return r.ownedBy(g.Owner, core.Sealed) && bytes.Equal(r.value, value),
 			r.ownedBy(g.Owner, core.Held, core.Orphaned)
-	}, sealRow, int64(g.Token), value, micros(retention), []byte(g.Key), []byte(g.Owner))
+	}, sealRow, int64(g.Token), value, sqltable.Micros(retention), []byte(g.Key), []byte(g.Owner))
 	if sqlerr.TooLarge(err) { // no outage: the caller must not try this value again
-		return fmt.Errorf("gormlock: seal key %q: MySQL refuses a value of %d bytes; raise its max_allowed_packet, "+
+		return fmt.Errorf("sqlbackend: seal key %q: MySQL refuses a value of %d bytes; raise its max_allowed_packet, "+
 			"or seal a smaller value: %v", g.Key, len(value), err)
 	}
 	return err
 }
 
 // Orphan implements core.Sealer.
-func (b *table) Orphan(ctx context.Context, g core.Grant) error {
+func (b *backend) Orphan(ctx context.Context, g core.Grant) error {
 	return b.change(ctx, g.Key, func(r row) (done, again bool) {
 		return r.ownedBy(g.Owner, core.Orphaned), r.ownedBy(g.Owner, core.Held)
 	}, orphanRow, []byte(g.Key), []byte(g.Owner))
 }
 
 // Unseal implements core.Backend.
-func (b *table) Unseal(ctx context.Context, key string) error {
+func (b *backend) Unseal(ctx context.Context, key string) error {
 	return b.change(ctx, key, func(r row) (done, again bool) {
 		again = r.status == core.Sealed || r.status == core.Orphaned
 		return !again, again
@@ -135,7 +135,7 @@ func (b *table) Unseal(ctx context.Context, key string) error {
 }
 
 // Inspect implements core.Backend.
-func (b *table) Inspect(ctx context.Context, key string) (core.State, error) {
+func (b *backend) Inspect(ctx context.Context, key string) (core.State, error) {
 	r, err := call(ctx, b, key, func(ctx context.Context) (row, error) { return b.row(ctx, key) }, nil)
 	if err != nil || r.status == core.Free {
 		return core.State{}, err
@@ -148,13 +148,13 @@ func (b *table) Inspect(ctx context.Context, key string) (core.State, error) {
 }
 
 // Ping implements core.Backend. It also finds out whether onelane_locks is there.
-func (b *table) Ping(ctx context.Context) error {
+func (b *backend) Ping(ctx context.Context) error {
 	_, err := call(ctx, b, "", func(ctx context.Context) (row, error) { return b.row(ctx, "") }, nil)
 	return err
 }
 
 // Watch implements core.Backend. Waiters poll.
-func (b *table) Watch(context.Context, string) (changed <-chan struct{}, stop func(), err error) {
+func (b *backend) Watch(context.Context, string) (changed <-chan struct{}, stop func(), err error) {
 	return nil, func() {}, nil
 }
 
@@ -162,7 +162,7 @@ func (b *table) Watch(context.Context, string) (changed <-chan struct{}, stop fu
 // that is a success, and whether the row is as the statement wants it. Then the statement is sent
 // again: MariaDB may report success for an UPDATE that KILL QUERY ended before it changed its row.
 // Otherwise change returns ErrLost.
-func (b *table) change(
+func (b *backend) change(
 	ctx context.Context, key string, judge func(row) (done, again bool), statement string, args ...any,
 ) error {
 	_, err := call(ctx, b, key, func(ctx context.Context) (struct{}, error) {
