@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,26 +66,23 @@ func (c *clientConn) newConnections(l *latency, r *replicas, most int) (*connect
 	return made, h
 }
 
-// ownOptions returns a client's options without those that belong to the application.
-func ownOptions(o *redis.Options) (own redis.Options) {
-	// An unexported field makes the connections of a Redis Cluster READONLY. Then a master that was
-	// demoted would run scripts instead of redirecting them.
-	from, to := reflect.ValueOf(o).Elem(), reflect.ValueOf(&own).Elem()
-	for i := range from.NumField() {
-		if to.Field(i).CanSet() {
-			to.Field(i).Set(from.Field(i))
-		}
+// ownOptions returns those of a client's options that its server and its network need.
+func ownOptions(o *redis.Options) redis.Options {
+	return redis.Options{
+		Network: o.Network, Addr: o.Addr, NodeAddress: o.NodeAddress, DB: o.DB, ClientName: o.ClientName, TLSConfig: o.TLSConfig,
+		Username: o.Username, Password: o.Password, CredentialsProvider: o.CredentialsProvider,
+		CredentialsProviderContext: o.CredentialsProviderContext, StreamingCredentialsProvider: o.StreamingCredentialsProvider,
+		Dialer: o.Dialer, OnConnect: o.OnConnect, DialTimeout: o.DialTimeout, Limiter: o.Limiter,
+		ConnMaxIdleTime: o.ConnMaxIdleTime, ConnMaxLifetime: o.ConnMaxLifetime, ConnMaxLifetimeJitter: o.ConnMaxLifetimeJitter,
+
+		// One connection for each client, so that its Dialer is called for that connection only.
+		PoolSize: 1, PipelinePoolSize: -1,
+		DialerRetries: 1, MaxRetries: -1, // tries are counted by node
+		// The context alone bounds a call.
+		ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
+		Protocol: 2, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		DisableIdentity: true, // it would be one more round trip
 	}
-	// One connection for each client, so that its Dialer is called for that connection only.
-	own.PoolSize, own.MinIdleConns, own.MaxIdleConns, own.MaxActiveConns, own.PipelinePoolSize = 1, 0, 0, 0, -1
-	own.DialerRetries, own.MaxRetries = 1, -1 // tries are counted by node
-	// The context alone bounds a call.
-	own.ContextTimeoutEnabled, own.ReadTimeout, own.WriteTimeout = true, -1, -1
-	own.Protocol, own.PushNotificationProcessor, own.ClientSideCacheConfig, own.ClientSideCache = 2, nil, nil, nil
-	own.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	own.AutoPipelineOptions = nil
-	own.DisableIdentity = true // it would be one more round trip
-	return own
 }
 
 // open makes a connection.

@@ -331,6 +331,7 @@ func TestQuorum_TakesAgain(t *testing.T) {
 		if _, err := q.Release(context.Background(), g); err != nil {
 			t.Error(err)
 		}
+		synctest.Wait() // Release returns when a majority has answered
 		before := nodes[0].count("release")
 		time.Sleep(time.Second)
 		if n := nodes[0].count("release"); n != before+1 {
