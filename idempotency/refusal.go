@@ -156,7 +156,9 @@ func (f *front) answerSilent(w *recorder, r *http.Request, k *claim.Claim) {
 		return
 	}
 	cause := context.Cause(k.Context())
-	f.warn(r, "idempotency: the handler's context ended before it answered, so nobody knows what it did", cause)
+	f.Logger().WarnContext(context.WithoutCancel(r.Context()),
+		"idempotency: the handler's context ended before it answered, so nobody knows what it did",
+		"key", claim.KeyPrefix+k.Key(), "route", f.route(r), "method", f.method(r), "error", cause)
 	f.refuseSilent(w, r, cause)
 }
 

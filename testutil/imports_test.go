@@ -25,7 +25,7 @@ var mayImport = map[string][]string{
 		"go.opentelemetry.io/otel/attribute", "go.opentelemetry.io/otel/metric"},
 	"core/zkbackend":  {"core", "internal", "github.com/go-zookeeper/zk"},
 	"core/sqlbackend": {"core", "internal"},
-	"core/onelanectl": {"core", "core/redisbackend", "core/etcdbackend", "core/zkbackend", "core/sqlbackend", "internal", "internal/claim",
+	"core/onelanectl": {"core", "idempotency", "core/redisbackend", "core/etcdbackend", "core/zkbackend", "core/sqlbackend", "internal", "internal/claim",
 		"github.com/redis/go-redis/v9", "go.etcd.io/etcd/client/v3", "go.uber.org/zap", "github.com/go-zookeeper/zk",
 		"github.com/jackc/pgx/v5", "github.com/go-sql-driver/mysql", "github.com/glebarez/go-sqlite"},
 	"core/etcdbackend": {"core", "internal", "go.etcd.io/etcd/api/v3", "go.etcd.io/etcd/client/v3",

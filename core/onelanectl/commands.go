@@ -41,8 +41,10 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 		return o.list(ctx, locker, at, out)
 	case "forget":
 		return o.forget(ctx, locker, at, out)
+	case "find", "erase", "answer":
+		return o.support(ctx, locker, at, out)
 	}
-	key, before, err := look(ctx, locker, o.args[1])
+	key, before, err := claim.Look(ctx, locker, o.args[1])
 	// Nobody may know the state of a key whose value is on a minority of a quorum. Unseal decides it.
 	unknown := o.args[0] == "unseal" && errors.Is(err, core.ErrUnavailable)
 	if err != nil && !unknown {
@@ -63,10 +65,10 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 	case "unseal":
 		done = "unsealed"
 		switch {
-		case unknown && isClaim(key) && !o.yes:
+		case unknown && claim.IsClaim(key) && !o.yes:
 			return fmt.Errorf("key %q may have a record on a node that does not answer; with -yes it is deleted, and the request may run again: nothing was done: %w", key, err)
 		case unknown:
-		case before.Status == core.Sealed && isClaim(key) && !o.yes: // it may have come since the operator looked
+		case before.Status == core.Sealed && claim.IsClaim(key) && !o.yes: // it may have come since the operator looked
 			return fmt.Errorf("key %q has a record, so its outcome is known; with -yes the record is deleted, and the request may run again: %w", key, errNothing)
 		case before.Status != core.Sealed && before.Status != core.Orphaned:
 			return fmt.Errorf("key %q is %v, not sealed or orphaned: %w", key, before.Status, errNothing)
@@ -80,52 +82,6 @@ func (o *options) on(ctx context.Context, locker *core.Locker, at place, out *pr
 		}
 	}
 	return out.done(key, done)
-}
-
-// look returns the key of a lock and its state. The log may name a claim without its prefix.
-func look(ctx context.Context, l *core.Locker, key string) (string, core.State, error) {
-	found, st, err := lookWhole(ctx, l, key)
-	nothing := err == nil && st.Status == core.Free || errors.Is(err, core.ErrInvalidKey)
-	if !nothing || isClaim(key) {
-		return found, st, err
-	}
-	ofClaim, claimed, failed := lookWhole(ctx, l, claim.KeyPrefix+key)
-	if failed == nil && claimed.Status == core.Free {
-		return found, st, err
-	}
-	return ofClaim, claimed, failed
-}
-
-// lookWhole returns the key of a lock and its state. ls has the key of the lock itself. The log has
-// the whole key of a claim, whose lock may have a hash in its key. A whole key can look like that of
-// a lock, so both are tried. One that ls may have shown is not free if it cannot be read.
-func lookWhole(ctx context.Context, l *core.Locker, key string) (string, core.State, error) {
-	st, err := l.Inspect(ctx, key)
-	whole := lockKey(l, key)
-	if whole == key || err == nil && st.Status != core.Free || err != nil && !errors.Is(err, core.ErrInvalidKey) {
-		return key, st, err
-	}
-	other, failed := l.Inspect(ctx, whole)
-	if failed == nil && other.Status == core.Free && (err == nil || strings.Contains(key, claim.HashMark)) {
-		return key, st, err
-	}
-	return whole, other, failed
-}
-
-// lockKey returns the key of the lock of a claim or step with this whole key, and other keys as
-// they are.
-func lockKey(l *core.Locker, key string) string {
-	for _, prefix := range []string{claim.KeyPrefix, claim.StepPrefix} {
-		if rest, ok := strings.CutPrefix(key, prefix); ok {
-			return claim.LockKey(l, prefix, rest)
-		}
-	}
-	return key
-}
-
-// isClaim reports whether a key is that of a claim or of a step.
-func isClaim(key string) bool {
-	return strings.HasPrefix(key, claim.KeyPrefix) || strings.HasPrefix(key, claim.StepPrefix)
 }
 
 // unseal frees a key that is known to be sealed or orphaned, or else may be. Locker.Unseal says
@@ -151,7 +107,7 @@ func by(st core.State) string {
 // claims. A server that is down, or a key that cannot be unsealed, does not keep it from the
 // others.
 func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out *printer) error {
-	starts, forgotten := []string{o.args[1]}, 0
+	starts, forgotten, held := []string{o.args[1]}, 0, 0
 	if rest, ok := strings.CutPrefix(o.args[1], claim.KeyPrefix); ok {
 		starts = append(starts, claim.StepPrefix+rest)
 	}
@@ -162,6 +118,9 @@ func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out
 		for _, key := range keys {
 			st, err := locker.Inspect(ctx, key)
 			if o.foreign(err) || err == nil && st.Status != core.Sealed && st.Status != core.Orphaned {
+				if err == nil && st.Status == core.Held {
+					held++
+				}
 				continue
 			}
 			done := "would forget"
@@ -185,10 +144,12 @@ func (o *options) forget(ctx context.Context, locker *core.Locker, at place, out
 		return failed
 	}
 	switch {
+	case held > 0 && o.args[0] == "erase":
+		return fmt.Errorf("%d keys are held by running requests: erase again when they have ended", held)
 	case forgotten == 0:
 		return fmt.Errorf("no sealed or orphaned key begins with %q: %w", o.args[1], errNothing)
 	case !o.yes:
-		return fmt.Errorf("pass -yes to forget these %d keys: %w", forgotten, errNothing)
+		return fmt.Errorf("pass -yes to delete these %d keys: %w", forgotten, errNothing)
 	}
 	return nil
 }

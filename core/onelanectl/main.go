@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/idempotency"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -35,6 +36,11 @@ const usage = `onelanectl shows and frees the locks of onelane.
                                                  The record of a request or a step is only deleted with -yes.
   onelanectl [flags] forget PREFIX -yes          frees all sealed and orphaned keys that begin with PREFIX, such as the
                                                  answers to one caller; without -yes it only shows them
+  onelanectl [flags] find PRINCIPAL KEY          what is kept for a caller's key, as the client sends it; '' is an anonymous caller
+  onelanectl [flags] answer KEY [-status 201 -type application/json] [-body BODY]
+                                                 records an answer for a request or a step whose outcome is unknown;
+                                                 without a status and a body, retries learn that it was not kept
+  onelanectl [flags] erase PRINCIPAL -yes        forgets everything of a caller; without -yes it only shows it
   onelanectl [flags] release KEY -owner OWNER    frees a held key; OWNER as inspect shows it
                                                  Its holder may still be at work until its next renewal.
 Flags:
@@ -62,6 +68,11 @@ type options struct {
 	held, yes     bool
 	json, value   bool
 	args          []string // the command and its arguments
+
+	service, source string // of find, erase and answer
+	status          int
+	mediaType       string
+	body            []byte // nil if there is none
 }
 
 // run is main with everything it touches passed in; it returns the exit status.
@@ -77,7 +88,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintf(stderr, "onelanectl: %v\n", err)
-	if errors.Is(err, core.ErrLost) || errors.Is(err, errNothing) || errors.Is(err, errFree) {
+	if errors.Is(err, core.ErrLost) || errors.Is(err, errNothing) || errors.Is(err, errFree) || errors.Is(err, idempotency.ErrKnown) {
 		return 1
 	}
 	return 2
@@ -98,7 +109,15 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.prefix, "prefix", "onelane:", "what the services passed to core.WithPrefix")
 	f.StringVar(&o.owner, "owner", "", "of release: the `owner`, as inspect shows it")
 	f.BoolVar(&o.held, "held", false, "of ls: only keys that are held or orphaned, without the records and seals, of which there may be many")
-	f.BoolVar(&o.yes, "yes", false, "of forget: do it; of unseal: also if a request or a step has a record")
+	f.StringVar(&o.service, "service", "", "of find and erase: what the service passed to idempotency.Service")
+	f.StringVar(&o.source, "source", "", "of find: the header, or \"metadata NAME\" or \"field PATH\" over gRPC (default Idempotency-Key)")
+	f.IntVar(&o.status, "status", 0, "of answer: the HTTP status")
+	f.StringVar(&o.mediaType, "type", "", "of answer: the Content-Type over HTTP")
+	f.Func("body", "of answer: the body, or the result of a step or of Do as JSON", func(s string) error {
+		o.body = []byte(s)
+		return nil
+	})
+	f.BoolVar(&o.yes, "yes", false, "of forget and erase: do it; of unseal: also if a request or a step has a record")
 	f.IntVar(&o.limit, "limit", 1000, "of ls and forget: how many keys at most")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
 	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")
@@ -123,15 +142,17 @@ func parse(args []string, stdout io.Writer) (options, error) {
 
 func (o *options) valid() error {
 	if len(o.args) == 0 {
-		return errors.New("say what to do: inspect KEY, ls [PREFIX], unseal KEY, forget PREFIX, release KEY -owner OWNER; -h tells more")
+		return errors.New("say what to do: inspect KEY, ls [PREFIX], unseal KEY, forget PREFIX, find PRINCIPAL KEY, answer KEY, erase PRINCIPAL, release KEY -owner OWNER; -h tells more")
 	}
 	command, least, most := o.args[0], 2, 2
 	switch command {
-	case "inspect", "unseal", "forget", "release":
+	case "inspect", "unseal", "forget", "release", "answer", "erase":
+	case "find":
+		least, most = 3, 3
 	case "ls":
 		least = 1
 	default:
-		return fmt.Errorf("there is no command %q: use inspect, ls, unseal, forget or release", command)
+		return fmt.Errorf("there is no command %q: use inspect, ls, unseal, forget, find, answer, erase or release", command)
 	}
 	switch n := len(o.args); {
 	case n < least:
@@ -144,10 +165,18 @@ func (o *options) valid() error {
 		return fmt.Errorf("%s: -owner is for release", command)
 	case command != "ls" && o.held:
 		return fmt.Errorf("%s: -held is for ls", command)
-	case command != "forget" && command != "unseal" && o.yes:
-		return fmt.Errorf("%s: -yes is for forget and unseal", command)
+	case command != "forget" && command != "unseal" && command != "erase" && o.yes:
+		return fmt.Errorf("%s: -yes is for forget, erase and unseal", command)
+	case command != "find" && command != "erase" && o.service != "":
+		return fmt.Errorf("%s: -service is for find and erase", command)
+	case command != "find" && o.source != "":
+		return fmt.Errorf("%s: -source is for find", command)
+	case command != "answer" && (o.status != 0 || o.mediaType != "" || o.body != nil):
+		return fmt.Errorf("%s: -status, -type and -body are for answer", command)
 	case command == "forget" && o.args[1] == "":
 		return errors.New("forget: an empty prefix would forget everything")
+	case command == "erase" && o.args[1] == "":
+		return errors.New("erase: name a caller: without a name these are the keys of all anonymous callers")
 	case o.limit < 1:
 		return fmt.Errorf("-limit %d: it must be positive", o.limit)
 	case o.timeout <= 0:

@@ -42,6 +42,7 @@ type requestRun struct {
 	RequestID string    `json:"request_id,omitempty"`
 	Answer    string    `json:"answer,omitempty"`
 	Encrypted string    `json:"encrypted_with,omitempty"`
+	Payload   string    `json:"payload,omitempty"`
 }
 
 func runOf(key string, st core.State) *requestRun {
@@ -49,12 +50,14 @@ func runOf(key string, st core.State) *requestRun {
 	if !ok {
 		return nil
 	}
-	r := &requestRun{Begun: d.Run.Begun, Instance: d.Run.Instance, RequestID: d.Run.RequestID, Encrypted: d.Encrypted}
+	r := &requestRun{Begun: d.Run.Begun, Instance: d.Run.Instance, RequestID: d.Run.RequestID, Encrypted: d.Encrypted, Payload: d.Payload}
 	switch {
 	case st.Status == core.Orphaned && d.Again:
 		r.Answer = "none: the run failed or died, and a retry with the same payload runs again (RunAgain)"
+	case st.Status == core.Orphaned && d.Encrypted != "":
+		r.Answer = "unknown, unless the route has RunAgain, which is encrypted: find out what the request did"
 	case st.Status == core.Orphaned:
-		r.Answer = "unknown: find out what the request did, then unseal the key to let it run again"
+		r.Answer = "unknown: find out what the request did, then answer it, or unseal the key to let it run again"
 	case d.NotKept:
 		r.Answer = "given, and not kept"
 	case d.Status != 0:
@@ -69,7 +72,7 @@ func (r *requestRun) lines(line func(name, value string)) {
 		line("begun", r.Begun.Format(time.RFC3339))
 	}
 	for _, field := range []struct{ name, value string }{
-		{"instance", r.Instance}, {"request", r.RequestID}, {"answer", r.Answer}, {"encrypted with", r.Encrypted},
+		{"instance", r.Instance}, {"request", r.RequestID}, {"answer", r.Answer}, {"encrypted with", r.Encrypted}, {"payload", r.Payload},
 	} {
 		if field.value != "" {
 			line(field.name, text(field.value))
