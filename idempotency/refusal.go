@@ -132,6 +132,10 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, p Refusal) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
+	// A 401 needs a challenge (RFC 9110, 15.5.2). A middleware outside may have set its own.
+	if p.Status == http.StatusUnauthorized && w.Header().Get("WWW-Authenticate") == "" {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
 	w.Header().Set(refusedHeader, p.Code)
 	defer noteRefusal(r.Context(), w)()
 	f.writeProblem(w, r, p)

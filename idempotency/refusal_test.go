@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -169,6 +170,25 @@ func TestRefusals_Documented(t *testing.T) {
 		}
 		if len(rows) != len(idempotency.Refusals) {
 			t.Errorf("%s has %d of %d refusals", name, len(rows), len(idempotency.Refusals))
+		}
+	}
+}
+
+// A 401 has a challenge: that of the authentication outside, if it has set one.
+func TestRefusal_Challenge(t *testing.T) {
+	t.Parallel()
+	once := idempotency.ByKey("{principal}", idempotency.WithLocker(testutil.Locker(t)))(http.NotFoundHandler())
+	for _, outside := range []string{"", `Basic realm="shop"`} {
+		s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if outside != "" {
+				w.Header().Set("WWW-Authenticate", outside)
+			}
+			once.ServeHTTP(w, r)
+		}))
+		a := s.order("")
+		a.refused(t, idempotency.CodePrincipalMissing)
+		if got := a.header.Values("WWW-Authenticate"); len(got) != 1 || got[0] != cmp.Or(outside, "Bearer") {
+			t.Errorf("the challenges are %q", got)
 		}
 	}
 }
