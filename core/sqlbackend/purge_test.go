@@ -10,6 +10,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/sqlbackend"
+	"github.com/onelane/onelane/internal/sqlrelay"
 )
 
 // age makes all rows older.
@@ -142,6 +143,25 @@ func TestPurge_WaitsForNoTransaction(t *testing.T) {
 		defer cancel()
 		_, err = sqlbackend.Purge(ctx, db.DB, time.Hour)
 		ok(t, "Purge", err)
+	})
+}
+
+// TestPurge_FailedCommit: a COMMIT that fails may leave its transaction open. Nobody else gets that
+// connection: the next statement on it would belong to the transaction, and the next BEGIN may commit it.
+func TestPurge_FailedCommit(t *testing.T) {
+	t.Parallel()
+	databases(t, func(t *testing.T, db *database) {
+		db.migrate(t)
+		failed := errors.New("the answer was lost")
+		network := &sqlrelay.Relay{Primary: db.DB}
+		through := network.Open(t)
+		ok(t, "Ping", through.Ping())
+		network.Commit = func(run func() error) error { return errors.Join(failed, run()) }
+		_, err := sqlbackend.Purge(t.Context(), through, time.Hour)
+		want(t, "Purge", err, failed)
+		if n := through.Stats().OpenConnections; n != 0 {
+			t.Errorf("%d connections stayed in the pool", n)
+		}
 	})
 }
 

@@ -18,6 +18,7 @@ type Relay struct {
 	Primary, Replica *sql.DB
 	UntilWrite       bool         // as Pgpool, which reads at the replica until a transaction writes
 	Statements       atomic.Int32 // that were sent
+	Commit           func(run func() error) error
 	Exec             func(query string, args []any, run func() (driver.Result, error)) (driver.Result, error)
 }
 
@@ -70,7 +71,14 @@ type relayTx struct {
 	conn *relayConn
 }
 
-func (t *relayTx) Commit() error   { t.conn.begun = false; return t.Tx.Commit() }
+func (t *relayTx) Commit() error {
+	t.conn.begun = false
+	if commit := t.conn.relay.Commit; commit != nil {
+		return commit(t.Tx.Commit)
+	}
+	return t.Tx.Commit()
+}
+
 func (t *relayTx) Rollback() error { t.conn.begun = false; return t.Tx.Rollback() }
 
 func (c *relayConn) Close() error {
