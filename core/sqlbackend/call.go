@@ -57,7 +57,7 @@ func (b *backend) cleanUp(q core.Request) {
 	}
 	b.cleaning.Add(q.Key, q.TTL+q.Orphan, func(ctx context.Context) error {
 		_, err := call(ctx, b, q.Key, func(ctx context.Context) (int64, error) {
-			return b.exec(ctx, releaseRow, []byte(q.Key), []byte(q.Owner))
+			return b.exec(ctx, q.Key, releaseRow, []byte(q.Key), []byte(q.Owner))
 		}, nil)
 		return err
 	})

@@ -8,7 +8,8 @@
 //
 // A lock is a row of onelane_locks with the binary key, its owner and when the lease ends. Each change is
 // one statement that compares and sets one row; a deadlock or a serialization failure is tried again.
-// Waiters poll. Acquire takes three round trips instead of one on Redis, so sqlbackend is not for hot keys.
+// Acquire takes three round trips instead of one on Redis, so sqlbackend is not for hot keys. Waiters poll,
+// except on PostgreSQL with pgx: a release wakes them by NOTIFY.
 //
 // At its first call the backend asks the server which database it is, so wrappers of drivers do not matter.
 // Any other database is an error that says so.

@@ -30,7 +30,8 @@ func WithTimeout(d time.Duration) Option {
 }
 
 // New returns the backend on the table onelane_locks of a database, which [Migrate] makes. It never
-// closes db. With GORM, db is what its method DB returns. Several Lockers may share one db.
+// closes db. With GORM, db is what its method DB returns. Several Lockers may share one db. On PostgreSQL
+// with pgx, a Locker keeps one connection of db from its first waiter on, until Close.
 //
 // Errors of the database match core.ErrUnavailable. core.New returns an error if db is nil or the
 // time-out is not positive.
@@ -59,7 +60,7 @@ func (p *opener) Open(env core.Environment) (core.Backend, error) {
 		return nil, fmt.Errorf("sqlbackend: time-out %v must be positive", p.timeout)
 	}
 	logger := cmp.Or(env.Logger, slog.Default())
-	b := &backend{db: p.db, timeout: p.timeout}
+	b := &backend{db: p.db, timeout: p.timeout, listener: newListener(p.db, p.timeout)}
 	b.cleaning = cleanup.NewQueue(cleanup.Config{Logger: func() *slog.Logger { return logger }},
 		"sqlbackend: too many clean-ups wait, so that keys of failed attempts may stay held until their leases end; look at the database",
 		"sqlbackend: clean-up of a failed attempt failed; the key is free when its lease and its orphan end")
@@ -71,6 +72,7 @@ type backend struct {
 	db       *sql.DB
 	timeout  time.Duration
 	cleaning *cleanup.Queue
+	listener *listener // used on PostgreSQL
 
 	mu    sync.Mutex
 	known *sqltable.Dialect // nil until the server has said what it is
@@ -100,6 +102,7 @@ func (b *backend) dialect(ctx context.Context) (sqltable.Dialect, error) {
 // Close implements core.Backend. It gives clean-ups a second, also of calls that are still under
 // way, and then ends them.
 func (b *backend) Close() error {
+	b.listener.close() // calls that wait for it end
 	b.cleaning.Close(cleanup.CloseGrace)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -36,14 +37,14 @@ const (
 // the arguments. A row that is taken keeps its fence, which only grows. MySQL assigns from left to
 // right, so no expression reads a column that was assigned before it.
 const (
-	readRow = `SELECT state, owner, token, CASE WHEN state = 2 THEN value END, orphan, expires_at - {now}
+	readRow = `SELECT state, owner, token, CASE WHEN state = 2 THEN value END, orphan, expires_at - {now}, {waited}
 FROM onelane_locks WHERE name = ?`
 
 	insertRow = `INSERT INTO onelane_locks (name, state, owner, token, fence, acquired_at, expires_at, orphan)
 VALUES (?, 1, ?, {now}, {now} + 63, {now}, {now} + ?, ?) {conflict}`
 
 	takeRow = `UPDATE onelane_locks SET state = 1, owner = ?, token = {greatest}(fence + 1, {now}), fence = {greatest}(fence + 1, {now}) + 63,
-value = NULL, acquired_at = {now}, expires_at = {now} + ?, orphan = ?
+value = NULL, acquired_at = {now}, expires_at = {now} + ?, orphan = ?{unwaited}
 WHERE name = ? AND (state = 0 OR expires_at + orphan <= {now} OR state = 1 AND expires_at <= {now} AND owner = ?)`
 
 	whileHeld     = ` WHERE name = ? AND owner = ? AND state = 1 AND expires_at > {now}`
@@ -55,7 +56,23 @@ WHERE name = ? AND (state = 0 OR expires_at + orphan <= {now} OR state = 1 AND e
 	sealRow    = `UPDATE onelane_locks SET state = 2, token = ?, value = ?, expires_at = {now} + ?, orphan = 0` + untilOrphaned
 	unsealRow  = `UPDATE onelane_locks SET state = 0, value = NULL, orphan = 0
 WHERE name = ? AND (state = 2 OR state = 1 AND expires_at <= {now})`
+
+	// markRow asks for a NOTIFY when the key may be free. Without the mark there is none, because a
+	// transaction with a NOTIFY makes others wait for its COMMIT.
+	markRow = `UPDATE onelane_locks SET waited = TRUE WHERE name = ? AND state <> 0 AND NOT waited`
+
+	notify = `WITH changed AS (%s RETURNING waited)
+SELECT CASE WHEN waited THEN CAST(pg_notify('onelane_locks', ?) AS text) END FROM changed`
 )
+
+// sqlOf writes a statement for the database. Only PostgreSQL has the column waited.
+func sqlOf(d sqltable.Dialect, statement string) string {
+	waited, unwaited := "0", ""
+	if d.Name == sqltable.Postgres {
+		waited, unwaited = "waited", ", waited = FALSE"
+	}
+	return d.SQL(strings.NewReplacer("{waited}", waited, "{unwaited}", unwaited).Replace(statement))
+}
 
 // row is what the table says about a key now.
 type row struct {
@@ -67,6 +84,7 @@ type row struct {
 	left    time.Duration // of the lease, the orphan or the seal
 	since   time.Time     // when an orphan's lease ended
 	asked   time.Time     // before the row was read
+	waited  bool          // there will be a NOTIFY
 }
 
 // row reads a key at the writer: a replica may lag behind.
@@ -76,12 +94,12 @@ func (b *backend) row(ctx context.Context, key string) (row, error) {
 	if err != nil {
 		return r, unavailable(key, err)
 	}
-	query := d.SQL(d.AtWriter(readRow, "onelane_locks"))
+	query := sqlOf(d, d.AtWriter(readRow, "onelane_locks"))
 	err = sqltable.Retry(ctx, func() error {
 		var state, orphan, left int64
 		var owner []byte
 		r = row{asked: time.Now()}
-		err := b.db.QueryRowContext(ctx, query, []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left)
+		err := b.db.QueryRowContext(ctx, query, []byte(key)).Scan(&state, &owner, &r.token, &r.value, &orphan, &left, &r.waited)
 		if errors.Is(err, sql.ErrNoRows) {
 			r = row{missing: true}
 			return nil
@@ -117,14 +135,17 @@ func (r row) ownedBy(owner string, statuses ...core.Status) bool {
 }
 
 // exec returns how many rows were changed. MySQL may or may not count a row that was found and
-// stays as it is.
-func (b *backend) exec(ctx context.Context, statement string, args ...any) (n int64, err error) {
+// stays as it is. After a statement that may free the key, PostgreSQL notifies the waiters.
+func (b *backend) exec(ctx context.Context, key, statement string, args ...any) (n int64, err error) {
 	d, err := b.dialect(ctx)
 	if err != nil {
 		return 0, err
 	}
+	if d.Name == sqltable.Postgres && slices.Contains([]string{orphanRow, releaseRow, sealRow, unsealRow}, statement) {
+		statement, args = fmt.Sprintf(notify, statement), append(args, note(key))
+	}
 	err = sqltable.Retry(ctx, func() error {
-		result, err := b.db.ExecContext(ctx, d.SQL(statement), args...)
+		result, err := b.db.ExecContext(ctx, sqlOf(d, statement), args...)
 		if err != nil {
 			return err
 		}

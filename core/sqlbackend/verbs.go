@@ -49,17 +49,27 @@ func (b *backend) acquire(ctx context.Context, q core.Request) (g core.Grant, wr
 			return g, true, unavailable(q.Key, errors.New("the answer came when the lease had ended; try again, or use a longer TTL"))
 		case r.status == core.Orphaned && r.owner != q.Adopt:
 			return g, false, &core.OrphanedError{Key: q.Key, Owner: r.owner, Since: r.since}
+		case r.status == core.Held && !mine && q.Waiter != "" && q.Needs > 0 && !r.waited && b.listener.hearing() && try < takeTries:
+			// It listens, and this lease is a new one.
+			n, err := b.exec(ctx, q.Key, markRow, []byte(q.Key))
+			if err != nil {
+				return g, wrote, unavailable(q.Key, err)
+			}
+			if n > 0 {
+				return g, wrote, leases.Taken(q.Key, r.owner, r.left)
+			}
+			continue // it may be free
 		case r.status == core.Held && !mine, try == takeTries: // others are always faster
 			return g, false, leases.Taken(q.Key, r.owner, r.left)
 		}
 		sent, wrote = time.Now(), true
 		switch {
 		case mine:
-			_, err = b.exec(ctx, extendRow, sqltable.Micros(q.TTL), []byte(q.Key), []byte(q.Owner))
+			_, err = b.exec(ctx, q.Key, extendRow, sqltable.Micros(q.TTL), []byte(q.Key), []byte(q.Owner))
 		case r.missing:
-			_, err = b.exec(ctx, insertRow, []byte(q.Key), []byte(q.Owner), sqltable.Micros(q.TTL), sqltable.Micros(q.Orphan))
+			_, err = b.exec(ctx, q.Key, insertRow, []byte(q.Key), []byte(q.Owner), sqltable.Micros(q.TTL), sqltable.Micros(q.Orphan))
 		default:
-			_, err = b.exec(ctx, takeRow, []byte(q.Owner), sqltable.Micros(q.TTL), sqltable.Micros(q.Orphan), []byte(q.Key), []byte(q.Adopt))
+			_, err = b.exec(ctx, q.Key, takeRow, []byte(q.Owner), sqltable.Micros(q.TTL), sqltable.Micros(q.Orphan), []byte(q.Key), []byte(q.Adopt))
 		}
 		if err != nil {
 			return g, true, unavailable(q.Key, err)
@@ -153,9 +163,46 @@ func (b *backend) Ping(ctx context.Context) error {
 	return err
 }
 
-// Watch implements core.Backend. Waiters poll.
-func (b *backend) Watch(context.Context, string) (changed <-chan struct{}, stop func(), err error) {
-	return nil, func() {}, nil
+// Watch implements core.Backend. Waiters poll, except on PostgreSQL with pgx.
+func (b *backend) Watch(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+	forget := func() {} // only the call below uses it
+	w, err := call(ctx, b, key, func(ctx context.Context) (watch, error) {
+		w, err := b.watch(ctx, key)
+		forget = w.stop
+		return w, err
+	}, func() { forget() })
+	if err != nil {
+		return nil, func() {}, err
+	}
+	return w.changed, w.stop, nil
+}
+
+type watch struct {
+	changed <-chan struct{} // nil if waiters poll
+	stop    func()
+}
+
+func (b *backend) watch(ctx context.Context, key string) (watch, error) {
+	polls := watch{stop: func() {}}
+	d, err := b.dialect(ctx)
+	if err != nil {
+		return polls, unavailable(key, err)
+	}
+	if d.Name != sqltable.Postgres {
+		return polls, nil
+	}
+	signals, stop, err := b.listener.watch(ctx, key)
+	if err != nil {
+		return polls, unavailable(key, err)
+	}
+	if signals == nil {
+		return polls, nil
+	}
+	if _, err := b.exec(ctx, key, markRow, []byte(key)); err != nil {
+		stop()
+		return polls, unavailable(key, err)
+	}
+	return watch{signals, stop}, nil
 }
 
 // change runs a statement that changes the key's row. If no row was changed, judge reports whether
@@ -167,7 +214,7 @@ func (b *backend) change(
 ) error {
 	_, err := call(ctx, b, key, func(ctx context.Context) (struct{}, error) {
 		for try := 0; ; try++ {
-			n, err := b.exec(ctx, statement, args...)
+			n, err := b.exec(ctx, key, statement, args...)
 			if err != nil {
 				return struct{}{}, unavailable(key, err)
 			}

@@ -3,7 +3,7 @@
 -- by the database's clock.
 
 -- The locks. state: 0 free, 1 held, 2 sealed. After expires_at a held key is orphaned for the time in
--- orphan.
+-- orphan. waited: somebody waits for a NOTIFY.
 CREATE TABLE IF NOT EXISTS onelane_locks (
   name          BYTEA    NOT NULL PRIMARY KEY,
   state         SMALLINT NOT NULL,
@@ -13,5 +13,6 @@ CREATE TABLE IF NOT EXISTS onelane_locks (
   value         BYTEA    NULL,
   acquired_at   BIGINT   NOT NULL,
   expires_at    BIGINT   NOT NULL,
-  orphan        BIGINT   NOT NULL DEFAULT 0
+  orphan        BIGINT   NOT NULL DEFAULT 0,
+  waited        BOOLEAN  NOT NULL DEFAULT FALSE
 );
