@@ -20,9 +20,9 @@ const maxOwner = 512
 // schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this package.
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as
-// text. A collation that treats two keys as one would refuse the wrong holder. Columns that are too
-// short are an error too, because MySQL may truncate silently. On databases other than MySQL,
-// MariaDB, PostgreSQL and SQLite it returns [ErrDialect].
+// text. A collation that treats two keys as one would refuse the wrong holder. A column that is
+// missing or too short is an error too, because MySQL may truncate silently. On databases other than
+// MySQL, MariaDB, PostgreSQL and SQLite it returns [ErrDialect].
 //
 // With dbresolver, Migrate and [Purge] use the source, where writes outside a transaction go.
 // Transactions begin on the database of gorm.Open. If that is another database, also call Migrate
@@ -51,8 +51,8 @@ func Migrate(db *gorm.DB) error {
 	return nil
 }
 
-// columns are the bytes that the columns of each table must have room for.
+// columns are those of each table, and the bytes that they must have room for.
 var columns = map[string]map[string]int64{
-	"onelane_fences": {"name": maxOnceKey, "owner": maxOwner},
-	"onelane_once":   {"name": maxOnceKey, "attempt": 32, "fingerprint": 64, "result": maxOnceResult},
+	"onelane_fences": {"name": maxOnceKey, "owner": maxOwner, "token": 0, "registered_at": 0},
+	"onelane_once":   {"name": maxOnceKey, "attempt": 32, "fingerprint": 64, "result": maxOnceResult, "created_at": 0},
 }

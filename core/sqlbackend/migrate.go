@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"embed"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/onelane/onelane/internal/sqltable"
@@ -13,8 +14,11 @@ import (
 //go:embed schema/*.sql
 var schemas embed.FS
 
-// lengths are the bytes that the columns must have room for.
-var lengths = map[string]int64{"name": maxKey, "owner": maxOwner, "value": maxValue}
+// columns are those of the table, and the bytes that they must have room for. PostgreSQL also has waited.
+var columns = map[string]int64{
+	"name": maxKey, "owner": maxOwner, "value": maxValue,
+	"state": 0, "token": 0, "fence": 0, "acquired_at": 0, "expires_at": 0, "orphan": 0,
+}
 
 // Migrate creates the table onelane_locks if it does not exist. Call it at every start. Several processes
 // may call it at once. If you use a migration tool, give it the same statement: it is in the files
@@ -22,16 +26,20 @@ var lengths = map[string]int64{"name": maxKey, "owner": maxOwner, "value": maxVa
 // then needs SELECT, INSERT, UPDATE and, for [Purge], DELETE.
 //
 // A table of that name with another primary key is an error, and so is a key that is compared as text. A
-// collation that treats two keys as one would refuse the wrong holder. Columns that are too short are an
-// error too, because MySQL may truncate silently.
+// collation that treats two keys as one would refuse the wrong holder. A column that is missing or too short
+// is an error too, because MySQL may truncate silently.
 func Migrate(ctx context.Context, db *sql.DB) error {
 	s, err := ask(ctx, db)
 	if err != nil {
 		return fmt.Errorf("sqlbackend: Migrate: %w", err)
 	}
+	needed := maps.Clone(columns)
+	if s.Name == sqltable.Postgres {
+		needed["waited"] = 0
+	}
 	schema, err := schemas.ReadFile("schema/" + s.Name + ".sql")
 	if err == nil {
-		err = sqltable.Migrate(ctx, db, s.Dialect, string(schema), "onelane_locks", lengths)
+		err = sqltable.Migrate(ctx, db, s.Dialect, string(schema), "onelane_locks", needed)
 	}
 	if err != nil {
 		return fmt.Errorf("sqlbackend: Migrate: %w", err)

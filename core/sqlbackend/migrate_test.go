@@ -99,6 +99,23 @@ func TestMigrate_TooShort(t *testing.T) {
 	})
 }
 
+// TestMigrate_MissingColumn: a table that an older program or a migration tool made.
+func TestMigrate_MissingColumn(t *testing.T) {
+	t.Parallel()
+	databases(t, func(t *testing.T, db *database) {
+		missing := []string{"orphan"}
+		if db.name == "postgres" {
+			missing = append(missing, "waited")
+		}
+		for _, column := range missing {
+			db.migrate(t)
+			db.exec(t, "ALTER TABLE onelane_locks DROP COLUMN "+column)
+			refusedByMigrate(t, db, "no column "+column)
+			db.exec(t, "DROP TABLE onelane_locks")
+		}
+	})
+}
+
 // TestMigrate_BesideWriters: a process that starts does not wait for an open transaction of another one.
 func TestMigrate_BesideWriters(t *testing.T) {
 	t.Parallel()

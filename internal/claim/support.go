@@ -87,7 +87,7 @@ func (c *Claims) Answer(ctx context.Context, name string, r *Record) error {
 	tag := ownerTag(st.Owner)
 	m, ok := c.parseTag(name, tag)
 	if !ok {
-		return failed(errors.New("whose request it is cannot be read: pass the encryption keys of the service, or ReadPlain"))
+		return failed(errors.New("the claim cannot be read: pass the encryption keys of the service, or ReadPlain"))
 	}
 	value, err := c.encode(name, r, &m, Run{Begun: time.UnixMilli(m.begun), Instance: instanceOf(st.Owner)})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,8 +15,8 @@ import (
 
 const migrateTries = 3
 
-// Migrate runs the statements of a schema that name the table, and checks its columns. lengths are the
-// bytes that its columns must have room for. Several processes may call it at once.
+// Migrate runs the statements of a schema that name the table, and checks its columns. lengths has each
+// column, and the bytes that it must have room for. Several processes may call it at once.
 func Migrate(ctx context.Context, c Conn, d Dialect, schema, table string, lengths map[string]int64) error {
 	for s := range statementsIn(schema) {
 		if !strings.Contains(s, " "+table+" ") {
@@ -76,8 +77,8 @@ WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER
 	SQLite: `SELECT name, type, 0, pk > 0 FROM pragma_table_info(?)`,
 }
 
-// checkColumns fails if the primary key of a table is not one binary column "name". It also fails
-// if a column is too short, which only MySQL's can be.
+// checkColumns fails if the primary key of a table is not one binary column "name", or if a column is
+// missing. It also fails if a column is too short, which only MySQL's can be.
 func checkColumns(ctx context.Context, c Conn, d Dialect, table string, lengths map[string]int64) error {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("table %s is there already, %s; drop the table, or see the package's folder schema",
@@ -89,6 +90,7 @@ func checkColumns(ctx context.Context, c Conn, d Dialect, table string, lengths 
 	}
 	defer rows.Close()
 	var keys []string
+	there := make(map[string]bool)
 	kind := "missing"
 	for rows.Next() {
 		var name, is string
@@ -97,7 +99,7 @@ func checkColumns(ctx context.Context, c Conn, d Dialect, table string, lengths 
 		if err := rows.Scan(&name, &is, &length, &primary); err != nil {
 			return fmt.Errorf("table %s: %w", table, err)
 		}
-		is = strings.ToLower(is)
+		is, there[name] = strings.ToLower(is), true
 		if primary {
 			keys = append(keys, name)
 		}
@@ -115,6 +117,11 @@ func checkColumns(ctx context.Context, c Conn, d Dialect, table string, lengths 
 	// With more columns in the key a name could come twice.
 	if !binary || !slices.Equal(keys, []string{"name"}) {
 		return wrong("its column name is %s, and its primary key is %q: it must be the binary column name alone", kind, keys)
+	}
+	for _, name := range slices.Sorted(maps.Keys(lengths)) {
+		if !there[name] {
+			return wrong("it has no column %s", name)
+		}
 	}
 	return checkPrefix(ctx, c, d, wrong, table)
 }
