@@ -133,7 +133,7 @@ func (b *batch) insertFitting(tx *gorm.DB, calls []*call, left int64) ([]*call, 
 func (b *batch) try(fn func(tx *gorm.DB) error) error {
 	for try := 1; ; try++ {
 		err := b.protected(func() error {
-			return transact(b.db.WithContext(b.ctx), b.rows.Table, b.begin, fn)
+			return transact(b.db.Session(&gorm.Session{NewDB: true, Context: b.ctx}), b.rows.Table, b.begin, fn)
 		})
 		switch {
 		case errors.Is(err, errNobody):

@@ -26,6 +26,7 @@ type decrement struct {
 	dialect string
 	key     *clause.Eq // names the row, beside the conditions of the caller; or nil
 	literal bool       // n is a part of the text
+	vars    []any      // for the question marks of decrementSQL
 
 	statement *gorm.Statement
 	where     []clause.Expression // of the caller, of hooks and of the model
@@ -84,11 +85,14 @@ var decrementSQL = map[string]struct{ taken, enough string }{
 
 // expr is one of the texts of decrementSQL for d.
 func (d *decrement) expr(text string) clause.Expression {
-	var n any = d.n
-	if d.literal {
-		n = literal(d.n)
+	if d.vars == nil {
+		var column, n any = d.column, d.n
+		if d.literal {
+			n = literal(d.n)
+		}
+		d.vars = []any{column, n, column, n}
 	}
-	return clause.Expr{SQL: text, Vars: []any{d.column, n, d.column, n}[:strings.Count(text, "?")]}
+	return clause.Expr{SQL: text, Vars: d.vars[:strings.Count(text, "?")]}
 }
 
 // literal returns an integer as a part of the SQL text, and another value as it is.

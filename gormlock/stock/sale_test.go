@@ -41,6 +41,21 @@ func TestSale(t *testing.T) {
 	})
 }
 
+func TestSale_ForgetsConditions(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, db, 5, &Order{})
+		s := newSale[Order](t, db.Where("remaining < 0").Omit("buyer").Limit(0))
+		o := Order{SKU: 42, Buyer: 7}
+		_, err := s.Sell(t.Context(), 42, 1, &o)
+		ok(t, "Sell", err)
+		ok(t, "Take", db.Take(&o, o.ID).Error)
+		if o.Buyer != 7 {
+			t.Errorf("Omit of the database that NewSale got dropped the buyer: %+v", o)
+		}
+		wantBooks[Order](t, db, 5, 1)
+	})
+}
+
 func TestSale_Books(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		const stocked, callers, each = 500, 40, 40

@@ -67,7 +67,8 @@ func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error
 		slots = max(1, pool.Stats().MaxOpenConnections-1)
 	}
 	s.slots = make(chan struct{}, slots)
-	s.db = db.Session(&gorm.Session{NewDB: true, Context: db.Statement.Context, SkipDefaultTransaction: true})
+	// Initialized leaves the conditions behind. NewDB alone would hide them until the next session.
+	s.db = db.Session(&gorm.Session{NewDB: true, Initialized: true, Context: db.Statement.Context, SkipDefaultTransaction: true})
 	s.reported = newInstruments(s.meters, s.tracers)
 	for _, step := range []func() error{
 		s.options.check,
@@ -127,7 +128,7 @@ func (s *seller) parseOrder(order reflect.Type) (err error) {
 			}
 		}
 	}
-	s.db = s.db.Session(&gorm.Session{CreateBatchSize: max(1, parameters/columns)})
+	s.db = s.db.Session(&gorm.Session{NewDB: true, CreateBatchSize: max(1, parameters/columns)})
 	return nil
 }
 
