@@ -161,7 +161,7 @@ func TestAfterCommit_RollbackTooLate(t *testing.T) {
 		rollback := func() { late <- inBlock.Session(&gorm.Session{}).Rollback().Error }
 		h := &hooked{Sealer: backendtest.Memory()}
 		ok(t, "Use", db.Use(gormlock.New(locker(t, h))))
-		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}))
+		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}))
 		for _, name := range []string{"Transaction", "Transaction by context"} {
 			form, byContext := strings.CutSuffix(name, " by context")
 			h.unlock = nil

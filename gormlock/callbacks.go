@@ -1,12 +1,17 @@
 package gormlock
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
+	"gorm.io/gorm/schema"
+
+	"github.com/onelane/onelane/internal/gormkeys"
+	"github.com/onelane/onelane/internal/sqlerr"
 )
 
 // operation is one of GORM's processors.
@@ -43,7 +48,7 @@ var operations = []operation{
 func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*gorm.DB) {
 	all := make(map[string]func(func(*gorm.DB)) func(*gorm.DB))
 	for _, name := range op.steps {
-		all[name] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(withVersion(name, fn)) }
+		all[name] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(wrappedByField(name, fn)) }
 	}
 	switch op.name {
 	case "row":
@@ -278,4 +283,62 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 			"put the guard before .Transaction", ErrNoTransaction))
 	}
 	return p.openSingle(db, d)
+}
+
+// wrappedByField lets a field of the model wrap the write, as optimistic.Version does.
+func wrappedByField(step string, fn func(*gorm.DB)) func(*gorm.DB) {
+	switch step {
+	case "gorm:create", "gorm:update", "gorm:delete":
+	case "gorm:save_before_associations", "gorm:save_after_associations":
+		return savingChildren(fn)
+	default:
+		return fn
+	}
+	return func(db *gorm.DB) {
+		w := wrapperIn(db.Statement.Schema)
+		if w == nil || db.Error != nil {
+			fn(db)
+			return
+		}
+		w.WrapWrite(db, step, fn)
+		// A create of rows that were read consists of updates.
+		if step != "gorm:create" && errors.Is(db.Error, sqlerr.ErrStale) {
+			instrumentsOf(db).stale.Add(db.Statement.Context, 1)
+		}
+	}
+}
+
+// savingChildren marks the statements of associations, for fields that wrap their writes. GORM copies
+// the settings of the parent's statement to theirs.
+func savingChildren(fn func(*gorm.DB)) func(*gorm.DB) {
+	return func(db *gorm.DB) {
+		if s := db.Statement; childrenWrapped(s.Schema) {
+			if _, child := s.Settings.LoadOrStore(gormkeys.Child, true); !child {
+				defer s.Settings.Delete(gormkeys.Child)
+			}
+		}
+		fn(db)
+	}
+}
+
+func childrenWrapped(s *schema.Schema) bool {
+	if s == nil {
+		return false
+	}
+	wrapped := func(r *schema.Relationship) bool { return wrapperIn(r.FieldSchema) != nil }
+	of := &s.Relationships
+	return slices.ContainsFunc(of.BelongsTo, wrapped) || slices.ContainsFunc(of.HasOne, wrapped) ||
+		slices.ContainsFunc(of.HasMany, wrapped) || slices.ContainsFunc(of.Many2Many, wrapped)
+}
+
+func wrapperIn(s *schema.Schema) gormkeys.WriteWrapper {
+	if s == nil {
+		return nil
+	}
+	for _, c := range s.UpdateClauses {
+		if w, ok := c.(gormkeys.WriteWrapper); ok {
+			return w
+		}
+	}
+	return nil
 }

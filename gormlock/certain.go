@@ -34,7 +34,7 @@ func (t *transaction) rolledBackLocked(err error) error {
 	}
 	answered := t.answer != nil && reflect.TypeOf(t.answer).Comparable() && !sqlerr.Refused(t.answer)
 	ours := func(err error) bool {
-		return err == ErrStale || sqlerr.Passing(err) || answered && err == t.answer
+		return err == sqlerr.ErrStale || sqlerr.Passing(err) || answered && err == t.answer
 	}
 	if undone.Certain(err, ours) {
 		return undone.Mark(err)

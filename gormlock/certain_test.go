@@ -20,6 +20,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
@@ -97,7 +98,7 @@ func TestCertain_Errors(t *testing.T) {
 		"single":              {"UPDATE", reset, func() error { return write(db.Scopes(gormlock.Guard(key))) }, true},
 		"COMMIT, deadlock":    {"COMMIT", deadlock, func() error { return transaction(write) }, true},
 		"block, deadlock":     {"UPDATE", deadlock, func() error { return db.Scopes(gormlock.Guard(key)).Transaction(write) }, true},
-		"stale":               {"", nil, func() error { return transaction(func(*gorm.DB) error { return gormlock.ErrStale }) }, true},
+		"stale":               {"", nil, func() error { return transaction(func(*gorm.DB) error { return optimistic.ErrStale }) }, true},
 		"taken": {"", nil, func() error {
 			return holding(t, l, key, func() error { return gormlock.Transaction(db, key, write, gormlock.WithWait(100*time.Millisecond)) })
 		}, true},
@@ -105,7 +106,7 @@ func TestCertain_Errors(t *testing.T) {
 		"unknown COMMIT":       {"COMMIT", io.ErrUnexpectedEOF, func() error { return transaction(write) }, false},
 		"unknown, block":       {"COMMIT", reset, func() error { return db.Scopes(gormlock.Guard(key)).Transaction(write) }, false},
 		"unknown, by hand":     {"COMMIT", reset, func() error { return transaction(byHand(write, reset)) }, false},
-		"committed by hand":    {"", nil, func() error { return transaction(byHand(write, gormlock.ErrStale)) }, false},
+		"committed by hand":    {"", nil, func() error { return transaction(byHand(write, optimistic.ErrStale)) }, false},
 		"constraint":           {"UPDATE", duplicate, func() error { return transaction(write) }, false},
 		"constraint at COMMIT": {"COMMIT", duplicate, func() error { return transaction(write) }, false},
 		"fn":                   {"", nil, func() error { return transaction(func(*gorm.DB) error { return other }) }, false},

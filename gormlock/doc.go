@@ -9,6 +9,7 @@
 // [Transaction] is the form to learn. [Guard] is a scope for a write or a transaction, and
 // [WithGuard] a context for code that drops scopes. If one statement decides and writes, the database
 // needs no lock: package gormlock/stock takes units, and sells from one row tens of times as fast.
+// Package gormlock/optimistic refuses writes of rows that others changed.
 // docs/gorm.md shows each form, and docs/guarantees.md has the limits in full.
 //
 // # Guarantees
@@ -24,7 +25,6 @@
 //   - With [Fenced], a holder that was overtaken commits nothing, whatever its lock says.
 //   - [AfterCommit] functions run once after a known COMMIT if the process lives, else never.
 //   - [Once] commits at most once per key, whatever becomes of Redis or the process.
-//   - A write of a model with a [Version] whose row others changed is [ErrStale] and writes nothing.
 //   - On SQLite, a guarded transaction whose COMMIT is rejected is rolled back.
 //
 // # Does not guarantee

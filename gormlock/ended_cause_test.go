@@ -9,6 +9,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/testutil"
 	"github.com/onelane/onelane/testutil/backendtest"
@@ -25,7 +26,7 @@ func TestEnded_AnothersOutcomeIsNotThisOnes(t *testing.T) {
 		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
 		for _, outcome := range []error{
 			gormlock.ErrCommitUnknown, &stock.InsufficientError{Table: "stocks", Row: "sku = 43", N: 1, Left: 0},
-			stock.ErrInsufficient, gormlock.ErrStale, gormlock.ErrMismatch, gormlock.ErrUnfinished,
+			stock.ErrInsufficient, optimistic.ErrStale, gormlock.ErrMismatch, gormlock.ErrUnfinished,
 		} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			cancel(fmt.Errorf("item 43: %w", outcome)) // of another transaction

@@ -17,12 +17,12 @@ var (
 	ErrNotRegistered = errors.New("the plugin is not registered: " +
 		"call db.Use(gormlock.New(locker)) when the database is opened")
 	// ErrNoTransaction reports a call that needs an open transaction. Such a call is a guarded read,
-	// a write of several statements under a guard or with a [Version], [ForUpdate], [AfterCommit] or
-	// [SQLTx].
+	// a write of several statements under a guard, a write of several rows with an optimistic.Version,
+	// [ForUpdate], [AfterCommit] or [SQLTx].
 	ErrNoTransaction = errors.New("not in a transaction")
 	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
-	// so that nothing would hold the lock until its COMMIT. It also reports a write of models with a
-	// [Version] there, as a rollback would leave their new versions in them.
+	// so that nothing would hold the lock until its COMMIT. It also reports a write of models with an
+	// optimistic.Version there, as a rollback would leave their new versions in them.
 	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
 		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
 	// ErrGuardTooLate reports a guard after BEGIN, when the snapshot and other locks were taken.
@@ -64,7 +64,7 @@ func quoted(keys []string) string {
 // withoutOutcome hides the outcome of another transaction in err, which is from before a BEGIN. It
 // may be the cause of the context: an errgroup cancels with the first error.
 func withoutOutcome(err error) error {
-	for _, outcome := range []error{ErrCommitUnknown, sqlerr.ErrInsufficient, ErrStale, ErrMismatch, ErrUnfinished} {
+	for _, outcome := range []error{ErrCommitUnknown, sqlerr.ErrInsufficient, sqlerr.ErrStale, ErrMismatch, ErrUnfinished} {
 		if errors.Is(err, outcome) {
 			return notBegunError{err}
 		}

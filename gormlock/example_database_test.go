@@ -69,32 +69,6 @@ func ExampleOnce() {
 	// 1 payment
 }
 
-// Two callers read a row, and both write it. The second one gets ErrStale.
-func ExampleVersion() {
-	type Page struct {
-		ID      uint
-		Text    string
-		Version gormlock.Version
-	}
-	db, stop := memoryDB(&Page{})
-	defer stop()
-	if err := db.Use(gormlock.New(nil)); err != nil { // no locks are needed
-		log.Fatal(err)
-	}
-	var anna, ben Page
-	db.Create(&Page{Text: "draft"})
-	db.Take(&anna)
-	db.Take(&ben)
-	fmt.Println(db.Model(&anna).Update("text", "by Anna").Error)
-	fmt.Println(errors.Is(db.Model(&ben).Update("text", "by Ben").Error, gormlock.ErrStale))
-	db.Take(&ben)
-	fmt.Println(ben.Text, ben.Version)
-	// Output:
-	// <nil>
-	// true
-	// by Anna 2
-}
-
 // A pool of phone numbers: SKIP LOCKED gives everybody another one, and nobody waits.
 func ExampleForUpdate() {
 	type Phone struct {

@@ -52,7 +52,7 @@ type once struct {
 // Once holds the lock on key, as [Transaction] does, so that callers do not wait in the database.
 // The guarantee rests on a row with the key in the table onelane_once (see [Migrate]). The first
 // statement inserts it. It holds at every isolation level. If fn fails or panics, nothing is stored
-// and the next call runs fn. After a deadlock, a serialization failure, [ErrStale] or a busy
+// and the next call runs fn. After a deadlock, a serialization failure, optimistic.ErrStale or a busy
 // SQLite, fn runs again, up to ten times in all, or as [WithRetry] says. So it must have no effect
 // except through tx. The first caller also gets the result as it was stored. A field that JSON
 // drops is empty for everybody.

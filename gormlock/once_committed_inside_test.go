@@ -7,6 +7,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 )
 
 // TestOnce_CommittedInsideThenConflict: a run is committed in its middle, and the plugin does not
@@ -33,7 +34,7 @@ func TestOnce_CommittedInsideThenConflict(t *testing.T) {
 				return r, err
 			}
 			ok(t, "commit", commit(tx))
-			return r, gormlock.ErrStale // or a deadlock, or a busy SQLite
+			return r, optimistic.ErrStale // or a deadlock, or a busy SQLite
 		})
 		if n := orders(t, db); n != 1 || runs != 1 {
 			t.Errorf("%d orders in %d runs, want 1 in 1", n, runs)

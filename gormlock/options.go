@@ -84,7 +84,7 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 
 // WithRetry runs the function of a [Transaction] again, at most n more times, if the database
 // rolled it back because of other transactions. The reason is a deadlock, a serialization failure
-// or a busy SQLite. It does the same after [ErrStale]. [Once] runs its function again up to nine
+// or a busy SQLite. It does the same after optimistic.ErrStale. [Once] runs its function again up to nine
 // times, even without WithRetry. WithRetry pauses for some milliseconds between two tries, and
 // stops when the context ends; the error is that of the last try. n must be at least 1.
 //

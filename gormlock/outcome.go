@@ -47,7 +47,7 @@ func gone(err error) bool {
 var localErrors = []error{
 	gorm.ErrRecordNotFound, gorm.ErrDuplicatedKey, gorm.ErrForeignKeyViolated, sql.ErrNoRows,
 	gorm.ErrMissingWhereClause, gorm.ErrPrimaryKeyRequired, gorm.ErrInvalidData,
-	context.Canceled, context.DeadlineExceeded, ErrStale, sqlerr.ErrInsufficient, ErrGuardTooLate, ErrUnguarded,
+	context.Canceled, context.DeadlineExceeded, sqlerr.ErrStale, sqlerr.ErrInsufficient, ErrGuardTooLate, ErrUnguarded,
 }
 
 // local reports whether err certainly does not mean that a server ended the transaction.
@@ -69,5 +69,5 @@ func lockWaitTimedOut(err error) bool {
 // repeatable reports whether a transaction that returned err is certainly rolled back because of
 // others, so that it may succeed if it runs again.
 func repeatable(err error) bool {
-	return sqlerr.Conflict(err) || errors.Is(err, ErrStale) && !errors.Is(err, ErrCommitUnknown)
+	return sqlerr.Conflict(err) || errors.Is(err, sqlerr.ErrStale) && !errors.Is(err, ErrCommitUnknown)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"gorm.io/gorm"
@@ -26,8 +25,7 @@ type plugin struct {
 
 	defaults guard // of all guards
 
-	made      atomic.Pointer[instruments]
-	versioned sync.Map // of *schema.Schema: whether a write of the model may write a version
+	made atomic.Pointer[instruments]
 }
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database

@@ -18,6 +18,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
@@ -173,13 +174,13 @@ func TestWithRetry_Ends(t *testing.T) {
 			err    error
 			tries  int
 		}{
-			"after n more":           {db, func(*gorm.DB) error { return gormlock.ErrStale }, gormlock.ErrStale, 4},
+			"after n more":           {db, func(*gorm.DB) error { return optimistic.ErrStale }, optimistic.ErrStale, 4},
 			"at an error of its own": {db, func(*gorm.DB) error { return boom }, boom, 1},
-			"at an unknown COMMIT": {db, func(*gorm.DB) error { return errors.Join(gormlock.ErrStale, gormlock.ErrCommitUnknown) },
+			"at an unknown COMMIT": {db, func(*gorm.DB) error { return errors.Join(optimistic.ErrStale, gormlock.ErrCommitUnknown) },
 				gormlock.ErrCommitUnknown, 1},
-			"with its context": {db.WithContext(ctx), func(*gorm.DB) error { cancel(); return gormlock.ErrStale }, context.Canceled, 1},
+			"with its context": {db.WithContext(ctx), func(*gorm.DB) error { cancel(); return optimistic.ErrStale }, context.Canceled, 1},
 			"in a nested block": {db, func(tx *gorm.DB) error {
-				if tries, _ := run(tx, 9, func(*gorm.DB) error { return gormlock.ErrStale }); tries != 1 {
+				if tries, _ := run(tx, 9, func(*gorm.DB) error { return optimistic.ErrStale }); tries != 1 {
 					t.Errorf("a nested block ran %d times", tries)
 				}
 				return boom
@@ -237,7 +238,7 @@ func TestWithRetry_Largest(t *testing.T) {
 		run := func(do func(fn func(tx *gorm.DB) error) error) (tries int, err error) {
 			err = do(func(tx *gorm.DB) error {
 				if tries++; tries == 1 {
-					return errors.Join(take(tx, 42), gormlock.ErrStale)
+					return errors.Join(take(tx, 42), optimistic.ErrStale)
 				}
 				return take(tx, 42)
 			})

@@ -122,3 +122,10 @@ func methodName(method string) string {
 	}
 	return strings.NewReplacer(associationsOfSet, "Set with a clause.Association", "(*", "", ")", "").Replace(method)
 }
+
+func pointedAt(v reflect.Value) reflect.Value {
+	for (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && !v.IsNil() {
+		v = v.Elem()
+	}
+	return v
+}

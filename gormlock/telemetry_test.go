@@ -18,6 +18,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
@@ -84,7 +85,7 @@ func TestTelemetry_Metrics(t *testing.T) {
 		ok(t, "Create", db.Create(&account).Error)
 		theirs := account
 		ok(t, "Update", db.Model(&account).Update("name", "b").Error)
-		want(t, "Update", db.Model(&theirs).Update("name", "c").Error, gormlock.ErrStale)
+		want(t, "Update", db.Model(&theirs).Update("name", "c").Error, optimistic.ErrStale)
 
 		runs := 0
 		_, err = gormlock.Once(ctx, db, "once", func(*gorm.DB) (int, error) {

@@ -12,8 +12,8 @@ import (
 	"gorm.io/gorm"
 )
 
-// undoLog is what the end of a transaction decides about: the functions of AfterCommit, and the
-// versions that models got. Its savepoints stand between them, for ROLLBACK TO.
+// undoLog is what the end of a transaction decides about: the functions of AfterCommit and of
+// OnRollback. Its savepoints stand between them, for ROLLBACK TO.
 type undoLog struct {
 	mu      sync.Mutex
 	entries []undoEntry
@@ -23,7 +23,7 @@ type undoLog struct {
 type undoEntry struct {
 	savepoint   string
 	afterCommit func(ctx context.Context)
-	takeBack    func() // a version
+	onRollback  func()
 }
 
 func (l *undoLog) add(e undoEntry) {
@@ -48,8 +48,8 @@ func (l *undoLog) rolledBack(savepoint string) {
 		if e.savepoint != "" && e.savepoint == savepoint {
 			return // it still stands
 		}
-		if e.takeBack != nil {
-			e.takeBack()
+		if e.onRollback != nil {
+			e.onRollback()
 		}
 		l.entries = l.entries[:i]
 	}
@@ -227,6 +227,9 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	t.undone.add(undoEntry{afterCommit: fn})
 	return nil
 }
+
+// OnRollback implements gormkeys.Transaction.
+func (t *transaction) OnRollback(fn func()) { t.undone.add(undoEntry{onRollback: fn}) }
 
 // Commit implements gorm.TxCommitter. It calls the functions of AfterCommit when the locks are
 // released.

@@ -23,6 +23,13 @@ var guarantees = map[string][]guarantee{
 		{"ErrDuplicate means", []string{"TestSale_RepeatBehindFailed", "TestSale_OtherUnique"}},
 		{"A Decrement never takes more", []string{"TestDecrement_CommitUnknown", "TestDecrementAll_Releases"}},
 	},
+	"gormlock/optimistic": {
+		{"A write of a model that was read writes nothing if", []string{"TestVersion_StaleWritesFail", "TestVersion_Delete", "TestVersion_NoLostUpdates"}},
+		{"Several rows are written all or none", []string{"TestVersion_Batches", "TestVersion_BatchInBlock", "TestVersion_SaveSlice"}},
+		{"Other writes by the model raise", []string{"TestVersion_ByConditions", "TestVersion_SoftDelete"}},
+		{"A rollback takes the new versions back", []string{"TestVersion_RolledBack", "TestVersion_ReturnedAsNewModels"}},
+		{"A write that cannot compare versions is an error", []string{"TestVersion_UpsertRefused", "TestVersion_ChildRefused", "TestVersion_Refused"}},
+	},
 	"core/sqlbackend": {
 		{"A key has one holder at a time", []string{"TestConformance", "TestIsolation_OneHolderAtATime", "TestClockOfTheDatabase"}},
 		{"Fencing tokens of a key increase", []string{"TestConformance", "TestPurge"}},
@@ -43,7 +50,6 @@ var guarantees = map[string][]guarantee{
 		{"AfterCommit functions run once", []string{"TestAfterCommit", "TestAfterCommit_Panic"}},
 		{"Once commits at most once", []string{"TestOnce_AtMostOnce", "TestOnce_CrashBeforeTheAnswer", "TestOnce_RepeatsGetTheFirstResult",
 			"TestOnce_DeadlockWhileReading"}},
-		{"A write of a model with a Version", []string{"TestVersion_StaleWritesFail", "TestVersion_BatchInBlock"}},
 		{"On SQLite, a guarded transaction", []string{"TestCommitRejected_DeferredConstraint"}},
 	},
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
@@ -521,7 +522,7 @@ func (n *Noted) AfterCreate(tx *gorm.DB) error {
 type Edition struct {
 	SKU       int64 `gorm:"primaryKey;autoIncrement:false"`
 	Remaining int64
-	Version   gormlock.Version
+	Version   optimistic.Version
 	UpdatedAt time.Time
 }
 
@@ -544,7 +545,7 @@ func TestSale_Version(t *testing.T) {
 			_, err := s.Sell(t.Context(), 42, 1, &Plain{SKU: 42})
 			ok(t, "Sell", err)
 		}
-		want(t, "an old read", db.Model(&read).Update("remaining", read.Remaining).Error, gormlock.ErrStale)
+		want(t, "an old read", db.Model(&read).Update("remaining", read.Remaining).Error, optimistic.ErrStale)
 		ok(t, "Take", db.Take(&later, 42).Error)
 		if later.Remaining != 6 || later.Version != was.Version+4 || !later.UpdatedAt.After(was.UpdatedAt) {
 			t.Errorf("was %+v, is %+v", was, later)

@@ -1,11 +1,32 @@
-// Package gormkeys has what gormlock and gormlock/stock tell each other in a statement or a context.
+// Package gormkeys has what gormlock, gormlock/stock and gormlock/optimistic tell each other.
 package gormkeys
 
-import "context"
+import (
+	"context"
+
+	"gorm.io/gorm"
+)
+
+// WriteWrapper is a clause among the UpdateClauses of a schema. gormlock calls it around the writes
+// of the model.
+type WriteWrapper interface {
+	// WrapWrite runs instead of a callback of GORM: "gorm:create", "gorm:update" or "gorm:delete".
+	// It calls next, which is that callback.
+	WrapWrite(db *gorm.DB, step string, next func(*gorm.DB))
+}
+
+// Transaction is a transaction of gormlock in Statement.ConnPool.
+type Transaction interface {
+	// OnRollback calls fn if what was written until now is rolled back, or may be.
+	OnRollback(fn func())
+}
 
 // AnyVersion is a setting of a statement that is right on any version of its row. The value is the
 // column that the statement writes, which must not be the version itself.
 const AnyVersion = "gormlock:any version"
+
+// Child is a setting of a statement by which GORM saves the associations of another one.
+const Child = "gormlock:child"
 
 type transactionKey struct{}
 

@@ -16,6 +16,10 @@ var ErrCommitUnknown = errors.New("the outcome of COMMIT is unknown")
 // ErrInsufficient is that of gormlock/stock. No server returned it.
 var ErrInsufficient = errors.New("not enough left")
 
+// ErrStale is that of gormlock/optimistic. No server returned it.
+var ErrStale = errors.New("the row was changed or deleted by others since it was read, " +
+	"or its version was not read with it")
+
 // Rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
 // The list is short on purpose. A proxy may forward COMMIT, lose the answer and return an error of
 // its own, so every other error leaves the outcome unknown.

@@ -1,4 +1,4 @@
-package gormlock_test
+package optimistic_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
@@ -55,9 +56,9 @@ func TestVersion_UnmanagedTransaction(t *testing.T) {
 		},
 	}
 	each(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Account{}, &Note{}, &Hooked{}, &bookkeeper{}))
+		ok(t, "AutoMigrate", db.AutoMigrate(&bookkeeper{}))
 		early := db.WithContext(t.Context())
-		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
+		ok(t, "Use", db.Use(gormlock.New(check.Locker(t, backendtest.Memory()))))
 		for name, way := range ways {
 			_, shared := early.Statement.ConnPool.(*gorm.PreparedStmtDB)
 			if name == "a session of before Use" && shared {

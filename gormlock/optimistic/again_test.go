@@ -1,11 +1,11 @@
-package gormlock_test
+package optimistic_test
 
 import (
 	"testing"
 
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 )
 
 // TestVersion_DeletedAndRestored: a row that is created anew by its deleted model has a version
@@ -30,9 +30,9 @@ func TestVersion_DeletedAndRestored(t *testing.T) {
 		ok(t, "Take", row().Take(&now).Error)
 		wantVersion(t, "the row", now.Edition, mine.Edition+1)
 		wantVersion(t, "Create", theirs.Edition, mine.Edition+1)
-		want(t, "the old row", db.Model(&mine).Update("taken", false).Error, gormlock.ErrStale)
+		want(t, "the old row", db.Model(&mine).Update("taken", false).Error, optimistic.ErrStale)
 		ok(t, "others", row().Update("taken", true).Error)
-		want(t, "the old row", db.Model(&mine).Update("taken", false).Error, gormlock.ErrStale)
+		want(t, "the old row", db.Model(&mine).Update("taken", false).Error, optimistic.ErrStale)
 	})
 }
 
@@ -52,7 +52,7 @@ func TestVersion_CreatedAgain(t *testing.T) {
 		if db.Create(&Account{Model: gorm.Model{ID: old.ID}}).Error == nil {
 			t.Fatal("the key of a row that is deleted softly was used again")
 		}
-		want(t, "the old row", db.Unscoped().Model(&old).Update("balance", 5).Error, gormlock.ErrStale)
+		want(t, "the old row", db.Unscoped().Model(&old).Update("balance", 5).Error, optimistic.ErrStale)
 	})
 }
 
@@ -70,8 +70,8 @@ func TestVersion_StatementUsedAgain(t *testing.T) {
 		ok(t, "first", either.Update("balance", 40).Error)
 		ok(t, "second", either.Update("name", "b").Error)
 		wantRow(t, "both", db, mine.ID, 40, 5)
-		want(t, "the old row", db.Model(&theirs).Update("balance", 1).Error, gormlock.ErrStale)
+		want(t, "the old row", db.Model(&theirs).Update("balance", 1).Error, optimistic.ErrStale)
 		ok(t, "soft delete", db.Delete(&mine).Error)
-		want(t, "a deleted row", row.Update("balance", 50).Error, gormlock.ErrStale)
+		want(t, "a deleted row", row.Update("balance", 50).Error, optimistic.ErrStale)
 	})
 }

@@ -1,4 +1,4 @@
-package gormlock_test
+package optimistic_test
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"gorm.io/gorm/clause"
 	"gorm.io/gorm/schema"
 
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 )
 
 // Editor is a column that each update fills in, as audit columns and other plugins do it.
@@ -36,7 +36,7 @@ type Audited struct {
 	ID      uint
 	Balance int64
 	By      Editor `gorm:"size:64"`
-	Version gormlock.Version
+	Version optimistic.Version
 	Deleted gorm.DeletedAt
 }
 
@@ -64,7 +64,7 @@ func TestVersion_OtherUpdateClauses(t *testing.T) {
 		}
 		old := m
 		ok(t, "Update", db.Model(&m).Update("balance", 9).Error)
-		want(t, "an old model", db.Model(&old).Update("balance", 8).Error, gormlock.ErrStale)
+		want(t, "an old model", db.Model(&old).Update("balance", 8).Error, optimistic.ErrStale)
 	})
 }
 
@@ -77,7 +77,7 @@ func TestVersion_StaleRowsAffected(t *testing.T) {
 		first := rows[0]
 		ok(t, "Update", db.Model(&first).Update("balance", 1).Error)
 		tx := db.Model(&rows).Update("balance", 2)
-		want(t, "stale", tx.Error, gormlock.ErrStale)
+		want(t, "stale", tx.Error, optimistic.ErrStale)
 		if tx.RowsAffected != 0 {
 			t.Errorf("RowsAffected is %d", tx.RowsAffected)
 		}

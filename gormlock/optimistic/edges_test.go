@@ -1,39 +1,14 @@
-package gormlock_test
+package optimistic_test
 
 import (
 	"errors"
-	"strings"
 	"testing"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 )
-
-// Hop has a key of two texts.
-type Hop struct {
-	Origin, Goal string `gorm:"primaryKey;size:16"`
-	Seats        int
-	Version      gormlock.Version
-}
-
-// TestVersion_KeysOfTexts: keys that are one text when their parts are joined are two rows.
-func TestVersion_KeysOfTexts(t *testing.T) {
-	t.Parallel()
-	versionedDB(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Hop{}))
-		legs := []Hop{{Origin: "a_b", Goal: "c"}}
-		ok(t, "Create", db.Create(&legs).Error)
-		legs = append(legs, Hop{Origin: "a", Goal: "b_c"})
-		ok(t, "Save inserts the second", db.Save(&legs).Error)
-		var both []Hop
-		ok(t, "Find", db.Find(&both).Error)
-		if len(both) != 2 {
-			t.Fatalf("%d rows, want 2", len(both))
-		}
-	})
-}
 
 // TestVersion_ReturnedInOtherOrder: RETURNING fills a slice in the order of the database.
 func TestVersion_ReturnedInOtherOrder(t *testing.T) {
@@ -71,13 +46,13 @@ func TestVersion_ReturnedAndRolledBack(t *testing.T) {
 			return errNo
 		}), errNo)
 		ok(t, "others", db.Model(&Account{}).Where("name = ?", "b").Update("balance", 9).Error)
-		want(t, "stale", db.Model(&stale).Clauses(clause.Returning{}).Update("balance", 5).Error, gormlock.ErrStale)
+		want(t, "stale", db.Model(&stale).Clauses(clause.Returning{}).Update("balance", 5).Error, optimistic.ErrStale)
 		ok(t, "others", db.Model(&Account{}).Where("name = ?", "a").Update("balance", 9).Error)
 		for i := range all {
-			want(t, all[i].Name, db.Model(&all[i]).Update("balance", 6).Error, gormlock.ErrStale)
+			want(t, all[i].Name, db.Model(&all[i]).Update("balance", 6).Error, optimistic.ErrStale)
 		}
 		for i := range stale { // of which GORM keeps what was returned
-			want(t, stale[i].Name, db.Model(&stale[i]).Update("balance", 6).Error, gormlock.ErrStale)
+			want(t, stale[i].Name, db.Model(&stale[i]).Update("balance", 6).Error, optimistic.ErrStale)
 		}
 	})
 }
@@ -87,7 +62,7 @@ type Carton struct {
 	ID        uint
 	TrolleyID *uint
 	Left      int64
-	Version   gormlock.Version
+	Version   optimistic.Version
 }
 
 type Trolley struct {
@@ -131,29 +106,6 @@ func TestVersion_TableInSchema(t *testing.T) {
 	})
 }
 
-// TestVersion_KeysThatGORMJoins: GORM takes two keys for one, and would write one row of them. Such
-// a write is refused, and not stale.
-func TestVersion_KeysThatGORMJoins(t *testing.T) {
-	t.Parallel()
-	versionedDB(t, func(t *testing.T, db *gorm.DB) {
-		ok(t, "AutoMigrate", db.AutoMigrate(&Hop{}))
-		all := []Hop{{Origin: "a_b", Goal: "c"}, {Origin: "a", Goal: "b_c"}}
-		ok(t, "Create", db.Create(&all).Error)
-		for name, err := range map[string]error{
-			"Update": db.Model(&all).Update("seats", 1).Error,
-			"Delete": db.Delete(&all).Error,
-		} {
-			want(t, name, err, gorm.ErrInvalidData)
-			if errors.Is(err, gormlock.ErrStale) || !strings.Contains(err.Error(), "one by one") {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		for i := range all {
-			ok(t, "one by one", db.Model(&all[i]).Update("seats", 1).Error)
-		}
-	})
-}
-
 // TestVersion_ReturnedAsNewModels: RETURNING makes new models in a slice of pointers, and fills a
 // model that had no key. After a rollback these were not read.
 func TestVersion_ReturnedAsNewModels(t *testing.T) {
@@ -185,7 +137,7 @@ func TestVersion_ReturnedAsNewModels(t *testing.T) {
 			}), errNo)
 			// Another transaction gives the row the same version.
 			ok(t, "others", db.Model(&Account{}).Where("id = ?", row.ID).Update("balance", 9).Error)
-			want(t, name+": after the rollback", db.Model(mine).Update("balance", mine.Balance-1).Error, gormlock.ErrStale)
+			want(t, name+": after the rollback", db.Model(mine).Update("balance", mine.Balance-1).Error, optimistic.ErrStale)
 			wantRow(t, name, db, row.ID, 9, 2)
 		}
 	})
