@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
@@ -152,7 +153,11 @@ type call struct {
 	req     any
 	handler grpc.UnaryHandler
 
-	recovered bool // Recover answered
+	claim *claim.Claim
+	inner context.Context // of the handler
+	sent  *stream
+	resp  any
+	err   error
 }
 
 func (c *call) log(level slog.Level, text string, err error) {

@@ -46,17 +46,8 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 		claim.Body:   claim.Digest(payload),
 	})
 	req.Fingerprint.Credentials = c.credentials(who)
-	out, err := c.claims.On(l, "grpc", c.Settings).Begin(c.ctx, req)
-	switch {
-	case err != nil:
-		return nil, c.refuseErr(err)
-	case out.Unprotected != nil:
-		c.logUnprotected(out.Unprotected)
-		return c.handler(c.ctx, c.req)
-	case out.Replay != nil:
-		return c.replay(out.Replay)
-	}
-	return c.run(out.Claim)
+	c.claims.On(l, "grpc", c.Settings).Serve(c.ctx, req, c)
+	return c.resp, c.err
 }
 
 // claimKey joins everything that a key belongs to, so that no part can imitate another. A key that
@@ -85,77 +76,76 @@ func serverDeadline(ctx context.Context) time.Time {
 	return deadline
 }
 
-// run runs the handler under its claim, and records its answer before it is sent.
-func (c *call) run(k *claim.Claim) (resp any, err error) {
-	returned := false
-	defer func() {
-		if !returned { // a panic
-			k.End(k.Settle(claim.Facts{Failed: true}), claim.Tombstone())
-		}
-		k.Close()
-	}()
-	ctx, sent := c.remember(k.Context())
-	resp, err, ok := c.askRecover(ctx, k)
-	if !ok {
-		resp, err = c.handler(ctx, c.req)
-	}
-	returned = true
-	record, f := claim.Tombstone(), c.fate(k, err)
-	if f == claim.Keep {
-		record = c.record(resp, err, sent)
-	}
-	k.End(f, record)
-	if errors.Is(context.Cause(ctx), core.ErrLost) && gaveUp(err) {
-		return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
-	}
-	return resp, err
+// Refuse implements claim.Transport.
+func (c *call) Refuse(err error) { c.err = c.refuseErr(err) }
+
+// Unprotected implements claim.Transport.
+func (c *call) Unprotected(err error) {
+	c.logUnprotected(err)
+	c.resp, c.err = c.handler(c.ctx, c.req)
 }
 
-// askRecover lets Recover decide about an earlier run. It returns true if there is an answer.
-func (c *call) askRecover(ctx context.Context, k *claim.Claim) (any, error, bool) {
-	earlier := k.Adopted()
-	if earlier == nil || c.recover == nil {
-		return nil, nil, false
-	}
-	resp, decision, err := c.recover(ctx, c.req, idempotency.Run{
+// Replay implements claim.Transport.
+func (c *call) Replay(r *claim.Record) { c.resp, c.err = c.replay(r) }
+
+// Start implements claim.Transport.
+func (c *call) Start(k *claim.Claim) {
+	c.claim = k
+	c.inner, c.sent = c.remember(k.Context())
+}
+
+// Recover implements claim.Transport.
+func (c *call) Recover(earlier *claim.UnknownError) claim.Recovery {
+	resp, said, err := c.recover(c.inner, c.req, idempotency.Run{
 		Begun: earlier.Run.Begun, Ended: earlier.Since,
 		Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID,
 	})
-	switch decision {
+	switch said {
 	case idempotency.Answered:
-		c.recovered = true
-		return resp, err, true
+		c.resp, c.err = resp, err
+		return claim.Answered
 	case idempotency.RunHandler:
-		for k := k; k != nil; k = k.Outer() {
-			k.Withdraw(claim.Free) // NothingDone was about the earlier run
-		}
-		return nil, nil, false
+		return claim.RunHandler
 	}
 	if err != nil {
 		c.log(slog.LevelError, "grpclock: the outcome of an earlier run is still unknown", err)
 	}
-	k.Decide(claim.Unknown)
-	return nil, c.refuse(idempotency.RefusalOf(idempotency.CodeOutcomeUnknown)), true
+	c.err = c.refuse(idempotency.RefusalOf(idempotency.CodeOutcomeUnknown))
+	return claim.StillUnknown
 }
 
-// fate returns what becomes of the key after an answer with this error.
-func (c *call) fate(k *claim.Claim, err error) claim.Fate {
-	code := statusOf(err).Code()
+// Run implements claim.Transport.
+func (c *call) Run() { c.resp, c.err = c.handler(c.inner, c.req) }
+
+// Facts implements claim.Transport.
+func (c *call) Facts() claim.Facts {
+	code := statusOf(c.err).Code()
 	// A handler may return the cause of its context's end, which has no status.
-	ended := context.Cause(k.Context())
+	ended := context.Cause(c.claim.Context())
 	over := errors.Is(ended, core.ErrLost) || errors.Is(ended, core.ErrClosed)
 	// Only the refusal itself: a handler that wraps one has run, and may have done something.
-	inside, refused := err.(*refusal)
-	return k.Settle(claim.Facts{
+	inside, refused := c.err.(*refusal)
+	return claim.Facts{
 		NoHandler: refused && inside.fate == claim.Free,
-		GaveUp: over && gaveUp(err) || code == codes.Unknown && ended != nil && errors.Is(err, ended) ||
+		GaveUp: over && gaveUp(c.err) || code == codes.Unknown && ended != nil && errors.Is(c.err, ended) ||
 			refused && inside.fate == claim.Unknown,
 		Unauthenticated: code == codes.Unauthenticated,
 		Verdict:         claim.Fate(c.decide(code)),
 		ServerError:     code == codes.Internal || code == codes.Unknown || code == codes.DataLoss,
-		RanElsewhere:    passedOn(err),
-		Recovered:       c.recovered,
-	})
+		RanElsewhere:    passedOn(c.err),
+	}
+}
+
+// End implements claim.Transport.
+func (c *call) End(f claim.Fate) {
+	record := claim.Tombstone()
+	if f == claim.Keep {
+		record = c.record(c.resp, c.err, c.sent)
+	}
+	c.claim.End(f, record)
+	if errors.Is(context.Cause(c.inner), core.ErrLost) && gaveUp(c.err) {
+		c.resp, c.err = nil, c.refuse(idempotency.RefusalOf(idempotency.CodeLockLost))
+	}
 }
 
 // passedOn reports whether err is the refusal of another server, which may have run the call or may

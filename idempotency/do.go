@@ -132,7 +132,8 @@ func Do[T any](ctx context.Context, l *core.Locker, key string, fn func(context.
 	if err != nil {
 		return f.value, fmt.Errorf("idempotency: Do %q: %w", key, err)
 	}
-	err = c.do(ctx, f)
+	c.fn = f
+	err = c.do(ctx)
 	return f.value, err
 }
 
@@ -142,6 +143,11 @@ type call struct {
 	key      string // of the claim
 	payload  []byte
 	recovery any // a function of RecoverWith
+
+	fn      function
+	claim   *claim.Claim
+	unknown Run   // the one of which nobody knows what it did, if so
+	err     error // of Do
 }
 
 func newCall(l *core.Locker, key string, opts []DoOption) (*call, error) {
@@ -174,76 +180,85 @@ type function interface {
 }
 
 // do runs the function, replays its result or refuses the call.
-func (c *call) do(ctx context.Context, fn function) error {
+func (c *call) do(ctx context.Context) error {
 	if claim.CarriesOn(ctx, c.Locker, c.key) {
 		return fmt.Errorf("idempotency: key %q: Do is called inside itself with the same key, and would wait for itself: give the inner call another key", c.key)
 	}
 	r := claim.Request{Key: c.key, Fingerprint: claim.Fingerprint{Payload: claim.Digest(c.payload)}}
 	r.Deadline, _ = ctx.Deadline()
-	out, err := claim.OfFunctions(c.Locker, c.Settings).Begin(ctx, r)
-	var unknown *claim.UnknownError
-	switch {
-	case errors.As(err, &unknown):
-		return &UnknownError{Key: c.key, Run: runOf(unknown)}
-	case err != nil:
-		return err
-	case out.Replay != nil && out.Replay.NotKept:
-		return fmt.Errorf("idempotency: key %q: %w", c.key, ErrNotKept)
-	case out.Replay != nil:
-		if err := fn.replay(out.Replay.Body); err != nil {
-			return fmt.Errorf("idempotency: key %q: %w: let the type read it: %w", c.key, ErrUnreadable, err)
-		}
-		return nil
-	}
-	k, returned := out.Claim, false
-	defer func() {
-		if !returned { // a panic
-			k.End(k.Settle(claim.Facts{Failed: true}), nil)
-		}
-		k.Close()
-	}()
-	err = c.run(k, fn)
-	returned = true
-	return err
+	claim.OfFunctions(c.Locker, c.Settings).Serve(ctx, r, c)
+	return c.err
 }
 
-// run runs the function under its claim, and ends the claim.
-func (c *call) run(k *claim.Claim, fn function) error {
-	if adopted := k.Adopted(); adopted != nil && c.Recovers {
-		earlier := runOf(adopted)
-		verdict, err := fn.recover(k.Context(), earlier)
-		switch {
-		case err == nil && verdict == Answered:
-			return c.keep(k, fn)
-		case err != nil || verdict != RunHandler:
-			k.LeaveUnknown()
-			return &UnknownError{Key: c.key, Run: earlier, Err: err}
-		}
-		k.Withdraw(claim.Free) // NothingDone was about the earlier run
+// Refuse implements claim.Transport.
+func (c *call) Refuse(err error) {
+	if unknown, ok := errors.AsType[*claim.UnknownError](err); ok {
+		err = &UnknownError{Key: c.key, Run: runOf(unknown)}
 	}
-	err := fn.run(k.Context())
-	facts := claim.Facts{Failed: err != nil}
-	if errors.Is(err, ErrNothingDone) {
-		facts = claim.Facts{Verdict: claim.Free}
+	c.err = err
+}
+
+// Unprotected implements claim.Transport. There is no FailOpen for functions.
+func (c *call) Unprotected(err error) { c.err = err }
+
+// Replay implements claim.Transport.
+func (c *call) Replay(r *claim.Record) {
+	if r.NotKept {
+		c.err = fmt.Errorf("idempotency: key %q: %w", c.key, ErrNotKept)
+		return
 	}
-	switch fate := k.Settle(facts); fate {
-	case claim.Free, claim.Again:
-		k.End(fate, nil)
-		if err == nil {
-			err = fmt.Errorf("idempotency: key %q: %w", c.key, ErrNothingDone)
-		}
-		return err
-	case claim.Keep:
-		return c.keep(k, fn)
+	if err := c.fn.replay(r.Body); err != nil {
+		c.err = fmt.Errorf("idempotency: key %q: %w: let the type read it: %w", c.key, ErrUnreadable, err)
 	}
-	k.LeaveUnknown()
-	this := k.Run()
-	return &UnknownError{Key: c.key, Run: Run{Begun: this.Begun, Ended: time.Now(), Instance: this.Instance}, Err: err}
+}
+
+// Start implements claim.Transport.
+func (c *call) Start(k *claim.Claim) { c.claim = k }
+
+// Recover implements claim.Transport.
+func (c *call) Recover(earlier *claim.UnknownError) claim.Recovery {
+	run := runOf(earlier)
+	said, err := c.fn.recover(c.claim.Context(), run)
+	if err == nil && (said == Answered || said == RunHandler) {
+		return claim.Recovery(said)
+	}
+	c.unknown, c.err = run, err
+	return claim.StillUnknown
+}
+
+// Run implements claim.Transport.
+func (c *call) Run() {
+	c.err = c.fn.run(c.claim.Context())
+	this := c.claim.Run()
+	c.unknown = Run{Begun: this.Begun, Ended: time.Now(), Instance: this.Instance}
+}
+
+// Facts implements claim.Transport.
+func (c *call) Facts() claim.Facts {
+	if errors.Is(c.err, ErrNothingDone) {
+		return claim.Facts{Verdict: claim.Free}
+	}
+	return claim.Facts{Failed: c.err != nil}
+}
+
+// End implements claim.Transport.
+func (c *call) End(f claim.Fate) {
+	if f == claim.Keep {
+		c.err = c.keep()
+		return
+	}
+	c.claim.End(f, nil)
+	switch {
+	case f == claim.Unknown:
+		c.err = &UnknownError{Key: c.key, Run: c.unknown, Err: c.err}
+	case c.err == nil:
+		c.err = fmt.Errorf("idempotency: key %q: %w", c.key, ErrNothingDone)
+	}
 }
 
 // keep records the result. Its error comes with the result.
-func (c *call) keep(k *claim.Claim, fn function) error {
-	b, why := fn.record()
+func (c *call) keep() error {
+	b, why := c.fn.record()
 	if why == nil && len(b) > c.MaxBody {
 		why = fmt.Errorf("it has %d bytes as JSON, and MaxBody is %d", len(b), c.MaxBody)
 	}
@@ -251,10 +266,10 @@ func (c *call) keep(k *claim.Claim, fn function) error {
 	if why != nil {
 		record = claim.Tombstone()
 	}
-	err := k.Complete(record)
+	err := c.claim.Complete(record)
 	switch {
 	case errors.Is(err, core.ErrUnavailable):
-		c.Logger().Log(k.Context(), slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", "error", err)
+		c.Logger().Log(c.claim.Context(), slog.LevelError, "idempotency: the answer is not recorded yet; it will be when the backend is back", "error", err)
 		err = nil
 	case claim.Stoned(err):
 		why, err = err, nil

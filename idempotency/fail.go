@@ -45,7 +45,7 @@ func Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f := &front{httpConfig: httpConfig{writeProblem: writeProblem}}
 	if k, ok := claim.FromContext(r.Context()); ok {
 		if rec, ok := k.Answer.(*recorder); ok {
-			f = &rec.m.front // its WithProblemWriter
+			f = rec.front // its WithProblemWriter
 		}
 	}
 	slog.Default().Log(context.WithoutCancel(r.Context()), claim.FailureLevel(code), "idempotency: the handler failed",

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
@@ -107,4 +108,15 @@ func TestFail_FormatAndNoClaim(t *testing.T) {
 	s.order("7").want(t, 409, "own lock_busy", false)
 	plain := serve(t, http.HandlerFunc(h))
 	plain.order("7").refused(t, idempotency.CodeLockBusy)
+}
+
+func TestFail_RefuseRepeats(t *testing.T) {
+	t.Parallel()
+	l := idempotency.WithLocker(shortLocker(t))
+	s := serve(t, idempotency.RefuseRepeats(time.Minute, l)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		idempotency.Fail(w, r, errors.New("secret"))
+	})))
+	if a := s.order("7"); a.status != 500 || a.code() != idempotency.CodeFailed {
+		t.Errorf("got %d %s", a.status, a.body)
+	}
 }

@@ -62,12 +62,12 @@ type Recovery int
 
 const (
 	// StillUnknown refuses the retry. The outcome stays unknown.
-	StillUnknown Recovery = iota
+	StillUnknown = Recovery(claim.StillUnknown)
 	// Answered means that the function wrote the answer, which is treated like the handler's.
-	Answered
+	Answered = Recovery(claim.Answered)
 	// RunHandler means that the earlier run did nothing. The handler runs, and its own answer decides
 	// about the key, even if the function called [NothingDone].
-	RunHandler
+	RunHandler = Recovery(claim.RunHandler)
 )
 
 // NothingDone declares that the handler of ctx did nothing. The key is free and a retry runs,
@@ -78,20 +78,7 @@ const (
 // context to another handler in the same process. The inner handler must not call NothingDone: a
 // status such as 409 frees the inner key alone. In a function of [Do] it frees the key of that
 // function alone.
-func NothingDone(ctx context.Context) { decide(ctx, claim.Free) }
-
-// decide sets what becomes of the keys of all claims of a request: of ByHeader and of
-// RefuseRepeats, for example. A function of Do is a work of its own, with one claim.
-func decide(ctx context.Context, f claim.Fate) {
-	k, _ := claim.FromContext(ctx)
-	if k != nil && k.OfFunction() {
-		k.Decide(f)
-		return
-	}
-	for ; k != nil && !k.OfFunction(); k = k.Outer() {
-		k.Decide(f)
-	}
-}
+func NothingDone(ctx context.Context) { claim.DecideAll(ctx, claim.Free) }
 
 // RetainFor sets how long the answer to the request of ctx is recorded, instead of [Retain]. A time
 // below 10 ms counts as 10 ms, and one above ten years as ten years. If two middlewares with

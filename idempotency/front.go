@@ -178,24 +178,23 @@ func (f *front) refuseErr(w http.ResponseWriter, r *http.Request, err error) {
 	f.refuse(w, r, p)
 }
 
-// fate returns what becomes of the key after what the handler has answered so far.
-func (f *front) fate(k *claim.Claim, rec *recorder) claim.Fate {
+// facts returns what is known of what the handler has answered so far.
+func (f *front) facts(rec *recorder) claim.Facts {
 	status, header := rec.final(), rec.header()
 	if outside := rec.before["Retry-After"]; len(outside) > 0 && slices.Equal(outside, header["Retry-After"]) {
 		header = header.Clone()
 		header.Del("Retry-After") // the handler did not say that it did nothing
 	}
 	verdict := claim.Fate(f.decide(status, header))
-	return k.Settle(claim.Facts{
+	return claim.Facts{
 		NoHandler:       rec.refusal || rec.unrouted,
-		GaveUp:          status >= 500 && k.Context().Err() != nil,
+		GaveUp:          status >= 500 && rec.claim.Context().Err() != nil,
 		Unauthenticated: status == http.StatusUnauthorized || status == http.StatusProxyAuthRequired,
 		NoAnswer:        status < 200 && status != http.StatusSwitchingProtocols || status > 999,
 		Verdict:         verdict,
 		ServerError:     status >= 500,
 		RanElsewhere:    verdict == claim.Free && rec.passedOn(),
-		Recovered:       rec.recovered,
-	})
+	}
 }
 
 // logUnprotected logs a request that runs although the backend is not available.

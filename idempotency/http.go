@@ -124,18 +124,8 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.warnOnce(r, "idempotency: no principal is known, so all callers share one space of keys, and a retry must come with the same credentials: pass Principal")
 		req.Fingerprint.Credentials = credentials(r)
 	}
-	out, err := m.claims.On(l, "http", m.Settings).Begin(r.Context(), req)
-	switch {
-	case err != nil:
-		m.refuseErr(w, r, err)
-	case out.Unprotected != nil:
-		m.logUnprotected(r, out.Unprotected)
-		next.ServeHTTP(w, r)
-	case out.Replay != nil:
-		m.replay(w, r, out.Replay)
-	default:
-		m.run(w, r, next, out.Claim)
-	}
+	x := &protected{exchange{front: &m.front, w: w, r: r, next: next}, m}
+	m.claims.On(l, "http", m.Settings).Serve(r.Context(), req, x)
 }
 
 // claimKey joins everything that a key belongs to, so that no part can imitate another. Everything
@@ -160,27 +150,36 @@ func requestID(r *http.Request) string {
 	return id
 }
 
-// run runs the handler under its claim, and records its answer before it is sent.
-func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
-	rec := newRecorder(w, r, m, k)
-	inner := r.WithContext(k.Context())
-	expectRoute(&m.router, inner)
-	returned := false
-	defer func() {
-		r.MultipartForm = inner.MultipartForm // the server removes its files
-		if !returned {                        // a panic
-			m.end(r, k, rec, k.Settle(claim.Facts{Failed: true}))
-		}
-		k.Close()
-	}()
-	if !m.recovered(rec, inner, k) {
-		next.ServeHTTP(rec, inner)
+// protected is a request whose answer is recorded before it is sent.
+type protected struct {
+	exchange
+	m *middleware
+}
+
+// Start implements claim.Transport.
+func (x *protected) Start(k *claim.Claim) {
+	x.exchange.Start(k)
+	x.rec.passing = false
+	expectRoute(&x.router, x.inner)
+}
+
+// Facts implements claim.Transport.
+func (x *protected) Facts() claim.Facts {
+	x.answerSilent(&x.rec, x.inner)
+	x.rec.unrouted = noRoute(&x.router, x.inner, x.rec.final())
+	return x.facts(&x.rec)
+}
+
+// End implements claim.Transport.
+func (x *protected) End(f claim.Fate) {
+	rec, record := &x.rec, *claim.Tombstone()
+	switch {
+	case f == claim.Unanswered:
+		x.m.warnOnce(x.r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
+	case f == claim.Keep && !rec.passing && !rec.cut():
+		record = rec.record(x.headers)
 	}
-	m.answerSilent(rec, inner, k)
-	rec.unrouted = noRoute(&m.router, inner, rec.final())
-	f := m.fate(k, rec)
-	m.end(r, k, rec, f)
-	returned = true
+	x.claim.End(f, &record)
 	if !rec.passing {
 		if f == claim.Keep && !rec.wrote {
 			rec.WriteHeader(rec.final()) // the record says so
@@ -189,57 +188,18 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	}
 }
 
-// recovered lets Recover decide about an earlier run. It returns true if there is an answer.
-func (m *middleware) recovered(rec *recorder, r *http.Request, k *claim.Claim) bool {
-	earlier := k.Adopted()
-	if earlier == nil || m.recover == nil {
-		return false
-	}
-	run := Run{Begun: earlier.Run.Begun, Ended: earlier.Since, Instance: earlier.Run.Instance, RequestID: earlier.Run.RequestID}
-	unread := r.WithContext(r.Context()) // a copy
-	switch m.recover(rec, r, run) {
-	case Answered:
-		rec.recovered = true
-		return true
-	case RunHandler:
-		if !rec.passing {
-			rec.forget()
-			rewind(r, unread)
-			for k := k; k != nil; k = k.Outer() {
-				k.Withdraw(claim.Free) // NothingDone was about the earlier run
-			}
-			return false
-		}
-	}
-	rec.forget()
-	m.refuse(rec, r, refusals[CodeOutcomeUnknown])
-	k.Decide(claim.Unknown)
-	return true
-}
-
-// end ends the claim as the fate of its key says.
-func (m *middleware) end(r *http.Request, k *claim.Claim, rec *recorder, f claim.Fate) {
-	record := *claim.Tombstone()
-	switch {
-	case rec.unknown:
-		f = claim.Unknown
-	case f == claim.Unanswered:
-		m.warnOnce(r, "idempotency: the handler left its answer to a middleware outside of this one, so it cannot be recorded: put the error writer inside")
-	case f == claim.Keep && !rec.passing && !rec.cut():
-		record = rec.record(m.headers)
-	}
-	k.End(f, &record)
-}
+// Replay implements claim.Transport.
+func (x *protected) Replay(r *claim.Record) { x.replay(x.w, x.r, r) }
 
 // replay answers with a record.
-func (m *middleware) replay(w http.ResponseWriter, r *http.Request, record *claim.Record) {
+func (f *front) replay(w http.ResponseWriter, r *http.Request, record *claim.Record) {
 	if record.NotKept || record.Status < 200 || record.Status > 999 {
-		m.refuse(w, r, refusals[CodeResponseNotKept])
+		f.refuse(w, r, refusals[CodeResponseNotKept])
 		return
 	}
 	h := w.Header()
 	for name, values := range record.Header {
-		if !m.headers[name] { // recorded under other options, or forged
+		if !f.headers[name] { // recorded under other options, or forged
 			continue
 		}
 		_, outside := h[name]

@@ -83,7 +83,7 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 }
 
 func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *core.Lock) {
-	sent := newTracker(w, r)
+	sent := newTracker(w, r, &m.front)
 	inner := r.WithContext(claim.WithLock(k))
 	returned := false
 	defer func() {
@@ -91,9 +91,9 @@ func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k
 		closed := errors.Is(k.Err(), core.ErrClosed) // the Locker, while the handler ran
 		lost := claim.ReleaseLock(r.Context(), k, m.Logger(), m.route(r))
 		if (lost || closed) && returned && !sent.wrote {
-			m.refuseSilent(sent, r, core.ErrLost)
+			m.refuseSilent(&sent, r, core.ErrLost)
 		}
 	}()
-	next.ServeHTTP(sent, inner)
+	next.ServeHTTP(&sent, inner)
 	returned = true
 }

@@ -25,7 +25,7 @@ import (
 // everything.
 type recorder struct {
 	http.ResponseWriter // the writer outside
-	m                   *middleware
+	front               *front
 	claim               *claim.Claim
 
 	bodyRead bool // by this package, before the handler
@@ -45,27 +45,17 @@ type recorder struct {
 	// stored, since other goroutines must not call Header.
 	headerID uintptr
 
-	unrouted  bool // a ServeMux had no route
-	recovered bool // Recover answered
-
-	unknown  bool // a part was sent that leaves the outcome unknown
+	unrouted bool // a ServeMux had no route
 	refusing bool // a middleware inside is writing a refusal
 	refusal  bool // the whole answer is that refusal
 }
 
 var errHijackWritten = errors.New("idempotency: the response has a body already and cannot be hijacked")
 
-func newRecorder(w http.ResponseWriter, r *http.Request, m *middleware, k *claim.Claim) *recorder {
-	rec := newTracker(w, r)
-	rec.m, rec.claim, rec.passing = m, k, false
-	k.Answer = rec
-	return rec
-}
-
 // newTracker returns a recorder that passes on everything and only notes the status.
-func newTracker(w http.ResponseWriter, r *http.Request) *recorder {
+func newTracker(w http.ResponseWriter, r *http.Request, f *front) recorder {
 	_, read := r.Body.(*restored)
-	return &recorder{ResponseWriter: w, bodyRead: read, passing: true, before: w.Header().Clone(), headerID: headerID(w)}
+	return recorder{ResponseWriter: w, front: f, bodyRead: read, passing: true, before: w.Header().Clone(), headerID: headerID(w)}
 }
 
 // final returns the status of the answer. A handler that wrote nothing has answered 200.
@@ -121,7 +111,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 		return 0, http.ErrBodyNotAllowed
 	case w.declares && int64(len(w.body)+len(b)) > w.declared: // as net/http does
 		return 0, http.ErrContentLength
-	case len(w.body)+len(b) <= w.m.MaxBody:
+	case len(w.body)+len(b) <= w.front.MaxBody:
 		w.body = append(w.body, b...)
 		return len(b), nil
 	default:
@@ -267,11 +257,11 @@ func (w *recorder) pass() error {
 // endEarly decides about the key before the handler has returned: what was sent cannot be taken
 // back. An unknown outcome keeps its lease, because the handler goes on.
 func (w *recorder) endEarly() {
-	switch w.m.fate(w.claim, w) {
+	switch w.claim.Settle(w.front.facts(w)) {
 	case claim.Keep:
 		w.claim.End(claim.NotKept, claim.Tombstone())
-	case claim.Unknown:
-		w.unknown = true
+	case claim.Unknown, claim.Again:
+		w.claim.DecideForGood(claim.Unknown)
 	}
 }
 

@@ -155,7 +155,8 @@ func (f *front) refuseSilent(w *recorder, r *http.Request, cause error) {
 
 // answerSilent answers if the context of a handler ended and it wrote nothing. Such a handler gave
 // up, so an empty 200 would be a lie.
-func (f *front) answerSilent(w *recorder, r *http.Request, k *claim.Claim) {
+func (f *front) answerSilent(w *recorder, r *http.Request) {
+	k := w.claim
 	if w.wrote || k.Context().Err() == nil || k.LeftToOthers() {
 		return
 	}

@@ -70,18 +70,8 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 	}
 	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r), OfContent: true}
 	req.Deadline, _ = r.Context().Deadline()
-	out, err := m.claims.On(l, "http", m.Settings).Begin(r.Context(), req)
-	switch {
-	case errors.Is(err, claim.ErrInFlight), errors.Is(err, claim.ErrUnknown), errors.Is(err, claim.ErrRecord), out.Replay != nil:
-		m.refuse(w, r, refusals[CodeDuplicateSubmit])
-	case err != nil:
-		m.refuseErr(w, r, err)
-	case out.Unprotected != nil:
-		m.logUnprotected(r, out.Unprotected)
-		next.ServeHTTP(w, r)
-	default:
-		m.run(w, r, next, out.Claim)
-	}
+	x := &submission{exchange{front: &m.front, w: w, r: r, next: next}}
+	m.claims.On(l, "http", m.Settings).Serve(r.Context(), req, x)
 }
 
 // formKey returns the key of a submission. It has everything that makes two submissions the same,
@@ -105,22 +95,23 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	return core.Join(m.Service, who, r.Method, m.name, m.Retention.String(), anonymous, hex.EncodeToString(sum[:])), nil
 }
 
-// run runs the handler under its claim, and leaves a tombstone. The answer does not wait for the
-// tombstone, because a repeat is also refused while the claim is held.
-func (m *repeats) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *claim.Claim) {
-	sent, inner := newTracker(w, r), r.WithContext(k.Context())
-	k.Answer = sent
-	returned := false
-	defer func() {
-		r.MultipartForm = inner.MultipartForm // the server removes its files
-		f := k.Settle(claim.Facts{Failed: true})
-		if returned {
-			f = m.fate(k, sent)
+// submission is a request that leaves a tombstone. Its answer does not wait for the tombstone, because
+// a repeat is also refused while the claim is held.
+type submission struct{ exchange }
+
+// Refuse implements claim.Transport.
+func (x *submission) Refuse(err error) {
+	for _, repeated := range []error{claim.ErrInFlight, claim.ErrUnknown, claim.ErrRecord} {
+		if errors.Is(err, repeated) {
+			x.Replay(nil)
+			return
 		}
-		k.End(f, claim.Tombstone())
-		k.Close()
-	}()
-	next.ServeHTTP(sent, inner)
-	m.answerSilent(sent, inner, k)
-	returned = true
+	}
+	x.exchange.Refuse(err)
 }
+
+// Replay implements claim.Transport.
+func (x *submission) Replay(*claim.Record) { x.refuse(x.w, x.r, refusals[CodeDuplicateSubmit]) }
+
+// End implements claim.Transport.
+func (x *submission) End(f claim.Fate) { x.claim.End(f, claim.Tombstone()) }

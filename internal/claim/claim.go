@@ -72,6 +72,8 @@ type Claim struct {
 	over      bool
 	retention time.Duration
 	fate      *Fate // what the handler said
+	fixed     bool  // and nothing else counts
+	recovered bool  // Recover answered
 	goesOn    bool  // the handler may still run, although it has answered
 }
 
@@ -104,9 +106,6 @@ func (k *Claim) Plain() bool { return k.name == KeyPrefix+k.key }
 // Fingerprint returns the fingerprint of the request.
 func (k *Claim) Fingerprint() Fingerprint { return k.fingerprint }
 
-// Adopted returns the unknown outcome of an earlier run that this claim took over, or nil.
-func (k *Claim) Adopted() *UnknownError { return k.adopted }
-
 // Token returns the fencing token of the claim. The first call costs a round trip; see
 // [core.Lock.Token].
 func (k *Claim) Token(ctx context.Context) (uint64, error) { return k.lock.Token(ctx) }
@@ -118,14 +117,21 @@ func (k *Claim) Token(ctx context.Context) (uint64, error) { return k.lock.Token
 func (k *Claim) Context() context.Context { return k.ctx }
 
 // Decide sets what becomes of the key, whatever the answer is.
-func (k *Claim) Decide(f Fate) {
+func (k *Claim) Decide(f Fate) { k.decide(f, false) }
+
+// DecideForGood is the last Decide that counts. A part of the answer is sent, and cannot be taken back.
+func (k *Claim) DecideForGood(f Fate) { k.decide(f, true) }
+
+func (k *Claim) decide(f Fate, fixed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.fate = &f
+	if !k.fixed {
+		k.fate, k.fixed = &f, fixed
+	}
 }
 
-// Withdraw drops the decision f, if that was made.
-func (k *Claim) Withdraw(f Fate) {
+// withdraw drops the decision f, if that was made.
+func (k *Claim) withdraw(f Fate) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.fate != nil && *k.fate == f {

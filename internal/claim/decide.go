@@ -20,7 +20,7 @@ type Facts struct {
 	// request or may be running it.
 	RanElsewhere bool
 	// Recovered means that Recover answered. An answer that frees the key is then about the retry,
-	// and not about the earlier run.
+	// and not about the earlier run. Settle sets it.
 	Recovered bool
 }
 
@@ -60,6 +60,7 @@ func (k *Claim) Settle(f Facts) Fate {
 	defer k.mu.Unlock()
 	// A time-out middleware inside answers so, and its handler runs on.
 	k.goesOn = f.Verdict == Unknown && !f.Failed
+	f.Recovered = k.recovered
 	return decide(k.fate, f, k.claims.RunAgain)
 }
 

@@ -2,6 +2,9 @@ package claim
 
 import "crypto/sha256"
 
+// Adopted returns the unknown outcome of an earlier run that the claim took over, or nil.
+func (k *Claim) Adopted() *UnknownError { return k.adopted }
+
 // Decode reads what is stored under the lock of this name.
 func (c *Claims) Decode(name string, b []byte) (*Record, error) {
 	r, _, err := c.decode(name, b)

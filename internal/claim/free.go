@@ -59,8 +59,8 @@ func (c *Claims) whenHeld() string {
 	return "the outcome is unknown to a retry"
 }
 
-// LeaveUnknown ends the claim without an answer. A retry learns at once that the outcome is unknown,
-// or, with RunAgain, runs. If the handler may still run, a retry does so when the lease has ended.
+// LeaveUnknown ends the claim without an answer. With RunAgain a retry runs. Otherwise it learns that
+// the outcome is unknown: at once or, if the handler may still run, when the lease has ended.
 // LeaveUnknown does not end with the request's context, and returns after 1 s at most.
 func (k *Claim) LeaveUnknown() {
 	f := Unknown
