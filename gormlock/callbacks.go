@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -238,7 +237,6 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 	guards, inContext := guardsOf(s), demandOf(s.Context)
 	guarded := len(guards) > 0 || len(inContext.keys) > 0
 	if guarded {
-		defer notSQLTime(db, time.Now())
 		abandonSingle(db)
 		// GORM leaves this in a statement that is used again. It would commit once more.
 		s.Settings.Delete(fmt.Sprintf("%p", s) + "gorm:started_transaction")
