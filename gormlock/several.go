@@ -49,18 +49,17 @@ func batched(s *gorm.Statement, method string) bool {
 	if !s.DB.SkipDefaultTransaction {
 		return false // GORM begins a transaction for several batches
 	}
-	rows := pointedAt(reflect.ValueOf(s.Dest))
-	if kind := rows.Kind(); kind != reflect.Slice && kind != reflect.Array {
+	if kind := s.ReflectValue.Kind(); kind != reflect.Slice && kind != reflect.Array {
 		return false
 	}
 	return strings.HasSuffix(method, batchesMethod) ||
-		method == "(*DB).Create" && s.DB.CreateBatchSize > 0 && rows.Len() >= s.DB.CreateBatchSize
+		method == "(*DB).Create" && s.DB.CreateBatchSize > 0 && s.ReflectValue.Len() >= s.DB.CreateBatchSize
 }
 
 // hiddenGuard refuses a create from a map by an association method outside a transaction. GORM runs
 // it without the scopes of its caller, so that the plugin cannot see whether there is a guard.
 func hiddenGuard(s *gorm.Statement) error {
-	if pointedAt(reflect.ValueOf(s.Dest)).Kind() != reflect.Map {
+	if s.ReflectValue.Kind() != reflect.Map {
 		return nil
 	}
 	method := calledMethod()
@@ -121,11 +120,4 @@ func methodName(method string) string {
 		return batchesMethod[1:]
 	}
 	return strings.NewReplacer(associationsOfSet, "Set with a clause.Association", "(*", "", ")", "").Replace(method)
-}
-
-func pointedAt(v reflect.Value) reflect.Value {
-	for (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && !v.IsNil() {
-		v = v.Elem()
-	}
-	return v
 }

@@ -86,6 +86,7 @@ func TestTelemetry_Metrics(t *testing.T) {
 		theirs := account
 		ok(t, "Update", db.Model(&account).Update("name", "b").Error)
 		want(t, "Update", db.Model(&theirs).Update("name", "c").Error, optimistic.ErrStale)
+		want(t, "Save", db.Save([]*Account{&theirs}).Error, optimistic.ErrStale)
 
 		runs := 0
 		_, err = gormlock.Once(ctx, db, "once", func(*gorm.DB) (int, error) {
@@ -105,7 +106,7 @@ func TestTelemetry_Metrics(t *testing.T) {
 		expected := map[string]int64{
 			"onelane.gormlock.unknown_commits":         1,
 			"onelane.gormlock.fence_refusals":          1,
-			"onelane.gormlock.stale_writes":            1,
+			"onelane.gormlock.stale_writes":            2,
 			"onelane.gormlock.retries":                 2,
 			"onelane.gormlock.seals_met":               1,
 			"onelane.gormlock.wait.duration granted":   7,

@@ -147,7 +147,7 @@ func (w *write) insert(plain bool) {
 	was := make(map[any]int64) // by the pointers of the models
 	models := structsOf(w.s.ReflectValue)
 	if len(models) > 0 && plain {
-		w.needsRollback()
+		w.requireManaged()
 	}
 	for _, m := range models {
 		if !m.CanAddr() {

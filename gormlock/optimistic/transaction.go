@@ -21,9 +21,9 @@ func (w *write) transaction() (t gormkeys.Transaction, open bool) {
 	return t, open
 }
 
-// needsRollback refuses to give models their versions in a transaction that is not gormlock's, as
+// requireManaged refuses to give models their versions in a transaction that is not gormlock's, as
 // nothing would take them back if it is rolled back.
-func (w *write) needsRollback() {
+func (w *write) requireManaged() {
 	if t, open := w.transaction(); open && t == nil && !w.db.DryRun {
 		w.refuse(gormlock.ErrUnmanagedTransaction, "its rollback would leave new versions in the models")
 	}

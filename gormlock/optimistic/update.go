@@ -43,7 +43,7 @@ func (w *write) rowsRead(models reflect.Value) (rows []readRow) {
 		}
 	}
 	if len(rows) > 0 {
-		w.needsRollback()
+		w.requireManaged()
 	}
 	return rows
 }
