@@ -16,6 +16,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -130,6 +131,32 @@ func TestSupport_Results(t *testing.T) {
 	if got != 7 || err != nil {
 		t.Errorf("Do returned %d, %v", got, err)
 	}
+}
+
+// Every backend that keeps records takes the answer of an operator.
+func TestSupport_Backends(t *testing.T) {
+	t.Parallel()
+	sealers(t, func(t *testing.T, b core.Opener) {
+		l := check.Locker(t, b)
+		call := func(fn func(context.Context) (int, error)) (int, error) {
+			return idempotency.Do(t.Context(), l, "mail:7", fn, idempotency.Retain(time.Hour))
+		}
+		if _, err := call(func(context.Context) (int, error) { return 0, errors.New("no answer") }); !errors.Is(err, idempotency.ErrUnknown) {
+			t.Fatal(err)
+		}
+		sup := &idempotency.Support{Locker: l}
+		key := sup.Key("", "@do") + ":mail:7"
+		if found, err := sup.Find(t.Context(), key); err != nil || found.Status != core.Orphaned || found.Run.Begun.IsZero() {
+			t.Errorf("found %+v, %v", found, err)
+		}
+		must(t, sup.Answer(t.Context(), key, 0, nil, []byte("7")))
+		if got, err := call(func(context.Context) (int, error) { panic("run again") }); got != 7 || err != nil {
+			t.Errorf("Do returned %d, %v", got, err)
+		}
+		if err := sup.Answer(t.Context(), key, 0, nil, []byte("8")); !errors.Is(err, idempotency.ErrKnown) {
+			t.Errorf("a second answer: %v", err)
+		}
+	})
 }
 
 // What is not unknown is left as it is, and what cannot be answered is refused.
