@@ -37,7 +37,7 @@ func TestForgedRecords(t *testing.T) {
 	s := serve(t, &orders{handle: counter(&runs)}, grpc.UnaryInterceptor(grpclock.ByMetadata(idempotencyKey, idempotency.WithLocker(l), grpclock.Metadata("ok"))))
 	fingerprint := claim.FingerprintOf(claim.Parts{
 		claim.Method: claim.Digest([]byte("/onelane.test.v1.Orders/Create")),
-		claim.Body:   claim.Digest(grpclock.Canonical((&request{}).ProtoReflect())),
+		claim.Body:   claim.Digest(canonical(t, (&request{}).ProtoReflect())),
 	})
 	fingerprint.Credentials = claim.Credentials(nil, nil, nil)
 	full := func(key string) string {

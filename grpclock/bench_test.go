@@ -85,7 +85,7 @@ func BenchmarkFingerprint(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				_ = grpclock.Canonical(r.ProtoReflect())
+				_, _ = grpclock.Canonical(r.ProtoReflect())
 			}
 		})
 	}

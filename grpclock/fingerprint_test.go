@@ -41,6 +41,15 @@ func full() *request {
 	return r
 }
 
+func canonical(t testing.TB, m protoreflect.Message) []byte {
+	t.Helper()
+	b, err := grpclock.Canonical(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
 // narrowed returns the type of request as a version of the schema has it that knows only the fields with these numbers.
 func narrowed(t testing.TB, known func(n int32) bool) protoreflect.MessageType {
 	t.Helper()
@@ -76,7 +85,7 @@ func TestFingerprint_TwoSchemaVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := grpclock.Canonical(r.ProtoReflect())
+	want := canonical(t, r.ProtoReflect())
 	for name, known := range map[string]func(n int32) bool{
 		"nothing":  func(int32) bool { return false },
 		"odd":      func(n int32) bool { return n%2 == 1 && n != 11 },
@@ -87,7 +96,7 @@ func TestFingerprint_TwoSchemaVersions(t *testing.T) {
 		if err := proto.Unmarshal(sent, m.Interface()); err != nil {
 			t.Fatal(err)
 		}
-		if got := grpclock.Canonical(m); !bytes.Equal(got, want) {
+		if got := canonical(t, m); !bytes.Equal(got, want) {
 			t.Errorf("%s: a version that knows less sees\n%x, not\n%x", name, got, want)
 		}
 		if deterministic, err := (proto.MarshalOptions{Deterministic: true}).Marshal(m.Interface()); err != nil || name == "odd" && bytes.Equal(deterministic, want) {
@@ -124,13 +133,13 @@ func TestFingerprint_TellsRequestsApart(t *testing.T) {
 	} {
 		r := full()
 		change(r)
-		key := string(grpclock.Canonical(r.ProtoReflect()))
+		key := string(canonical(t, r.ProtoReflect()))
 		if other, ok := seen[key]; ok {
 			t.Errorf("change %d looks like change %d", i, other)
 		}
 		seen[key] = i
 		for range 20 { // maps have no order
-			if string(grpclock.Canonical(proto.Clone(r).ProtoReflect())) != key {
+			if string(canonical(t, proto.Clone(r).ProtoReflect())) != key {
 				t.Fatalf("change %d does not look like itself", i)
 			}
 		}
@@ -155,11 +164,36 @@ func TestFingerprint_DeepMessages(t *testing.T) {
 	took := time.Hour
 	for try := 0; try < 3 && took > 5*time.Second; try++ { // the machine may be busy
 		start := time.Now()
-		b = grpclock.Canonical((&request{Customer: deep}).ProtoReflect())
+		b = canonical(t, (&request{Customer: deep}).ProtoReflect())
 		took = time.Since(start)
 	}
 	if len(b) < 3<<20 || took > 5*time.Second {
 		t.Errorf("%d bytes in %v", len(b), took)
+	}
+}
+
+// Each of these messages has its fields out of order, and has all the others in it. To sort all of
+// them would cost their size times their depth. The test is not parallel: it counts the allocations
+// of the whole process.
+func TestFingerprint_DeepDisorder(t *testing.T) {
+	deep := &testpb.Customer{Id: strings.Repeat("x", 1<<20)}
+	for range 200 {
+		deep = &testpb.Customer{Parent: deep}
+		deep.ProtoReflect().SetUnknown([]byte{1 << 3, 1}) // the id, as a number
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	b := canonical(t, deep.ProtoReflect())
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 5*uint64(len(b)) {
+		t.Errorf("%d bytes are allocated for a request of %d", n, len(b))
+	}
+	levels := 0
+	for ; len(b) > 2 && b[0] == 1<<3; levels++ {
+		b, _ = protowire.ConsumeBytes(b[3:])
+	}
+	if levels < 50 || levels > 60 {
+		t.Errorf("%d levels are sorted", levels)
 	}
 }
 
@@ -186,13 +220,13 @@ func TestFingerprint_ManyFields(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	canonical := grpclock.Canonical(r.ProtoReflect())
+	sorted := canonical(t, r.ProtoReflect())
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > 16*uint64(len(wire)) {
 		t.Errorf("%d bytes are allocated for a request of %d", n, len(wire))
 	}
 	half := len(wire) / 2
-	if want := append(bytes.Repeat([]byte{0xa8, 0x06, 1}, half/3), bytes.Repeat([]byte{0xb0, 0x06, 1}, half/3)...); !bytes.Equal(canonical, want) {
+	if want := append(bytes.Repeat([]byte{0xa8, 0x06, 1}, half/3), bytes.Repeat([]byte{0xb0, 0x06, 1}, half/3)...); !bytes.Equal(sorted, want) {
 		t.Errorf("the fields are not in the order of their numbers")
 	}
 }
@@ -257,19 +291,19 @@ func FuzzFingerprint(f *testing.F) {
 		if proto.Unmarshal(b, &r) != nil {
 			return
 		}
-		one := grpclock.Canonical(r.ProtoReflect())
+		one := canonical(t, r.ProtoReflect())
 		var again request
 		if err := proto.Unmarshal(one, &again); err != nil || !proto.Equal(&r, &again) {
 			t.Fatalf("%x is not the message %x: %v", one, b, err)
 		}
-		if two := grpclock.Canonical(again.ProtoReflect()); !bytes.Equal(one, two) {
+		if two := canonical(t, again.ProtoReflect()); !bytes.Equal(one, two) {
 			t.Fatalf("%x becomes %x", one, two)
 		}
 		var unknown emptypb.Empty // a version that knows no field
 		if err := proto.Unmarshal(one, &unknown); err != nil {
 			t.Fatal(err)
 		}
-		if two := grpclock.Canonical(unknown.ProtoReflect()); !bytes.Equal(one, two) {
+		if two := canonical(t, unknown.ProtoReflect()); !bytes.Equal(one, two) {
 			t.Fatalf("%x is %x to who knows no field", one, two)
 		}
 	})
@@ -286,13 +320,13 @@ func TestFingerprint_MapOfNumbers(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	canonical := grpclock.Canonical(r.ProtoReflect())
+	sorted := canonical(t, r.ProtoReflect())
 	runtime.ReadMemStats(&after)
 	if each := (after.Mallocs - before.Mallocs) / n; each > 30 {
 		t.Errorf("%d allocations for each entry", each)
 	}
 	var back request
-	if err := proto.Unmarshal(canonical, &back); err != nil || !proto.Equal(&back, r) {
+	if err := proto.Unmarshal(sorted, &back); err != nil || !proto.Equal(&back, r) {
 		t.Errorf("it is not the message: %v", err)
 	}
 }

@@ -36,10 +36,11 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 			"and the options of the inner one would be ignored: keep one of them"))
 	}
 	var payload []byte
+	var err error
 	if c.fingerprint != nil {
 		payload = c.fingerprint(c.ctx, msg)
-	} else {
-		payload = canonical(msg.ProtoReflect())
+	} else if payload, err = canonical(msg.ProtoReflect()); err != nil {
+		return nil, c.misconfigured(fmt.Errorf("its request cannot be written as protobuf: %w", err))
 	}
 	req.Fingerprint = claim.FingerprintOf(claim.Parts{
 		claim.Method: claim.Digest([]byte(c.full)),
