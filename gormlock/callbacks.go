@@ -241,11 +241,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 		// GORM leaves this in a statement that is used again. It would commit once more.
 		s.Settings.Delete(fmt.Sprintf("%p", s) + "gorm:started_transaction")
 	}
-	t, open := transactionOf(s.ConnPool)
 	if !guarded {
-		if op.name == "create" && !open && !db.DryRun {
-			return hiddenGuard(s)
-		}
 		return nil
 	}
 	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is
@@ -253,11 +249,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 	if db.DryRun && op.reads {
 		return nil
 	}
-	if !open && !db.DryRun {
-		if err := oneStatement(s, op); err != nil {
-			return err
-		}
-	}
+	t, open := transactionOf(s.ConnPool)
 	d, err := p.resolve(inContext, guards)
 	_, evaluating := db.Get(evaluateKey)
 	switch {

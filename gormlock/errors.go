@@ -17,8 +17,7 @@ var (
 	ErrNotRegistered = errors.New("the plugin is not registered: " +
 		"call db.Use(gormlock.New(locker)) when the database is opened")
 	// ErrNoTransaction reports a call that needs an open transaction. Such a call is a guarded read,
-	// a write of several statements under a guard, a write of several rows with an optimistic.Version,
-	// [ForUpdate], [AfterCommit] or [SQLTx].
+	// a write of several rows with an optimistic.Version, [ForUpdate], [AfterCommit] or [SQLTx].
 	ErrNoTransaction = errors.New("not in a transaction")
 	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
 	// so that nothing would hold the lock until its COMMIT. It also reports a write of models with an

@@ -122,12 +122,12 @@ func TestForms_Associations(t *testing.T) {
 		add := func(method string, refused refusal, run func(db *gorm.DB, n *notes) error) {
 			forms = append(forms, form{name + "." + method, refused, run})
 		}
-		add("Append, Delete", byBoth, func(db *gorm.DB, _ *notes) error {
+		add("Append, Delete", never, func(db *gorm.DB, _ *notes) error {
 			return errors.Join(at(db).Append(copyOf(kind.other)), at(db).Delete(copyOf(kind.have)))
 		})
-		add("Replace", byBoth, func(db *gorm.DB, _ *notes) error { return at(db).Replace(copyOf(kind.other)) })
-		add("Clear", byBoth, func(db *gorm.DB, _ *notes) error { return at(db).Clear() })
-		add("Unscoped", byBoth, func(db *gorm.DB, _ *notes) error {
+		add("Replace", never, func(db *gorm.DB, _ *notes) error { return at(db).Replace(copyOf(kind.other)) })
+		add("Clear", never, func(db *gorm.DB, _ *notes) error { return at(db).Clear() })
+		add("Unscoped", never, func(db *gorm.DB, _ *notes) error {
 			return errors.Join(at(db).Unscoped().Replace(copyOf(kind.other)), at(db).Unscoped().Clear())
 		})
 		add("Count, Find", byGuard, func(db *gorm.DB, n *notes) error {
@@ -201,19 +201,20 @@ func TestForms_SavedAssociations(t *testing.T) {
 		{"Delete, Select of several", never, func(db *gorm.DB, n *notes) error {
 			return n.rows(db.Select("Pets", "Friends").Delete(&[]Citizen{{ID: 1}, {ID: 2}}))
 		}},
-		{"Association of several", byBoth, func(db *gorm.DB, n *notes) error {
+		{"Association of several", never, func(db *gorm.DB, n *notes) error {
 			both := []Citizen{{ID: 1}, {ID: 2}}
 			err := db.Model(&both).Association("Languages").Append(&Language{ID: 3, Code: "fr"}, &[]Language{{ID: 9, Code: "tr"}})
-			n.note(db.Model(&both).Association("Languages").Count())
+			// Count returns 0 if the guard refuses it.
+			n.note(db.Session(&gorm.Session{NewDB: true}).Model(&both).Association("Languages").Count())
 			return errors.Join(err, db.Model(&both).Association("Pets").Replace(&Pet{ID: 8, Name: "a"}, &Pet{ID: 9, Name: "b"}))
 		}},
-		{"Association with conditions", byBoth, func(db *gorm.DB, n *notes) error {
+		{"Association with conditions", byGuard, func(db *gorm.DB, n *notes) error {
 			var l []Language
 			err := db.Model(ann()).Where("code = ?", "de").Order("code").Association("Languages").Find(&l)
 			n.note(l, db.Model(ann()).Where("code = ?", "de").Association("Languages").Count())
 			return errors.Join(err, db.Model(ann()).Omit("Languages.*").Association("Languages").Append(&Language{ID: 3}))
 		}},
-		{"Association from a many2many's back", byBoth, func(db *gorm.DB, _ *notes) error {
+		{"Association from a many2many's back", never, func(db *gorm.DB, _ *notes) error {
 			return db.Model(&Language{ID: 3}).Association("Citizens").Append(&Citizen{ID: 2})
 		}},
 	}))

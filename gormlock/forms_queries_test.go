@@ -156,11 +156,11 @@ func TestForms_Queries(t *testing.T) {
 			n.note(errors.Is(db.WithContext(ctx).Take(&Citizen{}, 1).Error, context.Canceled))
 			return errors.Join(first, db.Take(&Citizen{}, 2).Error)
 		}},
-		{"FirstOrCreate of what is there", byBoth, func(db *gorm.DB, n *notes) error {
+		{"FirstOrCreate of what is there", byGuard, func(db *gorm.DB, n *notes) error {
 			var c Citizen
 			return n.read(db.Where(Citizen{Name: "ann"}).Assign(Citizen{Name: "anna"}).FirstOrCreate(&c), &c)
 		}},
-		{"FirstOrCreate", byBoth, func(db *gorm.DB, n *notes) error {
+		{"FirstOrCreate", byGuard, func(db *gorm.DB, n *notes) error {
 			c := Citizen{ID: 50}
 			return n.read(db.Where(Citizen{Name: "zoe"}).Attrs(Citizen{ID: 50}).FirstOrCreate(&c), &c)
 		}},

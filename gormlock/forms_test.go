@@ -38,7 +38,7 @@ type refusal int
 const (
 	never   refusal = iota
 	byGuard         // it reads, and Guard cannot guard a read
-	byBoth          // WithGuard refuses it too: raw SQL that reads, and methods of Association
+	byBoth          // WithGuard refuses it too: raw SQL that reads
 )
 
 type notes struct{ lines []string }

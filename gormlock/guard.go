@@ -61,10 +61,9 @@ type demandKey struct{} // in a context: demand
 // order everywhere, all or none. Use tx in the block: a guard on db there waits for the block
 // itself, and fails with core.ErrTaken in the end.
 //
-// Association methods and FirstOrCreate are several statements: outside a transaction they return
-// [ErrNoTransaction] and write nothing. So do CreateInBatches, and Create of
-// CreateBatchSize rows or more, with SkipDefaultTransaction. Save of a row that is not there is two
-// statements, each with a lock of its own. Call them in [Transaction].
+// Some methods of GORM are several statements: association methods, FirstOrCreate, Save of a row that
+// is not there, and batches of rows with SkipDefaultTransaction. Outside a transaction each statement
+// has a lock and a transaction of its own, so call them in [Transaction].
 //
 // For a block, [Transaction] promises more. GORM calls the function of a block without asking the
 // plugin. So under Guard the lock does not cover what the function does before its first statement.

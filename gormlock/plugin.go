@@ -66,9 +66,6 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 	if err := checkCallbacks(db); err != nil {
 		return err
 	}
-	if !namesKnown() {
-		return errNames
-	}
 	// After a later gorm.Open with the same gorm.Config, db.ConnPool is that of the other database.
 	own, shared := db.Statement.ConnPool, db.ConnPool
 	if reflect.TypeOf(own) != reflect.TypeOf(shared) || reflect.ValueOf(own).Comparable() && own != shared {

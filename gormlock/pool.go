@@ -30,14 +30,9 @@ type pool struct {
 // BEGIN to the first statement.
 func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
 	err := ctx.Err()
-	d := demandOf(ctx)
-	// Set of gorm.G begins a transaction for one of its associations, and not for the rest.
-	if err == nil && len(d.keys) > 0 && calledMethod() == associationsOfSet {
-		err = severalStatements(d.keys, associationsOfSet)
-	}
 	if err == nil {
 		var t *transaction
-		if t, err = p.start(ctx, opts, p.plugin.complete(d)); err == nil {
+		if t, err = p.start(ctx, opts, p.plugin.complete(demandOf(ctx))); err == nil {
 			return t, nil
 		}
 	}
