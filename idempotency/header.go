@@ -65,7 +65,7 @@ func changeHeader(h, was, to http.Header) {
 		}
 	}
 	for name, values := range to {
-		if !slices.Equal(was[name], values) {
+		if old, ok := was[name]; !ok || !slices.Equal(old, values) { // nil means: guess no Content-Type
 			h[name] = values
 		}
 	}

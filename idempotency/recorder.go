@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"mime"
@@ -37,6 +38,8 @@ type recorder struct {
 
 	declared int64 // the Content-Length, if the handler declares one
 	declares bool
+	offered  int64 // what the handler wrote, also in vain
+	flushed  bool  // while the answer was held back
 
 	before  http.Header // when the middleware was entered
 	written http.Header // when the handler wrote
@@ -82,6 +85,8 @@ func (w *recorder) WriteHeader(status int) {
 	switch {
 	case w.wrote && !w.passing:
 		return
+	case !w.wrote && (status < 100 || status > 999): // as net/http does, and not only when the answer is sent
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status))
 	case informational:
 		w.ResponseWriter.WriteHeader(status)
 		return
@@ -105,11 +110,14 @@ func (w *recorder) Write(b []byte) (int, error) {
 		w.WriteHeader(http.StatusOK)
 	}
 	w.refusal = w.refusal && w.refusing
+	w.offered += int64(len(b))
 	switch {
 	case w.passing:
+	case len(b) == 0:
+		return 0, nil
 	case bodyless(w.status):
 		return 0, http.ErrBodyNotAllowed
-	case w.declares && int64(len(w.body)+len(b)) > w.declared: // as net/http does
+	case w.declares && w.offered > w.declared: // as net/http does
 		return 0, http.ErrContentLength
 	case len(w.body)+len(b) <= w.front.MaxBody:
 		w.body = append(w.body, b...)
@@ -139,7 +147,7 @@ func (w *recorder) Flush() { _ = w.FlushError() }
 // stream, or if the writer outside cannot flush. A reverse proxy flushes any answer whose length it
 // does not know.
 func (w *recorder) FlushError() error {
-	if !flushes(w.ResponseWriter) {
+	if !supports(w.ResponseWriter, flushes) {
 		return http.ErrNotSupported
 	}
 	if !w.wrote {
@@ -147,6 +155,7 @@ func (w *recorder) FlushError() error {
 	}
 	if !w.passing {
 		if !streams(w.written) {
+			w.flushed = true
 			return nil // the answer goes out, and is recorded, when the handler returns
 		}
 		if err := w.pass(); err != nil {
@@ -167,9 +176,9 @@ func streams(h http.Header) bool {
 	return strings.HasPrefix(media, "application/grpc") || strings.HasPrefix(media, "audio/") || strings.HasPrefix(media, "video/")
 }
 
-// flushes reports whether w can flush. It looks at the writers that [http.ResponseController] looks
-// at, except Gin's writers, which have a Flush in any case.
-func flushes(w http.ResponseWriter) bool {
+// supports reports whether w or a writer in it can do what can reports. It looks at the writers
+// that [http.ResponseController] looks at, except Gin's writers, which have all methods in any case.
+func supports(w http.ResponseWriter, can func(http.ResponseWriter) bool) bool {
 	for {
 		switch v := w.(type) {
 		case *recorder:
@@ -179,14 +188,26 @@ func flushes(w http.ResponseWriter) bool {
 			Unwrap() http.ResponseWriter
 		}:
 			w = v.Unwrap()
-		case interface{ FlushError() error }, http.Flusher:
-			return true
 		case interface{ Unwrap() http.ResponseWriter }:
+			if can(w) {
+				return true
+			}
 			w = v.Unwrap()
 		default:
-			return false
+			return can(w)
 		}
 	}
+}
+
+func flushes(w http.ResponseWriter) bool {
+	_, simple := w.(http.Flusher)
+	_, failing := w.(interface{ FlushError() error })
+	return simple || failing
+}
+
+func hijacks(w http.ResponseWriter) bool {
+	_, ok := w.(http.Hijacker)
+	return ok
 }
 
 // Hijack implements http.Hijacker. If the connection cannot be hijacked, the answer stays as it
@@ -194,6 +215,11 @@ func flushes(w http.ResponseWriter) bool {
 func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if !w.passing && len(w.body) > 0 {
 		return nil, nil, errHijackWritten
+	}
+	if !w.passing && w.wrote && supports(w.ResponseWriter, hijacks) { // net/http sends a status before it gives the connection away
+		if err := w.pass(); err != nil {
+			return nil, nil, err
+		}
 	}
 	// Gin's writer has only noted a status that went through, such as 101. Hijack does not send it.
 	if gin, ok := w.ResponseWriter.(interface{ WriteHeaderNow() }); ok && w.passing && w.wrote {
@@ -306,6 +332,9 @@ func (w *recorder) send(follows bool) error {
 	} else if gin, ok := w.ResponseWriter.(interface{ WriteHeaderNow() }); ok && !follows {
 		gin.WriteHeaderNow()
 	}
+	if w.flushed { // over HTTP/1.1, trailers that nobody announced need chunks
+		_ = http.NewResponseController(w.ResponseWriter).Flush()
+	}
 	if late != nil {
 		changeHeader(h, w.written, late)
 	}
@@ -323,13 +352,14 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 // cut reports whether the handler declared more than it wrote. The client of such an answer sees
 // that it broke off. The client of a replay would not, because a replay has its own length.
 func (w *recorder) cut() bool {
-	return w.declares && w.declared > int64(len(w.body)) && !bodyless(w.final())
+	declared, ok := contentLength(w.header())
+	return ok && declared > int64(len(w.body)) && !bodyless(w.final())
 }
 
 // contentLength returns the length that a header declares.
 func contentLength(h http.Header) (n int64, ok bool) {
 	n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
-	return n, err == nil
+	return n, err == nil && n >= 0
 }
 
 // noteRefusal tells the recorders around w that a refusal is written, until the function that it
