@@ -3,6 +3,7 @@ package optimistic
 import (
 	"reflect"
 	"slices"
+	"strings"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -24,8 +25,11 @@ func (w *write) create() {
 			w.s.Clauses["ON CONFLICT"] = given
 		}
 	}()
+	insert, _ := w.s.Clauses["INSERT"].Expression.(clause.Insert)
 	plain := !conflicts
 	switch {
+	case strings.Contains(strings.ToUpper(insert.Modifier), "REPLACE"): // of SQLite
+		w.refuseUpsert()
 	case !conflicts:
 	case child:
 		if plain = w.newChildren(upsert); w.s.ReflectValue != all && w.s.ReflectValue.Len() == 0 {
@@ -36,14 +40,18 @@ func (w *write) create() {
 			return
 		}
 		plain = true
-	case !upsert.DoNothing:
-		w.refuse(gorm.ErrNotImplemented, "an upsert does not compare versions: Create what is new, "+
-			"and write what was read by Save or Updates, or write by conditions, db.Model(&T{}).Where(…).Updates(…)")
+	case !upsert.DoNothing || upsert.UpdateAll || len(upsert.DoUpdates) > 0: // MySQL updates in spite of DoNothing
+		w.refuseUpsert()
 	}
 	if plain {
 		delete(w.s.Clauses, "ON CONFLICT")
 	}
 	w.insert(plain)
+}
+
+func (w *write) refuseUpsert() {
+	w.refuse(gorm.ErrNotImplemented, "an upsert does not compare versions: Create what is new, "+
+		"and write what was read by Save or Updates, or write by conditions, db.Model(&T{}).Where(…).Updates(…)")
 }
 
 // newChildren leaves in a statement the children of a parent that were not read. The parent's write
@@ -158,7 +166,7 @@ func (w *write) insert(plain bool) {
 		if _, twice := was[m.Addr().Interface()]; !twice {
 			version := w.versionIn(m)
 			was[m.Addr().Interface()] = version
-			_ = w.db.AddError(w.field.Set(w.s.Context, m, version+1))
+			_ = w.db.AddError(set(w.s.Context, w.field, m, version+1))
 		}
 	}
 	inserted := false
@@ -167,7 +175,7 @@ func (w *write) insert(plain bool) {
 			if m := reflect.ValueOf(p).Elem(); inserted {
 				w.setVersion(m, version, version+1)
 			} else {
-				_ = w.field.Set(w.s.Context, m, version)
+				_ = set(w.s.Context, w.field, m, version)
 			}
 		}
 	}()

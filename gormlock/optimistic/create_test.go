@@ -159,6 +159,23 @@ func TestVersion_UpsertRefused(t *testing.T) {
 	})
 }
 
+// TestVersion_UpsertInDisguise: MySQL updates in spite of DoNothing, and SQLite can replace a row.
+func TestVersion_UpsertInDisguise(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		mine, _ := twice(t, db)
+		for name, c := range map[string]clause.Expression{
+			"UpdateAll": clause.OnConflict{DoNothing: true, UpdateAll: true},
+			"DoUpdates": clause.OnConflict{DoNothing: true, DoUpdates: clause.AssignmentColumns([]string{"balance"})},
+			"REPLACE":   clause.Insert{Modifier: "or replace"},
+		} {
+			err := db.Clauses(c).Create(&Account{Model: gorm.Model{ID: mine.ID}, Balance: 7}).Error
+			want(t, name, err, gorm.ErrNotImplemented)
+			wantRow(t, name, db, mine.ID, 10, 1)
+		}
+	})
+}
+
 // TestVersion_DoNothing: an INSERT that ignores rows changes none. Its models were not read.
 func TestVersion_DoNothing(t *testing.T) {
 	t.Parallel()

@@ -176,3 +176,43 @@ func TestVersion_LargeBatch(t *testing.T) {
 		ok(t, "Delete", db.Delete(&mine).Error)
 	})
 }
+
+// TestVersion_CopyOfPointer: a copy of a model stays as it was read, although it shares the pointer.
+func TestVersion_CopyOfPointer(t *testing.T) {
+	t.Parallel()
+	shopDB(t, func(t *testing.T, db *gorm.DB) {
+		mine := Rack{Code: "x"}
+		ok(t, "Create", db.Create(&mine).Error)
+		old := mine
+		ok(t, "Update", db.Model(&mine).Update("text", "a").Error)
+		wantVersion(t, "the copy", *old.Version, 1)
+		want(t, "the copy", db.Model(&old).Update("text", "b").Error, optimistic.ErrStale)
+		want(t, "a block", db.Transaction(func(tx *gorm.DB) error {
+			return errors.Join(tx.Model(&mine).Update("text", "c").Error, errNo)
+		}), errNo)
+		wantVersion(t, "after the rollback", *mine.Version, 2)
+	})
+}
+
+// Visit is a table without a Version that stores one.
+type Visit struct {
+	ID      uint
+	Version int64
+}
+
+func TestVersion_StoredElsewhere(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		ok(t, "AutoMigrate", db.AutoMigrate(&Visit{}))
+		mine, _ := twice(t, db)
+		for name, visits := range map[string]*gorm.DB{
+			"a model": db.Model(&Visit{}), "a table": db.Table("visits"), "Unscoped": db.Unscoped().Model(&Visit{}),
+		} {
+			ok(t, name, visits.Create(map[string]any{"version": mine.Version}).Error)
+		}
+		var n int64
+		if ok(t, "Count", db.Model(&Visit{}).Where("version = 1").Count(&n).Error); n != 3 {
+			t.Errorf("%d rows, want 3", n)
+		}
+	})
+}

@@ -33,7 +33,7 @@ func (w *write) requireManaged() {
 // may raise the row to the same number.
 func (w *write) setVersion(model reflect.Value, was, now int64) {
 	f, ctx := w.field, w.s.Context
-	_ = w.db.AddError(f.Set(ctx, model, now))
+	_ = w.db.AddError(set(ctx, f, model, now))
 	t, _ := w.transaction()
 	if t == nil || was == now {
 		return
@@ -41,7 +41,7 @@ func (w *write) setVersion(model reflect.Value, was, now int64) {
 	t.OnRollback(func() {
 		value, _ := f.ValueOf(ctx, model)
 		if version, _ := integer(value); version == now {
-			_ = f.Set(ctx, model, was)
+			_ = set(ctx, f, model, was)
 		}
 	})
 }

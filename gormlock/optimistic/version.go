@@ -40,15 +40,16 @@ var ErrStale = sqlerr.ErrStale
 //
 // Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
 // the column have. Write models by their pointers, and never assign a version: copies, as in
-// gorm.G[T].Updates, and other versions in a map or struct are errors.
+// gorm.G[T].Updates, and other versions in a map or struct are errors. A copy of a model must not
+// share a struct with the version that is embedded by a pointer: it would count as read anew.
 //
 // Writes by conditions and stock.Decrement raise the version without checking it. Raw SQL, db.Table
 // without a model, and models without the column do not raise it: use db.Model. Nor does an
 // OpUpdate of a many-to-many association in Set of gorm.G: GORM writes it by db.Table.
 //
-// An OnConflict that updates matches gorm.ErrNotImplemented, as it would not compare versions. So
-// does a write of a parent that changes a child which was read: write the child itself. New
-// children are created, and those that are as they were stay so.
+// An OnConflict that updates, or INSERT OR REPLACE, matches gorm.ErrNotImplemented, as it would not
+// compare versions. So does a write of a parent that changes a child which was read: write the child
+// itself. New children are created, and those that are as they were stay so.
 //
 // Writes need the plugin of gormlock.New, else they match gormlock.ErrNotRegistered; its Locker may
 // be nil. In a transaction that did not begin through the plugin, writes of models match
@@ -65,10 +66,13 @@ func (Version) UpdateClauses(f *schema.Field) []clause.Interface { return clause
 func (Version) DeleteClauses(f *schema.Field) []clause.Interface { return clausesOf(f) }
 
 // GormValue implements gorm.Valuer. An INSERT of an unscoped statement has no CreateClauses. So its
-// versions themselves make sure that the plugin has prepared it.
+// versions themselves make sure that the plugin has prepared it. Other tables may store them, too.
 func (v Version) GormValue(_ context.Context, db *gorm.DB) clause.Expr {
-	if _, insert := db.Statement.Clauses["INSERT"]; insert {
-		versionClause{}.ModifyStatement(db.Statement)
+	s := db.Statement
+	ours := func(c clause.Interface) bool { _, ok := c.(versionClause); return ok }
+	_, insert := s.Clauses["INSERT"]
+	if insert && s.Schema != nil && slices.ContainsFunc(s.Schema.UpdateClauses, ours) {
+		versionClause{}.ModifyStatement(s)
 	}
 	return clause.Expr{SQL: "?", Vars: []any{int64(v)}}
 }
@@ -152,6 +156,13 @@ func (w *write) versionIn(model reflect.Value) int64 {
 	value, _ := w.field.ValueOf(w.s.Context, model)
 	version, _ := integer(value)
 	return version
+}
+
+// set gives a model a version. A field that is a pointer gets a new one. A copy of the model has the
+// old one, and stays as it was read.
+func set(ctx context.Context, f *schema.Field, model reflect.Value, version int64) error {
+	v := Version(version)
+	return f.Set(ctx, model, &v)
 }
 
 // primaryKey returns a model's primary key as conditions, and a text of it that no other key has. It
