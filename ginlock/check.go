@@ -103,7 +103,7 @@ func (r *route) has(param string) bool {
 	return false
 }
 
-type askedKey struct{}
+const askedKey = "onelane:asked"
 
 // ours is the code of the middlewares of this package.
 var ours = sync.OnceValue(func() uintptr {
@@ -117,7 +117,7 @@ func wiringOf(h gin.HandlerFunc) (claim.Wiring, bool) {
 	}
 	var asked http.Handler
 	var c gin.Context
-	c.Set(askedKey{}, &asked)
+	c.Set(askedKey, &asked)
 	h(&c)
 	shows, ok := asked.(interface{ Wiring() claim.Wiring })
 	if !ok {

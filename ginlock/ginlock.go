@@ -160,7 +160,7 @@ func adapt(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	var warned sync.Map // methods with routes: one must not hide another
 	return func(c *gin.Context) {
 		if c.FullPath() == "" { // no route matched
-			if asked, ok := c.Get(askedKey{}); ok { // by Check
+			if asked, ok := c.Get(askedKey); ok { // by Check
 				*asked.(*http.Handler) = h
 				return
 			}

@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -145,9 +146,9 @@ func TestTelemetry_Span(t *testing.T) {
 		}
 		attributes := make(map[string]string)
 		for _, a := range all[0].Attributes {
-			attributes[string(a.Key)] = a.Value.String()
+			attributes[string(a.Key)] = fmt.Sprint(a.Value.AsInterface())
 		}
-		if attributes["onelane.outcome"] != "granted" || attributes["onelane.keys"] != `["k"]` {
+		if attributes["onelane.outcome"] != "granted" || attributes["onelane.keys"] != "[k]" {
 			t.Errorf("attributes %v", attributes)
 		}
 	})
