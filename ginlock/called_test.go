@@ -2,8 +2,12 @@ package ginlock_test
 
 import (
 	"bytes"
+	"context"
+	"math"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -191,5 +195,31 @@ func TestWiring_CalledAfterAHandlerThatAbortsAndAPreflight(t *testing.T) {
 	s.do("POST", "/orders", "").want(t, 201, `"ordered"`, false)
 	if !bytes.Contains(log.Bytes(), []byte("no handler follows in Gin's chain")) {
 		t.Error("the handler ran without its second lock, and the log does not say so")
+	}
+}
+
+// TestWiring_InsideDo: how a request inside a function ends says nothing about that function, which may
+// have done something before.
+func TestWiring_InsideDo(t *testing.T) {
+	t.Parallel()
+	l := testutil.Locker(t)
+	r := gin.New()
+	middleware := ginlock.ByHeader(idempotencyKey, idempotency.WithLocker(l))
+	r.POST("/misplaced", middleware)
+	r.POST("/unrendered", middleware, func(c *gin.Context) { c.JSON(200, math.Inf(1)) })
+	for path, want := range map[string]int{"/misplaced": 500, "/unrendered": 200} {
+		runs := 0
+		for range 2 {
+			status, err := idempotency.Do(t.Context(), l, path, func(ctx context.Context) (int, error) {
+				runs++
+				w, req := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "POST", path, nil)
+				req.Header.Set(idempotencyKey, "k")
+				r.ServeHTTP(w, req)
+				return w.Code, nil
+			}, idempotency.Retain(time.Hour))
+			if err != nil || status != want || runs != 1 {
+				t.Errorf("%s: got %d, %v after %d runs", path, status, err, runs)
+			}
+		}
 	}
 }

@@ -249,7 +249,7 @@ func (c *call) End(f claim.Fate) {
 	}
 	c.claim.End(f, nil)
 	switch {
-	case f == claim.Unknown:
+	case f == claim.Unknown, f == claim.Again && c.err == nil: // a part said so, not the function
 		c.err = &UnknownError{Key: c.key, Run: c.unknown, Err: c.err}
 	case c.err == nil:
 		c.err = fmt.Errorf("idempotency: key %q: %w", c.key, ErrNothingDone)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"reflect"
 	"runtime"
 	"strings"
@@ -185,11 +186,19 @@ func TestDo_RunAgain(t *testing.T) {
 		defer func() { _ = recover() }()
 		_, _ = d.with(t.Context(), func(context.Context) (receipt, error) { panic("again") }, idempotency.RunAgain())
 	}()
+	_, err = d.with(t.Context(), func(ctx context.Context) (receipt, error) {
+		r := httptest.NewRequestWithContext(ctx, "POST", "/", nil)
+		idempotency.Fail(httptest.NewRecorder(), r, core.ErrLost)
+		return receipt{}, nil
+	}, idempotency.RunAgain())
+	if !errors.Is(err, idempotency.ErrUnknown) || errors.Is(err, idempotency.ErrNothingDone) {
+		t.Errorf("a part of the function has an unknown outcome: %v", err)
+	}
 	got, err := d.do(t, receipt{ID: "c1"}, nil, idempotency.RunAgain())
 	if err != nil || got.ID != "c1" {
 		t.Errorf("the last call: %+v, %v", got, err)
 	}
-	d.ran(t, 3)
+	d.ran(t, 4)
 }
 
 // A panic goes on, and a message that makes one never runs twice.

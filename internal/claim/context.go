@@ -86,9 +86,10 @@ func Keyed(ctx context.Context) (*Claim, bool) {
 // Outer returns the claim that the context carried when this one was made, or nil.
 func (k *Claim) Outer() *Claim { return k.outer }
 
-// SuggestAll is Suggest for all claims that ctx carries.
+// SuggestAll is Suggest for all claims that ctx carries. A request inside a function says nothing
+// about that function, unless its outcome is unknown.
 func SuggestAll(ctx context.Context, f Fate) {
-	for k, _ := FromContext(ctx); k != nil; k = k.outer {
+	for k, _ := FromContext(ctx); k != nil && (f == Unknown || !k.OfFunction()); k = k.outer {
 		k.Suggest(f)
 	}
 }

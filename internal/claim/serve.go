@@ -72,8 +72,9 @@ func (k *Claim) recover(t Transport) Recovery {
 	if k.adopted == nil || !k.claims.Recovers {
 		return RunHandler
 	}
+	// NothingDone was about the earlier run, also before a panic.
+	defer k.forAll(func(k *Claim) { k.withdraw(Free) })
 	said := t.Recover(k.adopted)
-	k.forAll(func(k *Claim) { k.withdraw(Free) }) // NothingDone was about the earlier run
 	switch said {
 	case RunHandler:
 	case Answered:

@@ -42,6 +42,9 @@ func (s *script) Recover(*claim.UnknownError) claim.Recovery {
 	if s.frees {
 		claim.DecideAll(s.claim.Context(), claim.Free)
 	}
+	if s.panics {
+		panic("of Recover")
+	}
 	return s.says
 }
 
@@ -98,5 +101,21 @@ func TestServe(t *testing.T) {
 				t.Errorf("retry: %s; want %s", got, c.then)
 			}
 		})
+	}
+}
+
+// TestServe_RecoverPanicked: after a panic nobody knows what Recover has found out.
+func TestServe_RecoverPanicked(t *testing.T) {
+	t.Parallel()
+	claims := newClaims(memoryLocker(t), recovers)
+	serve := func(s script) string {
+		defer func() { _ = recover() }()
+		claims.Serve(t.Context(), claim.Request{Key: "k", Fingerprint: fp("a")}, &s)
+		return strings.Join(s.steps, " ")
+	}
+	serve(script{panics: true})
+	serve(script{panics: true, frees: true})
+	if got := serve(script{}); got != "start recover facts end 2" {
+		t.Errorf("retry: %s", got)
 	}
 }
