@@ -108,7 +108,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", err)
 		return
 	}
-	req := claim.Request{Key: m.claimKey(r, who, key), ID: requestID(r), Route: m.route(r)}
+	req := claim.Request{Key: m.claimKey(r, who, key), ID: requestID(r), Route: m.route(r), HalfCloses: r.ProtoMajor == 1}
 	req.Deadline, _ = r.Context().Deadline()
 	if claim.Carries(r.Context(), req.Key) {
 		m.misconfigured(w, r, "idempotency: two middlewares guard one route with the same key, and the options of the inner one would be ignored: keep one of them")

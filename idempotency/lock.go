@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
@@ -65,7 +66,7 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 	if l == nil {
 		return
 	}
-	k, err := m.AcquireLock(r.Context(), l, key)
+	k, err := m.acquire(r.Context(), l, key)
 	switch {
 	case err == nil:
 		m.run(w, r, next, k)
@@ -82,9 +83,22 @@ func (m *locks) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 	}
 }
 
+// acquire acquires the lock. A wait ends when the client is gone, or has closed its half of the
+// connection.
+func (m *locks) acquire(ctx context.Context, l *core.Locker, key string) (*core.Lock, error) {
+	if m.Wait == 0 {
+		longer, answered := claim.Linger(ctx)
+		defer answered()
+		ctx = longer
+	}
+	return m.AcquireLock(ctx, l, key)
+}
+
 func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *core.Lock) {
 	sent := newTracker(w, r, &m.front)
-	inner := r.WithContext(claim.WithLock(k))
+	ctx, cancel := context.WithCancelCause(claim.WithLock(k))
+	defer context.AfterFunc(r.Context(), func() { cancel(context.Cause(r.Context())) })()
+	inner := r.WithContext(ctx)
 	returned := false
 	defer func() {
 		r.MultipartForm = inner.MultipartForm

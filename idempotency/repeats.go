@@ -68,7 +68,7 @@ func (m *repeats) serve(w http.ResponseWriter, r *http.Request, next http.Handle
 		next.ServeHTTP(w, r)
 		return
 	}
-	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r), OfContent: true}
+	req := claim.Request{Key: key, ID: requestID(r), Route: m.route(r), HalfCloses: r.ProtoMajor == 1, OfContent: true}
 	req.Deadline, _ = r.Context().Deadline()
 	x := &submission{exchange{front: &m.front, w: w, r: r, next: next}}
 	m.claims.On(l, "http", m.Settings).Serve(r.Context(), req, x)

@@ -56,6 +56,9 @@ type Request struct {
 	// Deadline is the server's own deadline, or zero. The client's deadline does not count: see
 	// [Claim.Context].
 	Deadline time.Time
+	// HalfCloses means that the client may wait for its answer although the context is canceled. See
+	// [Linger].
+	HalfCloses bool
 }
 
 // Outcome says what to do with a request. Exactly one of its fields is set.
@@ -139,7 +142,9 @@ func (a *attempt) begin(ctx context.Context) (lock *core.Lock, replay *Record, e
 
 func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 	opts := a.with(core.WithTag(a.tag(a.name, a.mark)))
-	lock, err := a.locker.TryAcquire(ctx, a.name, opts...)
+	asking, answered := a.linger(ctx)
+	lock, err := a.locker.TryAcquire(asking, a.name, opts...)
+	answered()
 	if a.Wait == 0 || err == nil {
 		return lock, err
 	}
@@ -154,6 +159,14 @@ func (a *attempt) acquire(ctx context.Context) (*core.Lock, error) {
 		}
 	}
 	return a.locker.Acquire(ctx, a.name, opts...)
+}
+
+// linger returns the context of a call that does not wait for another request.
+func (a *attempt) linger(ctx context.Context) (longer context.Context, answered func() bool) {
+	if a.HalfCloses {
+		return Linger(ctx)
+	}
+	return ctx, func() bool { return true }
 }
 
 // mostOptions is how many options a claim has at most.
@@ -190,7 +203,9 @@ func (a *attempt) adopt(ctx context.Context, orphan *core.OrphanedError) (*core.
 	// The mark ends when the first one would have ended.
 	left := ownertext.Orphan(orphan.Owner) - time.Since(orphan.Since)
 	opts := a.with(core.WithTag(a.tag(a.name, a.mark)), core.WithOrphan(max(left, time.Minute)))
-	lock, err := a.locker.Adopt(ctx, orphan, opts...)
+	asking, answered := a.linger(ctx)
+	lock, err := a.locker.Adopt(asking, orphan, opts...)
+	answered()
 	if err == nil {
 		a.adopted = unknown
 		ctx, log := context.WithoutCancel(ctx), a.locker.Logger()

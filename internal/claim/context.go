@@ -51,6 +51,24 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	}
 }
 
+// lingering is how long a call to the backend goes on when the client seems to be gone.
+const lingering = time.Second
+
+// Linger returns a context for one call to the backend. It ends with ctx, but a second later if ctx is
+// canceled. net/http cancels it also if the client only closed its half of the connection, and waits
+// for the answer. Call answered after the call.
+func Linger(ctx context.Context) (longer context.Context, answered func() bool) {
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	return longer, context.AfterFunc(ctx, func() {
+		cause := context.Cause(ctx)
+		if cause != context.Canceled { // a deadline of the server, or a lost lock around the request
+			cancel(cause)
+			return
+		}
+		time.AfterFunc(lingering, func() { cancel(cause) })
+	})
+}
+
 // clientGone lets the handler go on without its client. It ends the handler if too many go on
 // already, or if a lock around the claim is lost.
 func (k *Claim) clientGone(cause error) {
