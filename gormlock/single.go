@@ -152,14 +152,20 @@ func afterRead(db *gorm.DB) {
 	noteSavepoint(db, nil)
 }
 
-// rollbackOnPanic rolls a guarded single statement back when fn does not return. It does not
-// recover, so the stack stays.
+// rollbackOnPanic rolls a single statement back when fn does not return. GORM would leave its own
+// transaction open for ever. rollbackOnPanic does not recover, so the stack stays.
 func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		returned := false
 		defer func() {
-			if !returned {
-				abandonSingle(db)
+			if returned {
+				return
+			}
+			abandonSingle(db)
+			t, _ := transactionOf(db.Statement.ConnPool)
+			if _, started := db.InstanceGet("gorm:started_transaction"); started && t != nil {
+				_ = t.Rollback()
+				db.Statement.ConnPool = db.ConnPool // as GORM does
 			}
 		}()
 		fn(db)

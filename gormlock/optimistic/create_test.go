@@ -91,6 +91,33 @@ func TestVersion_RolledBack(t *testing.T) {
 	})
 }
 
+// TestVersion_HookPanicked: a panic in a hook rolls back, with the versions in the models.
+func TestVersion_HookPanicked(t *testing.T) {
+	t.Parallel()
+	versionedDB(t, func(t *testing.T, db *gorm.DB) {
+		h := Hooked{Name: "h"}
+		for version, write := range []func() error{
+			func() error { return db.Create(&h).Error },
+			func() error { return db.Model(&h).Update("name", "i").Error },
+			func() error { return db.Save([]*Hooked{&h}).Error },
+		} {
+			h.Panic = true
+			func() {
+				defer func() { _ = recover() }()
+				_ = write()
+				t.Error("the panic did not arrive")
+			}()
+			wantVersion(t, "a panic", h.Version, optimistic.Version(version))
+			if n := pool(t, db).Stats().InUse; n != 0 {
+				t.Fatalf("%d transactions are open", n)
+			}
+			h.Panic = false
+			ok(t, "without a panic", write())
+			wantVersion(t, "without a panic", h.Version, optimistic.Version(version+1))
+		}
+	})
+}
+
 func TestVersion_CreateForms(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

@@ -49,15 +49,19 @@ type Seat struct {
 	Edition     optimistic.Version `gorm:"column:edition"`
 }
 
-// Hooked fails after it was created or updated, if told to.
+// Hooked fails or panics after it was created or updated, if told to.
 type Hooked struct {
 	ID      uint
 	Name    string `gorm:"size:64;uniqueIndex"`
 	Fail    bool   `gorm:"-"`
+	Panic   bool   `gorm:"-"`
 	Version optimistic.Version
 }
 
 func (h *Hooked) AfterSave(*gorm.DB) error {
+	if h.Panic {
+		panic(errNo)
+	}
 	if h.Fail {
 		return errNo
 	}
