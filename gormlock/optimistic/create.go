@@ -137,6 +137,9 @@ func (w *write) saveRead() bool {
 			}
 			tx := w.db.Session(&gorm.Session{NewDB: true, SkipHooks: true}).Unscoped().Table(w.s.Table)
 			tx.Statement.TableExpr = w.s.TableExpr
+			if where, ok := w.s.Clauses["WHERE"]; ok { // an INSERT has none
+				tx.Statement.Clauses["WHERE"] = where
+			}
 			omits := append([]string{clause.Associations}, w.s.Omits...)
 			tx = tx.Select(columns).Omit(omits...).Updates(m.Addr().Interface())
 			_ = w.db.AddError(tx.Error)

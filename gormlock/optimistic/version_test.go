@@ -23,6 +23,7 @@ func TestVersion_OtherCondition(t *testing.T) {
 		for name, err := range map[string]error{
 			"Update": poor.Model(&mine).Update("balance", 5).Error,
 			"Save":   poor.Save(&mine).Error,
+			"slice":  poor.Save([]*Account{&mine}).Error,
 			"Delete": poor.Delete(&mine).Error,
 		} {
 			want(t, name, err, optimistic.ErrStale)
