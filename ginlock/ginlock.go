@@ -67,7 +67,7 @@ func onRequest(fn func(c *gin.Context) (string, error)) func(*http.Request) (str
 
 // withGin puts Gin's router before the options.
 func withGin[T idempotency.HTTPOption](opts []T) []T {
-	var router any = claim.WithRouter(claim.Router{
+	var router any = claim.Router{
 		Pattern: func(r *http.Request) string { return contextOf(r).FullPath() },
 		Param:   func(r *http.Request, name string) (string, bool) { return contextOf(r).Params.Get(name) },
 		User:    func(r *http.Request) (string, error) { return user(contextOf(r)) },
@@ -80,7 +80,7 @@ func withGin[T idempotency.HTTPOption](opts []T) []T {
 		Bound: func(r *http.Request) bool {
 			return binding.Default(r.Method, contextOf(r).ContentType()) == binding.JSON
 		},
-	})
+	}
 	return append([]T{router.(T)}, opts...)
 }
 

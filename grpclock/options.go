@@ -16,12 +16,12 @@ import (
 // MaxBody, FailOpen, Service, WithLocker, WithEncryption, ReadPlain. A nil Option is
 // ignored. If two options set the same thing, the later one counts. If an option is wrong, the
 // constructor of the interceptor panics.
-type Option = claim.GRPCOption
+type Option interface{ claim.GRPCOption }
 
 // LockOption configures [LockByKey], [LockBy], [StreamLockByKey] and [StreamLockBy]: [Principal],
 // and of package idempotency Wait, Require, FailOpen and WithLocker. Every LockOption is an
 // [Option], too.
-type LockOption = claim.GRPCLockOption
+type LockOption interface{ claim.GRPCLockOption }
 
 // config is the configuration of an interceptor.
 type config struct {

@@ -31,7 +31,7 @@ var (
 // DoOption configures [Do]. The last of two wins. They are [Retain], which every call needs,
 // [Payload], [Wait], [MaxRun], [RunAgain], [RecoverWith], [MaxBody], [Service], [WithEncryption]
 // and [ReadPlain].
-type DoOption = claim.DoOption
+type DoOption interface{ claim.DoOption }
 
 type doOption func(*call)
 

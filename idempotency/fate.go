@@ -13,12 +13,12 @@ type Fate int
 
 const (
 	// KeepAnswer records the answer. Every retry gets it.
-	KeepAnswer = Fate(claim.Keep)
+	KeepAnswer Fate = Fate(claim.Keep)
 	// FreeKey means that nothing was done. A retry runs.
-	FreeKey = Fate(claim.Free)
+	FreeKey Fate = Fate(claim.Free)
 	// OutcomeUnknown means that nobody knows what was done. A retry is refused, unless there is a
 	// [Recover], or [RunAgain].
-	OutcomeUnknown = Fate(claim.Unknown)
+	OutcomeUnknown Fate = Fate(claim.Unknown)
 )
 
 // DefaultFate returns what becomes of the key after an answer over HTTP:
@@ -62,12 +62,12 @@ type Recovery int
 
 const (
 	// StillUnknown refuses the retry. The outcome stays unknown.
-	StillUnknown = Recovery(claim.StillUnknown)
+	StillUnknown Recovery = Recovery(claim.StillUnknown)
 	// Answered means that the function wrote the answer, which is treated like the handler's.
-	Answered = Recovery(claim.Answered)
+	Answered Recovery = Recovery(claim.Answered)
 	// RunHandler means that the earlier run did nothing. The handler runs, and its own answer decides
 	// about the key, even if the function called [NothingDone].
-	RunHandler = Recovery(claim.RunHandler)
+	RunHandler Recovery = Recovery(claim.RunHandler)
 )
 
 // NothingDone declares that the handler of ctx did nothing. The key is free and a retry runs,

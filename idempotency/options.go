@@ -13,20 +13,30 @@ import (
 // HTTPOption configures [ByHeader], [ByKey], [By] and [RefuseRepeats], and their twins in ginlock.
 // A nil option is ignored. The last of two wins. A wrong option panics where the middleware is
 // made.
-type HTTPOption = claim.HTTPOption
+type HTTPOption interface{ claim.HTTPOption }
 
 // Option configures idempotency over HTTP, over gRPC and of [Do].
-type Option = claim.Option
+type Option interface {
+	HTTPOption
+	DoOption
+	claim.GRPCOption
+}
 
 // WaitOption configures [Do], idempotency over HTTP and over gRPC, and plain locks.
-type WaitOption = claim.WaitOption
+type WaitOption interface {
+	SharedOption
+	DoOption
+}
 
 // SharedOption configures idempotency and plain locks, over HTTP and over gRPC.
-type SharedOption = claim.SharedOption
+type SharedOption interface {
+	LockOption
+	claim.GRPCLockOption
+}
 
 // LockOption configures [LockByKey] and [LockBy], and their twins in ginlock. Every LockOption is
 // an [HTTPOption], too.
-type LockOption = claim.HTTPLockOption
+type LockOption interface{ claim.HTTPLockOption }
 
 // WithLocker sets the Locker. The default is the one that was passed to [core.SetDefault].
 func WithLocker(l *core.Locker) SharedOption {
@@ -191,7 +201,7 @@ type lockOption func(*httpConfig)
 func (o lockOption) HTTP(t claim.Target) { o(t.(*httpConfig)) }
 func (lockOption) HTTPLock()             {}
 
-// UseRouter is what [claim.WithRouter] calls.
+// UseRouter is what a [claim.Router] calls.
 func (c *httpConfig) UseRouter(r claim.Router) { c.router = router(r) }
 
 // Methods sets which methods are covered. By default idempotency covers all methods except GET,

@@ -22,13 +22,8 @@ type Router struct {
 	Bound func(r *http.Request) bool
 }
 
-// WithRouter adapts a middleware to a router other than that of net/http.
-func WithRouter(r Router) HTTPLockOption { return routerOption(r) }
-
-type routerOption Router
-
 // HTTP implements [HTTPOption].
-func (o routerOption) HTTP(t Target) { t.(interface{ UseRouter(Router) }).UseRouter(Router(o)) }
+func (ro Router) HTTP(t Target) { t.(interface{ UseRouter(Router) }).UseRouter(ro) }
 
 // HTTPLock implements [HTTPLockOption].
-func (routerOption) HTTPLock() {}
+func (Router) HTTPLock() {}

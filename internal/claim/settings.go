@@ -108,26 +108,7 @@ type GRPCLockOption interface {
 // DoOption configures idempotency of a function.
 type DoOption interface{ Do(Target) }
 
-// Option configures idempotency over HTTP or gRPC, or of a function.
-type Option interface {
-	HTTPOption
-	GRPCOption
-	DoOption
-}
-
-// WaitOption configures all that can wait.
-type WaitOption interface {
-	SharedOption
-	DoOption
-}
-
-// SharedOption configures idempotency or a plain lock, over HTTP or gRPC.
-type SharedOption interface {
-	HTTPLockOption
-	GRPCLockOption
-}
-
-// Shared is a [SharedOption], and an [Option].
+// Shared is all of these options.
 type Shared func(*Settings)
 
 // HTTP implements [HTTPOption].
