@@ -143,11 +143,11 @@ func (w *write) saveRead() bool {
 			omits := append([]string{clause.Associations}, w.s.Omits...)
 			tx = tx.Select(columns).Omit(omits...).Updates(m.Addr().Interface())
 			_ = w.db.AddError(tx.Error)
-			w.db.RowsAffected += tx.RowsAffected
+			w.affected(w.db.RowsAffected + tx.RowsAffected)
 		}
 	})
 	if w.db.Error != nil {
-		w.db.RowsAffected = 0 // what was written is undone
+		w.affected(0) // what was written is undone
 	}
 	return true
 }

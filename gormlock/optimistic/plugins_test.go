@@ -2,6 +2,7 @@ package optimistic_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"gorm.io/gorm"
@@ -68,7 +69,7 @@ func TestVersion_OtherUpdateClauses(t *testing.T) {
 	})
 }
 
-// TestVersion_StaleRowsAffected: a stale write of several rows wrote none.
+// TestVersion_StaleRowsAffected: a stale write of several rows wrote none. So says gorm.WithResult.
 func TestVersion_StaleRowsAffected(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {
@@ -76,10 +77,22 @@ func TestVersion_StaleRowsAffected(t *testing.T) {
 		ok(t, "Create", db.Create(&rows).Error)
 		first := rows[0]
 		ok(t, "Update", db.Model(&first).Update("balance", 1).Error)
-		tx := db.Model(&rows).Update("balance", 2)
-		want(t, "stale", tx.Error, optimistic.ErrStale)
-		if tx.RowsAffected != 0 {
-			t.Errorf("RowsAffected is %d", tx.RowsAffected)
+		for name, c := range map[string]struct {
+			write func(tx *gorm.DB) *gorm.DB
+			n     int64
+		}{
+			"Update": {func(tx *gorm.DB) *gorm.DB { return tx.Model(&rows).Update("balance", 2) }, 0},
+			"Save":   {func(tx *gorm.DB) *gorm.DB { return tx.Save(&rows) }, 0},
+			"fresh":  {func(tx *gorm.DB) *gorm.DB { return tx.Save([]*Account{&first}) }, 1},
+		} {
+			result := gorm.WithResult()
+			tx := c.write(db.Clauses(result))
+			if (c.n == 0) != errors.Is(tx.Error, optimistic.ErrStale) {
+				t.Errorf("%s: %v", name, tx.Error)
+			}
+			if tx.RowsAffected != c.n || result.RowsAffected != c.n {
+				t.Errorf("%s: %d rows, and %d in the result", name, tx.RowsAffected, result.RowsAffected)
+			}
 		}
 	})
 }

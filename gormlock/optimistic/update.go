@@ -146,7 +146,7 @@ func (w *write) compare(rows []readRow, send func() (raises bool)) {
 			}
 			w.refuse(ErrStale, "%d of %d rows are in the version they were read in%s",
 				w.db.RowsAffected, len(distinct), also)
-			w.db.RowsAffected = 0 // what was written is undone
+			w.affected(0) // what was written is undone
 		}
 		w.setVersions(rows, raises)
 	})

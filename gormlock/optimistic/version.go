@@ -152,6 +152,14 @@ func (w *write) refuse(err error, format string, args ...any) {
 // sent reports whether the statement was sent and has not failed.
 func (w *write) sent() bool { return w.db.Error == nil && !w.db.DryRun && w.s.SQL.Len() > 0 }
 
+// affected sets how many rows were written, for gorm.WithResult, too.
+func (w *write) affected(rows int64) {
+	w.db.RowsAffected = rows
+	if w.s.Result != nil {
+		w.s.Result.RowsAffected = rows
+	}
+}
+
 func (w *write) versionIn(model reflect.Value) int64 {
 	value, _ := w.field.ValueOf(w.s.Context, model)
 	version, _ := integer(value)
