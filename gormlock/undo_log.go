@@ -17,18 +17,26 @@ import (
 type undoLog struct {
 	mu      sync.Mutex
 	entries []undoEntry
+	most    int // when there are more, those that nobody needs are forgotten
 }
+
+const fewEntries = 1024
 
 // undoEntry is one of its fields.
 type undoEntry struct {
 	savepoint   string
 	afterCommit func(ctx context.Context)
 	onRollback  func()
+	needed      func() bool // of onRollback
 }
 
 func (l *undoLog) add(e undoEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.entries) > max(l.most, fewEntries) {
+		l.entries = slices.DeleteFunc(l.entries, func(e undoEntry) bool { return e.needed != nil && !e.needed() })
+		l.most = 2 * len(l.entries)
+	}
 	if e.savepoint == "" || len(l.entries) > 0 {
 		l.entries = append(l.entries, e)
 	}
@@ -229,7 +237,9 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 }
 
 // OnRollback implements gormkeys.Transaction.
-func (t *transaction) OnRollback(fn func()) { t.undone.add(undoEntry{onRollback: fn}) }
+func (t *transaction) OnRollback(undo func(), needed func() bool) {
+	t.undone.add(undoEntry{onRollback: undo, needed: needed})
+}
 
 // Commit implements gorm.TxCommitter. It calls the functions of AfterCommit when the locks are
 // released.

@@ -3,6 +3,7 @@ package optimistic
 import (
 	"fmt"
 	"reflect"
+	"weak"
 
 	"gorm.io/gorm"
 
@@ -38,12 +39,19 @@ func (w *write) setVersion(model reflect.Value, was, now int64) {
 	if t == nil || was == now {
 		return
 	}
+	// A transaction may write a million models, and must not keep them all.
+	kind, kept := model.Type(), weak.Make((*byte)(model.Addr().UnsafePointer()))
 	t.OnRollback(func() {
+		address := kept.Value()
+		if address == nil {
+			return
+		}
+		model := reflect.NewAt(kind, reflect.ValueOf(address).UnsafePointer()).Elem()
 		value, _ := f.ValueOf(ctx, model)
 		if version, _ := integer(value); version == now {
 			_ = set(ctx, f, model, was)
 		}
-	})
+	}, func() bool { return kept.Value() != nil })
 }
 
 // allOrNothing runs fn, which writes rows. If it fails, a savepoint undoes what it wrote of several

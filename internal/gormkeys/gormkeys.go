@@ -17,8 +17,9 @@ type WriteWrapper interface {
 
 // Transaction is a transaction of gormlock in Statement.ConnPool.
 type Transaction interface {
-	// OnRollback calls fn if what was written until now is rolled back, or may be.
-	OnRollback(fn func())
+	// OnRollback calls undo if what was written until now is rolled back, or may be. It forgets undo
+	// if needed returns false: then nobody could see what undo does.
+	OnRollback(undo func(), needed func() bool)
 }
 
 // AnyVersion is a setting of a statement that is right on any version of its row. The value is the
