@@ -2,10 +2,8 @@ package grpclock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -64,7 +62,7 @@ func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 func ByKey(template string, opts ...Option) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err == nil {
-		err = s.varies()
+		err = s.Varies()
 	}
 	if err != nil {
 		panic("grpclock: ByKey: " + err.Error())
@@ -86,12 +84,12 @@ func By(fn func(ctx context.Context, req any) (string, error), opts ...Option) g
 // interceptor is what one call of ByMetadata, or of another constructor, made.
 type interceptor struct {
 	config
-	source  *source // nil: each method's option says where its key comes from
-	locks   bool    // nothing is recorded
+	source  source // without Read, each method's option says where its key comes from
+	locks   bool   // nothing is recorded
 	methods sync.Map
 }
 
-func newInterceptor(name string, s *source, opts []Option) grpc.UnaryServerInterceptor {
+func newInterceptor(name string, s source, opts []Option) grpc.UnaryServerInterceptor {
 	return configure(name, &interceptor{source: s}, opts).unary
 }
 
@@ -103,7 +101,7 @@ func configure[O Option](name string, i *interceptor, opts []O) *interceptor {
 			o.GRPC(&i.config)
 		}
 	}
-	if !i.locks && i.source != nil {
+	if !i.locks && i.source.Read != nil {
 		i.NeedsSeals()
 	}
 	if text := i.Err(); text != "" {
@@ -129,7 +127,7 @@ func (i *interceptor) unary(
 		return handler(ctx, req)
 	}
 	l := c.UseLocker()
-	key, err := c.source.read(c)
+	key, err := c.source.Read(c)
 	switch {
 	case err == keytext.ErrNoKey && !c.Require: // the error of a template's field is wrapped
 		if l != nil && !c.locks {
@@ -166,14 +164,4 @@ func (c *call) log(level slog.Level, text string, err error) {
 		args = append(args, "error", err)
 	}
 	c.Logger().Log(context.WithoutCancel(c.ctx), level, text, args...)
-}
-
-var errConstant = errors.New("without a field every call would get the first answer: add one")
-
-// varies returns an error if all calls have the same key.
-func (s *source) varies() error {
-	if strings.Contains(s.name, "{") {
-		return nil
-	}
-	return errConstant
 }

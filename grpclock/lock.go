@@ -60,7 +60,7 @@ func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInter
 	switch {
 	case err != nil:
 		panic("grpclock: StreamLockByKey: " + err.Error())
-	case len(s.paths) > 0:
+	case len(s.Reads) > 0:
 		panic(fmt.Sprintf(
 			"grpclock: StreamLockByKey(%q): there is no request yet "+
 				"when a stream begins: use {metadata.…} or {principal}",
@@ -78,7 +78,7 @@ func StreamLockBy(fn func(ctx context.Context, req any) (string, error), opts ..
 	return newLocks("StreamLockBy", funcSource(fn), opts).stream
 }
 
-func newLocks(name string, s *source, opts []LockOption) *interceptor {
+func newLocks(name string, s source, opts []LockOption) *interceptor {
 	return configure(name, &interceptor{source: s, locks: true}, opts)
 }
 
@@ -134,7 +134,7 @@ func (i *interceptor) stream(
 	if serversOwn(m.full) {
 		return handler(srv, ss)
 	}
-	key, err := c.source.read(c)
+	key, err := c.source.Read(c)
 	l := c.UseLocker()
 	switch {
 	case err == keytext.ErrNoKey && !c.Require:

@@ -23,7 +23,7 @@ type method struct {
 	full   string                         // "/package.Service/Method"
 	desc   protoreflect.MethodDescriptor  // nil if it is not known
 	in     protoreflect.MessageDescriptor // of its requests; nil if they are no protobuf
-	source *source
+	source source
 	paths  map[string]path
 	locks  bool
 	passes bool  // its calls are not protected
@@ -60,7 +60,7 @@ func (m *method) compile() error {
 	if m.passes = serversOwn(m.full); m.passes {
 		return nil
 	}
-	if m.source == nil {
+	if m.source.Read == nil {
 		if err := m.readOption(); err != nil || m.passes {
 			return err
 		}
@@ -68,8 +68,8 @@ func (m *method) compile() error {
 	if m.passes = !m.locks && hasNoSideEffects(m.desc); m.passes {
 		return nil
 	}
-	m.paths = make(map[string]path, len(m.source.paths))
-	for _, text := range m.source.paths {
+	m.paths = make(map[string]path, len(m.source.Reads))
+	for _, text := range m.source.Reads {
 		if m.in == nil {
 			return errors.New("its request is no protobuf message, and has no fields")
 		}

@@ -54,10 +54,10 @@ func (c *call) once(l *core.Locker, key string) (any, error) {
 // claimKey joins everything that a key belongs to, so that no part can imitate another. A key that
 // comes with another method or request must not run: they are in the fingerprint.
 func (c *call) claimKey(who, key string) string {
-	if c.source.content {
-		return core.Join(c.Service, who, "grpc", c.source.name, c.full, key)
+	if c.source.Content {
+		return core.Join(c.Service, who, "grpc", c.source.Name, c.full, key)
 	}
-	return core.Join(c.Service, who, "grpc", c.source.name, key)
+	return core.Join(c.Service, who, "grpc", c.source.Name, key)
 }
 
 // serverDeadline returns the deadline that the server's own interceptors set, or zero. The stream

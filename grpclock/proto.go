@@ -38,7 +38,7 @@ const keyMetadata = "idempotency-key"
 func ByProto(
 	opts ...Option,
 ) grpc.UnaryServerInterceptor {
-	return newInterceptor("ByProto", nil, opts)
+	return newInterceptor("ByProto", source{}, opts)
 }
 
 // readOption sets the method up as its option says.
@@ -76,7 +76,7 @@ func (m *method) readOption() error {
 	case lock.Key != "":
 		m.source, err = templateSource(lock.Key, m.plainField)
 		if err == nil && !m.locks {
-			err = m.source.varies()
+			err = m.source.Varies()
 		}
 	case m.locks:
 		err = errors.New(
@@ -91,16 +91,16 @@ func (m *method) readOption() error {
 
 // plainField reads a field of a template in the .proto file, where {order_id} is a field of the
 // request.
-func (m *method) plainField(field string) (*source, error) {
+func (m *method) plainField(field string) (source, error) {
 	first, _, dotted := strings.Cut(field, ".")
 	special := first == "principal" && !dotted || dotted && (first == "metadata" || first == "req")
 	switch {
 	case !special && validPath(field):
 		return fieldSource(field), nil
 	case !special:
-		return nil, errors.New("it must be {path.of.field}, {metadata.name} or {principal}")
+		return source{}, errors.New("it must be {path.of.field}, {metadata.name} or {principal}")
 	case first != "req" && m.desc.Input().Fields().ByName(protoreflect.Name(first)) != nil:
-		return nil, fmt.Errorf(
+		return source{}, fmt.Errorf(
 			"%s has a field of that name: write {req.%s}, or rename it", m.desc.Input().FullName(), field,
 		)
 	}

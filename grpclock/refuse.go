@@ -17,6 +17,7 @@ import (
 
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/keytemplate"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
@@ -99,24 +100,23 @@ func refusalOf(code codes.Code, p idempotency.Refusal) error {
 
 // refuseKey answers a call whose key could not be read.
 func (c *call) refuseKey(err error) error {
-	s := c.source
-	var field *fieldError
-	if errors.As(err, &field) {
-		s, err = field.source, field.error
+	place, form := c.source.Place, c.source.Form
+	if field, ok := errors.AsType[*keytemplate.FieldError](err); ok {
+		place, form, err = field.Place, field.Form, field.Err
 	}
 	switch {
-	case err == errNobody:
+	case err == keytext.ErrNobody:
 		return c.refuse(idempotency.RefusalOf(idempotency.CodePrincipalMissing))
 	case err == keytext.ErrNoKey:
 		p := idempotency.RefusalOf(idempotency.CodeKeyMissing)
-		p.Correction = keytext.Missing(s.place, s.form)
+		p.Correction = keytext.Missing(place, form)
 		return c.refuse(p)
 	}
 	if _, ok := status.FromError(err); ok { // of the function of By
 		return &refusal{err, claim.Free}
 	}
 	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
-	p.Detail, p.Correction = keytext.Refused(s.place, s.form, err)
+	p.Detail, p.Correction = keytext.Refused(place, form, err)
 	return c.refuse(p)
 }
 

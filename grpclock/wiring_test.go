@@ -102,7 +102,7 @@ func FuzzTemplate(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := grpclock.TemplateSource(text, grpclock.QualifiedField)
-		if (s == nil) == (err == nil) {
+		if (s.Read == nil) == (err == nil) {
 			t.Fatalf("%q: %v, %v", text, s, err)
 		}
 		if err != nil && (strings.Contains(err.Error(), "\n") || !utf8.ValidString(err.Error())) {

@@ -123,11 +123,11 @@ func (h *handler) Wiring() claim.Wiring { return h.wiring }
 // wiring returns what Check has to know. The middleware was made by the function of this name.
 func (f *front) wiring(constructor string, covers func(string) bool) claim.Wiring {
 	w := claim.Wiring{
-		Name: constructor, Covers: covers, Params: f.params, Locker: f.UseLocker,
-		Key: claim.WiringKey{Service: f.Service, Source: f.name, Func: f.id, Principal: claim.Identity(f.principal)},
+		Name: constructor, Covers: covers, Params: f.Reads, Locker: f.UseLocker,
+		Key: claim.WiringKey{Service: f.Service, Source: f.Name, Func: f.Func, Principal: claim.Identity(f.principal)},
 	}
-	if f.text != "" {
-		w.Name = fmt.Sprintf("%s(%q)", constructor, f.text)
+	if f.Text != "" {
+		w.Name = fmt.Sprintf("%s(%q)", constructor, f.Text)
 	}
 	return w
 }

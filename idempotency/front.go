@@ -11,6 +11,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/keytemplate"
 	"github.com/onelane/onelane/internal/keytext"
 )
 
@@ -33,7 +34,7 @@ func newConfig() httpConfig {
 
 // newFront returns the front of a middleware with these options.
 func newFront[O HTTPOption](s source, opts []O) front {
-	f := front{newConfig(), s}
+	f := front{httpConfig: newConfig(), source: s}
 	for _, o := range opts {
 		if any(o) != nil {
 			o.HTTP(&f.httpConfig)
@@ -65,7 +66,7 @@ func (f *front) covers(method string) bool {
 
 // key returns the key of a request. ok is false if the request was answered.
 func (f *front) key(w http.ResponseWriter, r *http.Request) (key string, none, ok bool) {
-	key, err := f.read(f, r)
+	key, err := f.Read(reading{f, r})
 	switch {
 	case err == keytext.ErrNoKey && !f.Require: // the error of a template's field is wrapped
 		return "", true, true
@@ -106,10 +107,10 @@ func (f *front) method(r *http.Request) string {
 
 // refuseKey answers a request whose key could not be read.
 func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
-	place, form := f.place, f.form
-	var field *fieldError
+	place, form := f.Place, f.Form
+	var field *keytemplate.FieldError
 	if errors.As(err, &field) {
-		place, form, err = field.place, field.form, field.err
+		place, form, err = field.Place, field.Form, field.Err
 	}
 	var body *bodyError
 	var who *whoError
@@ -118,7 +119,7 @@ func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
 		f.refuseBody(w, r, body.error)
 	case errors.As(err, &who):
 		f.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", who.error)
-	case err == errNobody:
+	case err == keytext.ErrNobody:
 		f.refuse(w, r, refusals[CodePrincipalMissing])
 	case err == errNoSuchPart:
 		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", place)

@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -42,8 +41,8 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 // and the caller is anonymous, it is refused with 401. Otherwise ByKey works as [ByHeader].
 func ByKey(template string, opts ...HTTPOption) func(http.Handler) http.Handler {
 	s, err := templateSource(template)
-	if err == nil && s.constant {
-		err = errors.New("without a field every request would get the first answer: add one")
+	if err == nil {
+		err = s.Varies()
 	}
 	if err != nil {
 		panic("idempotency: ByKey: " + err.Error())
@@ -131,14 +130,14 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 // claimKey joins everything that a key belongs to, so that no part can imitate another. Everything
 // else is in the fingerprint: a key that comes with another request must not run.
 func (m *middleware) claimKey(r *http.Request, who, key string) string {
-	if !m.content {
-		return core.Join(m.Service, who, m.name, key)
+	if !m.Content {
+		return core.Join(m.Service, who, m.Name, key)
 	}
 	pattern := m.route(r)
 	if pattern == "" {
 		pattern = r.URL.EscapedPath()
 	}
-	return core.Join(m.Service, who, m.name, r.Method, mount(r)+pattern, key)
+	return core.Join(m.Service, who, m.Name, r.Method, mount(r)+pattern, key)
 }
 
 // requestID returns the request's id, or "".

@@ -28,7 +28,7 @@ import (
 // RefuseRepeats panics if the window is shorter than 10 ms or longer than ten years, or if an
 // option is wrong.
 func RefuseRepeats(window time.Duration, opts ...HTTPOption) func(http.Handler) http.Handler {
-	m := &repeats{front: newFront(source{name: "repeats"}, opts)}
+	m := &repeats{front: newFront(source{Name: "repeats"}, opts)}
 	m.Check(window >= claim.MinRetention, "the window %v must be at least %v", window, claim.MinRetention)
 	m.Check(window <= claim.MaxRetention, "the window %v must be at most %v", window, time.Duration(claim.MaxRetention))
 	m.Check(m.recover == nil, "omit Recover: an answer is not kept, so there is none to recover")
@@ -92,7 +92,7 @@ func (m *repeats) formKey(r *http.Request, who string) (string, error) {
 	if fp.AnyHost {
 		sum = fp.Payload
 	}
-	return core.Join(m.Service, who, r.Method, m.name, m.Retention.String(), anonymous, hex.EncodeToString(sum[:])), nil
+	return core.Join(m.Service, who, r.Method, m.Name, m.Retention.String(), anonymous, hex.EncodeToString(sum[:])), nil
 }
 
 // submission is a request that leaves a tombstone. Its answer does not wait for the tombstone, because

@@ -12,24 +12,13 @@ import (
 	"github.com/onelane/onelane/internal/keytext"
 )
 
-// source is where the key of a request comes from.
-type source struct {
-	// name is part of the claim's key.
-	name string
-	// place is where a client sends the key. It is empty if a function makes the key.
-	place string
-	// form is what the client sends there.
-	form string
-	// read returns keytext.ErrNoKey if there is no key.
-	read     func(*front, *http.Request) (string, error)
-	constant bool // every request has the same key
-	content  bool // the key is made of what was sent, and belongs to its route
-
-	// These are for Check: what the program passed, the parameters of the path, and the function.
-	text   string
-	params []string
-	id     uintptr
+// reading is a request whose key is read.
+type reading struct {
+	*front
+	r *http.Request
 }
+
+type source = keytemplate.Source[reading]
 
 func headerSource(name string) (source, error) {
 	if !validToken(name) {
@@ -37,128 +26,78 @@ func headerSource(name string) (source, error) {
 	}
 	name = http.CanonicalHeaderKey(name)
 	return source{
-		name: name, text: name, place: "the header " + name, form: keytext.KeyForm,
-		read: func(_ *front, r *http.Request) (string, error) { return keytext.Parse(r.Header.Values(name)) },
+		Name: name, Text: name, Place: "the header " + name, Form: keytext.KeyForm,
+		Read: func(x reading) (string, error) { return keytext.Parse(x.r.Header.Values(name)) },
 	}, keptHeader(name)
 }
 
 func funcSource(fn func(r *http.Request) (string, error)) source {
-	return source{
-		name: "func", content: true, id: claim.Identity(fn),
-		read: func(f *front, r *http.Request) (string, error) {
-			key, err := fn(r)
-			switch {
-			case err != nil:
-				f.warn(r, "idempotency: By: no key could be made; the request is refused", err)
-				return "", keytext.ErrFunc
-			case key == "":
-				return "", keytext.ErrNoKey
-			case !keytext.IsText(key):
-				return "", keytext.ErrCharacter
-			}
-			return key, nil
+	s := keytemplate.OfFunc(
+		func(x reading) (string, error) { return fn(x.r) },
+		func(x reading, err error) error {
+			x.warn(x.r, "idempotency: By: no key could be made; the request is refused", err)
+			return keytext.ErrFunc
 		},
-	}
+	)
+	s.Func = claim.Identity(fn)
+	return s
 }
 
 func templateSource(template string) (source, error) {
-	t, err := keytemplate.Parse(template)
-	if err != nil {
-		return source{}, err
-	}
-	fields, params := make(map[string]source, len(t.Fields())), []string(nil)
-	for _, text := range t.Fields() {
-		if fields[text], err = parseField(text); err != nil {
-			return source{}, fmt.Errorf("key template %q: %w", template, err)
-		}
-		params = append(params, fields[text].params...)
-	}
-	read := func(f *front, r *http.Request) (string, error) {
-		var failed error
-		key, err := t.Key(func(text string) (string, error) {
-			value, err := fields[text].read(f, r)
-			if err != nil {
-				failed = &fieldError{fields[text], err}
-			}
-			return value, failed
-		})
-		if failed != nil {
-			return "", failed // the template is not for clients
-		}
-		return key, err
-	}
-	return source{
-		name: "key " + template, read: read, constant: len(t.Fields()) == 0, content: true, text: template, params: params,
-	}, nil
+	return keytemplate.OfTemplate(template, parseField)
 }
-
-// fieldError names the field of a template that has no valid value.
-type fieldError struct {
-	source
-	err error
-}
-
-func (e *fieldError) Error() string { return e.place + ": " + e.err.Error() }
-func (e *fieldError) Unwrap() error { return e.err }
 
 var errFields = errors.New("a field is {header.NAME}, {param.NAME}, {query.NAME}, {cookie.NAME}, {json.PATH} or {principal}")
 
 // parseField returns the source of a field of a template.
 func parseField(text string) (source, error) {
 	if text == "principal" {
-		return source{place: "the principal", read: principalKey}, nil
+		return source{Place: "the principal", Read: principalKey}, nil
 	}
 	kind, name, _ := strings.Cut(text, ".")
 	if name == "" {
-		return source{}, fmt.Errorf("{%s}: %w", text, errFields)
+		return source{}, errFields
 	}
-	value := func(what string, read func(*front, *http.Request) (string, error)) (source, error) {
-		return source{place: what + name, form: keytext.ValueForm, read: read}, nil
+	value := func(what string, read func(reading) (string, error)) (source, error) {
+		return source{Place: what + name, Form: keytext.ValueForm, Read: read}, nil
 	}
 	switch kind {
 	case "header":
-		s, err := headerSource(name)
-		if err != nil {
-			err = fmt.Errorf("{%s}: %w", text, err)
-		}
-		return s, err
+		return headerSource(name)
 	case "param":
-		s, err := value("the path parameter ", func(f *front, r *http.Request) (string, error) { return f.paramKey(r, name) })
-		s.params = []string{name}
+		s, err := value("the path parameter ", func(x reading) (string, error) { return x.paramKey(x.r, name) })
+		s.Reads = []string{name}
 		return s, err
 	case "query":
-		return value("the query parameter ", func(_ *front, r *http.Request) (string, error) { return queryKey(r.URL.RawQuery, name) })
+		return value("the query parameter ", func(x reading) (string, error) { return queryKey(x.r.URL.RawQuery, name) })
 	case "cookie":
 		if !validToken(name) {
-			return source{}, fmt.Errorf("{%s}: %q is no name of a cookie", text, name)
+			return source{}, fmt.Errorf("%q is no name of a cookie", name)
 		}
-		return value("the cookie ", func(_ *front, r *http.Request) (string, error) { return cookieKey(r, name) })
+		return value("the cookie ", func(x reading) (string, error) { return cookieKey(x.r, name) })
 	case "json":
 		path := strings.Split(name, ".")
 		if slices.Contains(path, "") {
-			return source{}, fmt.Errorf("{%s}: the path has an empty part", text)
+			return source{}, errors.New("the path has an empty part")
 		}
-		s, err := value("the JSON member ", func(f *front, r *http.Request) (string, error) { return f.jsonKey(r, path) })
-		s.form = jsonForm
+		s, err := value("the JSON member ", func(x reading) (string, error) { return x.jsonKey(x.r, path) })
+		s.Form = jsonForm
 		return s, err
 	}
-	return source{}, fmt.Errorf("{%s}: %w", text, errFields)
+	return source{}, errFields
 }
 
 // principalKey returns the caller's name. It is missing for an anonymous caller.
-func principalKey(f *front, r *http.Request) (string, error) {
-	who, err := f.who(r)
+func principalKey(x reading) (string, error) {
+	who, err := x.who(x.r)
 	switch {
 	case err != nil:
 		return "", &whoError{err}
 	case who == "":
-		return "", errNobody
+		return "", keytext.ErrNobody
 	}
 	return who, nil
 }
-
-// errNobody means that the caller is anonymous.
-var errNobody = errors.New("the caller is not known")
 
 // whoError means that the program does not say who the caller is.
 type whoError struct{ error }

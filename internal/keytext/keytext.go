@@ -15,6 +15,9 @@ const maxClientKey = 255
 // ErrNoKey means that the request has no key.
 var ErrNoKey = errors.New("the key is missing")
 
+// ErrNobody means that the caller is anonymous, and the key is made of its name.
+var ErrNobody = errors.New("the caller is not known")
+
 // What is wrong with a key, or with a value that is part of one: half a sentence for the client.
 var (
 	// ErrFunc means that a function that makes keys returned an error.
