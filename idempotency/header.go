@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -69,4 +70,10 @@ func changeHeader(h, was, to http.Header) {
 			h[name] = values
 		}
 	}
+}
+
+// contentLength returns the length that a header declares.
+func contentLength(h http.Header) (n int64, ok bool) {
+	n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+	return n, err == nil && n >= 0
 }

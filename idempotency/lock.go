@@ -96,8 +96,8 @@ func (m *locks) acquire(ctx context.Context, l *core.Locker, key string) (*core.
 
 func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k *core.Lock) {
 	sent := newTracker(w, r, &m.front)
-	ctx, cancel := context.WithCancelCause(claim.WithLock(k))
-	defer context.AfterFunc(r.Context(), func() { cancel(context.Cause(r.Context())) })()
+	ctx, end := until(r.Context(), claim.WithLock(k))
+	defer end()
 	inner := r.WithContext(ctx)
 	returned := false
 	defer func() {
@@ -110,4 +110,24 @@ func (m *locks) run(w http.ResponseWriter, r *http.Request, next http.Handler, k
 	}()
 	next.ServeHTTP(&sent, inner)
 	returned = true
+}
+
+// until returns a context that ends with the lock's, and as the request's does, which the lock's may
+// outlive. See [claim.Linger].
+func until(request, locked context.Context) (ctx context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(locked)
+	stopTimer := func() {}
+	if deadline, ok := request.Deadline(); ok {
+		ctx, stopTimer = context.WithDeadline(ctx, deadline)
+	}
+	stop := context.AfterFunc(request, func() {
+		if request.Err() == context.Canceled { // the deadline ends ctx by itself
+			cancel(context.Cause(request))
+		}
+	})
+	return ctx, func() {
+		stop()
+		stopTimer()
+		cancel(nil)
+	}
 }

@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -354,12 +353,6 @@ func (w *recorder) record(names map[string]bool) claim.Record {
 func (w *recorder) cut() bool {
 	declared, ok := contentLength(w.header())
 	return ok && declared > int64(len(w.body)) && !bodyless(w.final())
-}
-
-// contentLength returns the length that a header declares.
-func contentLength(h http.Header) (n int64, ok bool) {
-	n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
-	return n, err == nil && n >= 0
 }
 
 // noteRefusal tells the recorders around w that a refusal is written, until the function that it
