@@ -114,8 +114,11 @@ func (d *decrement) readReturned(
 
 // whole returns a number as the driver of a database has it, rounded down.
 func whole(value any) (int64, error) {
-	if b, ok := value.([]byte); ok {
-		value = string(b)
+	switch v := value.(type) {
+	case int64:
+		return v, nil
+	case []byte:
+		value = string(v)
 	}
 	text := fmt.Sprint(value)
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
