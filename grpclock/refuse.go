@@ -1,6 +1,7 @@
 package grpclock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -17,8 +18,6 @@ import (
 
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/internal/keytemplate"
-	"github.com/onelane/onelane/internal/keytext"
 )
 
 // Domain is the domain of the google.rpc.ErrorInfo in each refusal. Its reason is a code of
@@ -100,23 +99,12 @@ func refusalOf(code codes.Code, p idempotency.Refusal) error {
 
 // refuseKey answers a call whose key could not be read.
 func (c *call) refuseKey(err error) error {
-	place, form := c.source.Place, c.source.Form
-	if field, ok := errors.AsType[*keytemplate.FieldError](err); ok {
-		place, form, err = field.Place, field.Form, field.Err
-	}
-	switch {
-	case err == keytext.ErrNobody:
-		return c.refuse(idempotency.RefusalOf(idempotency.CodePrincipalMissing))
-	case err == keytext.ErrNoKey:
-		p := idempotency.RefusalOf(idempotency.CodeKeyMissing)
-		p.Correction = keytext.Missing(place, form)
-		return c.refuse(p)
-	}
+	code, detail, correction := c.source.Refused(err)
 	if _, ok := status.FromError(err); ok { // of the function of By
 		return &refusal{err, claim.Free}
 	}
-	p := idempotency.RefusalOf(idempotency.CodeKeyInvalid)
-	p.Detail, p.Correction = keytext.Refused(place, form, err)
+	p := idempotency.RefusalOf(code)
+	p.Detail, p.Correction = detail, cmp.Or(correction, p.Correction)
 	return c.refuse(p)
 }
 

@@ -16,6 +16,8 @@ import (
 
 type source = keytemplate.Source[*call]
 
+var principalSource = keytemplate.OfPrincipal(func(c *call) (string, error) { return c.who(), nil })
+
 func metadataSource(name string) (source, error) {
 	name = strings.ToLower(name)
 	switch {
@@ -56,23 +58,12 @@ func funcSource(fn func(ctx context.Context, req any) (string, error)) source {
 	)
 }
 
-// principalSource is the caller, as a field of a template.
-func principalSource() source {
-	return source{Read: func(c *call) (string, error) {
-		who := c.who()
-		if who == "" {
-			return "", keytext.ErrNobody
-		}
-		return who, nil
-	}}
-}
-
 // qualifiedField reads a field of a ByKey template.
 func qualifiedField(field string) (source, error) {
 	kind, name, _ := strings.Cut(field, ".")
 	switch {
 	case field == "principal":
-		return principalSource(), nil
+		return principalSource, nil
 	case kind == "metadata":
 		return metadataSource(name)
 	case kind == "req" && validPath(name):

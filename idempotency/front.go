@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,31 +108,22 @@ func (f *front) method(r *http.Request) string {
 
 // refuseKey answers a request whose key could not be read.
 func (f *front) refuseKey(w http.ResponseWriter, r *http.Request, err error) {
-	place, form := f.Place, f.Form
-	var field *keytemplate.FieldError
-	if errors.As(err, &field) {
-		place, form, err = field.Place, field.Form, field.Err
-	}
-	var body *bodyError
-	var who *whoError
-	switch {
-	case errors.As(err, &body):
+	if body, ok := errors.AsType[*bodyError](err); ok {
 		f.refuseBody(w, r, body.error)
-	case errors.As(err, &who):
-		f.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", who.error)
-	case err == keytext.ErrNobody:
-		f.refuse(w, r, refusals[CodePrincipalMissing])
-	case err == errNoSuchPart:
-		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", place)
-	case err == keytext.ErrNoKey:
-		p := refusals[CodeKeyMissing]
-		p.Correction = keytext.Missing(place, form)
-		f.refuse(w, r, p)
-	default:
-		p := refusals[CodeKeyInvalid]
-		p.Detail, p.Correction = keytext.Refused(place, form, err)
-		f.refuse(w, r, p)
+		return
 	}
+	if who, ok := errors.AsType[*whoError](err); ok {
+		f.misconfigured(w, r, "idempotency: the caller is not known: pass Principal", "error", who.error)
+		return
+	}
+	if field, ok := errors.AsType[*keytemplate.FieldError](err); ok && field.Err == errNoSuchPart {
+		f.misconfigured(w, r, "idempotency: the route has no such parameter: name one of its own", "parameter", field.Place)
+		return
+	}
+	code, detail, correction := f.Refused(err)
+	p := refusals[code]
+	p.Detail, p.Correction = detail, cmp.Or(correction, p.Correction)
+	f.refuse(w, r, p)
 }
 
 // refuseBody answers a request whose body could not be read.

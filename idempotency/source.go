@@ -52,7 +52,7 @@ var errFields = errors.New("a field is {header.NAME}, {param.NAME}, {query.NAME}
 // parseField returns the source of a field of a template.
 func parseField(text string) (source, error) {
 	if text == "principal" {
-		return source{Place: "the principal", Read: principalKey}, nil
+		return keytemplate.OfPrincipal(reading.caller), nil
 	}
 	kind, name, _ := strings.Cut(text, ".")
 	if name == "" {
@@ -87,16 +87,13 @@ func parseField(text string) (source, error) {
 	return source{}, errFields
 }
 
-// principalKey returns the caller's name. It is missing for an anonymous caller.
-func principalKey(x reading) (string, error) {
+// caller returns the caller's name, or "".
+func (x reading) caller() (string, error) {
 	who, err := x.who(x.r)
-	switch {
-	case err != nil:
-		return "", &whoError{err}
-	case who == "":
-		return "", keytext.ErrNobody
+	if err != nil {
+		err = &whoError{err}
 	}
-	return who, nil
+	return who, err
 }
 
 // whoError means that the program does not say who the caller is.

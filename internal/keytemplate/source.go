@@ -36,6 +36,35 @@ func (s Source[R]) Varies() error {
 	return nil
 }
 
+// Refused returns why no key could be read: a code of package idempotency, and what to tell the
+// client beside its title. The error is one of Read.
+func (s Source[R]) Refused(err error) (code, detail, correction string) {
+	place, form := s.Place, s.Form
+	if field, ok := errors.AsType[*FieldError](err); ok {
+		place, form, err = field.Place, field.Form, field.Err
+	}
+	switch err {
+	case keytext.ErrNobody:
+		return "principal_missing", "", ""
+	case keytext.ErrNoKey:
+		return "idempotency_key_missing", "", keytext.Missing(place, form)
+	}
+	detail, correction = keytext.Refused(place, form, err)
+	return "idempotency_key_invalid", detail, correction
+}
+
+// OfPrincipal returns the source of the caller's name, as a field of a template. Its error is that of
+// who, or keytext.ErrNobody for an anonymous caller.
+func OfPrincipal[R any](who func(R) (string, error)) Source[R] {
+	return Source[R]{Place: "the principal", Read: func(r R) (string, error) {
+		name, err := who(r)
+		if name == "" && err == nil {
+			err = keytext.ErrNobody
+		}
+		return name, err
+	}}
+}
+
 // OfFunc returns the source of a function that makes keys. If it returns an error, the error of
 // the source is the one that failed returns.
 func OfFunc[R any](fn func(R) (string, error), failed func(R, error) error) Source[R] {
