@@ -153,8 +153,8 @@ func buyByHand(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error) 
 	return buyWith(db, func(tx *gorm.DB) *gorm.DB { return tx.Model(&stock{}) })
 }
 
-// buyAndTell has what a sale promises beside the books: it returns what is left, leaves a connection
-// to others, ends in time, and holds with any isolation level that the server has by default.
+// buyAndTell has what a sale promises beside the books. It returns what is left, leaves a connection
+// to others, and ends in time. It holds with any isolation level that the server has by default.
 func buyAndTell(db *gorm.DB) (func(ctx context.Context, o *ticket) error, error) {
 	pool, err := db.DB()
 	if err != nil {
