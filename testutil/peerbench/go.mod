@@ -15,8 +15,8 @@ require (
 	github.com/go-sql-driver/mysql v1.8.1
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.10.0
-	github.com/onelane/onelane v0.0.0-00010101000000-000000000000
-	github.com/onelane/onelane/core/redisbackend/rueidisdriver v0.0.0-00010101000000-000000000000
+	github.com/onelane/onelane v0.1.0
+	github.com/onelane/onelane/core/redisbackend/rueidisdriver v0.1.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 	go.etcd.io/etcd/client/v3 v3.7.3

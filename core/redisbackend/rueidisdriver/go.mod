@@ -5,7 +5,7 @@ go 1.26.0
 replace github.com/onelane/onelane => ../../..
 
 require (
-	github.com/onelane/onelane v0.0.0-00010101000000-000000000000
+	github.com/onelane/onelane v0.1.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 	go.opentelemetry.io/otel/metric v1.47.0
