@@ -83,3 +83,26 @@ func TestUnguarded_Allocations(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkWrites is what GORM and the plugin cost on a database that does nothing.
+func BenchmarkWrites(b *testing.B) {
+	for name, write := range map[string]func(db *gorm.DB) error{
+		"update":         updateNothing,
+		"guarded update": func(db *gorm.DB) error { return updateNothing(db.Scopes(gormlock.Guard("k"))) },
+		"block":          func(db *gorm.DB) error { return db.Transaction(twoUpdates) },
+		"guarded block":  func(db *gorm.DB) error { return gormlock.Transaction(db, "k", twoUpdates) },
+		"guarded nested": func(db *gorm.DB) error { return gormlock.Transaction(db, "k", nestedUpdates) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			db := openNothing(b, true)
+			b.ReportAllocs()
+			for b.Loop() {
+				ok(b, name, write(db))
+			}
+		})
+	}
+}
+
+func nestedUpdates(tx *gorm.DB) error {
+	return gormlock.Transaction(tx, "k", twoUpdates)
+}
