@@ -6,16 +6,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/core"
-	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqltable"
 )
-
-const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
 
 // Transaction runs fn in a transaction while it holds the lock on key: lock, BEGIN, fn, COMMIT,
 // unlock.
@@ -125,117 +120,4 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 	inner := session(t.carry(ctx), db)
 	inner.DisableNestedTransaction = false // fn is behind a savepoint
 	return inner.Transaction(fn)
-}
-
-// carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock
-// is lost.
-func (t *transaction) carry(ctx context.Context) context.Context {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(ctx)
-	t.cancel = append(t.cancel, cancel)
-	for _, k := range t.locks {
-		held := k.Context()
-		t.watch = append(t.watch, context.AfterFunc(held, func() { cancel(context.Cause(held)) }))
-		ctx = core.WithLock(ctx, k)
-	}
-	return gormkeys.WithTransaction(ctx, t)
-}
-
-// withLocks returns ctx with the locks in it that it does not carry yet. It ends with ctx.
-func (t *transaction) withLocks(ctx context.Context) context.Context {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, k := range t.locks {
-		if !t.pool.plugin.carries(ctx, []string{k.Key()}) {
-			ctx = core.WithLock(ctx, k)
-		}
-	}
-	if gormkeys.TransactionOf(ctx) == t {
-		return ctx
-	}
-	return gormkeys.WithTransaction(ctx, t)
-}
-
-// beside reports whether t was begun with the context of another open transaction of its database
-// that holds one of keys. t would commit by itself, under the lock that the other one relies on.
-func (t *transaction) beside(keys []string) bool {
-	for ctx := t.ctx; ; {
-		o, _ := gormkeys.TransactionOf(ctx).(*transaction)
-		if o == nil || o == t {
-			return false
-		}
-		// If the caller took the lock out of its context (core.WithLock with nil), it waits for the lock.
-		held := func(key string) bool {
-			return slices.Contains(o.keys, key) && t.pool.plugin.carries(t.ctx, []string{key})
-		}
-		if o.holds.Load() && o.pool.shares(t.pool) && slices.ContainsFunc(keys, held) {
-			return true
-		}
-		ctx = o.ctx
-	}
-}
-
-// guarded reports whether a transaction holds locks; t may be nil.
-func (t *transaction) guarded() bool {
-	if t == nil {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.locks) > 0 && !t.over
-}
-
-var (
-	errNoLock    = errors.New("gormlock: Token: no lock is held: call it inside a guarded transaction, after its first statement or in gormlock.Transaction")
-	errManyLocks = errors.New("gormlock: Token: several keys are held, and each has a token of its own")
-)
-
-// Token returns the fencing token of the lock that tx is guarded with. The first call costs a round
-// trip, unless the guard is [Fenced]; see core.Lock. Token returns an error before the lock is
-// acquired, after the transaction, without a guard, and if several keys are held.
-func Token(tx *gorm.DB) (uint64, error) {
-	t, _ := transactionOf(tx.Statement.ConnPool)
-	if !t.guarded() {
-		return 0, errNoLock
-	}
-	t.mu.Lock()
-	locks := t.locks
-	t.mu.Unlock()
-	if len(locks) != 1 {
-		return 0, errManyLocks
-	}
-	return locks[0].Token(tx.Statement.Context)
-}
-
-// SQLTx returns the *sql.Tx of tx's transaction. With the plugin this is not tx.Statement.ConnPool.
-// If no statement has begun the transaction, SQLTx takes the locks of tx's guards and begins it.
-// This may block until tx's context ends. Do not commit the *sql.Tx or roll it back: use gorm for
-// that. Without a transaction the error matches [ErrNoTransaction].
-func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
-	t, open := transactionOf(tx.Statement.ConnPool)
-	if !open {
-		return nil, fmt.Errorf("gormlock: SQLTx: %w", ErrNoTransaction)
-	}
-	if t == nil {
-		if plain, ok := tx.Statement.ConnPool.(*sql.Tx); ok {
-			return plain, nil
-		}
-		return nil, fmt.Errorf("gormlock: SQLTx: %w", ErrUnmanagedTransaction)
-	}
-	// Only a statement's execution runs the scopes.
-	if err := tx.Session(&gorm.Session{DryRun: true}).Set(evaluateKey, true).Exec("").Error; err != nil {
-		return nil, err
-	}
-	real, err := t.conn(tx.Statement.Context)
-	if err != nil {
-		return nil, err
-	}
-	switch real := real.(type) {
-	case *sql.Tx:
-		return real, nil
-	case *pinnedTx:
-		return real.Tx, nil
-	}
-	return nil, fmt.Errorf("gormlock: SQLTx: the connection pool begins a %T, which is no *sql.Tx: %w", real, gorm.ErrInvalidTransaction)
 }

@@ -22,9 +22,6 @@ type operation struct {
 }
 
 const (
-	beginStep  = "gorm:begin_transaction"
-	commitStep = "gorm:commit_or_rollback_transaction"
-
 	beforeName = "gormlock:before"
 	afterName  = "gormlock:after"
 )
@@ -129,17 +126,23 @@ func (p *plugin) register(db *gorm.DB, op operation, processor processor, protec
 // before runs before every statement.
 func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	if db.Error != nil {
-		sendSavepoint(db, op, db.Error)
+		op.sendSavepoint(db, db.Error)
 		return
 	}
 	err := p.admit(db, op, protected)
-	sendSavepoint(db, op, err)
+	op.sendSavepoint(db, err)
 	if err != nil && op.name == "row" {
 		if rows, _ := db.Get("rows"); rows != true {
 			db.Statement.Dest = failedRow(err) // what Row returns
 		}
 	}
 	_ = db.AddError(err)
+}
+
+func (op operation) sendSavepoint(db *gorm.DB, refused error) {
+	if op.name == "raw" {
+		sendSavepoint(db, refused)
+	}
 }
 
 // admit returns why a statement must not run. If there is no error, the locks of its guards are
@@ -164,22 +167,6 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 		return lockRows(db)
 	}
 	return nil
-}
-
-// begun sends BEGIN before the first statement of a transaction. PrepareContext would do so, but
-// GORM prepares each statement once for all callers. BEGIN may wait for callers that have the
-// connection or the fence. These would wait for the caller that prepares, and get its error. If
-// preparing fails, GORM also makes an empty sql.Row.
-func begun(db *gorm.DB) error {
-	t, _ := transactionOf(db.Statement.ConnPool)
-	if t == nil || db.DryRun {
-		return nil
-	}
-	if err := t.staysOpen(db.Statement); err != nil {
-		return err
-	}
-	_, err := t.conn(db.Statement.Context)
-	return err
 }
 
 // thenBegun wraps GORM's callback that begins a transaction around a single statement. Without a
@@ -210,7 +197,7 @@ func adopt(db *gorm.DB) {
 	if t, open := transactionOf(s.ConnPool); t != nil || !open {
 		return
 	}
-	if _, started := db.InstanceGet("gorm:started_transaction"); !started {
+	if !startedByGORM(db) {
 		return
 	}
 	p, _ := registered(db)
@@ -235,15 +222,11 @@ func adopt(db *gorm.DB) {
 func (p *plugin) enter(db *gorm.DB, op operation) error {
 	s := db.Statement
 	guards, inContext := guardsOf(s), demandOf(s.Context)
-	guarded := len(guards) > 0 || len(inContext.keys) > 0
-	if guarded {
-		abandonSingle(db)
-		// GORM leaves this in a statement that is used again. It would commit once more.
-		s.Settings.Delete(fmt.Sprintf("%p", s) + "gorm:started_transaction")
-	}
-	if !guarded {
+	if len(guards) == 0 && len(inContext.keys) == 0 {
 		return nil
 	}
+	abandonSingle(db)
+	forgetStarted(s)
 	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is
 	// part of.
 	if db.DryRun && op.reads {

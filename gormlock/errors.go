@@ -35,6 +35,12 @@ var (
 	// that is still on its way may even take effect later, beside the next holder, unless both are
 	// [Fenced]. So find out by [Once] with the same key, or in a transaction with Fenced.
 	ErrCommitUnknown = sqlerr.ErrCommitUnknown
+	// ErrMismatch means that the key of [Once] is done already, with another [Fingerprint]
+	// or, if [ClaimKey] made the key, for another request.
+	ErrMismatch = errors.New("the key was used for something else")
+	// ErrUnfinished means that a run of [Once] was committed in its middle, for example by DDL on
+	// MySQL, and left no result. Nobody knows what it did, so it does not run again.
+	ErrUnfinished = errors.New("an earlier run was committed without a result")
 )
 
 // guardError returns why the guard on keys failed.
@@ -78,3 +84,7 @@ func (e notBegunError) Error() string { return e.ended.Error() }
 func (e notBegunError) Is(target error) bool {
 	return (target == context.Canceled || target == context.DeadlineExceeded) && errors.Is(e.ended, target)
 }
+
+// ErrDialect means that gormlock does not know this kind of database. Its savepoints and the errors
+// that end a transaction may be others, so nothing could be guarded.
+var ErrDialect = errors.New("gormlock: this works on MySQL, MariaDB, PostgreSQL and SQLite only")

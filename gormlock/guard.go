@@ -1,52 +1,13 @@
 package gormlock
 
 import (
-	"cmp"
 	"context"
-	"database/sql"
 	"slices"
-	"time"
 
 	"gorm.io/gorm"
 )
 
-// guard is what one Guard asks for.
-type guard struct {
-	key    string
-	wait   time.Duration // 0: not given
-	fenced bool
-	err    error
-
-	// Of a Transaction or a Once alone.
-	more        []string // keys
-	tx          *sql.TxOptions
-	retries     int
-	fingerprint []byte
-}
-
-// demand is what all guards of a statement or a transaction ask for, with keys that are ready to be
-// locked.
-type demand struct {
-	keys   []string
-	wait   time.Duration
-	fenced bool
-}
-
-func (d demand) and(keys []string, wait time.Duration, fenced bool) demand {
-	d.keys, d.wait, d.fenced = append(slices.Clip(d.keys), keys...), max(d.wait, wait), d.fenced || fenced
-	return d
-}
-
-// complete adds to a demand what the options of New say.
-func (p *plugin) complete(d demand) demand {
-	d.wait = cmp.Or(d.wait, p.defaults.wait, defaultWait)
-	d.fenced = d.fenced || p.defaults.fenced
-	return d
-}
-
 const guardsKey = "gormlock:guards" // in Statement.Settings: []guard
-
-type demandKey struct{} // in a context: demand
 
 // Guard returns a scope that runs a write, or a whole transaction, while it holds the lock on key:
 //
@@ -124,19 +85,6 @@ func WithGuard(ctx context.Context, keys ...string) context.Context {
 		keys = []string{""} // which nobody can lock
 	}
 	return context.WithValue(ctx, demandKey{}, demandOf(ctx).and(keys, 0, false))
-}
-
-// withoutGuards returns a context that guards nothing.
-func withoutGuards(ctx context.Context) context.Context {
-	if len(demandOf(ctx).keys) == 0 {
-		return ctx
-	}
-	return context.WithValue(ctx, demandKey{}, demand{})
-}
-
-func demandOf(ctx context.Context) demand {
-	d, _ := ctx.Value(demandKey{}).(demand)
-	return d
 }
 
 func guardsOf(s *gorm.Statement) []guard {

@@ -1,10 +1,7 @@
 package gormlock
 
 import (
-	"bytes"
 	"context"
-	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -15,32 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
-	"github.com/onelane/onelane/internal/sqltable"
 )
-
-const (
-	maxOnceKey    = 512
-	maxOnceResult = 16 << 20
-)
-
-var (
-	// ErrMismatch means that the key of [Once] is done already, with another [Fingerprint]
-	// or, if [ClaimKey] made the key, for another request.
-	ErrMismatch = errors.New("the key was used for something else")
-	// ErrUnfinished means that a run of [Once] was committed in its middle, for example by DDL on
-	// MySQL, and left no result. Nobody knows what it did, so it does not run again.
-	ErrUnfinished = errors.New("an earlier run was committed without a result")
-
-	errReplayed = errors.New("done before")
-)
-
-// once is one call of Once.
-type once struct {
-	guard
-	name    string
-	dialect sqltable.Dialect
-	attempt []byte // names the run in its row: each run has another one
-}
 
 // Once runs fn in a transaction that is committed at most once for key, and returns its result.
 // Later callers with that key get the same result, and fn does not run. The result is stored as
@@ -175,8 +147,6 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 	return nil, o.error(err)
 }
 
-func (o *once) error(err error) error { return fmt.Errorf("gormlock: Once %q: %w", o.name, err) }
-
 // Fingerprint makes [Once] refuse, with [ErrMismatch], a key that was done with other parts. Parts
 // are, for example, the amount and the currency of a payment. There is at least one. Only a salted
 // hash of them is stored. A run without a fingerprint is not compared, except with a key of
@@ -189,30 +159,4 @@ func Fingerprint(parts ...[]byte) TransactionOption {
 			g.err = errors.New("Fingerprint(): pass at least one part, or omit the option")
 		}
 	})
-}
-
-const saltSize = 16
-
-// newMark is the fingerprint as it is stored: a salt, and a hash keyed with it. Somebody could
-// guess a plain hash of an amount.
-func (o *once) newMark() []byte {
-	if o.fingerprint == nil {
-		return nil
-	}
-	salt := make([]byte, saltSize, saltSize+sha256.Size)
-	_, _ = rand.Read(salt) // never fails
-	return o.salted(salt)
-}
-
-func (o *once) salted(salt []byte) []byte {
-	h := hmac.New(sha256.New, salt)
-	h.Write(o.fingerprint)
-	return h.Sum(bytes.Clone(salt))
-}
-
-func (o *once) matches(mark []byte) bool {
-	if o.fingerprint == nil || len(mark) < saltSize {
-		return true
-	}
-	return hmac.Equal(mark, o.salted(mark[:saltSize]))
 }

@@ -11,10 +11,56 @@ import (
 
 	"gorm.io/gorm"
 
+	"crypto/hmac"
+	"crypto/sha256"
+
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/sqltable"
 	"github.com/onelane/onelane/internal/undone"
 )
+
+const (
+	maxOnceKey    = 512
+	maxOnceResult = 16 << 20
+)
+
+// once is one call of Once.
+type once struct {
+	guard
+	name    string
+	dialect sqltable.Dialect
+	attempt []byte // names the run in its row: each run has another one
+}
+
+var errReplayed = errors.New("done before")
+
+func (o *once) error(err error) error { return fmt.Errorf("gormlock: Once %q: %w", o.name, err) }
+
+const saltSize = 16
+
+// newMark is the fingerprint as it is stored: a salt, and a hash keyed with it. Somebody could
+// guess a plain hash of an amount.
+func (o *once) newMark() []byte {
+	if o.fingerprint == nil {
+		return nil
+	}
+	salt := make([]byte, saltSize, saltSize+sha256.Size)
+	_, _ = rand.Read(salt) // never fails
+	return o.salted(salt)
+}
+
+func (o *once) salted(salt []byte) []byte {
+	h := hmac.New(sha256.New, salt)
+	h.Write(o.fingerprint)
+	return h.Sum(bytes.Clone(salt))
+}
+
+func (o *once) matches(mark []byte) bool {
+	if o.fingerprint == nil || len(mark) < saltSize {
+		return true
+	}
+	return hmac.Equal(mark, o.salted(mark[:saltSize]))
+}
 
 const (
 	insertOnce = `INSERT INTO onelane_once (name, attempt, fingerprint, created_at) VALUES (?, ?, ?, {now}) {conflict}`

@@ -7,9 +7,6 @@ import (
 	"time"
 )
 
-// defaultWait is how long a guard waits for its keys.
-const defaultWait = 5 * time.Second
-
 // Option configures the plugin of [New]. A nil Option is ignored.
 //
 // Every [GuardOption] is an Option: given to New it is the default of all guards.

@@ -3,8 +3,6 @@ package gormlock
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
-	"errors"
 	"fmt"
 	"reflect"
 	"time"
@@ -12,7 +10,6 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
-	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
@@ -26,40 +23,9 @@ type pool struct {
 	dialect sqltable.Dialect // zero if the package does not know it
 }
 
-// BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves
-// BEGIN to the first statement.
-func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
-	err := ctx.Err()
-	if err == nil {
-		var t *transaction
-		if t, err = p.start(ctx, opts, p.plugin.complete(demandOf(ctx))); err == nil {
-			return t, nil
-		}
-	}
-	// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
-	return (*transaction)(nil), err
-}
-
 // shares reports whether two pools have the same connections.
 func (p *pool) shares(q *pool) bool {
 	return p == q || reflect.ValueOf(p.ConnPool).Comparable() && p.ConnPool == q.ConnPool
-}
-
-// start returns a transaction that holds the locks of d.
-func (p *pool) start(ctx context.Context, opts *sql.TxOptions, d demand) (*transaction, error) {
-	t := &transaction{pool: p, ctx: ctx, opts: opts}
-	if len(d.keys) == 0 {
-		return t, nil
-	}
-	return t, t.guard(ctx, d)
-}
-
-// in returns t as the connection pool of a statement whose pool was wrapped.
-func (t *transaction) in(wrapped gorm.ConnPool) gorm.ConnPool {
-	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
-		return &gorm.PreparedStmtTX{PreparedStmtDB: prepared, Tx: t}
-	}
-	return t
 }
 
 // GetDBConn is what gorm's DB() calls.
@@ -130,99 +96,48 @@ func begin(ctx context.Context, conns gorm.ConnPool, d sqltable.Dialect, opts *s
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", conns, gorm.ErrInvalidTransaction)
 }
 
-// pinnedTx is a transaction that keeps its connection until its outcome is known. SQLite may reject
-// a COMMIT (a deferred constraint, a busy file), and MySQL's KILL QUERY may end a COMMIT or
-// ROLLBACK. The transaction stays open on its connection then. Without this type, database/sql
-// would give that connection to the next caller. On MySQL, the next BEGIN commits an open
-// transaction.
-type pinnedTx struct {
-	*sql.Tx
-	conn       *sql.Conn
-	sqlite     bool
-	free       func() error // gives the connection back
-	rolledBack bool         // after a COMMIT that failed
-	ending     bool         // COMMIT or ROLLBACK is in the driver, or it panicked there
+func dialectOf(db *gorm.DB) (sqltable.Dialect, error) {
+	if db.Dialector == nil {
+		return sqltable.Dialect{}, fmt.Errorf("%w, and this database has no dialector", ErrDialect)
+	}
+	name := db.Dialector.Name()
+	d, ok := sqltable.Of(name)
+	if !ok {
+		return d, fmt.Errorf("%w, not for %q", ErrDialect, name)
+	}
+	return d, nil
 }
 
-// pin begins a transaction on a connection of db. As database/sql does, it takes another connection
-// if the driver says that this one is bad. All that are idle may be bad, and each bad one leaves
-// the pool.
-func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
-	for tries := 3 + db.Stats().Idle; ; tries-- {
-		conn, err := db.Conn(ctx)
+// WrapPool returns the pool that begins transactions under guards. Package stock calls it, too.
+func (p *plugin) WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
+	switch inner := inner.(type) {
+	case *pool:
+		return inner, nil
+	case *gorm.PreparedStmtDB: // of a session; the statements stay shared
+		wrapped, err := p.WrapPool(db, inner.ConnPool)
+		if wrapped == inner.ConnPool {
+			return inner, err
+		}
+		session := *inner // with the fields of later versions
+		session.ConnPool = wrapped
+		return &session, err
+	case gorm.TxCommitter:
+		return nil, fmt.Errorf("gormlock: %w", ErrUnmanagedTransaction)
+	case gorm.TxBeginner, gorm.ConnPoolBeginner:
+		d, err := dialectOf(db)
 		if err != nil {
 			return nil, err
 		}
-		tx, err := pinOn(ctx, conn, opts, sqlite, conn.Close)
-		if !errors.Is(err, driver.ErrBadConn) || tries <= 1 {
-			return tx, err
-		}
+		return &pool{ConnPool: inner, plugin: p, log: db.Logger, dialect: d}, nil
 	}
+	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", inner, gorm.ErrInvalidTransaction)
 }
 
-func pinOn(ctx context.Context, conn *sql.Conn, opts *sql.TxOptions, sqlite bool, free func() error) (gorm.Tx, error) {
-	tx, err := conn.BeginTx(ctx, opts)
-	if err != nil {
-		_ = free()
-		return nil, err
+// poolOf returns the pool in what WrapPool returned.
+func poolOf(c gorm.ConnPool) *pool {
+	if prepared, ok := c.(*gorm.PreparedStmtDB); ok {
+		return poolOf(prepared.ConnPool)
 	}
-	return &pinnedTx{Tx: tx, conn: conn, sqlite: sqlite, free: free}, nil
-}
-
-func (t *pinnedTx) Commit() error {
-	t.ending = true
-	err := t.Tx.Commit()
-	t.ending = false
-	if err != nil && t.sqlite {
-		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
-		// mattn's driver has rolled back by itself, so that there is nothing left to roll back.
-		t.rolledBack = rollback == nil || sqlerr.SQLiteRefuses(err) && t.ended()
-	}
-	if err != nil && !rejected(t, err) {
-		t.close()
-	}
-	_ = t.free()
-	return err
-}
-
-func (t *pinnedTx) Rollback() error {
-	if t.ending { // the driver panicked: database/sql keeps the connection, and free would wait for ever
-		return t.Tx.Rollback()
-	}
-	t.ending = true
-	err := t.Tx.Rollback()
-	t.ending = false
-	if err != nil && !t.ended() {
-		t.close()
-	}
-	_ = t.free()
-	return err
-}
-
-// ended reports whether SQLite has rolled back by itself, as it does after some errors. Only BEGIN
-// tells.
-func (t *pinnedTx) ended() bool {
-	if !t.sqlite {
-		return false
-	}
-	if _, err := t.conn.ExecContext(context.Background(), "BEGIN"); err != nil {
-		return false
-	}
-	_, err := t.conn.ExecContext(context.Background(), "ROLLBACK")
-	return err == nil
-}
-
-// close closes the connection, so that nothing stays open on it. In gorm's Connection, rows that
-// were opened before BEGIN keep the connection open until they are closed. Their owner may close
-// them only after this transaction, so close waits for a second at most.
-func (t *pinnedTx) close() {
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn })
-	}()
-	select {
-	case <-closed:
-	case <-time.After(time.Second):
-	}
+	p, _ := c.(*pool)
+	return p
 }

@@ -163,7 +163,7 @@ func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 			}
 			abandonSingle(db)
 			t, _ := transactionOf(db.Statement.ConnPool)
-			if _, started := db.InstanceGet("gorm:started_transaction"); started && t != nil {
+			if t != nil && startedByGORM(db) {
 				_ = t.Rollback()
 				db.Statement.ConnPool = db.ConnPool // as GORM does
 			}

@@ -1,20 +1,12 @@
 package gormlock
 
 import (
-	"context"
-	"errors"
-	"time"
-
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
-	"gorm.io/gorm"
-
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/version"
 )
 
@@ -69,69 +61,4 @@ func newInstruments(meters metric.MeterProvider, tracers trace.TracerProvider) *
 		i.waits[outcome] = []metric.RecordOption{metric.WithAttributeSet(set)}
 	}
 	return i
-}
-
-// instruments returns what to report with. They are made when a Locker is there, because
-// core.SetDefault may be called after New. Until then nothing is recorded.
-func (p *plugin) instruments() *instruments {
-	if i := p.made.Load(); i != nil {
-		return i
-	}
-	l, err := p.lockerInUse()
-	if err != nil {
-		return noInstruments
-	}
-	p.made.CompareAndSwap(nil, newInstruments(l.MeterProvider(), l.TracerProvider()))
-	return p.made.Load()
-}
-
-// instrumentsOf returns those of the plugin of db. Without a plugin nothing is recorded.
-func instrumentsOf(db *gorm.DB) *instruments {
-	if p, err := registered(db); err == nil {
-		return p.instruments()
-	}
-	return noInstruments
-}
-
-// acquireAll is core's, measured. Outside of a trace there is no span.
-func (p *plugin) acquireAll(
-	ctx context.Context, l *core.Locker, keys []string, opts []core.AcquireOption,
-) (core.Locks, error) {
-	i, began := p.instruments(), time.Now()
-	var span trace.Span
-	traced := ctx
-	if trace.SpanContextFromContext(ctx).IsValid() {
-		traced, span = i.tracer.Start(ctx, "gormlock.guard",
-			trace.WithAttributes(attribute.StringSlice("onelane.keys", keys)))
-	}
-	locks, err := l.AcquireAll(traced, keys, opts...)
-	outcome := waitOutcome(err)
-	i.wait.Record(ctx, time.Since(began).Seconds(), i.waits[outcome]...)
-	if outcome == outcomeSealed {
-		i.seals.Add(ctx, 1)
-	}
-	if span != nil {
-		span.SetAttributes(attribute.String("onelane.outcome", outcome))
-		if outcome == outcomeUnavailable || outcome == outcomeFailed {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}
-	return locks, err
-}
-
-func waitOutcome(err error) string {
-	switch {
-	case err == nil:
-		return outcomeGranted
-	case errors.Is(err, core.ErrTaken):
-		return outcomeTaken
-	case errors.Is(err, core.ErrSealed):
-		return outcomeSealed
-	case errors.Is(err, core.ErrUnavailable):
-		return outcomeUnavailable
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return outcomeCancelled
-	}
-	return outcomeFailed
 }

@@ -8,10 +8,6 @@ import (
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
-// writeSetting is what dbresolver's clause Write leaves in a statement. This package does not
-// import dbresolver.
-const writeSetting = resolverName + ":write"
-
 // writerOf returns the connections that writes to a table go to. With dbresolver these are not
 // always db's own.
 func writerOf(db *gorm.DB, table string) (*sql.DB, error) {

@@ -11,15 +11,25 @@ import (
 	"strconv"
 	"strings"
 
-	"gorm.io/gorm"
-
+	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/sqlerr"
+	"github.com/onelane/onelane/internal/undone"
 )
 
 // A database may end the whole transaction while rows are read: MySQL is a deadlock's victim,
 // SQLite runs the statement only then. Later statements would commit by themselves. No callback
 // sees that error, so the transaction keeps the rows and looks at them before its next statement
 // and COMMIT.
+
+// answered notes an error of the connection, and returns it.
+func (t *transaction) answered(err error) error {
+	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.answer = err
+	}
+	return err
+}
 
 // handedOut keeps the rows of a statement under a guard, and those of MySQL also without one.
 // MySQL's COMMIT says nothing of a deadlock, and must not call the functions of AfterCommit.
@@ -75,6 +85,11 @@ func (t *transaction) closeRows() {
 	for _, r := range t.rows {
 		_ = r.Close()
 	}
+}
+
+// explanations are the causes that [transaction.explain] adds.
+var explanations = []error{
+	core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded,
 }
 
 // explain adds the loss of the lock, or the end of the context, to the error of a statement.
@@ -138,74 +153,26 @@ func (t *transaction) vanished(err error) bool {
 	return !inTransaction && !errors.Is(answer, driver.ErrBadConn)
 }
 
-// watchesRow reports whether the transaction must see the error of a Row.
-func (t *transaction) watchesRow() bool {
-	if t == nil {
-		return false
-	}
-	if t.guarded() {
-		return true
-	}
+// rolledBack is rolledBackLocked, for those who do not hold t.mu.
+func (t *transaction) rolledBack(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.silent() && !t.undone.empty()
+	return t.rolledBackLocked(err)
 }
 
-// rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard, or if
-// AfterCommit waits for MySQL. A *sql.Row keeps the error with which the database ended the
-// transaction to itself.
-func rowAtOnce(query func(*gorm.DB)) func(*gorm.DB) {
-	return func(db *gorm.DB) {
-		t, _ := transactionOf(db.Statement.ConnPool)
-		wanted, _ := db.Get("rows")
-		if db.Error != nil || db.DryRun || wanted == true || !t.watchesRow() {
-			query(db)
-			return
-		}
-		db.Statement.Settings.Store("rows", true)
-		query(db)
-		db.Statement.Settings.Delete("rows")
-		rows, _ := db.Statement.Dest.(*sql.Rows)
-		err := db.Error
-		db.Error = nil // Scan reports the error of a Row
-		switch {
-		case err != nil:
-			db.Statement.Dest = failedRow(err)
-		case rows != nil:
-			row := firstRow(rows)
-			if err := rows.Close(); err != nil {
-				row = failedRow(err)
-			}
-			t.handedOut(rows)
-			db.Statement.Dest = row
-		}
+// rolledBackLocked marks the error of a transaction that is rolled back, if it comes from the guard or
+// the database. Any other error is that of a function, which may have done something elsewhere. A
+// value or a constraint that the database refuses has no mark, because trying again would not help.
+func (t *transaction) rolledBackLocked(err error) error {
+	if errors.Is(err, ErrCommitUnknown) || errors.Is(t.failed, ErrCommitUnknown) {
+		return err
 	}
-}
-
-var valuerType = reflect.TypeFor[driver.Valuer]()
-
-// tryValuers calls the driver.Valuers that database/sql is about to call. If one panics inside
-// database/sql, in a query or a prepared statement, the transaction can never end. Commit and
-// Rollback wait for its connection forever.
-func tryValuers(args []any) {
-	for _, arg := range args {
-		if named, ok := arg.(sql.NamedArg); ok {
-			arg = named.Value
-		}
-		valuer, ok := arg.(driver.Valuer)
-		if !ok {
-			continue
-		}
-		if v := reflect.ValueOf(valuer); v.Kind() == reflect.Pointer && v.IsNil() && v.Type().Elem().Implements(valuerType) {
-			continue // NULL
-		}
-		_, _ = valuer.Value()
+	answered := t.answer != nil && reflect.TypeOf(t.answer).Comparable() && !sqlerr.Refused(t.answer)
+	ours := func(err error) bool {
+		return err == sqlerr.ErrStale || sqlerr.Passing(err) || answered && err == t.answer
 	}
-}
-
-// tryValuers calls the driver.Valuers under a guard only, so that nothing changes without one.
-func (t *transaction) tryValuers(args []any) {
-	if t.guarded() {
-		tryValuers(args)
+	if undone.Certain(err, ours) {
+		return undone.Mark(err)
 	}
+	return err
 }

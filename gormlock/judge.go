@@ -13,10 +13,12 @@ import (
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
-// rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
-func rejected(tx gorm.Tx, err error) bool {
-	p, ok := tx.(*pinnedTx)
-	return ok && p.rolledBack || sqlerr.Rejected(err)
+// gone reports whether err means that MySQL or MariaDB rolled the whole transaction back, so that
+// the next statement would commit by itself. A lock wait that timed out is not here: see
+// [transaction.ended].
+func gone(err error) bool {
+	return slices.Contains([]uint64{sqlerr.MySQLChangedRow, sqlerr.MySQLLockTableFull, sqlerr.MySQLDeadlock}, sqlerr.MySQLNumber(err)) ||
+		strings.HasPrefix(sqlerr.MySQLState(err), "40")
 }
 
 // harmless reports whether the transaction is certainly as it was before the statement that
@@ -33,14 +35,6 @@ func harmless(d sqltable.Dialect, err error) bool {
 	}
 	code, ok := sqlerr.SQLiteCode(err)
 	return ok && (code&0xff == sqlerr.SQLiteConstraint || code == sqlerr.SQLiteError)
-}
-
-// gone reports whether err means that MySQL or MariaDB rolled the whole transaction back, so that
-// the next statement would commit by itself. A lock wait that timed out is not here: see
-// [transaction.ended].
-func gone(err error) bool {
-	return slices.Contains([]uint64{sqlerr.MySQLChangedRow, sqlerr.MySQLLockTableFull, sqlerr.MySQLDeadlock}, sqlerr.MySQLNumber(err)) ||
-		strings.HasPrefix(sqlerr.MySQLState(err), "40")
 }
 
 // localErrors are frequent errors that no server returned, or only for a violated constraint.

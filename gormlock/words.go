@@ -1,38 +1,27 @@
 package gormlock
 
 import (
-	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 	"unicode"
-
-	"gorm.io/gorm"
 )
 
-var errEndsTransaction = errors.New("MySQL and MariaDB commit before this statement and go on with it " +
-	"after its context ended, so no guard covers it: run it without one, under core.Locker's Do")
-
-var errEndsItself = errors.New("the rest of the transaction would not be guarded: return an error to roll back, " +
-	"and let the block, Commit or Rollback end it")
-
-// staysOpen returns an error for a statement that would end a guarded transaction, as many do on
-// MySQL and MariaDB.
-func (t *transaction) staysOpen(s *gorm.Statement) error {
-	if s.SQL.Len() == 0 || !t.guarded() {
-		return nil
+// firstWord returns the first word of a statement in capitals, and what follows. There is none in a
+// comment that MySQL executes.
+func firstWord(query string) (word, rest string) {
+	query = strings.TrimLeft(query, " \t\r\n\f\v;(")
+	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {
+		if _, rest, ok := strings.Cut(query, c.end); ok && strings.HasPrefix(query, c.begin) &&
+			!strings.HasPrefix(query, "/*!") && !strings.HasPrefix(query, "/*M!") {
+			return firstWord(rest)
+		}
 	}
-	why := errEndsTransaction
-	query := unwrapped(s.SQL.String())
-	switch {
-	case endsByName(query):
-		why = errEndsItself
-	case t.pool.dialect.Name != "mysql" || !endsTransaction(query):
-		return nil
+	end := strings.IndexFunc(query, func(r rune) bool { return !unicode.IsLetter(r) })
+	if end < 0 {
+		end = len(query)
 	}
-	word, _ := firstWord(query)
-	return guardError(t.keys, fmt.Errorf("%s: %w", word, why))
+	return strings.ToUpper(query[:end]), query[end:]
 }
 
 // unwrapped returns a statement without the beginning of a comment that MySQL executes, such as
@@ -97,19 +86,52 @@ func endsTransaction(query string) bool {
 	return false
 }
 
-// firstWord returns the first word of a statement in capitals, and what follows. There is none in a
-// comment that MySQL executes.
-func firstWord(query string) (word, rest string) {
-	query = strings.TrimLeft(query, " \t\r\n\f\v;(")
-	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {
-		if _, rest, ok := strings.Cut(query, c.end); ok && strings.HasPrefix(query, c.begin) &&
-			!strings.HasPrefix(query, "/*!") && !strings.HasPrefix(query, "/*M!") {
-			return firstWord(rest)
+// savepointIn returns the name in a SAVEPOINT, a RELEASE or a ROLLBACK TO, in lower case and
+// without quotes. A ROLLBACK of the whole transaction has none.
+func savepointIn(query string) (verb, name string) {
+	verb, rest := firstWord(query)
+	switch verb {
+	case "SAVEPOINT":
+	case "RELEASE":
+		rest = afterWords(rest, "SAVEPOINT")
+	case "ROLLBACK":
+		rest = afterWords(rest, "WORK", "TRANSACTION")
+		if next, _ := firstWord(rest); next != "TO" {
+			return verb, ""
 		}
+		rest = afterWords(afterWords(rest, "TO"), "SAVEPOINT")
+	default:
+		return "", ""
 	}
-	end := strings.IndexFunc(query, func(r rune) bool { return !unicode.IsLetter(r) })
-	if end < 0 {
-		end = len(query)
+	return verb, strings.ToLower(nameIn(rest))
+}
+
+// afterWords returns text without its first word, if that is one of these.
+func afterWords(text string, words ...string) string {
+	word, rest := firstWord(text)
+	if slices.Contains(words, word) && strings.IndexAny(rest, nameChars) != 0 {
+		return rest
 	}
-	return strings.ToUpper(query[:end]), query[end:]
+	return text
+}
+
+// nameChars are those that may follow letters in a name.
+const nameChars = "_$0123456789"
+
+// nameIn returns the name that text begins with, after comments, and without quotes.
+func nameIn(text string) string {
+	_, rest := firstWord(text)
+	before := strings.TrimRightFunc(text[:len(text)-len(rest)], unicode.IsLetter)
+	text = text[len(before):]
+	if text == "" {
+		return ""
+	}
+	if i := strings.IndexByte("\"`'[", text[0]); i >= 0 {
+		name, _, _ := strings.Cut(text[1:], "\"`']"[i:i+1])
+		return name
+	}
+	if end := strings.IndexAny(text, " \t\r\n\f\v;-/#"); end >= 0 {
+		return text[:end]
+	}
+	return text
 }

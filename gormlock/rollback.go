@@ -1,10 +1,8 @@
 package gormlock
 
 import (
-	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/onelane/onelane/core"
@@ -14,73 +12,6 @@ import (
 // rollbackTime is how long a guarded ROLLBACK waits for its answer. Without a COMMIT nothing is
 // written, whatever becomes of it.
 const rollbackTime = 5 * time.Second
-
-// commit sends COMMIT. The locks are released when the outcome is known, otherwise they end with
-// their leases.
-func (t *transaction) commit() (err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.over && t.failed == nil {
-		return sql.ErrTxDone // whoever ended it decides what becomes of t.undone
-	}
-	defer func() {
-		if err != nil {
-			t.undone.rolledBack("")
-		}
-	}()
-	if len(t.locks) == 0 && t.failed == nil {
-		return t.commitUnguarded()
-	}
-	t.closeRows()
-	if err := t.stands(); err != nil {
-		t.fail(err)
-		return err
-	}
-	if t.real == nil {
-		t.release()
-		return nil
-	}
-	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
-	err = t.real.Commit()
-	stop()
-	if err == nil || rejected(t.real, err) {
-		t.answer = err
-		t.failed = t.rolledBackLocked(err)
-		t.release()
-		return t.failed
-	}
-	t.failed = t.unknown(err)
-	for _, k := range t.locks {
-		k.Lapse()
-	}
-	t.locks = nil
-	t.release()
-	return t.failed
-}
-
-func (t *transaction) commitUnguarded() error {
-	switch {
-	case t.real != nil:
-		t.closeRows() // as COMMIT does
-		_ = t.stands()
-		t.over = true
-		return t.real.Commit()
-	case t.ctx.Err() != nil:
-		return t.ctx.Err()
-	}
-	t.over = true
-	return nil
-}
-
-// unknown returns the error of a COMMIT whose outcome is unknown, and counts it.
-func (t *transaction) unknown(err error) error {
-	t.pool.plugin.instruments().unknown.Add(t.ctx, 1)
-	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	return guardError(t.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
-		"find out in a transaction with Fenced, or call Once again with its key: %w", ErrCommitUnknown, err))
-}
 
 // Rollback implements gorm.TxCommitter. It does nothing and returns nil if the transaction was
 // given up or Commit failed. GORM always calls it then, and a second error would hide the first
@@ -101,11 +32,6 @@ func (t *transaction) Rollback() error {
 		return sql.ErrTxDone
 	}
 	return t.undo()
-}
-
-// explanations are the causes that [transaction.explain] adds.
-var explanations = []error{
-	core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded,
 }
 
 // abort rolls back if the context ended or a lock is lost.

@@ -1,0 +1,85 @@
+package gormlock
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// undoLog is what the end of a transaction decides about: the functions of AfterCommit and of
+// OnRollback. Its savepoints stand between them, for ROLLBACK TO.
+type undoLog struct {
+	mu      sync.Mutex
+	entries []undoEntry
+	most    int // when there are more, those that nobody needs are forgotten
+}
+
+const fewEntries = 1024
+
+// undoEntry is one of its fields.
+type undoEntry struct {
+	savepoint   string
+	afterCommit func(ctx context.Context)
+	onRollback  func()
+	needed      func() bool // of onRollback
+}
+
+func (l *undoLog) add(e undoEntry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.entries) > max(l.most, fewEntries) {
+		l.entries = slices.DeleteFunc(l.entries, func(e undoEntry) bool { return e.needed != nil && !e.needed() })
+		l.most = 2 * len(l.entries)
+	}
+	if e.savepoint == "" || len(l.entries) > 0 {
+		l.entries = append(l.entries, e)
+	}
+}
+
+func (l *undoLog) empty() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries) == 0
+}
+
+// rolledBack undoes what came after a savepoint, or all.
+func (l *undoLog) rolledBack(savepoint string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range slices.Backward(l.entries) {
+		if e.savepoint != "" && e.savepoint == savepoint {
+			return // it still stands
+		}
+		if e.onRollback != nil {
+			e.onRollback()
+		}
+		l.entries = l.entries[:i]
+	}
+}
+
+// released forgets a savepoint and those made after it. The rest stays.
+func (l *undoLog) released(savepoint string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range slices.Backward(l.entries) {
+		if e.savepoint != "" {
+			l.entries = slices.Delete(l.entries, i, i+1)
+		}
+		if e.savepoint == savepoint {
+			return
+		}
+	}
+}
+
+// committed ends the log and returns the functions to call.
+func (l *undoLog) committed() (all []func(ctx context.Context)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.afterCommit != nil {
+			all = append(all, e.afterCommit)
+		}
+	}
+	l.entries = nil
+	return all
+}
