@@ -44,7 +44,7 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := cmp.Or(t.usable(), t.gone); err != nil {
+	if err := cmp.Or(t.usableLocked(), t.gone); err != nil {
 		return fmt.Errorf("gormlock: AfterCommit: %w", err)
 	}
 	t.undone.add(undoEntry{afterCommit: fn})
@@ -53,5 +53,7 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 
 // OnRollback implements gormkeys.Transaction.
 func (t *transaction) OnRollback(undo func(), needed func() bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.undone.add(undoEntry{onRollback: undo, needed: needed})
 }

@@ -77,11 +77,12 @@ func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(t
 		return err
 	}
 	defer func() { _ = t.Rollback() }() // if fn panics
-	tx := session(t.carry(db.Statement.Context), db)
+	carried, _ := t.carry(db.Statement.Context)
+	tx := session(carried, db)
 	tx.Statement.ConnPool = t.in(wrapped)
 	if err = fn(tx); err != nil {
 		if !errors.Is(t.Rollback(), sql.ErrTxDone) { // otherwise fn committed by hand
-			err = t.rolledBack(err)
+			err = t.marked(err)
 		}
 	} else if err = t.Commit(); err != nil {
 		err = db.Session(&gorm.Session{}).AddError(err) // translates it, if GORM is set to
@@ -117,7 +118,9 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 	if err := t.guard(ctx, d); err != nil {
 		return err
 	}
-	inner := session(t.carry(ctx), db)
+	carried, done := t.carry(ctx)
+	defer done()
+	inner := session(carried, db)
 	inner.DisableNestedTransaction = false // fn is behind a savepoint
 	return inner.Transaction(fn)
 }

@@ -212,6 +212,7 @@ func adopt(db *gorm.DB) {
 		return
 	}
 	t := &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
+	t.moveLocked(eventBegun, nil) // nobody else has it yet
 	s.ConnPool = t
 	if prepared != nil {
 		s.ConnPool = &gorm.PreparedStmtTX{Tx: t, PreparedStmtDB: prepared.PreparedStmtDB}

@@ -10,11 +10,9 @@ import (
 // Commit implements gorm.TxCommitter. It calls the functions of AfterCommit when the locks are
 // released.
 func (t *transaction) Commit() error {
-	if err := t.commit(); err != nil {
-		return err
-	}
-	callAll(withoutGuards(t.ctx), t.undone.committed())
-	return nil
+	after, err := t.commit()
+	callAll(withoutGuards(t.ctx), after)
+	return err
 }
 
 // callAll calls the functions in order, also those after one that panics.
@@ -26,69 +24,75 @@ func callAll(ctx context.Context, all []func(ctx context.Context)) {
 	all[0](ctx)
 }
 
-// commit sends COMMIT. The locks are released when the outcome is known, otherwise they end with
-// their leases.
-func (t *transaction) commit() (err error) {
+// commit returns the functions to call after COMMIT.
+func (t *transaction) commit() ([]func(ctx context.Context), error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.over && t.failed == nil {
-		return sql.ErrTxDone // whoever ended it decides what becomes of t.undone
+	if t.state().final() && t.cause == nil {
+		return nil, sql.ErrTxDone // whoever ended it decides what becomes of t.undone
 	}
-	defer func() {
-		if err != nil {
-			t.undone.rolledBack("")
-		}
-	}()
-	if len(t.locks) == 0 && t.failed == nil {
-		return t.commitUnguarded()
+	if err := t.commitLocked(); err != nil {
+		t.undone.rolledBack("")
+		return nil, err
 	}
-	t.closeRows()
-	if err := t.stands(); err != nil {
-		t.fail(err)
-		return err
-	}
-	if t.real == nil {
-		t.release()
-		return nil
-	}
-	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
-	err = t.real.Commit()
-	stop()
-	if err == nil || rejected(t.real, err) {
-		t.answer = err
-		t.failed = t.rolledBackLocked(err)
-		t.release()
-		return t.failed
-	}
-	t.failed = t.unknown(err)
-	for _, k := range t.locks {
-		k.Lapse()
-	}
-	t.locks = nil
-	t.release()
-	return t.failed
+	return t.undone.committed(), nil
 }
 
-func (t *transaction) commitUnguarded() error {
-	switch {
-	case t.real != nil:
-		t.closeRows() // as COMMIT does
-		_ = t.stands()
-		t.over = true
-		return t.real.Commit()
-	case t.ctx.Err() != nil:
-		return t.ctx.Err()
+// commitLocked sends COMMIT if BEGIN was sent.
+func (t *transaction) commitLocked() error {
+	t.closeRowsLocked()
+	if err := t.standsLocked(); err != nil {
+		t.failLocked(err)
+		return err
 	}
-	t.over = true
+	switch t.state() {
+	case stateIdle:
+		if err := t.ctx.Err(); err != nil {
+			return err
+		}
+	case statePlain:
+		if err := t.real.Commit(); err != nil {
+			t.moveLocked(eventRolledBack, nil)
+			return err
+		}
+	case stateGuarded:
+		return t.commitGuardedLocked()
+	}
+	t.moveLocked(eventCommitted, nil)
 	return nil
 }
 
-// unknown returns the error of a COMMIT whose outcome is unknown, and counts it.
-func (t *transaction) unknown(err error) error {
+// commitGuardedLocked sends COMMIT. The locks are released when the outcome is known, otherwise
+// they end with their leases. Nobody knows it either if the driver panics.
+func (t *transaction) commitGuardedLocked() error {
+	panicked := true
+	defer func() {
+		if panicked {
+			t.moveLocked(eventUnknown, t.unknownLocked(errors.New("the driver panicked")))
+		}
+	}()
+	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
+	err := t.real.Commit()
+	panicked = false
+	stop()
+	switch {
+	case err == nil:
+		t.moveLocked(eventCommitted, nil)
+	case commitRejected(t.real, err):
+		t.answer = err
+		t.moveLocked(eventGivenUp, t.markedLocked(err))
+	default:
+		t.moveLocked(eventUnknown, t.unknownLocked(err))
+	}
+	return t.cause
+}
+
+// unknownLocked returns the error of a COMMIT whose outcome is unknown, and counts it.
+func (t *transaction) unknownLocked(err error) error {
 	t.pool.plugin.instruments().unknown.Add(t.ctx, 1)
 	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
-	return guardError(t.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
+	return guardError(t.demand.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
 		"find out in a transaction with Fenced, or call Once again with its key: %w", ErrCommitUnknown, err))
 }

@@ -48,12 +48,12 @@ func (t *transaction) in(wrapped gorm.ConnPool) gorm.ConnPool {
 func (t *transaction) conn(statement context.Context) (gorm.Tx, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.stands(); err != nil {
+	if err := t.standsLocked(); err != nil {
 		return nil, err
 	}
-	if t.real == nil {
-		if err := t.begin(statement); err != nil {
-			t.fail(err)
+	if s := t.state(); s == stateIdle || s == stateLocked {
+		if err := t.beginLocked(statement); err != nil {
+			t.failLocked(err)
 			return nil, err
 		}
 	}
@@ -214,5 +214,5 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 		return nil
 	}
 	word, _ := firstWord(query)
-	return guardError(t.keys, fmt.Errorf("%s: %w", word, why))
+	return guardError(t.demand.keys, fmt.Errorf("%s: %w", word, why))
 }

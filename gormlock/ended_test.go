@@ -22,6 +22,9 @@ var endings = map[string]map[string]func(tx *gorm.DB) error{
 			return tx.Exec("INSERT OR ROLLBACK INTO stocks (id) SELECT id FROM stocks").Error
 		},
 		"a trigger": func(tx *gorm.DB) error { return tx.Exec("DELETE FROM guarded").Error },
+		"by hand": func(tx *gorm.DB) error {
+			return execByHand(tx, "INSERT OR ROLLBACK INTO stocks (id) SELECT id FROM stocks")
+		},
 	},
 	"mysql": { // SIGNAL ends nothing by itself
 		"a row that changed": func(tx *gorm.DB) error {
@@ -31,10 +34,19 @@ var endings = map[string]map[string]func(tx *gorm.DB) error{
 			var n int
 			return unprepared(tx).Raw("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213").Row().Scan(&n)
 		},
+		"by hand": func(tx *gorm.DB) error {
+			return execByHand(tx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+		},
 	},
 	"postgres": {
 		"any error": func(tx *gorm.DB) error { return tx.Exec("SELECT 1/0").Error },
 	},
+}
+
+// execByHand runs a statement on the connection pool of tx, without GORM's callbacks.
+func execByHand(tx *gorm.DB, query string) error {
+	_, err := unprepared(tx).Statement.ConnPool.ExecContext(tx.Statement.Context, query)
+	return err
 }
 
 const interrupted = "a write that its context interrupts"

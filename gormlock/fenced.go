@@ -49,31 +49,14 @@ func Fenced() GuardOption {
 
 var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fence, is still open: %w", core.ErrTaken)
 
-// beginFenced registers the locks in the transaction that has just begun. Nothing else was sent in
-// it, so after a conflict it may begin once more. t.mu is held.
-func (t *transaction) beginFenced(ctx context.Context) error {
-	again := false
-	return sqltable.Retry(ctx, func() (err error) {
-		if again {
-			t.pool.plugin.instruments().retries.Add(ctx, 1)
-			_ = t.real.Rollback()
-			if t.real, err = t.pool.begin(ctx, t.opts, true); err != nil {
-				return err
-			}
-		}
-		again = true
-		return t.fence(ctx)
-	})
-}
-
-// fence registers the locks. t.mu is held.
-func (t *transaction) fence(ctx context.Context) error {
+// registerLocked registers the locks in the transaction that has just begun.
+func (t *transaction) registerLocked(ctx context.Context) error {
 	if t.opts != nil && t.opts.ReadOnly {
-		return guardError(t.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
+		return guardError(t.demand.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer time.AfterFunc(t.patience, func() { cancel(errFenceHeld) }).Stop()
+	defer time.AfterFunc(t.demand.wait, func() { cancel(errFenceHeld) }).Stop()
 	// abort cannot end these statements: it waits for t.mu.
 	for _, k := range t.locks {
 		held := k.Context()

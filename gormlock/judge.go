@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -11,31 +12,51 @@ import (
 
 	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/sqltable"
+	"github.com/onelane/onelane/internal/undone"
 )
 
-// gone reports whether err means that MySQL or MariaDB rolled the whole transaction back, so that
-// the next statement would commit by itself. A lock wait that timed out is not here: see
-// [transaction.ended].
-func gone(err error) bool {
-	return slices.Contains([]uint64{sqlerr.MySQLChangedRow, sqlerr.MySQLLockTableFull, sqlerr.MySQLDeadlock}, sqlerr.MySQLNumber(err)) ||
-		strings.HasPrefix(sqlerr.MySQLState(err), "40")
+// This file judges the errors of drivers, one question each. It sends nothing. Package sqlerr has
+// the questions that package stock asks, too.
+
+// verdict is what the error of a statement says about its transaction.
+type verdict int
+
+const (
+	verdictOpen    verdict = iota // it goes on, or the database refuses what follows
+	verdictEnded                  // the database rolled it back; the next statement would commit by itself
+	verdictTimeout                // a setting of the server decides
+	verdictAsk                    // the error does not tell
+)
+
+// judge returns what err, the error of a statement, says about its transaction. PostgreSQL refuses
+// all statements after an error. SQLite never tells: it rolls back if a write is interrupted, the
+// disk is full, or a constraint or a trigger says ROLLBACK. The others roll back after a conflict,
+// and go on if they say that the statement was wrong.
+func judge(d sqltable.Dialect, err error) verdict {
+	switch d.Name {
+	case "postgres":
+		return verdictOpen
+	case "sqlite":
+		return verdictAsk
+	}
+	number, state := sqlerr.MySQLNumber(err), sqlerr.MySQLState(err)
+	switch {
+	case slices.Contains(mysqlEnds, number), strings.HasPrefix(state, "40"):
+		return verdictEnded
+	case number == sqlerr.MySQLLockWaitTimeout:
+		return verdictTimeout
+	case number == sqlerr.MySQLNoSavepoint:
+		return verdictAsk
+	case number != 0 && slices.Contains(mysqlWrong, state[:min(2, len(state))]), local(err):
+		return verdictOpen
+	}
+	return verdictAsk
 }
 
-// harmless reports whether the transaction is certainly as it was before the statement that
-// returned err, or the database lets nothing more happen in it. PostgreSQL does so after any error,
-// the others if they say that the statement was wrong.
-func harmless(d sqltable.Dialect, err error) bool {
-	if d.Name == "postgres" { // a wrapper for MySQL may have SQLState, too
-		return sqlerr.PostgresState(err) != ""
-	}
-	if number := sqlerr.MySQLNumber(err); number != 0 {
-		state := sqlerr.MySQLState(err)
-		return number != sqlerr.MySQLNoSavepoint &&
-			(strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "42"))
-	}
-	code, ok := sqlerr.SQLiteCode(err)
-	return ok && (code&0xff == sqlerr.SQLiteConstraint || code == sqlerr.SQLiteError)
-}
+var (
+	mysqlEnds  = []uint64{sqlerr.MySQLChangedRow, sqlerr.MySQLLockTableFull, sqlerr.MySQLDeadlock}
+	mysqlWrong = []string{"22", "23", "42"} // classes of SQLSTATE: values, constraints, syntax
+)
 
 // localErrors are frequent errors that no server returned, or only for a violated constraint.
 var localErrors = []error{
@@ -52,6 +73,24 @@ func local(err error) bool {
 
 // rowsClosed is the error of database/sql for rows that were closed without an error.
 const rowsClosed = "sql: Rows are closed"
+
+// commitRejected reports whether the transaction is certainly rolled back although COMMIT returned
+// err.
+func commitRejected(tx gorm.Tx, err error) bool {
+	pinned, ok := tx.(interface{ rolledBack() bool })
+	return ok && pinned.rolledBack() || sqlerr.Rejected(err)
+}
+
+// certainlyUndone reports whether all errors in err come from the guard or the database, of a
+// transaction that is rolled back; answer is the last error of its connection. Any other error is
+// that of a function, which may have done something elsewhere. A value or a constraint that the
+// database refuses does not count, because trying again would not help.
+func certainlyUndone(err, answer error) bool {
+	answered := answer != nil && reflect.TypeOf(answer).Comparable() && !sqlerr.Refused(answer)
+	return undone.Certain(err, func(err error) bool {
+		return err == sqlerr.ErrStale || sqlerr.Passing(err) || answered && err == answer
+	})
+}
 
 // lockWaitTimedOut reports whether the database gave up a wait for a row: lock_timeout of
 // PostgreSQL, innodb_lock_wait_timeout of MySQL and MariaDB.

@@ -19,31 +19,34 @@ import (
 func (t *transaction) guard(statement context.Context, d demand) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.usable(); err != nil {
+	if err := t.usableLocked(); err != nil {
 		return err
 	}
-	held := func(key string) bool { return slices.Contains(t.keys, key) }
-	switch missing := slices.DeleteFunc(slices.Clone(d.keys), held); {
-	case len(missing) == 0 && d.fenced && !t.fenced && t.real != nil:
-		return guardError(d.keys, fmt.Errorf("%w: the transaction has begun without a fence: put Fenced into the guard it begins with", ErrGuardTooLate))
-	case len(missing) == 0:
-		t.fenced = t.fenced || d.fenced
-		return nil
-	case len(t.locks) > 0:
-		return guardError(missing, fmt.Errorf("%w: the transaction holds %s already, and keys must be taken together: name them all where it begins", ErrGuardTooLate, quoted(t.keys)))
-	case t.real != nil:
-		return guardError(missing, fmt.Errorf("%w: the transaction has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction", ErrGuardTooLate))
+	held := func(key string) bool { return slices.Contains(t.demand.keys, key) }
+	missing := slices.DeleteFunc(slices.Clone(d.keys), held)
+	tooLate := func(keys []string, why string) error {
+		return guardError(keys, fmt.Errorf("%w: the transaction %s", ErrGuardTooLate, why))
 	}
-	t.fenced, t.patience = d.fenced, d.wait
-	err := t.lock(statement, d)
+	switch s := t.state(); {
+	case len(missing) == 0 && d.fenced && !t.demand.fenced && s == stateGuarded:
+		return tooLate(d.keys, "has begun without a fence: put Fenced into the guard it begins with")
+	case len(missing) == 0:
+		t.demand.fenced = t.demand.fenced || d.fenced
+		return nil
+	case s.holds():
+		return tooLate(missing, "holds "+quoted(t.demand.keys)+" already, and keys must be taken together: name them all where it begins")
+	case s == statePlain:
+		return tooLate(missing, "has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction")
+	}
+	err := t.lockLocked(statement, d)
 	if err != nil {
-		t.fail(err)
+		t.failLocked(err)
 	}
 	return err
 }
 
-// lock acquires the keys under a context that lives as long as the transaction. t.mu is held.
-func (t *transaction) lock(statement context.Context, d demand) error {
+// lockLocked acquires the keys under a context that lives as long as the transaction.
+func (t *transaction) lockLocked(statement context.Context, d demand) error {
 	locker, err := t.pool.plugin.lockerInUse()
 	if err != nil {
 		return guardError(d.keys, err)
@@ -54,13 +57,12 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	}
 	ctx, inTime := t.ctx, func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
-		var cancel context.CancelCauseFunc
-		ctx, cancel = context.WithCancelCause(t.ctx)
-		t.cancel = append(t.cancel, cancel)
-		inTime = context.AfterFunc(statement, func() { cancel(context.Cause(statement)) })
+		own, end := context.WithCancelCause(t.ctx)
+		ctx, t.carried = own, append(t.carried, &carried{end})
+		inTime = context.AfterFunc(statement, func() { end(context.Cause(statement)) })
 	}
 	var opts []core.AcquireOption
-	if t.fenced {
+	if d.fenced {
 		opts = append(opts, core.WithToken())
 	}
 	t.locks, err = t.pool.plugin.acquireAll(ctx, locker, d.keys, append(opts, core.WithWait(d.wait)))
@@ -70,11 +72,12 @@ func (t *transaction) lock(statement context.Context, d demand) error {
 	if err != nil {
 		return guardError(d.keys, withoutOutcome(err))
 	}
-	t.keys = d.keys
-	t.holds.Store(true)
+	t.demand = d
 	for _, k := range t.locks {
-		t.watch = append(t.watch, context.AfterFunc(k.Context(), t.abort))
+		held := k.Context()
+		t.watches = append(t.watches, context.AfterFunc(held, func() { t.abort(held) }))
 	}
+	t.moveLocked(eventLocked, nil)
 	return nil
 }
 
@@ -88,9 +91,9 @@ func (t *transaction) beside(keys []string) bool {
 		}
 		// If the caller took the lock out of its context (core.WithLock with nil), it waits for the lock.
 		held := func(key string) bool {
-			return slices.Contains(o.keys, key) && t.pool.plugin.carries(t.ctx, []string{key})
+			return slices.Contains(o.demand.keys, key) && t.pool.plugin.carries(t.ctx, key)
 		}
-		if o.holds.Load() && o.pool.shares(t.pool) && slices.ContainsFunc(keys, held) {
+		if o.guarded() && o.pool.shares(t.pool) && slices.ContainsFunc(keys, held) {
 			return true
 		}
 		ctx = o.ctx
@@ -98,18 +101,29 @@ func (t *transaction) beside(keys []string) bool {
 }
 
 // carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock
-// is lost.
-func (t *transaction) carry(ctx context.Context) context.Context {
+// is lost or done is called.
+func (t *transaction) carry(ctx context.Context) (_ context.Context, done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(ctx)
-	t.cancel = append(t.cancel, cancel)
+	ctx, end := context.WithCancelCause(ctx)
+	c := &carried{end}
+	if t.carried = append(t.carried, c); t.state().final() { // a lock was lost since guard
+		t.endCarriedLocked(t.cause)
+	}
 	for _, k := range t.locks {
-		held := k.Context()
-		t.watch = append(t.watch, context.AfterFunc(held, func() { cancel(context.Cause(held)) }))
 		ctx = core.WithLock(ctx, k)
 	}
-	return gormkeys.WithTransaction(ctx, t)
+	return gormkeys.WithTransaction(ctx, t), func() { t.drop(c) }
+}
+
+// drop ends a context before the transaction ends.
+func (t *transaction) drop(c *carried) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := slices.Index(t.carried, c); i >= 0 {
+		t.carried = slices.Delete(t.carried, i, i+1)
+	}
+	c.end(nil)
 }
 
 // withLocks returns ctx with the locks in it that it does not carry yet. It ends with ctx.
@@ -117,7 +131,7 @@ func (t *transaction) withLocks(ctx context.Context) context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range t.locks {
-		if !t.pool.plugin.carries(ctx, []string{k.Key()}) {
+		if !t.pool.plugin.carries(ctx, k.Key()) {
 			ctx = core.WithLock(ctx, k)
 		}
 	}
@@ -125,16 +139,6 @@ func (t *transaction) withLocks(ctx context.Context) context.Context {
 		return ctx
 	}
 	return gormkeys.WithTransaction(ctx, t)
-}
-
-// guarded reports whether a transaction holds locks; t may be nil.
-func (t *transaction) guarded() bool {
-	if t == nil {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.locks) > 0 && !t.over
 }
 
 var (

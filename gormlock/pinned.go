@@ -19,17 +19,11 @@ import (
 // transaction.
 type pinnedTx struct {
 	*sql.Tx
-	conn       *sql.Conn
-	sqlite     bool
-	free       func() error // gives the connection back
-	rolledBack bool         // after a COMMIT that failed
-	ending     bool         // COMMIT or ROLLBACK is in the driver, or it panicked there
-}
-
-// rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
-func rejected(tx gorm.Tx, err error) bool {
-	p, ok := tx.(*pinnedTx)
-	return ok && p.rolledBack || sqlerr.Rejected(err)
+	conn   *sql.Conn
+	sqlite bool
+	free   func() error // gives the connection back
+	undone bool         // a COMMIT failed, and it is rolled back
+	ending bool         // COMMIT or ROLLBACK is in the driver, or it panicked there
 }
 
 // pin begins a transaction on a connection of db. As database/sql does, it takes another connection
@@ -64,14 +58,17 @@ func (t *pinnedTx) Commit() error {
 	if err != nil && t.sqlite {
 		_, rollback := t.conn.ExecContext(context.Background(), "ROLLBACK")
 		// mattn's driver has rolled back by itself, so that there is nothing left to roll back.
-		t.rolledBack = rollback == nil || sqlerr.SQLiteRefuses(err) && t.ended()
+		t.undone = rollback == nil || sqlerr.SQLiteRefuses(err) && t.ended()
 	}
-	if err != nil && !rejected(t, err) {
+	if err != nil && !commitRejected(t, err) {
 		t.close()
 	}
 	_ = t.free()
 	return err
 }
+
+// rolledBack reports whether the transaction is certainly rolled back after Commit failed.
+func (t *pinnedTx) rolledBack() bool { return t.undone }
 
 func (t *pinnedTx) Rollback() error {
 	if t.ending { // the driver panicked: database/sql keeps the connection, and free would wait for ever

@@ -180,7 +180,8 @@ func (t panicTx) Rollback() error {
 	return t.Tx.Rollback()
 }
 
-// A panic of the driver at COMMIT or ROLLBACK arrives at the caller.
+// A panic of the driver at COMMIT or ROLLBACK arrives at the caller. Nobody knows the outcome of that
+// COMMIT, so the key stays locked for its lease. The Rollback that follows on a panic frees the other.
 func TestPinned_DriverPanics(t *testing.T) {
 	t.Parallel()
 	registered, err := sql.Open(sqlite.DriverName, ":memory:")
@@ -196,11 +197,12 @@ func TestPinned_DriverPanics(t *testing.T) {
 		ok(t, "Open", err)
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		put(t, db, 42, 10)
-		ok(t, "Use", db.Use(gormlock.New(locker(t, backendtest.Memory()))))
+		l := locker(t, backendtest.Memory())
+		ok(t, "Use", db.Use(gormlock.New(l)))
 		done := make(chan any, 1)
+		tx := db.Scopes(gormlock.Guard("k")).Begin()
 		go func() {
 			defer func() { done <- recover() }()
-			tx := db.Scopes(gormlock.Guard("k")).Begin()
 			if err := take(tx, 42); err != nil {
 				t.Errorf("take: %v", err)
 			}
@@ -218,6 +220,13 @@ func TestPinned_DriverPanics(t *testing.T) {
 			}
 		case <-time.After(time.Minute):
 			t.Fatalf("%s: the panic became a hang", at)
+		}
+		tx.Rollback()
+		if got, want := held(t, l, "k"), at == "COMMIT"; got != want {
+			t.Errorf("%s: the key is locked: %v, want %v", at, got, want)
+		}
+		if at == "COMMIT" {
+			want(t, "Commit", tx.Commit().Error, gormlock.ErrCommitUnknown)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -47,10 +46,10 @@ func (p *plugin) lockerInUse() (*core.Locker, error) {
 	return nil, errNoLocker
 }
 
-// carries reports whether a context carries a lock on one of the keys.
-func (p *plugin) carries(ctx context.Context, keys []string) bool {
+// carries reports whether a context carries a lock on key.
+func (p *plugin) carries(ctx context.Context, key string) bool {
 	l, err := p.lockerInUse()
-	return err == nil && slices.ContainsFunc(keys, func(key string) bool { return l.Carries(ctx, key) })
+	return err == nil && l.Carries(ctx, key)
 }
 
 // complete adds to a demand what the options of New say.

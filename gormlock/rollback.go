@@ -1,11 +1,10 @@
 package gormlock
 
 import (
+	"context"
 	"database/sql"
-	"errors"
 	"time"
 
-	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/undone"
 )
 
@@ -19,76 +18,55 @@ const rollbackTime = 5 * time.Second
 func (t *transaction) Rollback() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.over || t.failed != nil {
+	s := t.state()
+	if s != stateCommitted { // who committed runs the functions of AfterCommit
 		t.undone.rolledBack("")
 	}
 	switch {
-	case t.failed != nil:
+	case t.cause != nil:
 		return nil
-	case len(t.locks) == 0 && t.real != nil:
-		t.over = true
-		return t.real.Rollback()
-	case t.over:
+	case s.final() && (t.real == nil || len(t.locks) > 0):
 		return sql.ErrTxDone
 	}
-	return t.undo()
+	return t.rollbackLocked(eventRolledBack, nil) // if it ended without locks, the *sql.Tx answers
 }
 
-// abort rolls back if the context ended or a lock is lost.
-func (t *transaction) abort() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err := t.usable(); err != nil {
-		t.fail(err)
-	}
-}
-
-// GiveUp is fail, for those who do not hold t.mu. Package stock calls it, too.
-func (t *transaction) GiveUp(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.fail(err)
-}
-
-// fail gives the transaction up, unless it is over: it rolls back and releases the locks. t.mu is
-// held.
-func (t *transaction) fail(err error) {
-	if t.over {
-		return
-	}
-	t.failed = undone.Mark(err)
-	if rollback := t.undo(); rollback != nil {
-		t.pool.log.Warn(t.ctx, "gormlock: the rollback after the error (%v) failed: %v", err, rollback)
-	}
-}
-
-// undo rolls back, then releases the locks. t.mu is held.
-func (t *transaction) undo() error {
-	var err error
+// rollbackLocked sends ROLLBACK if BEGIN was sent. The locks are released after its answer.
+func (t *transaction) rollbackLocked(e event, cause error) (err error) {
 	if t.real != nil {
 		if t.interrupt != nil { // pgx gives up ROLLBACK then
 			defer time.AfterFunc(rollbackTime, t.interrupt).Stop()
 		}
 		err = t.real.Rollback()
 	}
-	t.release()
+	t.moveLocked(e, cause)
 	return err
 }
 
-// release ends the locks, which is the last thing a transaction does. t.mu is held.
-func (t *transaction) release() {
-	for _, stop := range t.watch {
-		stop()
+// failLocked gives the transaction up, unless it has ended.
+func (t *transaction) failLocked(err error) {
+	if t.state().final() {
+		return
 	}
-	err := t.locks.Release(t.ctx)
-	// A loss was reported before COMMIT, or came after it.
-	if err != nil && !errors.Is(err, core.ErrLost) {
-		t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
-			quoted(t.keys), err)
+	if rollback := t.rollbackLocked(eventGivenUp, undone.Mark(err)); rollback != nil {
+		t.pool.log.Warn(t.ctx, "gormlock: the rollback after the error (%v) failed: %v", err, rollback)
 	}
-	for _, cancel := range t.cancel {
-		cancel(t.failed)
+}
+
+// GiveUp is failLocked for those who do not hold t.mu. Package stock calls it, too.
+func (t *transaction) GiveUp(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failLocked(err)
+}
+
+// abort rolls back when a lock ended, because it was lost or because the context ended. ROLLBACK
+// would wait for a statement that runs, so its context ends before.
+func (t *transaction) abort(lock context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.usableLocked(); err != nil {
+		t.endCarriedLocked(context.Cause(lock))
+		t.failLocked(err)
 	}
-	t.over, t.watch, t.cancel = true, nil, nil
-	t.holds.Store(false)
 }

@@ -8,15 +8,12 @@ import (
 
 // watchesRow reports whether the transaction must see the error of a Row.
 func (t *transaction) watchesRow() bool {
-	if t == nil {
-		return false
-	}
-	if t.guarded() {
-		return true
+	if t == nil || t.guarded() {
+		return t != nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.silent() && !t.undone.empty()
+	return t.silentLocked() && !t.undone.empty()
 }
 
 // rowAtOnce lets GORM's callback for Row, which is query, read the row at once under a guard, or if

@@ -47,9 +47,11 @@ func noteSavepoint(db *gorm.DB, err error) {
 	if t == nil || db.DryRun {
 		return
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	switch verb, name := savepointIn(db.Statement.SQL.String()); {
 	case verb == "ROLLBACK" && err != nil:
-		t.GiveUp(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
+		t.failLocked(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
 	case verb == "ROLLBACK":
 		t.undone.rolledBack(name)
 	case verb == "RELEASE" && err == nil:

@@ -45,7 +45,7 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	// to the collector.
 	single.abandoned = runtime.AddCleanup(s, func(single *singleTx) { go single.rollback() }, single)
 	s.Settings.Store(singleKey{s}, single)
-	s.Context = t.carry(s.Context) // interrupts the statement when the lock is lost
+	s.Context, _ = t.carry(s.Context) // interrupts the statement when the lock is lost
 	single.carried = s.Context
 	s.ConnPool = t.in(wrapped)
 	return nil
@@ -93,7 +93,7 @@ func endSingle(db *gorm.DB) {
 	case single == nil:
 	case db.Error != nil:
 		single.rollback()
-		db.Error = single.tx.rolledBack(db.Error)
+		db.Error = single.tx.marked(db.Error)
 	default:
 		defer single.cancel()
 		_ = db.AddError(single.tx.Commit())

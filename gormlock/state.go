@@ -3,10 +3,10 @@ package gormlock
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"gorm.io/gorm"
 
@@ -16,27 +16,154 @@ import (
 
 // transaction is a gorm.Tx that begins in the database when its first statement runs, after the
 // locks of its guard. Without a guard it does what the *sql.Tx in it does.
+//
+// mu guards the fields below it. It stays locked while a method waits for the locks or for the
+// database. Methods whose names end in Locked need it. Order of mutexes: mu, then those of core.
 type transaction struct {
 	pool *pool
 	ctx  context.Context
 	opts *sql.TxOptions
 
-	mu        sync.Mutex
-	keys      []string // the guard's
-	locks     core.Locks
-	fenced    bool
-	patience  time.Duration             // of the guard, for the locks and then for the fence.
-	watch     []func() bool             // stop watching the locks.
-	real      gorm.Tx                   // nil before BEGIN.
-	interrupt func()                    // ends the context of real, under a guard.
-	cancel    []context.CancelCauseFunc // of the contexts that live as long as the transaction.
-	over      bool                      // nothing is open or locked any more.
-	failed    error                     // why it was given up; its Rollback has nothing left to do then.
-	gone      error                     // why MySQL rolled it back, without a guard.
-	holds     atomic.Bool               // it has locks, for those who must not wait for mu.
-	rows      []*sql.Rows               // handed out, whose errors only their reader sees.
-	answer    error                     // the last error of its connection.
-	undone    undoLog                   // what a rollback takes back, and COMMIT runs.
+	mu      sync.Mutex
+	now     atomic.Int32 // the state: moveLocked alone writes it, who cannot wait for mu may read it
+	cause   error        // of stateFailed and stateUnknown
+	demand  demand       // whose keys are locked
+	locks   core.Locks
+	watches []func() bool // stop watching the locks
+	carried []*carried    // contexts that end with it
+
+	real      gorm.Tx     // nil before BEGIN
+	interrupt func()      // ends the context of real, under locks
+	rows      []*sql.Rows // handed out, whose errors only their reader sees
+	answer    error       // the last error of its connection
+	gone      error       // why MySQL rolled it back, in statePlain
+	undone    undoLog     // what a rollback takes back, and COMMIT runs
+}
+
+// carried is a context that ends with the transaction, or before.
+type carried struct{ end context.CancelCauseFunc }
+
+// state is how far a transaction is.
+type state int32
+
+const (
+	stateIdle       state = iota // nothing is locked, nothing was sent
+	stateLocked                  // the locks are held, nothing was sent
+	statePlain                   // BEGIN succeeded, nothing is locked
+	stateGuarded                 // BEGIN succeeded under the locks
+	stateCommitted               // COMMIT succeeded, or nothing was there to commit
+	stateRolledBack              // the caller rolled back, or COMMIT failed without locks
+	stateFailed                  // it was given up, or COMMIT was rejected: it is rolled back
+	stateUnknown                 // COMMIT was sent under the locks, and its outcome is unknown
+)
+
+// final reports whether nothing is open or locked any more.
+func (s state) final() bool { return s >= stateCommitted }
+
+// holds reports whether the locks are held.
+func (s state) holds() bool { return s == stateLocked || s == stateGuarded }
+
+// event moves a transaction.
+type event int
+
+const (
+	eventLocked event = iota
+	eventBegun
+	eventCommitted
+	eventRolledBack
+	eventGivenUp
+	eventUnknown // COMMIT was sent, and no answer tells its outcome
+)
+
+// advance returns the state after an event. What cannot happen in a state leaves it as it is.
+func advance(s state, e event) state {
+	switch {
+	case s.final():
+		return s
+	case e == eventLocked && s == stateIdle:
+		return stateLocked
+	case e == eventBegun && s == stateIdle:
+		return statePlain
+	case e == eventBegun && s == stateLocked:
+		return stateGuarded
+	case e == eventCommitted:
+		return stateCommitted
+	case e == eventRolledBack:
+		return stateRolledBack
+	case e == eventGivenUp:
+		return stateFailed
+	case e == eventUnknown && s == stateGuarded:
+		return stateUnknown
+	}
+	return s
+}
+
+// moveLocked moves the transaction. When it ends, its locks are released, or lapse if COMMIT may
+// still be on its way. After that its contexts end with cause.
+func (t *transaction) moveLocked(e event, cause error) {
+	was := t.state()
+	is := advance(was, e)
+	if is.final() && !was.final() {
+		t.cause = cause
+		t.endLocked(is)
+	}
+	t.now.Store(int32(is))
+}
+
+func (t *transaction) endLocked(is state) {
+	for _, stop := range t.watches {
+		stop()
+	}
+	if is == stateUnknown {
+		for _, k := range t.locks {
+			k.Lapse()
+		}
+	} else if err := t.locks.Release(t.ctx); err != nil && !errors.Is(err, core.ErrLost) {
+		// A loss was reported before COMMIT, or came after it.
+		t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
+			quoted(t.demand.keys), err)
+	}
+	t.endCarriedLocked(t.cause)
+	if t.interrupt != nil {
+		t.interrupt()
+	}
+}
+
+func (t *transaction) endCarriedLocked(cause error) {
+	for _, c := range t.carried {
+		c.end(cause)
+	}
+	t.carried = nil
+}
+
+// state may be called without t.mu.
+func (t *transaction) state() state { return state(t.now.Load()) }
+
+// guarded reports whether the transaction holds locks; t may be nil.
+func (t *transaction) guarded() bool { return t != nil && t.state().holds() }
+
+// usableLocked returns why no statement may run any more.
+func (t *transaction) usableLocked() error {
+	switch s := t.state(); {
+	case t.cause != nil:
+		return t.cause
+	case s.final():
+		return sql.ErrTxDone
+	case !s.holds():
+		return nil // the *sql.Tx knows
+	}
+	failed := func(why string, err error) error {
+		return undone.Mark(guardError(t.demand.keys, fmt.Errorf("the transaction is rolled back%s: %w", why, err)))
+	}
+	for _, k := range t.locks {
+		if err := k.Err(); err != nil {
+			return failed("", err)
+		}
+	}
+	if err := t.ctx.Err(); err != nil {
+		return failed(", as its context ended", err)
+	}
+	return nil
 }
 
 // transactionOf finds the transaction in a connection pool; open says that there is one, t is nil
@@ -55,26 +182,4 @@ func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 			return nil, open
 		}
 	}
-}
-
-// usable returns why no statement may run any more. t.mu is held.
-func (t *transaction) usable() error {
-	switch {
-	case t.failed != nil:
-		return t.failed
-	case t.over:
-		return sql.ErrTxDone
-	case len(t.locks) == 0:
-		return nil // the *sql.Tx knows
-	}
-	for _, k := range t.locks {
-		if err := k.Err(); err != nil {
-			return undone.Mark(guardError(t.keys, fmt.Errorf("the transaction is rolled back: %w", err)))
-		}
-	}
-	switch err := t.ctx.Err(); {
-	case err != nil:
-		return undone.Mark(guardError(t.keys, fmt.Errorf("the transaction is rolled back, as its context ended: %w", err)))
-	}
-	return nil
 }

@@ -3,13 +3,12 @@ package gormlock
 import (
 	"context"
 	"slices"
-	"sync"
 )
 
 // undoLog is what the end of a transaction decides about: the functions of AfterCommit and of
-// OnRollback. Its savepoints stand between them, for ROLLBACK TO.
+// OnRollback. Its savepoints stand between them, for ROLLBACK TO. The mutex of the transaction guards
+// it.
 type undoLog struct {
-	mu      sync.Mutex
 	entries []undoEntry
 	most    int // when there are more, those that nobody needs are forgotten
 }
@@ -25,8 +24,6 @@ type undoEntry struct {
 }
 
 func (l *undoLog) add(e undoEntry) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if len(l.entries) > max(l.most, fewEntries) {
 		l.entries = slices.DeleteFunc(l.entries, func(e undoEntry) bool { return e.needed != nil && !e.needed() })
 		l.most = 2 * len(l.entries)
@@ -37,15 +34,11 @@ func (l *undoLog) add(e undoEntry) {
 }
 
 func (l *undoLog) empty() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	return len(l.entries) == 0
 }
 
 // rolledBack undoes what came after a savepoint, or all.
 func (l *undoLog) rolledBack(savepoint string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for i, e := range slices.Backward(l.entries) {
 		if e.savepoint != "" && e.savepoint == savepoint {
 			return // it still stands
@@ -59,8 +52,6 @@ func (l *undoLog) rolledBack(savepoint string) {
 
 // released forgets a savepoint and those made after it. The rest stays.
 func (l *undoLog) released(savepoint string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for i, e := range slices.Backward(l.entries) {
 		if e.savepoint != "" {
 			l.entries = slices.Delete(l.entries, i, i+1)
@@ -73,8 +64,6 @@ func (l *undoLog) released(savepoint string) {
 
 // committed ends the log and returns the functions to call.
 func (l *undoLog) committed() (all []func(ctx context.Context)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for _, e := range l.entries {
 		if e.afterCommit != nil {
 			all = append(all, e.afterCommit)
