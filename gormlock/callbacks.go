@@ -53,8 +53,8 @@ func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*
 		all["gorm:raw"] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(savepointNoted(fn)) }
 	}
 	if op.writes && !db.SkipDefaultTransaction {
-		all[beginStep] = thenBegun
-		all[commitStep] = singleEnded
+		all[gormkeys.BeginStep] = thenBegun
+		all[gormkeys.CommitStep] = singleEnded
 	}
 	return all
 }
@@ -169,6 +169,17 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 	return nil
 }
 
+// unsharded refuses gorm.io/sharding. It puts a connection pool of its own around each statement,
+// and there adds the suffix to the table. In the transaction of a single write that pool is
+// missing.
+func unsharded(db *gorm.DB) error {
+	if db.Callback().Query().Get(gormkeys.Sharding) == nil {
+		return nil
+	}
+	return errors.New(`gormlock: gorm.io/sharding does not work with guards: remove it, ` +
+		`and name the table yourself, as in db.Table("orders_07")`)
+}
+
 // thenBegun wraps GORM's callback that begins a transaction around a single statement. Without a
 // guard BEGIN is sent at once, as nothing can be locked before it any more. Under a guard the
 // transaction is open already, and GORM begins none.
@@ -197,7 +208,7 @@ func adopt(db *gorm.DB) {
 	if t, open := transactionOf(s.ConnPool); t != nil || !open {
 		return
 	}
-	if !startedByGORM(db) {
+	if !gormkeys.StartedByGORM(db) {
 		return
 	}
 	p, _ := registered(db)
@@ -227,7 +238,7 @@ func (p *plugin) enter(db *gorm.DB, op operation) error {
 		return nil
 	}
 	abandonSingle(db)
-	forgetStarted(s)
+	gormkeys.ForgetStarted(s)
 	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is
 	// part of.
 	if db.DryRun && op.reads {

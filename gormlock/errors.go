@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
@@ -14,16 +15,14 @@ import (
 // core.ErrSealed, core.ErrUnavailable. If its lock ends too early, the error matches core.ErrLost.
 var (
 	// ErrNotRegistered reports a guard on a database without the plugin of [New].
-	ErrNotRegistered = errors.New("the plugin is not registered: " +
-		"call db.Use(gormlock.New(locker)) when the database is opened")
+	ErrNotRegistered = gormkeys.ErrNotRegistered
 	// ErrNoTransaction reports a call that needs an open transaction. Such a call is a guarded read,
 	// a write of several rows with an optimistic.Version, [ForUpdate], [AfterCommit] or [SQLTx].
-	ErrNoTransaction = errors.New("not in a transaction")
+	ErrNoTransaction = gormkeys.ErrNoTransaction
 	// ErrUnmanagedTransaction reports a guard in a transaction that did not begin through the plugin,
 	// so that nothing would hold the lock until its COMMIT. It also reports a write of models with an
 	// optimistic.Version there, as a rollback would leave their new versions in them.
-	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
-		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
+	ErrUnmanagedTransaction = gormkeys.ErrUnmanagedTransaction
 	// ErrGuardTooLate reports a guard after BEGIN, when the snapshot and other locks were taken.
 	ErrGuardTooLate = errors.New("the guard comes too late")
 	// ErrUnguarded reports a write to a table of [Protect] without a guard.

@@ -34,9 +34,9 @@ const (
 // and go on if they say that the statement was wrong.
 func judge(d sqltable.Dialect, err error) verdict {
 	switch d.Name {
-	case "postgres":
+	case sqltable.Postgres:
 		return verdictOpen
-	case "sqlite":
+	case sqltable.SQLite:
 		return verdictAsk
 	}
 	number, state := sqlerr.MySQLNumber(err), sqlerr.MySQLState(err)

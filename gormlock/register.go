@@ -8,6 +8,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // New returns the plugin that makes guards work on a database. Register it once, when the database
@@ -37,7 +38,7 @@ func (p *plugin) Name() string { return pluginName }
 func (p *plugin) Initialize(db *gorm.DB) error {
 	// A source or replica that dbresolver opens has dbresolver among its plugins, but no callback
 	// of it.
-	if db.Callback().Query().Get(resolverName) != nil {
+	if db.Callback().Query().Get(gormkeys.Resolver) != nil {
 		return errors.New("gormlock: dbresolver is registered already and would go around the guards: " +
 			"register gormlock before it")
 	}

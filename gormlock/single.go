@@ -6,6 +6,8 @@ import (
 	"runtime"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // singleTx is the transaction of a guarded single statement.
@@ -163,7 +165,7 @@ func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 			}
 			abandonSingle(db)
 			t, _ := transactionOf(db.Statement.ConnPool)
-			if t != nil && startedByGORM(db) {
+			if t != nil && gormkeys.StartedByGORM(db) {
 				_ = t.Rollback()
 				db.Statement.ConnPool = db.ConnPool // as GORM does
 			}

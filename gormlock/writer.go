@@ -5,13 +5,14 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
 // writerOf returns the connections that writes to a table go to. With dbresolver these are not
 // always db's own.
 func writerOf(db *gorm.DB, table string) (*sql.DB, error) {
-	if _, ok := db.Plugins[resolverName]; !ok {
+	if _, ok := db.Plugins[gormkeys.Resolver]; !ok {
 		return db.DB()
 	}
 	dry := unguarded(db).Session(&gorm.Session{DryRun: true}).Table(table).Exec("DELETE FROM " + table)
@@ -24,7 +25,7 @@ func writerOf(db *gorm.DB, table string) (*sql.DB, error) {
 // writerConn is writerOf, except that without dbresolver it may be a single connection: that of
 // Connection, whose search_path or database may be another.
 func writerConn(db *gorm.DB, table string) (sqltable.Conn, error) {
-	if _, ok := db.Plugins[resolverName]; ok {
+	if _, ok := db.Plugins[gormkeys.Resolver]; ok {
 		return writerOf(db, table)
 	}
 	if prepared, ok := db.Statement.ConnPool.(*gorm.PreparedStmtDB); ok {
@@ -37,5 +38,5 @@ func writerConn(db *gorm.DB, table string) (sqltable.Conn, error) {
 // also reads at the writer.
 func unguarded(db *gorm.DB) *gorm.DB {
 	db = db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
-	return db.Set(writeSetting, struct{}{}).Session(&gorm.Session{})
+	return db.Set(gormkeys.WriteSetting, struct{}{}).Session(&gorm.Session{})
 }

@@ -11,14 +11,11 @@ import (
 	"github.com/onelane/onelane/internal/gormkeys"
 )
 
-// saveSetting is what Save of GORM leaves in the settings of a slice, without a promise.
-const saveSetting = "gorm:update_track_time"
-
 func (w *write) create() {
 	given, conflicts := w.s.Clauses["ON CONFLICT"]
 	upsert, _ := given.Expression.(clause.OnConflict)
 	_, child := w.s.Settings.Load(gormkeys.Child)
-	_, save := w.s.Settings.Load(saveSetting)
+	_, save := w.s.Settings.Load(gormkeys.SaveSetting)
 	all := w.s.ReflectValue
 	defer func() {
 		if w.s.ReflectValue = all; conflicts {
@@ -96,8 +93,8 @@ func (w *write) unchanged(models []reflect.Value, set clause.Set) bool {
 			rows = append(rows, clause.And(row...))
 		}
 		query := w.db.Session(&gorm.Session{NewDB: true}).Unscoped().Table(w.s.Table)
-		query.Statement.TableExpr = w.s.TableExpr               // names the schema, too
-		query = query.Set("gorm:db_resolver:write", struct{}{}) // a replica may be behind
+		query.Statement.TableExpr = w.s.TableExpr            // names the schema, too
+		query = query.Set(gormkeys.WriteSetting, struct{}{}) // a replica may be behind
 		var found int64
 		err := query.Where(clause.Or(rows...)).Count(&found).Error
 		if w.db.AddError(err) != nil || found != int64(len(part)) {

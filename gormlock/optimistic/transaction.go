@@ -7,16 +7,12 @@ import (
 
 	"gorm.io/gorm"
 
-	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // transaction returns the statement's transaction; it is nil if gormlock did not begin it.
 func (w *write) transaction() (t gormkeys.Transaction, open bool) {
-	conns := w.s.ConnPool
-	for prepared, ok := conns.(*gorm.PreparedStmtTX); ok; prepared, ok = conns.(*gorm.PreparedStmtTX) {
-		conns = prepared.Tx
-	}
+	conns := gormkeys.InnerTx(w.s.ConnPool)
 	t, _ = conns.(gormkeys.Transaction)
 	_, open = conns.(gorm.TxCommitter)
 	return t, open
@@ -26,7 +22,7 @@ func (w *write) transaction() (t gormkeys.Transaction, open bool) {
 // nothing would take them back if it is rolled back.
 func (w *write) requireManaged() {
 	if t, open := w.transaction(); open && t == nil && !w.db.DryRun {
-		w.refuse(gormlock.ErrUnmanagedTransaction, "its rollback would leave new versions in the models")
+		w.refuse(gormkeys.ErrUnmanagedTransaction, "its rollback would leave new versions in the models")
 	}
 }
 
@@ -58,12 +54,11 @@ func (w *write) setVersion(model reflect.Value, was, now int64) {
 // rows, so that the transaction can go on.
 func (w *write) allOrNothing(rows int, fn func()) {
 	if _, open := w.transaction(); rows > 1 && !open && !w.db.DryRun {
-		w.refuse(gormlock.ErrNoTransaction, "several rows with a Version are written all or none, "+
+		w.refuse(gormkeys.ErrNoTransaction, "several rows with a Version are written all or none, "+
 			"which needs a transaction")
 	}
 	// GORM rolls back the transaction that it began for this statement.
-	_, started := w.db.InstanceGet("gorm:started_transaction")
-	if rows < 2 || started || w.db.DryRun || w.db.Error != nil {
+	if rows < 2 || gormkeys.StartedByGORM(w.db) || w.db.DryRun || w.db.Error != nil {
 		fn()
 		return
 	}
@@ -80,13 +75,9 @@ func (w *write) allOrNothing(rows int, fn func()) {
 	}
 }
 
-// exec runs a statement of savepoints, which not every database can prepare.
+// exec runs a statement of savepoints, even if the write failed.
 func (w *write) exec(sql string) error {
-	if prepared, ok := w.s.ConnPool.(*gorm.PreparedStmtTX); ok {
-		w.s.ConnPool = prepared.Tx
-		defer func() { w.s.ConnPool = prepared }()
-	}
-	tx := w.db.Session(&gorm.Session{NewDB: true})
+	tx := gormkeys.Unprepared(w.db)
 	tx.Error = nil
 	return tx.Exec(sql).Error
 }

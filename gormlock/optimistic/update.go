@@ -170,7 +170,7 @@ func (w *write) demand(rows []readRow) (conditional bool, withdraw func()) {
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(parts...))}
 	if conditional = len(where.Exprs) > 0; conditional {
-		exprs = append(exprs, enclosed(where.Exprs)) // an Or in it must not bypass the versions
+		exprs = append(exprs, gormkeys.Enclosed(where.Exprs)) // an Or in it must not bypass the versions
 	}
 	w.s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
 	return conditional, func() {
@@ -216,16 +216,4 @@ func (w *write) setVersions(rows []readRow, raises bool) {
 			w.setVersion(m, 0, w.versionIn(m))
 		}
 	}
-}
-
-// enclosed writes conditions in parentheses. GORM writes none around a text with an OR beside a
-// line break or a tab. A condition that this package adds would then hold for a part of the text
-// only.
-type enclosed []clause.Expression
-
-// Build implements clause.Expression.
-func (e enclosed) Build(b clause.Builder) {
-	_ = b.WriteByte('(')
-	clause.Where{Exprs: slices.Clone(e)}.Build(b) // which sorts them
-	_ = b.WriteByte(')')
 }

@@ -12,7 +12,7 @@ import (
 	"gorm.io/gorm/schema"
 	"gorm.io/gorm/utils"
 
-	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
@@ -51,9 +51,9 @@ var ErrStale = sqlerr.ErrStale
 // compare versions. So does a write of a parent that changes a child which was read: write the child
 // itself. New children are created, and those that are as they were stay so.
 //
-// Writes need the plugin of gormlock.New, else they match gormlock.ErrNotRegistered; its Locker may
+// Writes need the plugin of gormlock.New, else they match gormkeys.ErrNotRegistered; its Locker may
 // be nil. In a transaction that did not begin through the plugin, writes of models match
-// gormlock.ErrUnmanagedTransaction.
+// gormkeys.ErrUnmanagedTransaction.
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.
@@ -94,7 +94,7 @@ func (versionClause) MergeClause(*clause.Clause) {}
 // do so itself, as the clause of a soft delete may have built the SQL before.
 func (versionClause) ModifyStatement(s *gorm.Statement) {
 	if _, ok := s.Clauses[preparedMark]; !ok {
-		_ = s.AddError(fmt.Errorf("optimistic: table %q has a Version: %w", s.Table, gormlock.ErrNotRegistered))
+		_ = s.AddError(fmt.Errorf("optimistic: table %q has a Version: %w", s.Table, gormkeys.ErrNotRegistered))
 	}
 }
 

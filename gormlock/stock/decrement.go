@@ -15,6 +15,8 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 	"gorm.io/gorm/schema"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // Decrement takes n from a column of the row that db selects, if the row has at least n, in one
@@ -142,7 +144,7 @@ func allOrNone(db *gorm.DB, fn func(tx *gorm.DB) error) (err error) {
 	if !isOpen(db) {
 		return transact(db, tableOf(db), nil, fn)
 	}
-	direct := unprepared(db)
+	direct := gormkeys.Unprepared(db)
 	name := "onelane_" + strings.ToLower(rand.Text()[:16])
 	if err := direct.Exec("SAVEPOINT " + name).Error; err != nil {
 		return err
@@ -218,11 +220,7 @@ func sameKind(f *schema.Field, key any) error {
 
 // rollback ends the transaction that the caller had open, because of err.
 func rollback(db *gorm.DB, err error) {
-	pool := db.Statement.ConnPool
-	if prepared, ok := pool.(*gorm.PreparedStmtTX); ok {
-		pool = prepared.Tx
-	}
-	switch t := pool.(type) {
+	switch t := gormkeys.InnerTx(db.Statement.ConnPool).(type) {
 	case interface{ GiveUp(err error) }: // gormlock's
 		t.GiveUp(err)
 	case gorm.TxCommitter:

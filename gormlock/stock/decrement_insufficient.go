@@ -11,6 +11,8 @@ import (
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // insufficient is the error of a decrement that changed no row. If the row has a key, it says what is
@@ -34,7 +36,7 @@ func (d *decrement) row() string {
 	s := &gorm.Statement{DB: update.DB, Context: update.Context, Table: update.Table, Schema: update.Schema}
 	where := d.where
 	if len(where) == 1 {
-		if e, ok := where[0].(enclosed); ok {
+		if e, ok := where[0].(gormkeys.Enclosed); ok {
 			where = e
 		}
 	}

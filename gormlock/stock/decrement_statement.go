@@ -244,24 +244,12 @@ func enclose(s *gorm.Statement) {
 	var each []clause.Expression
 	for _, e := range where.Exprs {
 		if _, or := e.(clause.OrConditions); or {
-			each = []clause.Expression{enclosed(where.Exprs)}
+			each = []clause.Expression{gormkeys.Enclosed(where.Exprs)}
 			break
 		}
-		each = append(each, enclosed{e})
+		each = append(each, gormkeys.Enclosed{e})
 	}
 	s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: each}}
-}
-
-// enclosed writes conditions in parentheses. GORM writes none around a text with an OR beside a
-// line break or a tab. A condition that this package adds would then hold for a part of the text
-// only.
-type enclosed []clause.Expression
-
-// Build implements clause.Expression.
-func (e enclosed) Build(b clause.Builder) {
-	_ = b.WriteByte('(')
-	clause.Where{Exprs: slices.Clone(e)}.Build(b) // which sorts them
-	_ = b.WriteByte(')')
 }
 
 // refuse fails a statement that has not failed.

@@ -9,6 +9,7 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
@@ -54,7 +55,7 @@ func (b *batch) behindSavepoint(tx *gorm.DB, calls []*call) (refused, err error)
 	}
 	const name = "onelane_stock"
 	b.storing = true
-	direct := unprepared(tx)
+	direct := gormkeys.Unprepared(tx)
 	if err := direct.Exec("SAVEPOINT " + name).Error; err != nil {
 		return nil, err
 	}

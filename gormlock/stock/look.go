@@ -13,6 +13,7 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
@@ -133,7 +134,7 @@ func (b *batch) among(q *gorm.DB, names string, calls []*call) *gorm.DB {
 // index answers that, so the plan is good whatever the statistics say. It is made anew each time: one
 // from when the table was empty is kept for ever, and is thousands of times as slow.
 func (b *batch) probe(tx, q *gorm.DB, names string, calls []*call) (*gorm.DB, error) {
-	if err := unprepared(tx).Exec("SET LOCAL plan_cache_mode = force_custom_plan").Error; err != nil {
+	if err := gormkeys.Unprepared(tx).Exec("SET LOCAL plan_cache_mode = force_custom_plan").Error; err != nil {
 		return nil, err
 	}
 	rows := make([]map[string]string, 0, len(calls))

@@ -8,6 +8,8 @@ import (
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // take takes what some calls want from the row, by the UPDATE of [Decrement], and tells them what is
@@ -38,8 +40,8 @@ func (b *batch) keyEq() *clause.Eq {
 }
 
 // condition is that of [If], in parentheses.
-func (b *batch) condition(q *gorm.DB) enclosed {
-	return enclosed(q.Statement.BuildCondition(b.where[0], b.where[1:]...))
+func (b *batch) condition(q *gorm.DB) gormkeys.Enclosed {
+	return gormkeys.Enclosed(q.Statement.BuildCondition(b.where[0], b.where[1:]...))
 }
 
 // lockRow locks the row and returns what it has.

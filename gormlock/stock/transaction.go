@@ -9,6 +9,7 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/undone"
 )
@@ -80,9 +81,6 @@ type poolWrapper interface {
 	WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error)
 }
 
-// resolverName is how dbresolver registers its plugin.
-const resolverName = "gorm:db_resolver"
-
 // atSource returns db for a transaction that writes to a table. With dbresolver the connections for
 // that are not always db's own. If the caller has chosen some, they are used.
 func atSource(db *gorm.DB, table string) *gorm.DB {
@@ -94,7 +92,7 @@ func atSource(db *gorm.DB, table string) *gorm.DB {
 			return db
 		}
 	}
-	if _, ok := db.Plugins[resolverName]; !ok || db.Statement.ConnPool != db.ConnPool {
+	if _, ok := db.Plugins[gormkeys.Resolver]; !ok || db.Statement.ConnPool != db.ConnPool {
 		return db
 	}
 	dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Context: context.Background()}).
@@ -108,13 +106,4 @@ func atSource(db *gorm.DB, table string) *gorm.DB {
 func isOpen(db *gorm.DB) bool {
 	_, open := db.Statement.ConnPool.(gorm.TxCommitter)
 	return open
-}
-
-// unprepared returns a session that prepares no statement: MySQL cannot prepare a SAVEPOINT.
-func unprepared(tx *gorm.DB) *gorm.DB {
-	tx = tx.Session(&gorm.Session{NewDB: true, Context: tx.Statement.Context})
-	if prepared, ok := tx.Statement.ConnPool.(*gorm.PreparedStmtTX); ok {
-		tx.Statement.ConnPool = prepared.Tx
-	}
-	return tx
 }

@@ -3,8 +3,18 @@ package gormkeys
 
 import (
 	"context"
+	"errors"
 
 	"gorm.io/gorm"
+)
+
+// The errors of gormlock that gormlock/optimistic returns, too.
+var (
+	ErrNotRegistered = errors.New("the plugin is not registered: " +
+		"call db.Use(gormlock.New(locker)) when the database is opened")
+	ErrNoTransaction        = errors.New("not in a transaction")
+	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
+		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
 )
 
 // WriteWrapper is a clause among the UpdateClauses of a schema. gormlock calls it around the writes
