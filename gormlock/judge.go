@@ -22,10 +22,10 @@ import (
 type verdict int
 
 const (
-	verdictOpen    verdict = iota // it goes on, or the database refuses what follows
-	verdictEnded                  // the database rolled it back; the next statement would commit by itself
-	verdictTimeout                // a setting of the server decides
-	verdictAsk                    // the error does not tell
+	verdictOpen    verdict = iota // It goes on, or the database refuses what follows.
+	verdictEnded                  // The database rolled it back. Later statements would commit by themselves.
+	verdictTimeout                // A setting of the server decides.
+	verdictAsk                    // The error does not tell.
 )
 
 // judge returns what err, the error of a statement, says about its transaction. PostgreSQL refuses
@@ -81,8 +81,8 @@ func commitRejected(tx gorm.Tx, err error) bool {
 	return ok && pinned.rolledBack() || sqlerr.Rejected(err)
 }
 
-// certainlyUndone reports whether all errors in err come from the guard or the database, of a
-// transaction that is rolled back; answer is the last error of its connection. Any other error is
+// certainlyUndone reports whether all errors in err come from the guard or the database. Their
+// transaction is rolled back, and answer is the last error of its connection. Any other error is
 // that of a function, which may have done something elsewhere. A value or a constraint that the
 // database refuses does not count, because trying again would not help.
 func certainlyUndone(err, answer error) bool {

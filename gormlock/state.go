@@ -25,19 +25,19 @@ type transaction struct {
 	opts *sql.TxOptions
 
 	mu      sync.Mutex
-	now     atomic.Int32 // the state: moveLocked alone writes it, who cannot wait for mu may read it
-	cause   error        // of stateFailed and stateUnknown
-	demand  demand       // whose keys are locked
+	now     atomic.Int32 // The state. Only moveLocked writes it; state reads it without mu.
+	cause   error        // Of stateFailed and stateUnknown.
+	demand  demand       // Whose keys are locked.
 	locks   core.Locks
-	watches []func() bool // stop watching the locks
-	carried []*carried    // contexts that end with it
+	watches []func() bool // Stop watching the locks.
+	carried []*carried    // Contexts that end with it.
 
-	real      gorm.Tx     // nil before BEGIN
-	interrupt func()      // ends the context of real, under locks
-	rows      []*sql.Rows // handed out, whose errors only their reader sees
-	answer    error       // the last error of its connection
-	gone      error       // why MySQL rolled it back, in statePlain
-	undone    undoLog     // what a rollback takes back, and COMMIT runs
+	real      gorm.Tx     // Nil before BEGIN.
+	interrupt func()      // Ends the context of real, under locks.
+	rows      []*sql.Rows // Handed out: only their reader sees their errors.
+	answer    error       // The last error of its connection.
+	gone      error       // Why MySQL rolled it back, in statePlain.
+	undone    undoLog     // A rollback takes it back, and COMMIT runs it.
 }
 
 // carried is a context that ends with the transaction, or before.
@@ -47,14 +47,14 @@ type carried struct{ end context.CancelCauseFunc }
 type state int32
 
 const (
-	stateIdle       state = iota // nothing is locked, nothing was sent
-	stateLocked                  // the locks are held, nothing was sent
-	statePlain                   // BEGIN succeeded, nothing is locked
-	stateGuarded                 // BEGIN succeeded under the locks
-	stateCommitted               // COMMIT succeeded, or nothing was there to commit
-	stateRolledBack              // the caller rolled back, or COMMIT failed without locks
-	stateFailed                  // it was given up, or COMMIT was rejected: it is rolled back
-	stateUnknown                 // COMMIT was sent under the locks, and its outcome is unknown
+	stateIdle       state = iota // Nothing is locked, nothing was sent.
+	stateLocked                  // The locks are held, nothing was sent.
+	statePlain                   // BEGIN succeeded, nothing is locked.
+	stateGuarded                 // BEGIN succeeded under the locks.
+	stateCommitted               // COMMIT succeeded, or there was nothing to commit.
+	stateRolledBack              // The caller rolled back, or COMMIT failed without locks.
+	stateFailed                  // It was given up, or COMMIT was rejected. It is rolled back.
+	stateUnknown                 // COMMIT was sent under the locks. Its outcome is unknown.
 )
 
 // final reports whether nothing is open or locked any more.
@@ -72,10 +72,10 @@ const (
 	eventCommitted
 	eventRolledBack
 	eventGivenUp
-	eventUnknown // COMMIT was sent, and no answer tells its outcome
+	eventUnknown
 )
 
-// advance returns the state after an event. What cannot happen in a state leaves it as it is.
+// advance returns the state after an event. An event that cannot happen in a state changes nothing.
 func advance(s state, e event) state {
 	switch {
 	case s.final():

@@ -57,7 +57,7 @@ func (t *transaction) endedLocked(err error) bool {
 }
 
 // rollsBackOnTimeoutLocked reports whether MySQL or MariaDB rolls the whole transaction back when
-// the wait for a lock times out, or does not say what it does.
+// the wait for a lock times out. If it does not say, it may.
 func (t *transaction) rollsBackOnTimeoutLocked(ctx context.Context) bool {
 	var all bool
 	row := t.real.QueryRowContext(ctx, "SELECT @@innodb_rollback_on_timeout")
