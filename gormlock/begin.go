@@ -1,7 +1,6 @@
 package gormlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,21 +17,48 @@ func (t *transaction) beginLocked(statement context.Context) error {
 		return t.sendBeginLocked(t.ctx)
 	}
 	// Another plugin may have put its pool around this one's. Then BEGIN comes back to BeginTx.
-	ctx, cancel := context.WithCancel(context.WithoutCancel(withoutGuards(t.ctx)))
-	t.interrupt = cancel
-	stop := context.AfterFunc(t.ctx, cancel)
-	wanted := t.whileWantedLocked(statement, cancel)
-	err := wanted(t.sendBeginLocked(ctx))
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(withoutGuards(t.ctx)))
+	t.interrupt = func() { cancel(nil) }
+	stop := t.cancelIfEndedLocked(statement, cancel)
+	err := t.sendBeginLocked(ctx)
 	if err == nil && t.demand.fenced {
 		if err = t.fenceLocked(ctx); errors.Is(err, ErrFenced) {
 			t.pool.plugin.instruments().refusals.Add(ctx, 1)
 		}
 	}
 	stop()
-	if t.ctx.Err() != nil {
-		err = errors.Join(t.ctx.Err(), err)
+	if ended := t.ctx.Err(); ended != nil {
+		err = errors.Join(ended, err)
+	} else if ended := context.Cause(ctx); ended != nil && !errors.Is(err, ended) {
+		if err != nil && !errors.Is(err, context.Canceled) { // BEGIN may have succeeded at that moment
+			ended = fmt.Errorf("%w: %w", ended, err)
+		}
+		err = guardError(t.demand.keys, ended)
 	}
 	return undone.Mark(err)
+}
+
+// cancelIfEndedLocked cancels BEGIN and the fence when a lock or a context ends: they may wait, and
+// abort waits for them. After stop it is certain whether they were canceled.
+func (t *transaction) cancelIfEndedLocked(statement context.Context, cancel context.CancelCauseFunc) (stop func()) {
+	ends := append(make([]context.Context, 0, 3), t.ctx)
+	if statement.Done() != t.ctx.Done() {
+		ends = append(ends, statement)
+	}
+	for _, k := range t.locks {
+		ends = append(ends, k.Context())
+	}
+	stops := make([]func() bool, len(ends))
+	for i, end := range ends {
+		stops[i] = context.AfterFunc(end, func() { cancel(context.Cause(end)) })
+	}
+	return func() {
+		for i, stop := range stops {
+			if !stop() {
+				cancel(context.Cause(ends[i]))
+			}
+		}
+	}
 }
 
 // sendBeginLocked sends BEGIN, or a new one after a ROLLBACK.
@@ -59,34 +85,4 @@ func (t *transaction) fenceLocked(ctx context.Context) error {
 		again = true
 		return t.registerLocked(ctx)
 	})
-}
-
-// whileWantedLocked gives up BEGIN when a lock or the context of its statement ends: BEGIN may wait
-// for a connection, and abort waits for BEGIN. The returned function stops that and adds the reason
-// to BEGIN's error. The end of t.ctx, which may end the others too, is left to beginLocked.
-func (t *transaction) whileWantedLocked(statement context.Context, giveUp func()) func(error) error {
-	ends := make([]context.Context, 0, 2)
-	for _, k := range t.locks {
-		ends = append(ends, k.Context())
-	}
-	if statement.Done() != t.ctx.Done() {
-		ends = append(ends, statement)
-	}
-	stops := make([]func() bool, len(ends))
-	for i, end := range ends {
-		stops[i] = context.AfterFunc(end, giveUp)
-	}
-	return func(err error) error {
-		var ended error
-		for i, stop := range stops {
-			if !stop() && ended == nil && t.ctx.Err() == nil {
-				ended = fmt.Errorf("%w: while BEGIN waited for a connection", context.Cause(ends[i]))
-				if err != nil { // BEGIN may have succeeded at that moment
-					ended = fmt.Errorf("%w: %v", ended, err)
-				}
-				ended = guardError(t.demand.keys, ended)
-			}
-		}
-		return cmp.Or(ended, err)
-	}
 }

@@ -18,8 +18,8 @@ import (
 //	err := gormlock.Transaction(db.WithContext(ctx), "stock:42", func(tx *gorm.DB) error { … })
 //
 // All of fn is under the lock, including what it does before its first statement. The context of tx
-// carries the lock (see core.WithLock) and ends when the lock is lost. Transaction
-// waits for it at most [WithWait] (5 s), or until db's context ends.
+// carries the lock (see core.WithLock). It ends when the lock is lost, and with the Transaction.
+// Transaction waits for the lock at most [WithWait] (5 s), or until db's context ends.
 // [WithKeys] adds keys, [WithTxOptions] sets the isolation level, [WithRetry] runs fn again after a
 // deadlock, and [AfterCommit] calls a function after COMMIT.
 //

@@ -49,7 +49,7 @@ func Fenced() GuardOption {
 
 var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fence, is still open: %w", core.ErrTaken)
 
-// registerLocked registers the locks in the transaction that has just begun.
+// registerLocked registers the locks in the transaction that has just begun. ctx ends with a lock.
 func (t *transaction) registerLocked(ctx context.Context) error {
 	if t.opts != nil && t.opts.ReadOnly {
 		return guardError(t.demand.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
@@ -57,11 +57,6 @@ func (t *transaction) registerLocked(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(t.demand.wait, func() { cancel(errFenceHeld) }).Stop()
-	// abort cannot end these statements: it waits for t.mu.
-	for _, k := range t.locks {
-		held := k.Context()
-		defer context.AfterFunc(held, func() { cancel(context.Cause(held)) })()
-	}
 	for _, k := range t.locks {
 		err := registerToken(ctx, t.real, t.pool.dialect, k)
 		if err == nil {

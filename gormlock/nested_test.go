@@ -176,3 +176,23 @@ func TestTransaction_NestedDisabled(t *testing.T) {
 		wantLeft(t, db, 42, 5)
 	}, config(func(c *gorm.Config) { c.DisableNestedTransaction = true }))
 }
+
+// TestNested_ContextEnds: a long transaction does not keep what each of its blocks had.
+func TestNested_ContextEnds(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		put(t, db, 42, 10)
+		ok(t, "Transaction", gormlock.Transaction(db, "k", func(outer *gorm.DB) error {
+			var block context.Context
+			ok(t, "inner", gormlock.Transaction(outer, "k", func(inner *gorm.DB) error {
+				block = inner.Statement.Context
+				return take(inner, 42)
+			}))
+			if block.Err() == nil || outer.Statement.Context.Err() != nil {
+				t.Errorf("after the block its context has %v, that of the transaction %v", block.Err(), outer.Statement.Context.Err())
+			}
+			return take(outer, 42)
+		}))
+		wantLeft(t, db, 42, 8)
+	})
+}

@@ -15,13 +15,9 @@ import (
 	"crypto/sha256"
 
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqltable"
 	"github.com/onelane/onelane/internal/undone"
-)
-
-const (
-	maxOnceKey    = 512
-	maxOnceResult = 16 << 20
 )
 
 // once is one call of Once.
@@ -168,12 +164,10 @@ func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 // read returns nil if the row is this run's, or the result and errReplayed if it is another's.
 func (o *once) read(ctx context.Context, conn gorm.ConnPool, query string) ([]byte, error) {
 	// If GORM cannot prepare, its Row is empty and panics.
-	switch prepared := conn.(type) {
-	case *gorm.PreparedStmtDB:
+	if prepared, ok := conn.(*gorm.PreparedStmtDB); ok {
 		conn = prepared.ConnPool
-	case *gorm.PreparedStmtTX:
-		conn = prepared.Tx
 	}
+	conn = gormkeys.InnerTx(conn)
 	var attempt, mark, result []byte
 	err := conn.QueryRowContext(ctx, o.dialect.SQL(query), []byte(o.name)).
 		Scan(&attempt, &mark, &result)

@@ -58,23 +58,18 @@ func (p *pool) set(setting func(*sql.DB)) {
 	setting(db)
 }
 
-// begin begins a transaction in the inner pool.
+// begin begins a transaction in the inner pool. One that is guarded is not committed after it failed.
 func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
-	return begin(ctx, p.ConnPool, p.dialect, opts, guarded)
-}
-
-// begin begins a transaction on conns. One that is guarded is not committed after it failed.
-func begin(ctx context.Context, conns gorm.ConnPool, d sqltable.Dialect, opts *sql.TxOptions, guarded bool) (gorm.Tx, error) {
 	// The drivers of PostgreSQL close a connection that comes back with an open transaction.
-	if sqlite := d.Name == "sqlite"; guarded && (sqlite || d.Name == "mysql") {
-		switch inner := conns.(type) {
+	if sqlite := p.dialect.Name == "sqlite"; guarded && (sqlite || p.dialect.Name == "mysql") {
+		switch inner := p.ConnPool.(type) {
 		case *sql.DB:
 			return pin(ctx, inner, opts, sqlite)
 		case *sql.Conn: // of gorm's Connection, which closes it
 			return pinOn(ctx, inner, opts, sqlite, func() error { return nil })
 		}
 	}
-	switch inner := conns.(type) {
+	switch inner := p.ConnPool.(type) {
 	case gorm.TxBeginner:
 		tx, err := inner.BeginTx(ctx, opts)
 		if err != nil {
@@ -93,7 +88,7 @@ func begin(ctx context.Context, conns gorm.ConnPool, d sqltable.Dialect, opts *s
 			_ = tx.Rollback() // it would keep its connection
 		}
 	}
-	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", conns, gorm.ErrInvalidTransaction)
+	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
 }
 
 func dialectOf(db *gorm.DB) (sqltable.Dialect, error) {

@@ -47,9 +47,13 @@ func noteSavepoint(db *gorm.DB, err error) {
 	if t == nil || db.DryRun {
 		return
 	}
+	verb, name := savepointIn(db.Statement.SQL.String())
+	if verb == "" {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch verb, name := savepointIn(db.Statement.SQL.String()); {
+	switch {
 	case verb == "ROLLBACK" && err != nil:
 		t.failLocked(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))
 	case verb == "ROLLBACK":
