@@ -35,7 +35,8 @@ type Config struct {
 	NewInstallation bool
 	// LongestTTL is the longest TTL that a lock on this quorum may have, also by [core.WithTTL] and
 	// Lock.Extend. With 0 it is 30 s. It must be the same in all processes. A master that starts has
-	// no vote for one and a half times as long, and 2 s more.
+	// no vote for one and a half times as long, and 2 s more. That is 9 s or more: docs/quorum.md has
+	// the rule for values below 5 s.
 	LongestTTL time.Duration
 	// Replicas is how many replicas of the one Redis must confirm each lock, each renewal and each
 	// seal. They confirm by WAIT, within ReplicaTimeout. With 0, no replica is asked. If too few

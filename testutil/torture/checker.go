@@ -65,7 +65,7 @@ func check(h history) verdict {
 		find("%d of %d updates lost with a fence", v.LostFenced, h.Fenced.Writes)
 	}
 
-	next := slices.IndexFunc(holds, func(b hold) bool { return b.At > h.Healed })
+	next := slices.IndexFunc(holds, func(b hold) bool { return b.takes(h.Healed) })
 	if next < 0 {
 		v.Stuck++
 		find("nobody got the key in the %v after the fault, which ended at %s", h.Ended.since(h.Healed).Round(time.Millisecond), ms(h.Healed))

@@ -159,7 +159,7 @@ func (t *trial) wait(grace time.Duration) (history, error) {
 	case <-t.ctx.Done():
 		return history{}, t.ctx.Err()
 	}
-	t.referee.await(ttl+grace, func(h *history) bool { return h.Holds[len(h.Holds)-1].At > h.Healed })
+	t.referee.await(ttl+grace, func(h *history) bool { return h.Holds[len(h.Holds)-1].takes(h.Healed) })
 	// The worst may come from the struck holder, or a few holds later.
 	t.referee.await(2*ttl, func(h *history) bool { return !h.Holds[t.plan.Hold].open })
 	n := -1

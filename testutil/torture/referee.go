@@ -13,6 +13,9 @@ type hold struct {
 	registered bool // the fence took its token
 }
 
+// takes reports whether the hold began after an instant, and was not lost at once.
+func (h hold) takes(after Instant) bool { return h.At > after && h.Until > h.At }
+
 // A wait is one call of Acquire that ended with the lock, or with the trial.
 type wait struct {
 	Worker     int

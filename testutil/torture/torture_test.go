@@ -79,24 +79,28 @@ func tortured(t *testing.T, name, struck, point string) verdict {
 }
 
 func TestTrial_LetsTwoIn(t *testing.T) {
+	t.Parallel()
 	if v := tortured(t, "fake-open", "kill", ""); v.Double == 0 || v.Lost == 0 {
 		t.Errorf("a lock that lets everybody in had %d double holders and %d lost updates", v.Double, v.Lost)
 	}
 }
 
 func TestTrial_LosesAnUpdate(t *testing.T) {
+	t.Parallel()
 	if v := tortured(t, "fake-lease", "pause", atWrite); v.Lost == 0 || v.Double > 0 {
 		t.Errorf("a lease that ends before the write had %d lost updates and %d double holders", v.Lost, v.Double)
 	}
 }
 
 func TestTrial_Stuck(t *testing.T) {
+	t.Parallel()
 	if v := tortured(t, "fake-forever", "kill", ""); v.Stuck != 1 {
 		t.Errorf("a key without an expiry is not stuck after its holder was killed: %+v", v)
 	}
 }
 
 func TestTrial_TakenOver(t *testing.T) {
+	t.Parallel()
 	v := tortured(t, "fake-lease", "kill", "")
 	if v.Stuck+v.Double > 0 || v.Lost > 0 {
 		t.Errorf("a lease was not taken over: %+v", v)
@@ -124,6 +128,7 @@ func TestCheck(t *testing.T) {
 		{"a token that goes back", history{Holds: []hold{held(1, 0, 100, 5), held(2, 100, 200, 4), after}}, verdict{Back: 1}},
 		{"a repeated token", history{Holds: []hold{held(1, 0, 100, 5), held(2, 100, 200, 5), after}}, verdict{Back: 1}},
 		{"a stuck key", history{Holds: []hold{held(1, 0, 100, 1), held(2, 200, 300, 2)}}, verdict{Stuck: 1}},
+		{"a key that is lost at once", history{Holds: []hold{held(1, 0, 100, 1), held(2, 600, 600, 2)}}, verdict{Stuck: 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.h.Fault, test.h.Healed, test.h.Ended = 400e6, 500e6, 1000e6
@@ -241,6 +246,7 @@ func TestBroken(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
+	t.Parallel()
 	var out, findings bytes.Buffer
 	if err := run(t.Context(), []string{"-only", "^onelane-redis/(kill|pause)$"}, &out, &findings); err != nil {
 		t.Fatalf("%v\n%s", err, &findings)
