@@ -46,7 +46,7 @@ func check(h history) verdict {
 			switch {
 			case min(a.Until, b.Until) > b.At:
 				within = append(within, b)
-			case a.Token > 0 && b.Token <= a.Token:
+			case a.Token > 0 && b.Token <= a.Token && b.Until > b.At:
 				v.Back++
 				find("worker %d has token %d at %s, after worker %d had %d", b.Worker, b.Token, ms(b.At), a.Worker, a.Token)
 			}

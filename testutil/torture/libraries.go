@@ -64,7 +64,7 @@ var libraries = []library{
 	{name: "rueidislock", servers: oneRedis, open: openRueidislock},
 	{name: "etcd-mutex", servers: oneEtcd, tokens: true, open: openEtcdMutex},
 	{name: "zk-lock", servers: oneZooKeeper, open: openZooKeeperLock},
-	{name: "onelane-redis", servers: oneRedis, tokens: true, open: openOurRedis, exclusive: except("failover", "restart", "clock")},
+	{name: "onelane-redis", servers: oneRedis, tokens: true, open: openOurRedis, exclusive: except("fail-over", "restart", "clock")},
 	{name: "onelane-redis-3", servers: threeRedis, tokens: true, open: openOurRedis, exclusive: except("clock")},
 	{name: "onelane-etcd", servers: oneEtcd, tokens: true, open: openOurEtcd, exclusive: except()},
 	{name: "onelane-zk", servers: oneZooKeeper, tokens: true, open: openOurZooKeeper, exclusive: except()},

@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	seed := flags.Uint64("seed", 1, "the `seed` of the first round; each further round has the next one")
 	only := flags.String("only", "", "what matches this `regexp` of LIBRARY/FAULT, such as ^redislock/late$")
 	rounds := flags.Int("rounds", 0, "how often each library meets each fault; 0 is 1, or 10 with -long")
-	long := flags.Bool("long", false, "also kill leaders of three etcd and ZooKeeper servers")
+	long := flags.Bool("long", false, "also storms, and kill leaders of three etcd and ZooKeeper servers")
 	parallel := flags.Int("parallel", 6, "how many trials run at once")
 	asJSON := flags.Bool("json", false, "write JSON instead of tables")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -95,8 +95,8 @@ func runAll(ctx context.Context, wanted *regexp.Regexp, seed uint64, rounds, par
 	var pairings []pairing
 	for _, l := range libraries {
 		for _, f := range faults {
-			leaders := f.name == "failover" && l.servers != oneRedis
-			if f.has(l.servers) && wanted.MatchString(l.name+"/"+f.name) && (long || !leaders) {
+			takesLong := f.name == "storm" || f.name == "fail-over" && l.servers != oneRedis
+			if f.has(l.servers) && wanted.MatchString(l.name+"/"+f.name) && (long || !takesLong) {
 				pairings = append(pairings, pairing{l, f})
 			}
 		}

@@ -28,6 +28,14 @@ type plan struct {
 	Step    time.Duration // of a clock
 	// Overtaken holders work until after the fault, and renew their lock. Others release it meanwhile.
 	Overtaken bool
+	Storm     [8]gust
+}
+
+// A gust is one of several faults of a storm. It strikes one worker.
+type gust struct {
+	Kind   string
+	Worker int
+	Length time.Duration
 }
 
 func newPlan(seed uint64, f fault) plan {
@@ -45,6 +53,10 @@ func newPlan(seed uint64, f fault) plan {
 	}
 	if f.momentary {
 		p.Length = 0
+	}
+	for i := range p.Storm {
+		kinds := []string{"pause", "partition", "lost", "late"}
+		p.Storm[i] = gust{kinds[chance.IntN(len(kinds))], chance.IntN(workers), ttl*3/4 + time.Duration(chance.Int64N(int64(ttl)))}
 	}
 	return p
 }
@@ -96,9 +108,11 @@ var faults = []fault{
 		end:   func(t *trial) error { t.setAll(fair); return nil }},
 	{name: "restart", about: "the server is killed and restarted, Redis empty and the others with their data; of three masters one to three",
 		momentary: true, atServers: true, all: true, begin: (*trial).restart},
-	{name: "failover", about: "the Redis master is killed before its replica has the lock, and the replica is promoted; the leader of three etcd or ZooKeeper servers is killed",
+	{name: "fail-over", about: "the Redis master is killed before its replica has the lock, and the replica is promoted; the leader of three etcd or ZooKeeper servers is killed",
 		atServers: true, all: true, begin: (*trial).killLeader, end: (*trial).startLeader,
 		on: map[topology]bool{oneRedis: true, oneEtcd: true, oneZooKeeper: true}},
+	{name: "storm", about: "eight pauses, partitions, lost and late replies of single workers, each for 0.75 to 1.75 TTLs",
+		momentary: true, all: true, begin: (*trial).storm},
 	{name: "clock", about: "the server's clock steps forward by more than the TTL; of three masters that of one",
 		momentary: true, atServers: true, all: true, begin: func(t *trial) error { return t.site.stepClock(t.plan.Step) },
 		on: map[topology]bool{oneRedis: true, threeRedis: true, oneZooKeeper: true, onePostgres: true}},
@@ -174,7 +188,10 @@ func (t *trial) wait(grace time.Duration) (history, error) {
 
 // work is how long a hold takes.
 func (t *trial) work(hold int) time.Duration {
-	if hold == t.plan.Hold && !t.fault.anywhere && t.plan.Overtaken {
+	switch {
+	case t.fault.name == "storm": // so that it often strikes the holder
+		return 400 * time.Millisecond
+	case hold == t.plan.Hold && !t.fault.anywhere && t.plan.Overtaken:
 		return t.plan.Length + ttl*3/2
 	}
 	return 30 * time.Millisecond
@@ -182,7 +199,7 @@ func (t *trial) work(hold int) time.Duration {
 
 // strike begins the fault if a hold reaches the point of the plan.
 func (t *trial) strike(worker, hold int, point string) {
-	if t.fault.name == "failover" && t.site.replica != nil && hold == t.plan.Hold-1 && point == atHeld {
+	if t.fault.name == "fail-over" && t.site.replica != nil && hold == t.plan.Hold-1 && point == atHeld {
 		if err := t.site.cutReplica(t.ctx); err != nil {
 			t.over <- err
 		}
@@ -227,6 +244,29 @@ func (t *trial) setAll(w weather) {
 	for worker := range t.links {
 		t.set(worker, w)
 	}
+}
+
+// storm strikes one worker after the other.
+func (t *trial) storm() (err error) {
+	for _, g := range t.plan.Storm {
+		pid := t.cmds[g.Worker].Process.Pid
+		switch g.Kind {
+		case "pause":
+			err = syscall.Kill(pid, syscall.SIGSTOP)
+		case "partition":
+			t.set(g.Worker, partitioned)
+		case "lost":
+			t.set(g.Worker, losing)
+		case "late":
+			t.set(g.Worker, late)
+		}
+		time.Sleep(g.Length)
+		t.set(g.Worker, fair)
+		if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // restart kills servers at once, and starts them again.

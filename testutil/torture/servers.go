@@ -115,10 +115,10 @@ func (p *pool) start(ctx context.Context, s *site, t topology, f fault) (err err
 		kind = server.Postgres
 	}
 	switch {
-	case f.name == "failover" && t == oneEtcd:
+	case f.name == "fail-over" && t == oneEtcd:
 		s.servers, err = server.StartEtcdCluster(ctx, 3, func(_ int, listen string) string { return "http://" + listen })
 		return err
-	case f.name == "failover" && t == oneZooKeeper:
+	case f.name == "fail-over" && t == oneZooKeeper:
 		s.servers, err = server.StartEnsemble(ctx, 3, server.Direct)
 		return err
 	}
@@ -143,7 +143,7 @@ func (p *pool) start(ctx context.Context, s *site, t topology, f fault) (err err
 		}
 		defer db.Close()
 		return sqlbackend.Migrate(ctx, db)
-	case f.name == "failover":
+	case f.name == "fail-over":
 		return s.startReplica(ctx)
 	}
 	return nil

@@ -126,6 +126,7 @@ func TestCheck(t *testing.T) {
 		{"a lost update", history{Holds: []hold{after}, Plain: counter{Value: 1, Writes: 2}}, verdict{Lost: 1}},
 		{"one with a fence", history{Holds: []hold{after}, Fenced: counter{Value: 1, Writes: 3}}, verdict{LostFenced: 2}},
 		{"a token that goes back", history{Holds: []hold{held(1, 0, 100, 5), held(2, 100, 200, 4), after}}, verdict{Back: 1}},
+		{"a lock that was lost at once", history{Holds: []hold{held(1, 0, 100, 5), held(2, 100, 100, 4), after}}, verdict{}},
 		{"a repeated token", history{Holds: []hold{held(1, 0, 100, 5), held(2, 100, 200, 5), after}}, verdict{Back: 1}},
 		{"a stuck key", history{Holds: []hold{held(1, 0, 100, 1), held(2, 200, 300, 2)}}, verdict{Stuck: 1}},
 		{"a key that is lost at once", history{Holds: []hold{held(1, 0, 100, 1), held(2, 600, 600, 2)}}, verdict{Stuck: 1}},
@@ -232,8 +233,8 @@ func TestBroken(t *testing.T) {
 	}{
 		{"onelane-redis", "pause", verdict{Lost: 1}, false}, // no fence, no promise
 		{"onelane-redis", "pause", verdict{Double: 1}, true},
-		{"onelane-redis", "failover", verdict{Double: 1}, false},
-		{"onelane-redis", "failover", verdict{Back: 1}, true},
+		{"onelane-redis", "fail-over", verdict{Double: 1}, false},
+		{"onelane-redis", "fail-over", verdict{Back: 1}, true},
 		{"onelane-redis-3", "restart", verdict{Double: 1}, true},
 		{"onelane-sql", "clock", verdict{LostFenced: 1}, true},
 		{"onelane-etcd", "kill", verdict{Stuck: 1}, true},
