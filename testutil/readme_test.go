@@ -15,12 +15,13 @@ const maxReadmeLines = 170
 
 // translated are the pages that exist in two languages.
 var translated = map[string]string{
-	"README.md":           "README.zh-CN.md",
-	"docs/guarantees.md":  "docs/zh-CN/guarantees.md",
-	"docs/features.md":    "docs/zh-CN/features.md",
-	"docs/idempotency.md": "docs/zh-CN/idempotency.md",
-	"docs/consumers.md":   "docs/zh-CN/consumers.md",
-	"docs/gorm.md":        "docs/zh-CN/gorm.md",
+	"README.md":            "README.zh-CN.md",
+	"docs/guarantees.md":   "docs/zh-CN/guarantees.md",
+	"docs/features.md":     "docs/zh-CN/features.md",
+	"docs/idempotency.md":  "docs/zh-CN/idempotency.md",
+	"docs/consumers.md":    "docs/zh-CN/consumers.md",
+	"docs/gorm.md":         "docs/zh-CN/gorm.md",
+	"docs/how-it-works.md": "docs/zh-CN/how-it-works.md",
 }
 
 // page is a page of Markdown as its tests see it.
