@@ -268,7 +268,7 @@ func TestReadme_IsShortAndLeadsOn(t *testing.T) {
 func hasTest(t *testing.T, folder, test string) bool {
 	t.Helper()
 	var files []string
-	for _, place := range []string{folder, folder + "/*", "core/" + folder, "core/redisbackend/" + folder, "gormlock/" + folder} {
+	for _, place := range []string{folder, folder + "/*", "core/" + folder, "core/redisbackend/" + folder, "gormlock/" + folder, "internal/" + folder} {
 		found, err := filepath.Glob(filepath.Join("..", place, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)
