@@ -8,12 +8,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/gin-gonic/gin"
+	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/internal/check"
 )
@@ -64,45 +66,75 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// startInstance runs an instance in this process, with a Redis and a database of its own. stop stops it and
-// waits for it.
-func startInstance(t *testing.T, provider string) (m *miniredis.Miniredis, c config, addr string, stop func() <-chan error) {
+// newConfig is that of an instance with a Redis and a database of its own.
+func newConfig(t *testing.T, provider string) (config, *miniredis.Miniredis) {
 	t.Helper()
-	m = miniredis.RunT(t)
-	c = config{
+	m := miniredis.RunT(t)
+	c := config{
 		name: "shop", addr: "127.0.0.1:0", redis: m.Addr(), db: "sqlite:" + t.TempDir() + "/shop.db", provider: provider,
 		hold: time.Hour, lease: time.Minute, timeout: patience, sweep: time.Second,
 	}
+	check.OK(t, "prepare", prepare(opened(t, c), 10))
+	return c, m
+}
+
+func opened(t *testing.T, c config) *gorm.DB {
+	t.Helper()
 	db, err := openDB(c.db)
 	check.OK(t, "openDB", err)
 	t.Cleanup(func() { closeDB(db) })
-	check.OK(t, "prepare", prepare(db, 10))
+	return db
+}
+
+// startInstance runs an instance in this process. stop begins to stop it.
+func startInstance(t *testing.T, c config) (w *world, stop func() (ended <-chan error)) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	addrs, ended := make(chan string, 1), make(chan error, 1)
 	go func() { ended <- serve(ctx, c, func(addr string) { addrs <- addr }) }()
 	select {
-	case addr = <-addrs:
+	case addr := <-addrs:
+		w = &world{url: "http://" + addr, crowd: crowd{told: make(map[string]string)}}
 	case err := <-ended:
 		t.Fatal(err)
 	}
-	return m, c, addr, func() <-chan error { cancel(); return ended }
+	return w, func() <-chan error { cancel(); return ended }
 }
 
-// An instance that stops finishes its requests, also one whose client has hung up.
-func TestServe_Stop(t *testing.T) {
-	p, asked, on := newProvider(), make(chan struct{}), make(chan struct{})
+// stopped waits until an instance takes no new requests.
+func stopped(t *testing.T, w *world) {
+	t.Helper()
+	check.Eventually(t, "no new requests", func() bool {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	})
+}
+
+// stoppingBank is a provider that waits before each charge.
+func stoppingBank(t *testing.T) (url string, asked <-chan struct{}, goOn func()) {
+	t.Helper()
+	p, came, on := newProvider(), make(chan struct{}), make(chan struct{})
 	p.reached = func(moment, _ string) bool {
 		if moment == momentAsked {
-			asked <- struct{}{}
+			came <- struct{}{}
 			<-on
 		}
 		return false
 	}
 	bank := httptest.NewServer(p)
-	defer bank.Close()
-	_, c, addr, stop := startInstance(t, bank.URL)
-	w := &world{url: "http://" + addr, crowd: crowd{told: make(map[string]string)}}
+	t.Cleanup(bank.Close)
+	return bank.URL, came, func() { close(on) }
+}
+
+// An instance that stops finishes its requests, also one whose client has hung up.
+func TestServe_Stop(t *testing.T) {
+	bank, asked, goOn := stoppingBank(t)
+	c, _ := newConfig(t, bank)
+	w, stop := startInstance(t, c)
 	status := make(chan int, 2)
 	buy := func(ctx context.Context, buyer string) {
 		got, _ := w.buy(ctx, buyer, "1", 1, 1)
@@ -118,33 +150,55 @@ func TestServe_Stop(t *testing.T) {
 	go buy(t.Context(), "ann")
 	<-asked
 	ended := stop()
-	check.Eventually(t, "no new requests", func() bool {
-		conn, err := net.Dial("tcp", addr)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err != nil
-	})
-	close(on)
+	stopped(t, w)
+	goOn()
 	if got := <-status; got != http.StatusCreated {
 		t.Errorf("a request under way got %d, want 201", got)
 	}
 	check.OK(t, "serve", <-ended)
-	db, err := openDB(c.db)
-	check.OK(t, "openDB", err)
-	defer closeDB(db)
 	var n int64
-	check.OK(t, "Count", db.Model(&Order{}).Where("state = ?", confirmed).Count(&n).Error)
+	check.OK(t, "Count", opened(t, c).Model(&Order{}).Where("state = ?", confirmed).Count(&n).Error)
 	if n != 2 {
 		t.Errorf("%d orders are confirmed, want 2", n)
 	}
 }
 
+// Redis is away when an order is answered. An instance that stops waits until the answer is recorded.
+func TestServe_StopRecords(t *testing.T) {
+	bank, asked, goOn := stoppingBank(t)
+	c, m := newConfig(t, bank)
+	w, stop := startInstance(t, c)
+	status := make(chan int)
+	go func() {
+		got, _ := w.buy(t.Context(), "ann", "1", 1, 1)
+		status <- got
+	}()
+	<-asked
+	m.SetError("LOADING")
+	goOn()
+	if got := <-status; got != http.StatusCreated {
+		t.Errorf("without Redis the answer is %d, want 201", got)
+	}
+	ended := stop()
+	stopped(t, w)
+	m.SetError("")
+	check.OK(t, "serve", <-ended)
+
+	recorded := slices.ContainsFunc(m.Keys(), func(key string) bool {
+		value, err := m.Get(key)
+		return err == nil && strings.Contains(key, "claim:shop:ann") && strings.Contains(value, `"state":"confirmed"`)
+	})
+	if !recorded {
+		t.Error("the answer is not recorded")
+	}
+}
+
 // An instance without Redis is alive, and not ready. It stops all the same.
 func TestServe_Health(t *testing.T) {
-	m, _, addr, stop := startInstance(t, "http://127.0.0.1:1")
+	c, m := newConfig(t, "http://127.0.0.1:1")
+	w, stop := startInstance(t, c)
 	get := func(path string) (int, string) {
-		resp, err := http.Get("http://" + addr + path)
+		resp, err := http.Get(w.url + path)
 		check.OK(t, path, err)
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
