@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
-	"net/http"
-	"net/http/httputil"
 	"os"
 	"os/exec"
 	"slices"
@@ -199,9 +196,9 @@ func (f *fleet) reached(moment, name string) (killed bool) {
 func (f *fleet) strike(moment, name string) (dead <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	wanted := moment == moments[f.next%len(moments)] && rand.N(8) == 0 // and the others get on
-	if moment == momentClosed {                                        // not twice in turn, or the next sweep does not get on either
-		wanted = !f.swept
+	wanted := moment == moments[f.next%len(moments)] && rand.N(8) == 0 // so that others get on
+	if moment == momentClosed {
+		wanted = !f.swept // so that the next sweep gets on
 	}
 	n := slices.IndexFunc(f.instances, func(i *instance) bool { return i.name == name && i.addr != "" && !i.killed })
 	if f.kills == 0 || !wanted || n < 0 {
@@ -216,48 +213,6 @@ func (f *fleet) strike(moment, name string) (dead <-chan struct{}) {
 		f.next++
 	}
 	return victim.done
-}
-
-// dial connects to the next instance that accepts the connection.
-func (f *fleet) dial(ctx context.Context, network, _ string) (net.Conn, error) {
-	f.mu.Lock()
-	f.turn++
-	var names, addrs []string
-	for n := range f.instances {
-		if i := f.instances[(f.turn+n)%len(f.instances)]; i.addr != "" {
-			names, addrs = append(names, i.name), append(addrs, i.addr)
-		}
-	}
-	f.mu.Unlock()
-	err := errors.New("no instance is up")
-	for n, addr := range addrs {
-		var conn net.Conn
-		if conn, err = new(net.Dialer).DialContext(ctx, network, addr); err == nil {
-			go f.reached(momentRequest, names[n])
-			return conn, nil
-		}
-	}
-	return nil, fmt.Errorf("%w: %w", errDial, err)
-}
-
-var errDial = errors.New("not connected")
-
-// balancer spreads the requests. It sends none again by itself: a client with a key knows better.
-func (f *fleet) balancer() http.Handler {
-	return &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme, r.Out.URL.Host = "http", "shop" // and the Host stays: it is a part of the key
-		},
-		Transport: &http.Transport{DialContext: f.dial, DisableKeepAlives: true},
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			if errors.Is(err, errDial) { // nothing was done
-				w.Header().Set("Retry-After", "1")
-				http.Error(w, "no instance", http.StatusServiceUnavailable)
-				return
-			}
-			http.Error(w, "the instance broke off", http.StatusBadGateway)
-		},
-	}
 }
 
 // patience bounds each wait for a condition.
