@@ -46,16 +46,16 @@ func (w *world) books(ctx context.Context) (b books, err error) {
 		b.check(c.State == decided[o.State], "order %s is %s, and its charge %q", o.ID, o.State, c.State)
 		b.check(buyers[o.Buyer] == "", "%s has two orders, %s and %s", o.Buyer, o.ID, buyers[o.Buyer])
 		buyers[o.Buyer] = o.ID
-		if told, ok := w.told[o.ID]; ok {
-			b.check(told == o.State, "order %s is %s, and its buyer was told %s", o.ID, o.State, told)
-			delete(w.told, o.ID)
+		if state, ok := w.states[o.ID]; ok {
+			b.check(state == o.State, "order %s is %s, and its buyer got %s", o.ID, o.State, state)
+			delete(w.states, o.ID)
 		}
 		if o.State == confirmed {
 			b.sold += o.Units
 			b.check(c.Cents == o.cents() && c.Buyer == o.Buyer, "order %s of %s costs %d, and %s paid %d", o.ID, o.Buyer, o.cents(), c.Buyer, c.Cents)
 		}
 	}
-	b.check(len(w.told) == 0, "%d customers were told of orders that are not there", len(w.told))
+	b.check(len(w.states) == 0, "%d customers got orders that are not there", len(w.states))
 	b.check(b.charges == b.confirmed, "%d charges, and %d orders confirmed", b.charges, b.confirmed)
 	b.check(b.remaining >= 0 && b.remaining+b.sold == b.delivered, "%d units sold and %d remaining of %d", b.sold, b.remaining, b.delivered)
 	return b, nil

@@ -20,9 +20,9 @@ const (
 
 // crowd is what the customers know.
 type crowd struct {
-	mu   sync.Mutex
-	came int
-	told map[string]string // by order: the state that its buyer was told
+	mu     sync.Mutex
+	came   int
+	states map[string]string // by order: the state in the answer to its buyer
 }
 
 // rush lets customers buy until enough reports true. One in ten has no card that works. If there may be
@@ -100,7 +100,7 @@ func (w *world) buy(ctx context.Context, buyer, key string, units int64, attempt
 	var said struct{ Order, State, Error string }
 	if err := json.NewDecoder(resp.Body).Decode(&said); err == nil && said.Order != "" {
 		w.mu.Lock()
-		w.told[said.Order] = said.State
+		w.states[said.Order] = said.State
 		w.mu.Unlock()
 	}
 	return resp.StatusCode, said.Error

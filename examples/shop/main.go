@@ -1,7 +1,7 @@
-// Command shop is a sale with payment, complete and small: three instances behind a balancer reserve
-// units, charge a payment provider, and confirm or cancel orders. Customers click twice and retry,
-// instances are killed in the middle of requests, the provider is away. At the end the books balance:
-// each sold unit was paid for once, and each payment has its order.
+// Command shop is a complete sale with payment. Three instances behind a balancer reserve units,
+// charge a payment provider, and confirm or cancel orders. Customers click twice and retry. Instances
+// are killed in the middle of requests, and the provider is away for a while. At the end the books
+// balance: each sold unit was paid for once, and each payment has its order.
 //
 //	go run ./examples/shop              # embedded Redis and SQLite: nothing to install
 //	go run ./examples/shop -kills 200

@@ -35,8 +35,8 @@ func (p payments) charge(ctx context.Context, key, buyer string, cents int64) (s
 	return p.send(ctx, http.MethodPost, "/charges", key, body)
 }
 
-// stop asks what became of a charge, and makes sure that nothing will become of it later: a key that
-// was not charged yet is closed for ever. It returns what the order becomes.
+// stop asks what became of a charge, and closes the key for ever if it was not charged. It returns what
+// the order becomes.
 func (p payments) stop(ctx context.Context, key string) (state string, err error) {
 	return p.send(ctx, http.MethodDelete, "/charges/"+url.PathEscape(key), key, nil)
 }

@@ -49,12 +49,14 @@ func (Order) TableName() string { return "shop_orders" }
 
 func (o *Order) cents() int64 { return o.Units * price }
 
-// An order is reserved, and then becomes what the provider says about its charge, once and for ever.
+// An order is reserved. Then it becomes what the provider says about its charge, once and for ever. It
+// is confirmed if the buyer has paid. It is declined if the card is, and expired if nobody paid in
+// time: its units are back on sale.
 const (
 	reserved  = "reserved"
-	confirmed = "confirmed" // the buyer has paid
-	declined  = "declined"  // the provider refused the card, and the units are back on sale
-	expired   = "expired"   // nobody paid in time, and the units are back on sale
+	confirmed = "confirmed"
+	declined  = "declined"
+	expired   = "expired"
 )
 
 // shop sells from one database. Any number of processes may each have one.

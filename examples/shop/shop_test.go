@@ -43,7 +43,7 @@ func newSale(t *testing.T, db *gorm.DB, units int64) *sale {
 	check.OK(t, "DB", err)
 	pool.SetMaxOpenConns(16)
 	check.OK(t, "prepare", prepare(db, units))
-	s := &sale{world: world{database: db, units: units, provider: newProvider(), crowd: crowd{told: make(map[string]string)}}}
+	s := &sale{world: world{database: db, units: units, provider: newProvider(), crowd: crowd{states: make(map[string]string)}}}
 	bank := httptest.NewServer(s.provider)
 	t.Cleanup(bank.Close)
 	s.url = bank.URL
