@@ -36,6 +36,7 @@ import (
 	"github.com/onelane/onelane/core/redisbackend"
 	"github.com/onelane/onelane/ginlock"
 	"github.com/onelane/onelane/gormlock"
+	"github.com/onelane/onelane/gormlock/optimistic"
 	"github.com/onelane/onelane/gormlock/stock"
 	"github.com/onelane/onelane/idempotency"
 	"github.com/onelane/onelane/testutil"
@@ -203,6 +204,7 @@ func emitted(t *testing.T) string {
 	requests(t, locker(redisbackend.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))), "/down")
 	unknownCommit(t, locker(backendtest.Memory()))
 	sales(t, provider, until)
+	jobs(t, locker(backendtest.Memory()), until)
 	hungNode(t, func(b core.Opener) *core.Locker { return locker(b) }, until)
 
 	answer := httptest.NewRecorder()
@@ -312,6 +314,32 @@ func unknownCommit(t *testing.T, l *core.Locker) {
 	if !errors.Is(err, gormlock.ErrCommitUnknown) {
 		t.Fatal(err)
 	}
+	tries := 0
+	err = gormlock.Transaction(db.WithContext(t.Context()), "again", func(*gorm.DB) error {
+		if tries++; tries == 1 {
+			return optimistic.ErrStale
+		}
+		return nil
+	}, gormlock.WithRetry(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// jobs has one whose first run takes longer than two of its intervals.
+func jobs(t *testing.T, l *core.Locker, until func(string, func())) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() {
+		_ = core.Every(ctx, l, "report", 100*time.Millisecond, func(context.Context) error {
+			time.Sleep(300 * time.Millisecond)
+			return nil
+		})
+	})
+	until("onelane_every_skipped_total", func() { time.Sleep(10 * time.Millisecond) })
+	cancel()
+	all.Wait()
 }
 
 type saleRow struct {
