@@ -119,6 +119,9 @@ func (s *shop) order(c *gin.Context) {
 	case errors.Is(err, stock.ErrInsufficient):
 		c.JSON(http.StatusGone, gin.H{"error": "sold out"})
 		return
+	case errors.Is(err, errOtherQuantity):
+		c.JSON(http.StatusUnprocessableEntity, gin.H{"error": err.Error()})
+		return
 	case errors.Is(err, errNotKnown):
 		// A retry finds the reservation and the charge. If none comes, the sweep does.
 		slog.WarnContext(ctx, "an order is not settled yet", "error", err)
@@ -128,9 +131,6 @@ func (s *shop) order(c *gin.Context) {
 	case err != nil:
 		ginlock.Fail(c, err) // 503 if nothing was done: the key is free, and a retry runs
 		return
-	case o.Units != ask.Units: // an earlier answer has freed the key, but the order is there
-		c.JSON(http.StatusUnprocessableEntity, gin.H{"error": "the key was used for another quantity"})
-		return
 	}
 	answers := map[string]int{
 		confirmed: http.StatusCreated, declined: http.StatusPaymentRequired, expired: http.StatusGone,
@@ -138,8 +138,13 @@ func (s *shop) order(c *gin.Context) {
 	c.JSON(answers[o.State], gin.H{"order": o.ID, "state": o.State})
 }
 
-// errNotKnown reports that nobody knows yet what became of the order. To run again is harmless.
-var errNotKnown = errors.New("the order is not settled yet")
+var (
+	// errNotKnown reports that nobody knows yet what became of the order. To run again is harmless.
+	errNotKnown = errors.New("the order is not settled yet")
+	// errOtherQuantity reports that the order is there. The middleware has lost its record, or it would
+	// have refused the request.
+	errOtherQuantity = errors.New("the key was used for another quantity")
+)
 
 // buy takes the units and stores the order, both or neither. Then it charges the buyer and settles the
 // order. If an earlier run has stored the order, o becomes that one.
@@ -154,6 +159,8 @@ func (s *shop) buy(ctx context.Context, o *Order) error {
 			return fmt.Errorf("%w: %w", errNotKnown, found.Error)
 		case found.RowsAffected == 0:
 			return err
+		case earlier.Units != o.Units:
+			return errOtherQuantity
 		}
 		*o = earlier
 	}

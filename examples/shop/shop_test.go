@@ -241,14 +241,24 @@ func TestOrder_RecordsLost(t *testing.T) {
 	})
 }
 
-// A key belongs to one quantity, also after the records are lost.
+// A key belongs to one quantity, also after the records are lost. The order that is there must not be
+// charged then.
 func TestOrder_OtherQuantity(t *testing.T) {
 	onSale(t, 10, func(t *testing.T, s *sale) {
 		s.expect(t, "ann", "1", 2, http.StatusCreated)
-		s.expect(t, "ann", "1", 3, http.StatusUnprocessableEntity)
-		s.shop = s.newInstance(t, backendtest.Memory(), "shop")
-		s.expect(t, "ann", "1", 3, http.StatusUnprocessableEntity)
-		s.balance(t, 1, 0, 8)
+		s.provider.down.Store(true)
+		s.expect(t, "ben", "1", 1, http.StatusServiceUnavailable)
+		s.provider.down.Store(false)
+		for range 2 {
+			s.expect(t, "ann", "1", 3, http.StatusUnprocessableEntity)
+			s.expect(t, "ben", "1", 3, http.StatusUnprocessableEntity)
+			if n := len(s.provider.taken); n != 1 {
+				t.Errorf("%d charges, want 1: a request that is refused was charged", n)
+			}
+			s.shop = s.newInstance(t, backendtest.Memory(), "shop")
+		}
+		s.expect(t, "ben", "1", 1, http.StatusCreated)
+		s.balance(t, 2, 0, 7)
 	})
 }
 
