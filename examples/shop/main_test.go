@@ -43,7 +43,7 @@ func TestPlay(t *testing.T) {
 func TestKill(t *testing.T) {
 	kills := 20
 	if check.Long {
-		kills = 300
+		kills = 100
 	}
 	o, err := parse([]string{"-hold", "2s"}, io.Discard)
 	check.OK(t, "parse", err)
