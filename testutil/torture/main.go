@@ -75,6 +75,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		err = e.Encode(results)
 	} else {
 		table(stdout, results)
+		legend(stdout, results)
 		fmt.Fprintf(stdout, "\nSeeds %d to %d.\n\n%s\n", *seed, *seed+uint64(*rounds)-1, versions())
 	}
 	return errors.Join(err, broken(results))

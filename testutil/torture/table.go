@@ -59,6 +59,16 @@ func table(w io.Writer, results []result) {
 	})
 }
 
+// legend says what the faults are.
+func legend(w io.Writer, results []result) {
+	fmt.Fprintln(w)
+	for _, f := range faults {
+		if slices.ContainsFunc(results, func(r result) bool { return r.Fault == f.name }) {
+			fmt.Fprintf(w, "- %s: %s.\n", f.name, f.about)
+		}
+	}
+}
+
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
 // versions names what was tried.
