@@ -22,6 +22,7 @@ var translated = map[string]string{
 	"docs/consumers.md":    "docs/zh-CN/consumers.md",
 	"docs/gorm.md":         "docs/zh-CN/gorm.md",
 	"docs/how-it-works.md": "docs/zh-CN/how-it-works.md",
+	"docs/torture.md":      "docs/zh-CN/torture.md",
 }
 
 // page is a page of Markdown as its tests see it.
