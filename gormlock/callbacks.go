@@ -102,20 +102,13 @@ func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 // and in a session that was made before db.Use, GORM does not begin it through the plugin.
 func adopt(db *gorm.DB) {
 	s := db.Statement
-	if t, open := transactionOf(s.ConnPool); t != nil || !open {
-		return
-	}
-	if !gormkeys.StartedByGORM(db) {
+	if t, open := transactionOf(s.ConnPool); t != nil || !open || !gormkeys.StartedByGORM(db) {
 		return
 	}
 	p, _ := registered(db)
 	wrapped, err := p.WrapPool(db, db.ConnPool)
-	inner := s.ConnPool
-	prepared, _ := inner.(*gorm.PreparedStmtTX) // stays outside, as GORM takes it off for savepoints
-	if prepared != nil {
-		inner = prepared.Tx
-	}
-	real, ok := inner.(gorm.Tx)
+	prepared, _ := s.ConnPool.(*gorm.PreparedStmtTX) // stays outside, as GORM takes it off for savepoints
+	real, ok := gormkeys.InnerTx(s.ConnPool).(gorm.Tx)
 	if db.AddError(err) != nil || !ok {
 		return
 	}

@@ -37,8 +37,8 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 		return guardError(d.keys, err)
 	}
 	ctx, cancel := limited(db)
-	t := &transaction{pool: poolOf(wrapped), ctx: ctx}
-	if err := t.guard(ctx, d); err != nil {
+	t, err := poolOf(wrapped).start(ctx, nil, d)
+	if err != nil {
 		cancel()
 		return err
 	}
