@@ -118,8 +118,8 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 	if err := t.guard(ctx, d); err != nil {
 		return err
 	}
-	carried, done := t.carry(ctx)
-	defer done()
+	carried, end := t.carry(ctx)
+	defer end(nil)
 	inner := session(carried, db)
 	inner.DisableNestedTransaction = false // fn is behind a savepoint
 	return inner.Transaction(fn)

@@ -143,6 +143,27 @@ func TestCertain_Lost(t *testing.T) {
 	})
 }
 
+// TestLost_WhileBEGINWaits: the context of a transaction does not wait for what the transaction waits
+// for.
+func TestLost_WhileBEGINWaits(t *testing.T) {
+	t.Parallel()
+	loser(t, func(t *testing.T, db *gorm.DB, _ *core.Locker, lose func()) {
+		var ctx context.Context
+		gormlock.OnBegin(db, func() {
+			lose()
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Minute):
+				t.Error("the lock is lost, and the context goes on")
+			}
+		})
+		want(t, "Transaction", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			ctx = tx.Statement.Context
+			return take(tx, 42)
+		}), core.ErrLost)
+	})
+}
+
 func onceNothing(db *gorm.DB, key string, fn func(tx *gorm.DB) error) error {
 	_, err := gormlock.Once(context.Background(), db, key, func(tx *gorm.DB) (int, error) { return 0, fn(tx) })
 	return err

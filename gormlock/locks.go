@@ -57,9 +57,8 @@ func (t *transaction) lockLocked(statement context.Context, d demand) error {
 	}
 	ctx, inTime := t.ctx, func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
-		own, end := context.WithCancelCause(t.ctx)
-		ctx, t.carried = own, append(t.carried, &carried{end})
-		inTime = context.AfterFunc(statement, func() { end(context.Cause(statement)) })
+		own, end := t.carried.with(t.ctx)
+		ctx, inTime = own, context.AfterFunc(statement, func() { end(context.Cause(statement)) })
 	}
 	var opts []core.AcquireOption
 	if d.fenced {
@@ -101,29 +100,15 @@ func (t *transaction) beside(keys []string) bool {
 }
 
 // carry returns ctx with the locks in it. It ends with the transaction, and before that when a lock
-// is lost or done is called.
-func (t *transaction) carry(ctx context.Context) (_ context.Context, done func()) {
+// is lost or end is called.
+func (t *transaction) carry(ctx context.Context) (_ context.Context, end context.CancelCauseFunc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ctx, end := context.WithCancelCause(ctx)
-	c := &carried{end}
-	if t.carried = append(t.carried, c); t.state().final() { // a lock was lost since guard
-		t.endCarriedLocked(t.cause)
-	}
+	ctx, end = t.carried.with(ctx)
 	for _, k := range t.locks {
 		ctx = core.WithLock(ctx, k)
 	}
-	return gormkeys.WithTransaction(ctx, t), func() { t.drop(c) }
-}
-
-// drop ends a context before the transaction ends.
-func (t *transaction) drop(c *carried) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if i := slices.Index(t.carried, c); i >= 0 {
-		t.carried = slices.Delete(t.carried, i, i+1)
-	}
-	c.end(nil)
+	return gormkeys.WithTransaction(ctx, t), end
 }
 
 // withLocks returns ctx with the locks in it that it does not carry yet. It ends with ctx.

@@ -61,12 +61,12 @@ func (t *transaction) GiveUp(err error) {
 }
 
 // abort rolls back when a lock ended, because it was lost or because the context ended. ROLLBACK
-// would wait for a statement that runs, so its context ends before.
+// would wait for a statement that runs, so the contexts end before.
 func (t *transaction) abort(lock context.Context) {
+	t.carried.end(context.Cause(lock))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.usableLocked(); err != nil {
-		t.endCarriedLocked(context.Cause(lock))
 		t.failLocked(err)
 	}
 }

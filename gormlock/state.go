@@ -18,11 +18,13 @@ import (
 // locks of its guard. Without a guard it does what the *sql.Tx in it does.
 //
 // mu guards the fields below it. It stays locked while a method waits for the locks or for the
-// database. Methods whose names end in Locked need it. Order of mutexes: mu, then those of core.
+// database. Methods whose names end in Locked need it. Order of mutexes: mu, then those of carried
+// and of core.
 type transaction struct {
-	pool *pool
-	ctx  context.Context
-	opts *sql.TxOptions
+	pool    *pool
+	ctx     context.Context
+	opts    *sql.TxOptions
+	carried carried
 
 	mu      sync.Mutex
 	now     atomic.Int32 // The state. Only moveLocked writes it; state reads it without mu.
@@ -30,7 +32,6 @@ type transaction struct {
 	demand  demand       // Whose keys are locked.
 	locks   core.Locks
 	watches []func() bool // Stop watching the locks.
-	carried []*carried    // Contexts that end with it.
 
 	real      gorm.Tx     // Nil before BEGIN.
 	interrupt func()      // Ends the context of real, under locks.
@@ -39,9 +40,6 @@ type transaction struct {
 	gone      error       // Why MySQL rolled it back, in statePlain.
 	undone    undoLog     // A rollback takes it back, and COMMIT runs it.
 }
-
-// carried is a context that ends with the transaction, or before.
-type carried struct{ end context.CancelCauseFunc }
 
 // state is how far a transaction is.
 type state int32
@@ -123,17 +121,10 @@ func (t *transaction) endLocked(is state) {
 		t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
 			quoted(t.demand.keys), err)
 	}
-	t.endCarriedLocked(t.cause)
+	t.carried.end(t.cause)
 	if t.interrupt != nil {
 		t.interrupt()
 	}
-}
-
-func (t *transaction) endCarriedLocked(cause error) {
-	for _, c := range t.carried {
-		c.end(cause)
-	}
-	t.carried = nil
 }
 
 // state may be called without t.mu.
