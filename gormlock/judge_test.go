@@ -63,7 +63,7 @@ func TestJudge(t *testing.T) {
 
 		{"sqlite", sqlite3.Error{Code: 19}, verdictAsk},
 		{"sqlite", sqlite3.Error{Code: 9}, verdictAsk}, // interrupted
-		{"sqlite", context.Canceled, verdictAsk}, // a write that it interrupts
+		{"sqlite", context.Canceled, verdictAsk},       // a write that it interrupts
 		{"sqlite", wrong, verdictAsk},
 	} {
 		if got := judge(sqltable.Dialect{Name: c.dialect}, c.err); got != c.want {
