@@ -51,3 +51,23 @@ func TestUsage_Open(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A caller that gives up releases with a context that is done, or ends on a busy machine before the
+// call begins.
+func TestMemory_ReleaseWithADoneContext(t *testing.T) {
+	b := backendtest.Open(t, backendtest.Memory())
+	r := core.Request{Key: "k", Owner: "a", TTL: time.Minute}
+	g, err := b.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Release(ctx, g); err != nil {
+		t.Error(err)
+	}
+	r.Owner = "b"
+	if _, err := b.Acquire(t.Context(), r); err != nil {
+		t.Error(err)
+	}
+}
