@@ -119,7 +119,14 @@ func (g guard) nested(db *gorm.DB, t *transaction, d demand, fn func(tx *gorm.DB
 		return err
 	}
 	carried, end := t.carry(ctx)
-	defer end(nil)
+	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		// If the context of open rows ends, MySQL's driver closes the connection. Then carried ends with t.
+		if !t.readingLocked() {
+			end(nil)
+		}
+	}()
 	inner := session(carried, db)
 	inner.DisableNestedTransaction = false // fn is behind a savepoint
 	return inner.Transaction(fn)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -194,5 +195,37 @@ func TestNested_ContextEnds(t *testing.T) {
 			return take(outer, 42)
 		}))
 		wantLeft(t, db, 42, 8)
+	})
+}
+
+// TestNested_RowsOutlive: rows of a block can be read after it, and may stay open until COMMIT.
+func TestNested_RowsOutlive(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		const all = 20
+		for sku := range all {
+			put(t, db, sku, 10)
+		}
+		for _, read := range []int{0, 1, all} {
+			err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+				var rows *sql.Rows
+				err := take(tx, 7)
+				if err == nil {
+					err = gormlock.Transaction(tx, "k", func(tx *gorm.DB) (err error) {
+						rows, err = tx.Model(&Stock{}).Rows()
+						return err
+					})
+				}
+				for n := 0; err == nil && n < read; n++ {
+					if !rows.Next() {
+						err = fmt.Errorf("after %d rows: %w", n, rows.Err())
+					}
+				}
+				return err
+			})
+			ok(t, fmt.Sprintf("%d rows read", read), err)
+		}
+		wantLeft(t, db, 7, 7)
+		wantIdle(t, db, l, "k")
 	})
 }

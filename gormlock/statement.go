@@ -73,7 +73,7 @@ func (t *transaction) vanishedLocked(ctx context.Context) bool {
 		_, begin := t.real.ExecContext(ctx, "BEGIN")
 		return begin == nil
 	}
-	if slices.ContainsFunc(t.rows, func(r *sql.Rows) bool { return rowsError(r) == nil }) {
+	if t.readingLocked() {
 		return false // while rows are open, no error is the server's, and nothing can be sent
 	}
 	_, answer := t.real.ExecContext(ctx, "SET TRANSACTION READ WRITE")
@@ -162,6 +162,11 @@ func (t *transaction) standsLocked() error {
 func rowsError(r *sql.Rows) error {
 	_, err := r.Columns()
 	return err
+}
+
+// readingLocked reports whether rows that were handed out are open.
+func (t *transaction) readingLocked() bool {
+	return slices.ContainsFunc(t.rows, func(r *sql.Rows) bool { return rowsError(r) == nil })
 }
 
 // closeRowsLocked closes the rows that are still open. So an error among rows that nobody read is
