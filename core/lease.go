@@ -29,7 +29,8 @@ type lease struct {
 	asOf    time.Time // when the request was sent that last confirmed the lease. Guarded by mu.
 
 	// slot has one element while a verb is under way: verbs go to the backend one by one.
-	slot chan struct{}
+	slot    chan struct{}
+	failing bool // the last renewal failed. Guarded by slot.
 
 	mu      sync.Mutex
 	grant   Grant // Key and Owner never change

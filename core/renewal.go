@@ -36,6 +36,8 @@ func (s *lease) tick() {
 	}
 	began := time.Now()
 	err := s.renew()
+	again := s.failing && err == nil
+	s.failing = err != nil
 	<-s.slot
 	if err == nil {
 		s.reschedule(0)
@@ -43,6 +45,9 @@ func (s *lease) tick() {
 		s.reschedule(s.locker.chance.jitter(s.ttl / retryPart))
 	}
 	s.locker.telemetry.renewed(due, began, err)
+	if again {
+		s.locker.logger.Info("core: a renewal succeeded again after others had failed", "key", s.key)
+	}
 	if err != nil && !errors.Is(err, ErrLost) {
 		s.locker.logger.Warn("core: renewal failed; it is retried until the lease ends, and then the lock is lost; look at the nodes in the error",
 			"key", s.key, "error", err)

@@ -371,3 +371,24 @@ func TestLossIsLogged(t *testing.T) {
 		}
 	})
 }
+
+func TestRenewal_LogsTheEndOfATrouble(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		log, b := &records{}, memorySpy()
+		l := locker(t, b, core.WithLogger(slog.New(log)), core.WithTTL(3*time.Second))
+		const again = "INFO core: a renewal succeeded again after others had failed"
+		acquire(t, l, "stock:42")
+		time.Sleep(10 * time.Second)
+		if log.has(again) {
+			t.Errorf("nothing had failed: %q", log.text)
+		}
+		b.on("extend", func(context.Context) error { return unavailable("stock:42") })
+		time.Sleep(1500 * time.Millisecond)
+		b.on("extend", nil)
+		time.Sleep(10 * time.Second)
+		if !log.has("WARN core: renewal failed") || !log.has(again, "key=stock:42") {
+			t.Errorf("no end of the trouble in %q", log.text)
+		}
+	})
+}
