@@ -21,7 +21,8 @@ func (t *transaction) beginLocked(statement context.Context) error {
 	t.interrupt = func() { cancel(nil) }
 	stop := t.cancelIfEndedLocked(statement, cancel)
 	err := t.sendBeginLocked(ctx)
-	if err == nil && t.demand.fenced {
+	begun := err == nil
+	if begun && t.demand.fenced {
 		if err = t.fenceLocked(ctx); errors.Is(err, ErrFenced) {
 			t.pool.plugin.instruments().refusals.Add(ctx, 1)
 		}
@@ -29,7 +30,7 @@ func (t *transaction) beginLocked(statement context.Context) error {
 	stop()
 	if ended := t.ctx.Err(); ended != nil {
 		err = errors.Join(ended, err)
-	} else if ended := context.Cause(ctx); ended != nil && !errors.Is(err, ended) {
+	} else if ended := context.Cause(ctx); ended != nil && !(begun && errors.Is(err, ended)) { // the fence names the keys
 		if err != nil && !errors.Is(err, context.Canceled) { // BEGIN may have succeeded at that moment
 			ended = fmt.Errorf("%w: %w", ended, err)
 		}

@@ -3,6 +3,7 @@ package gormlock_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,6 +141,27 @@ func TestBegin_WaitsNoLongerThanItIsWanted(t *testing.T) {
 		ok(t, "Close", conn.Close())
 		wantLeft(t, db, 42, 10)
 		wantIdle(t, db, l, "k")
+	})
+}
+
+// TestBegin_NamesTheKey: a statement's own context is canceled while BEGIN waits for a connection.
+func TestBegin_NamesTheKey(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		pool(t, db).SetMaxOpenConns(1)
+		conn, err := pool(t, db).Conn(t.Context())
+		ok(t, "Conn", err)
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		var canceler sync.WaitGroup
+		canceler.Go(func() {
+			defer cancel()
+			eventually(t, "BEGIN waits", func() bool { return pool(t, db).Stats().WaitCount > 0 })
+		})
+		err = gormlock.Transaction(db, "k", func(tx *gorm.DB) error { return take(tx.WithContext(ctx), 42) })
+		canceler.Wait()
+		want(t, "Transaction", err, context.Canceled)
+		ok(t, "Transaction", says(err, `guard "k"`, nil))
 	})
 }
 
