@@ -26,11 +26,11 @@ type lease struct {
 	tag     string
 	class   *class
 	noRenew bool      // guarded by mu
+	failing bool      // the last renewal failed. Guarded by slot, and here because it needs no room.
 	asOf    time.Time // when the request was sent that last confirmed the lease. Guarded by mu.
 
 	// slot has one element while a verb is under way: verbs go to the backend one by one.
-	slot    chan struct{}
-	failing bool // the last renewal failed. Guarded by slot.
+	slot chan struct{}
 
 	mu      sync.Mutex
 	grant   Grant // Key and Owner never change
