@@ -15,7 +15,7 @@ type undoLog struct {
 
 const fewEntries = 1024
 
-// undoEntry is one of its fields.
+// undoEntry has one of the three: a savepoint, or a function for COMMIT or for a rollback.
 type undoEntry struct {
 	savepoint   string
 	afterCommit func(ctx context.Context)
