@@ -21,7 +21,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -35,20 +34,11 @@ import (
 	"github.com/onelane/onelane/core/sqlbackend"
 	"github.com/onelane/onelane/gormlock"
 	"github.com/onelane/onelane/idempotency"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
-// A process serves a request and dies at one of these moments.
-const (
-	beforeHandler = "before the handler"
-	beforeEffect  = "before the effect"
-	afterEffect   = "after the effect"
-	beforeRecord  = "before the record"
-	afterRecord   = "after the record, before the answer"
-	afterAnswer   = "after the answer, before the record"
-)
-
-var moments = []string{beforeHandler, beforeEffect, afterEffect, beforeRecord, afterRecord, afterAnswer}
+var moments = []string{check.BeforeHandler, check.BeforeEffect, check.AfterEffect, check.BeforeRecord, check.AfterRecord, check.AfterAnswer}
 
 // payment is a service whose handler has one effect. The process that dies and the one that serves the
 // retry have one each.
@@ -80,10 +70,7 @@ func init() {
 	if text == "" {
 		return
 	}
-	go func() { // the parent has ended
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(1)
-	}()
+	check.EndWithParent()
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	var p payment
 	err := json.Unmarshal([]byte(text), &p)
@@ -96,14 +83,6 @@ func init() {
 	}
 	fmt.Println(err)
 	os.Exit(1)
-}
-
-// reached ends the process if this is the moment.
-func (p *payment) reached(moment string) {
-	if p.Dies == moment {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
-	}
 }
 
 // handler returns the service, and a function that ends it.
@@ -144,7 +123,7 @@ func (p *payment) handler() (http.Handler, func(), error) {
 		b.NodeTimeout = 10 * time.Second // the machine may be busy
 		opener = b
 	}
-	locker, err := core.New(&dyingBackend{payment: p, opener: opener}, core.WithTTL(p.TTL),
+	locker, err := core.New(check.DyingBackend(opener, p.Dies), core.WithTTL(p.TTL),
 		core.WithPrefix(p.Prefix), core.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return nil, end, err
@@ -182,13 +161,13 @@ func (p *payment) handler() (http.Handler, func(), error) {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		protected.ServeHTTP(w, r)
 		_ = http.NewResponseController(w).Flush()
-		p.reached(afterAnswer)
+		check.Dies(p.Dies, check.AfterAnswer)
 	}), end, nil
 }
 
 // inFile has its effect in a file.
 func (p *payment) inFile(*http.Request) (string, error) {
-	p.reached(beforeEffect)
+	check.Dies(p.Dies, check.BeforeEffect)
 	f, err := os.OpenFile(p.Effects, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return "", err
@@ -197,18 +176,18 @@ func (p *payment) inFile(*http.Request) (string, error) {
 	if _, err := fmt.Fprintln(f, "paid"); err != nil {
 		return "", err
 	}
-	p.reached(afterEffect)
+	check.Dies(p.Dies, check.AfterEffect)
 	return fmt.Sprint("paid by ", os.Getpid()), nil
 }
 
 // inDatabase has its effect in a transaction of gormlock.Once.
 func (p *payment) inDatabase(r *http.Request, db *gorm.DB) (string, error) {
-	p.reached(beforeEffect)
+	check.Dies(p.Dies, check.BeforeEffect)
 	answer, err := gormlock.Once(r.Context(), db, gormlock.ClaimKey(r.Context(), "pay"), func(tx *gorm.DB) (string, error) {
 		return fmt.Sprint("paid by ", os.Getpid()), tx.Exec("INSERT INTO effects (id) VALUES ('paid')").Error
 	})
 	if err == nil {
-		p.reached(afterEffect)
+		check.Dies(p.Dies, check.AfterEffect)
 	}
 	return answer, err
 }
@@ -242,49 +221,6 @@ func (p *payment) effects(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return strings.Count(string(b), "\n")
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// dyingBackend ends the process around the verbs of a backend.
-type dyingBackend struct {
-	core.Sealer
-	*payment
-	opener core.Opener
-}
-
-// Open implements core.Opener.
-func (b *dyingBackend) Open(env core.Environment) (core.Backend, error) {
-	opened, err := b.opener.Open(env)
-	if err == nil {
-		b.Sealer = opened.(core.Sealer)
-	}
-	return b, err
-}
-
-func (b *dyingBackend) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
-	g, err := b.Sealer.Acquire(ctx, r)
-	if err == nil {
-		b.reached(beforeHandler)
-	}
-	return g, err
-}
-
-func (b *dyingBackend) Seal(ctx context.Context, g core.Grant, value []byte, retention time.Duration) error {
-	b.reached(beforeRecord)
-	if b.Dies == afterAnswer { // the record is held back until the answer was sent
-		return &core.UnavailableError{Key: g.Key, Nodes: []error{errors.New("held back")}}
-	}
-	err := b.Sealer.Seal(ctx, g, value, retention)
-	if err == nil {
-		b.reached(afterRecord)
-	}
-	return err
 }
 
 // post sends the payment.
@@ -334,16 +270,15 @@ func (p payment) dies(t *testing.T) (answer string, died bool) {
 	url, err := bufio.NewReader(out).ReadString('\n')
 	must(t, err)
 	answer, code, postErr := post(strings.TrimSpace(url))
-	if answer == "" || p.Dies != afterAnswer {
+	if answer == "" || p.Dies != check.AfterAnswer {
 		in.Close() // ends a child that lives on
 	}
 	err = cmd.Wait()
 	if ctx.Err() != nil {
 		t.Fatalf("the process ended with %v, %s", err, url)
 	}
-	var exit *exec.ExitError
-	died = errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
-	if died && code == "" && (answer != "") == (p.Dies == afterAnswer) {
+	died = check.Killed(err)
+	if died && code == "" && (answer != "") == (p.Dies == check.AfterAnswer) {
 		return answer, true
 	}
 	t.Logf("with a lease of %v, the process %s got %q %q, %v and ended with %v", p.TTL, url, answer, code, postErr, err)
@@ -432,10 +367,10 @@ func crash(t *testing.T, moment string, fresh func(try int) payment) string {
 		}
 	}
 	body, code := retry()
-	effects, happened := p.effects(t), moment != beforeHandler && moment != beforeEffect
+	effects, happened := p.effects(t), moment != check.BeforeHandler && moment != check.BeforeEffect
 	wantCode, wantEffects := "", 1
 	switch {
-	case moment == afterRecord:
+	case moment == check.AfterRecord:
 		wantCode = "replay"
 	case p.Mode == modeRefuse:
 		wantCode = idempotency.CodeOutcomeUnknown

@@ -7,13 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -35,17 +33,14 @@ func init() {
 	if text == "" {
 		return
 	}
-	go func() { // the parent has ended
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(1)
-	}()
+	check.EndWithParent()
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	var p payment
 	err := json.Unmarshal([]byte(text), &p)
 	if err == nil {
 		_, err = p.deliver(context.Background())
 	}
-	p.reached(afterAnswer)
+	check.Dies(p.Dies, check.AfterAnswer)
 	fmt.Println(err)
 	os.Exit(1)
 }
@@ -56,7 +51,7 @@ func (p *payment) deliver(ctx context.Context) (string, error) {
 	defer c.Close()
 	b := redisbackend.New(c)
 	b.NodeTimeout = 10 * time.Second // the machine may be busy
-	l, err := core.New(&dyingBackend{payment: p, opener: b}, core.WithTTL(p.TTL), core.WithPrefix(p.Prefix), core.WithLogger(slog.New(slog.DiscardHandler)))
+	l, err := core.New(check.DyingBackend(b, p.Dies), core.WithTTL(p.TTL), core.WithPrefix(p.Prefix), core.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return "", err
 	}
@@ -89,8 +84,7 @@ func (p payment) killed(t *testing.T) bool {
 	must(t, err)
 	defer in.Close()
 	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL && ctx.Err() == nil {
+	if check.Killed(err) && ctx.Err() == nil {
 		return true
 	}
 	t.Logf("with a lease of %v, the process ended with %v: %s", p.TTL, err, out)
@@ -108,11 +102,11 @@ func TestDo_Crash(t *testing.T) {
 	}
 	const paid, told, unknown = "paid by", "told", ""
 	for moment, want := range map[string]map[string]end{
-		beforeHandler: {modeRefuse: {unknown, 0}, modeRecover: {paid, 1}, modeRunAgain: {paid, 1}},
-		beforeEffect:  {modeRefuse: {unknown, 0}, modeRecover: {paid, 1}, modeRunAgain: {paid, 1}},
-		afterEffect:   {modeRefuse: {unknown, 1}, modeRecover: {told, 1}, modeRunAgain: {paid, 2}},
-		beforeRecord:  {modeRefuse: {unknown, 1}, modeRecover: {told, 1}, modeRunAgain: {paid, 2}},
-		afterRecord:   {modeRefuse: {paid, 1}, modeRecover: {paid, 1}, modeRunAgain: {paid, 1}},
+		check.BeforeHandler: {modeRefuse: {unknown, 0}, modeRecover: {paid, 1}, modeRunAgain: {paid, 1}},
+		check.BeforeEffect:  {modeRefuse: {unknown, 0}, modeRecover: {paid, 1}, modeRunAgain: {paid, 1}},
+		check.AfterEffect:   {modeRefuse: {unknown, 1}, modeRecover: {told, 1}, modeRunAgain: {paid, 2}},
+		check.BeforeRecord:  {modeRefuse: {unknown, 1}, modeRecover: {told, 1}, modeRunAgain: {paid, 2}},
+		check.AfterRecord:   {modeRefuse: {paid, 1}, modeRecover: {paid, 1}, modeRunAgain: {paid, 1}},
 	} {
 		for mode, want := range want {
 			t.Run(mode+"/"+moment, func(t *testing.T) {

@@ -37,3 +37,10 @@ func TestRouter_Gin(t *testing.T) {
 		return r
 	})
 }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
