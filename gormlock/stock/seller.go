@@ -1,7 +1,6 @@
 package stock
 
 import (
-	"database/sql"
 	"fmt"
 	"math"
 	"reflect"
@@ -18,7 +17,6 @@ type seller struct {
 	options
 	db       *gorm.DB // without conditions
 	dialect  string
-	begin    *sql.TxOptions
 	rows     *schema.Schema
 	key      *schema.Field
 	column   *schema.Field
@@ -29,8 +27,9 @@ type seller struct {
 	literals bool // keys and quantities are a part of the text
 	reported *instruments
 
-	looks atomic.Int64  // batches that will look for duplicates first
-	slots chan struct{} // one for each transaction that may run
+	looks     atomic.Int64  // batches that will look for duplicates first
+	conflicts atomic.Bool   // PostgreSQL isolates transactions by default from what others committed
+	slots     chan struct{} // one for each transaction that may run
 
 	// mu guards the lanes and what is in them.
 	mu    sync.Mutex
@@ -54,10 +53,6 @@ func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error
 		return fmt.Errorf("db is a transaction: pass the database: %w", gorm.ErrInvalidTransaction)
 	}
 	s.dialect = db.Name()
-	if s.dialect == "postgres" {
-		// The row's lock orders the sales. A snapshot of the whole transaction would only fail.
-		s.begin = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
-	}
 	s.guesses = s.dialect == "mysql" && !slices.Contains(db.Callback().Create().Clauses, "RETURNING")
 	// The driver prepares each statement with parameters, which is a round trip. GORM would keep each
 	// of these texts.

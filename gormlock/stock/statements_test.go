@@ -1,6 +1,7 @@
 package stock_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -415,36 +416,73 @@ func TestSale_Serializable(t *testing.T) {
 		}
 		fresh(t, db, 1<<40, &Order{})
 		var sales []*stock.Sale[Stock, Order]
+		var pools []*isolated
 		for range 4 {
-			sales = append(sales, newSale[Order](t, serializable(db), unique))
+			db, pool := serializable(db)
+			sales, pools = append(sales, newSale[Order](t, db, unique)), append(pools, pool)
 		}
 		sold, repeats := concurrently(t, sales, 8, 10)
 		if sold == 0 || repeats == 0 {
 			t.Errorf("sold %d, repeats %d", sold, repeats)
 		}
 		wantBooks[Order](t, db, 1<<40, sold)
+		asked := 0
+		for i, s := range sales {
+			_, err := s.Sell(t.Context(), 42, 1, &Order{SKU: 42, Buyer: -1 - int64(i)})
+			ok(t, "Sell", err)
+			if o := pools[i].asked.Load(); o != nil && o.Isolation == sql.LevelReadCommitted {
+				asked++
+			}
+		}
+		if postgres := db.Name() == "postgres"; postgres != (asked > 0) {
+			t.Errorf("%d of 4 sales ask for READ COMMITTED after their conflicts", asked)
+		}
+	})
+}
+
+// TestSale_AsksNoIsolation: asking costs the server a tenth of a sale.
+func TestSale_AsksNoIsolation(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		fresh(t, db, 1<<40, &Order{})
+		db, pool := isolating(db, nil)
+		s := newSale[Order](t, db, unique)
+		sold, _ := concurrently(t, []*stock.Sale[Stock, Order]{s, s}, 8, 10)
+		wantBooks[Order](t, db, 1<<40, sold)
+		if o := pool.asked.Load(); o != nil {
+			t.Errorf("the last transaction asked for %v", o.Isolation)
+		}
 	})
 }
 
 // serializable begins MySQL's transactions as SERIALIZABLE, whatever the server's default is.
-func serializable(db *gorm.DB) *gorm.DB {
-	if db.Name() != "mysql" {
-		return db
+func serializable(db *gorm.DB) (*gorm.DB, *isolated) {
+	if db.Name() == "mysql" {
+		return isolating(db, &sql.TxOptions{Isolation: sql.LevelSerializable})
 	}
+	return isolating(db, nil)
+}
+
+// isolating begins transactions with these options instead of those asked for, if they are not nil.
+func isolating(db *gorm.DB, begins *sql.TxOptions) (*gorm.DB, *isolated) {
 	db = db.Session(&gorm.Session{NewDB: true, Context: context.Background()})
 	inner := db.ConnPool
 	if prepared, ok := inner.(*gorm.PreparedStmtDB); ok {
 		inner = prepared.ConnPool
 	}
-	f := &isolated{inner}
-	db.ConnPool, db.Statement.ConnPool = f, f
-	return db
+	p := &isolated{ConnPool: inner, begins: begins}
+	db.ConnPool, db.Statement.ConnPool = p, p
+	return db, p
 }
 
-type isolated struct{ gorm.ConnPool }
+type isolated struct {
+	gorm.ConnPool
+	begins *sql.TxOptions
+	asked  atomic.Pointer[sql.TxOptions] // last
+}
 
-func (p *isolated) BeginTx(ctx context.Context, _ *sql.TxOptions) (gorm.ConnPool, error) {
-	return p.ConnPool.(gorm.TxBeginner).BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
+func (p *isolated) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool, error) {
+	p.asked.Store(opts)
+	return p.ConnPool.(gorm.TxBeginner).BeginTx(ctx, cmp.Or(p.begins, opts))
 }
 
 // concurrently sells in all sales at once, as processes would, to buyers some of whom repeat.
