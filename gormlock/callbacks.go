@@ -22,6 +22,9 @@ type operation struct {
 
 // before runs before every statement.
 func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
+	if t, _ := transactionOf(db.Statement.ConnPool); t != nil {
+		db.Statement.ConnPool = t.in(db.Statement.ConnPool)
+	}
 	if db.Error != nil {
 		op.sendSavepoint(db, db.Error)
 		return
@@ -102,22 +105,25 @@ func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
 // and in a session that was made before db.Use, GORM does not begin it through the plugin.
 func adopt(db *gorm.DB) {
 	s := db.Statement
-	if t, open := transactionOf(s.ConnPool); t != nil || !open || !gormkeys.StartedByGORM(db) {
+	t, open := transactionOf(s.ConnPool)
+	if !open {
 		return
 	}
-	p, _ := registered(db)
-	wrapped, err := p.WrapPool(db, db.ConnPool)
-	prepared, _ := s.ConnPool.(*gorm.PreparedStmtTX) // stays outside, as GORM takes it off for savepoints
-	real, ok := gormkeys.InnerTx(s.ConnPool).(gorm.Tx)
-	if db.AddError(err) != nil || !ok {
-		return
+	if t == nil {
+		if !gormkeys.StartedByGORM(db) {
+			return
+		}
+		p, _ := registered(db)
+		wrapped, err := p.WrapPool(db, db.ConnPool)
+		real, ok := gormkeys.InnerTx(s.ConnPool).(gorm.Tx)
+		if db.AddError(err) != nil || !ok {
+			return
+		}
+		t = newTransaction(s.Context, poolOf(wrapped), nil)
+		t.real = real
+		t.moveLocked(eventBegun, nil) // nobody else has it yet
 	}
-	t := &transaction{pool: poolOf(wrapped), ctx: s.Context, real: real}
-	t.moveLocked(eventBegun, nil) // nobody else has it yet
-	s.ConnPool = t
-	if prepared != nil {
-		s.ConnPool = &gorm.PreparedStmtTX{Tx: t, PreparedStmtDB: prepared.PreparedStmtDB}
-	}
+	s.ConnPool = t.in(s.ConnPool)
 }
 
 // enter takes the locks that a statement's guards ask for.

@@ -136,7 +136,7 @@ func AfterCommit(tx *gorm.DB, fn func(ctx context.Context)) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := cmp.Or(t.usableLocked(), t.gone); err != nil {
+	if err := cmp.Or(t.standsLocked(), t.gone); err != nil {
 		return fmt.Errorf("gormlock: AfterCommit: %w", err)
 	}
 	t.undone.add(undoEntry{afterCommit: fn})

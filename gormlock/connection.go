@@ -11,7 +11,18 @@ import (
 	"gorm.io/gorm"
 )
 
-var _ gorm.ConnPoolBeginner = (*pool)(nil)
+// connection is a transaction as GORM sees it. All its statements pass it, so that each answer is
+// judged before the next statement is sent.
+type connection struct {
+	*transaction
+	cache *gorm.PreparedStmtDB // prepares the statements; may be nil
+}
+
+var (
+	_ gorm.ConnPoolBeginner = (*pool)(nil)
+	// If it were not, Session(PrepareStmt) would leave the transaction.
+	_ gorm.Tx = (*connection)(nil)
+)
 
 // BeginTx implements gorm.ConnPoolBeginner. It locks the keys that ctx guards with, and leaves
 // BEGIN to the first statement.
@@ -20,29 +31,38 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	if err == nil {
 		var t *transaction
 		if t, err = p.start(ctx, opts, p.plugin.complete(demandOf(ctx))); err == nil {
-			return t, nil
+			return &t.direct, nil
 		}
 	}
 	// Rollback of GORM ignores a nil of a type, as that of *sql.Tx.
-	return (*transaction)(nil), err
+	return (*connection)(nil), err
 }
 
 // start returns a transaction that holds the locks of d.
 func (p *pool) start(ctx context.Context, opts *sql.TxOptions, d demand) (*transaction, error) {
-	t := &transaction{pool: p, ctx: ctx, opts: opts}
+	t := newTransaction(ctx, p, opts)
 	if len(d.keys) == 0 {
 		return t, nil
 	}
 	return t, t.guard(ctx, d)
 }
 
-// in returns t as the connection pool of a statement whose pool was wrapped.
-func (t *transaction) in(wrapped gorm.ConnPool) gorm.ConnPool {
-	if prepared, ok := wrapped.(*gorm.PreparedStmtDB); ok {
-		return &gorm.PreparedStmtTX{PreparedStmtDB: prepared, Tx: t}
+// in returns t as the connection pool of a statement that had c. Statements stay prepared, and no
+// PreparedStmtTX of GORM keeps their answers from t.
+func (t *transaction) in(c gorm.ConnPool) gorm.ConnPool {
+	switch c := c.(type) {
+	case *connection:
+		return c
+	case *gorm.PreparedStmtDB:
+		return &connection{t, c}
+	case *gorm.PreparedStmtTX:
+		return &connection{t, c.PreparedStmtDB}
 	}
-	return t
+	return &t.direct
 }
+
+// Unprepared implements gormkeys.Prepared.
+func (c *connection) Unprepared() gorm.ConnPool { return &c.direct }
 
 // conn is where a statement runs: the transaction in the database, begun if it has not been.
 func (t *transaction) conn(statement context.Context) (gorm.Tx, error) {
@@ -60,56 +80,91 @@ func (t *transaction) conn(statement context.Context) (gorm.Tx, error) {
 	return t.real, nil
 }
 
+// send returns where to send a query. BEGIN comes first, as it may wait for callers that have the
+// connection or the fence. GORM prepares each statement once for all callers. They would wait for the
+// caller that prepares, and get its error.
+func (c *connection) send(ctx context.Context, query string) (gorm.Tx, error) {
+	tx, err := c.conn(ctx)
+	if err != nil || c.cache == nil {
+		return tx, err
+	}
+	if verb, _ := savepointIn(query); verb != "" {
+		return tx, nil // MySQL cannot prepare it
+	}
+	return &gorm.PreparedStmtTX{Tx: tx, PreparedStmtDB: c.cache}, nil
+}
+
 // PrepareContext implements gorm.ConnPool.
-func (t *transaction) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
-	c, err := t.conn(ctx)
+func (c *connection) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
+	tx, err := c.conn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	stmt, err := c.PrepareContext(ctx, query)
-	return stmt, t.answered(err)
+	stmt, err := tx.PrepareContext(ctx, query)
+	return stmt, c.answered(query, nil, err)
 }
 
 // ExecContext implements gorm.ConnPool.
-func (t *transaction) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	c, err := t.conn(ctx)
+func (c *connection) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	tx, err := c.send(ctx, query)
 	if err != nil {
 		return nil, err
 	}
-	done, err := c.ExecContext(ctx, query, args...)
-	return done, t.answered(err)
+	if c.cache != nil {
+		c.tryValuers(args)
+	}
+	done, err := tx.ExecContext(ctx, query, args...)
+	return done, c.answered(query, nil, err)
 }
 
 // QueryContext implements gorm.ConnPool.
-func (t *transaction) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	c, err := t.conn(ctx)
+func (c *connection) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	tx, err := c.send(ctx, query)
 	if err != nil {
 		return nil, err
 	}
-	t.tryValuers(args)
-	rows, err := c.QueryContext(ctx, query, args...)
-	return rows, t.answered(err)
+	c.tryValuers(args)
+	rows, err := tx.QueryContext(ctx, query, args...)
+	return rows, c.answered(query, rows, err)
 }
 
-// QueryRowContext implements gorm.ConnPool.
-func (t *transaction) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	c, err := t.conn(ctx)
+// QueryRowContext implements gorm.ConnPool. A *sql.Row shows its error to its reader alone. If that
+// may be the end of the transaction, the row is read at once.
+func (c *connection) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	tx, err := c.send(ctx, query)
 	if err != nil {
 		return failedRow(err)
 	}
-	t.tryValuers(args)
-	row := c.QueryRowContext(ctx, query, args...)
-	_ = t.answered(row.Err())
+	if c.watchesRow() {
+		rows, err := c.QueryContext(ctx, query, args...)
+		if err != nil {
+			return failedRow(err)
+		}
+		return firstRow(rows)
+	}
+	row := tx.QueryRowContext(ctx, query, args...)
+	_ = c.answered(query, nil, row.Err())
 	return row
 }
 
-// StmtContext implements gorm.Tx: where statements are prepared, a cached one comes here first.
-func (t *transaction) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
-	c, err := t.conn(ctx)
+// watchesRow reports whether the transaction must see the error of a Row: under a guard, or if
+// AfterCommit waits for MySQL.
+func (t *transaction) watchesRow() bool {
+	if t.guarded() {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.silentLocked() && !t.undone.empty()
+}
+
+// StmtContext implements gorm.Tx, for statements that another plugin has prepared.
+func (c *connection) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
+	tx, err := c.conn(ctx)
 	if err != nil {
 		return failedStmt(err)
 	}
-	return c.StmtContext(ctx, stmt)
+	return tx.StmtContext(ctx, stmt)
 }
 
 // GetDBConn is what gorm's DB() calls.
@@ -177,10 +232,7 @@ func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
 
 const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
 
-// begun sends BEGIN before the first statement of a transaction. PrepareContext would do so, but
-// GORM prepares each statement once for all callers. BEGIN may wait for callers that have the
-// connection or the fence. These would wait for the caller that prepares, and get its error. If
-// preparing fails, GORM also makes an empty sql.Row.
+// begun sends BEGIN before the first statement of a transaction and its hooks.
 func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)
 	if t == nil || db.DryRun {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
@@ -40,6 +41,10 @@ var endings = map[string]map[string]func(tx *gorm.DB) error{
 	},
 	"postgres": {
 		"any error": func(tx *gorm.DB) error { return tx.Exec("SELECT 1/0").Error },
+		"a ROLLBACK in a text": func(tx *gorm.DB) error {
+			_ = tx.Exec("SELECT 1; ROLLBACK", pgx.QueryExecModeSimpleProtocol).Error
+			return tx.Exec("SAVEPOINT a").Error
+		},
 	},
 }
 

@@ -1,10 +1,10 @@
 package gormlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
-	"errors"
 	"io"
 )
 
@@ -59,7 +59,7 @@ func failedStmt(err error) *sql.Stmt {
 	return stmt
 }
 
-// firstRow returns the first of rows, already read.
+// firstRow returns the first of rows, already read, and closes them.
 func firstRow(rows *sql.Rows) *sql.Row {
 	columns, err := rows.Columns()
 	if err != nil {
@@ -74,6 +74,6 @@ func firstRow(rows *sql.Rows) *sql.Row {
 		}
 		err = rows.Scan(into...)
 	}
-	a.err = errors.Join(err, rows.Err())
+	a.err = cmp.Or(err, rows.Err(), rows.Close())
 	return a.row()
 }

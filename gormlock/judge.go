@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"reflect"
 	"slices"
@@ -29,12 +28,15 @@ const (
 )
 
 // judge returns what err, the error of a statement, says about its transaction. PostgreSQL refuses
-// all statements after an error. SQLite never tells: it rolls back if a write is interrupted, the
+// all statements after an error, unless there is no transaction any more. SQLite never tells: it rolls back if a write is interrupted, the
 // disk is full, or a constraint or a trigger says ROLLBACK. The others roll back after a conflict,
 // and go on if they say that the statement was wrong.
 func judge(d sqltable.Dialect, err error) verdict {
 	switch d.Name {
 	case sqltable.Postgres:
+		if sqlerr.PostgresState(err) == postgresNoTransaction {
+			return verdictEnded
+		}
 		return verdictOpen
 	case sqltable.SQLite:
 		return verdictAsk
@@ -53,26 +55,17 @@ func judge(d sqltable.Dialect, err error) verdict {
 	return verdictAsk
 }
 
+const postgresNoTransaction = "25P01"
+
 var (
 	mysqlEnds  = []uint64{sqlerr.MySQLChangedRow, sqlerr.MySQLLockTableFull, sqlerr.MySQLDeadlock}
 	mysqlWrong = []string{"22", "23", "42"} // classes of SQLSTATE: values, constraints, syntax
 )
 
-// localErrors are frequent errors that no server returned, or only for a violated constraint.
-var localErrors = []error{
-	gorm.ErrRecordNotFound, gorm.ErrDuplicatedKey, gorm.ErrForeignKeyViolated, sql.ErrNoRows,
-	gorm.ErrMissingWhereClause, gorm.ErrPrimaryKeyRequired, gorm.ErrInvalidData,
-	context.Canceled, context.DeadlineExceeded, sqlerr.ErrStale, sqlerr.ErrInsufficient, ErrGuardTooLate, ErrUnguarded,
-}
-
 // local reports whether err certainly does not mean that a server ended the transaction.
 func local(err error) bool {
-	return err.Error() == rowsClosed ||
-		slices.ContainsFunc(localErrors, func(target error) bool { return errors.Is(err, target) })
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
-
-// rowsClosed is the error of database/sql for rows that were closed without an error.
-const rowsClosed = "sql: Rows are closed"
 
 // commitRejected reports whether the transaction is certainly rolled back although COMMIT returned
 // err.

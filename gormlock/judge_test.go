@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -11,10 +10,8 @@ import (
 
 	gomysql "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgconn"
-	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/gormlock/testdata/sqlite3"
-	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
@@ -49,15 +46,12 @@ func TestJudge(t *testing.T) {
 		{"mysql", io.ErrUnexpectedEOF, verdictAsk},
 		{"mysql", driver.ErrBadConn, verdictAsk},
 		{"mysql", wrong, verdictAsk},
-		{"mysql", gorm.ErrRecordNotFound, verdictOpen},
-		{"mysql", gorm.ErrDuplicatedKey, verdictOpen},
-		{"mysql", sql.ErrNoRows, verdictOpen},
 		{"mysql", context.Canceled, verdictOpen},
-		{"mysql", sqlerr.ErrStale, verdictOpen},
-		{"mysql", errors.New("sql: Rows are closed"), verdictOpen},
+		{"mysql", fmt.Errorf("wrapped: %w", context.DeadlineExceeded), verdictOpen},
 
 		{"postgres", &pgconn.PgError{Code: "40P01"}, verdictOpen},
 		{"postgres", &pgconn.PgError{Code: "23505"}, verdictOpen},
+		{"postgres", &pgconn.PgError{Code: "25P01"}, verdictEnded}, // no savepoint outside of a transaction
 		{"postgres", io.ErrUnexpectedEOF, verdictOpen},
 		{"postgres", wrong, verdictOpen},
 

@@ -105,11 +105,8 @@ func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*
 	for _, name := range op.steps {
 		all[name] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(wrappedByField(name, fn)) }
 	}
-	switch op.name {
-	case "row":
-		all["gorm:row"] = rowAtOnce
-	case "raw":
-		all["gorm:raw"] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(savepointNoted(fn)) }
+	if op.name == "raw" {
+		all["gorm:raw"] = rollbackOnPanic
 	}
 	if op.writes && !db.SkipDefaultTransaction {
 		all[gormkeys.BeginStep] = thenBegun
@@ -173,7 +170,7 @@ func (p *plugin) register(db *gorm.DB, op operation, processor processor, protec
 	}
 	after := afterWrite
 	if op.reads {
-		after = afterRead
+		after = explainError
 	}
 	err := processor.first.Register(beforeName, func(db *gorm.DB) { p.before(db, op, protected) })
 	if err != nil {

@@ -24,35 +24,14 @@ func sendSavepoint(db *gorm.DB, refused error) {
 		db.Statement.Context = t.ctx // the block's has ended
 	}
 	if refused != nil {
-		_, err := db.Statement.ConnPool.ExecContext(db.Statement.Context, query)
-		noteSavepoint(db, err)
+		_, _ = db.Statement.ConnPool.ExecContext(db.Statement.Context, query)
 	}
 }
 
-// savepointNoted wraps GORM's callback of raw statements.
-func savepointNoted(fn func(*gorm.DB)) func(*gorm.DB) {
-	return func(db *gorm.DB) {
-		if db.Error == nil {
-			defer func() { noteSavepoint(db, db.Error) }()
-		}
-		fn(db)
-	}
-}
-
-// noteSavepoint notes a SAVEPOINT, a RELEASE or a ROLLBACK that was sent and returned err. If a
+// noteSavepointLocked notes a SAVEPOINT, a RELEASE or a ROLLBACK that was sent and returned err. If a
 // ROLLBACK TO failed, what it should have undone would be committed with the rest, so the
 // transaction is given up.
-func noteSavepoint(db *gorm.DB, err error) {
-	t, _ := transactionOf(db.Statement.ConnPool)
-	if t == nil || db.DryRun {
-		return
-	}
-	verb, name := savepointIn(db.Statement.SQL.String())
-	if verb == "" {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (t *transaction) noteSavepointLocked(verb, name string, err error) {
 	switch {
 	case verb == "ROLLBACK" && err != nil:
 		t.failLocked(fmt.Errorf("gormlock: ROLLBACK TO %s failed, so the transaction is rolled back: %w", name, err))

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // mariaDB reports whether a database is MariaDB. GORM calls it "mysql", as it calls MySQL.
@@ -19,16 +21,14 @@ func mariaDB(t testing.TB, db *gorm.DB) bool {
 	return strings.Contains(version, "MariaDB")
 }
 
-// unprepared returns a session that prepares no statement: MySQL cannot prepare SIGNAL, SAVEPOINT and
+// unprepared returns a session that prepares no statement: MySQL cannot prepare SIGNAL and
 // CREATE FUNCTION.
 func unprepared(db *gorm.DB) *gorm.DB {
 	db = db.Session(&gorm.Session{Context: db.Statement.Context})
-	switch prepared := db.Statement.ConnPool.(type) {
-	case *gorm.PreparedStmtDB:
+	if prepared, ok := db.Statement.ConnPool.(*gorm.PreparedStmtDB); ok {
 		db.Statement.ConnPool = prepared.ConnPool
-	case *gorm.PreparedStmtTX:
-		db.Statement.ConnPool = prepared.Tx
 	}
+	db.Statement.ConnPool = gormkeys.InnerTx(db.Statement.ConnPool)
 	return db
 }
 

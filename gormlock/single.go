@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"context"
-	"database/sql"
 	"runtime"
 
 	"gorm.io/gorm"
@@ -89,7 +88,7 @@ func (single *singleTx) rollback() {
 
 // endSingle commits a guarded single statement, or rolls it back if it failed.
 func endSingle(db *gorm.DB) {
-	explainWrite(db)
+	explainError(db)
 	single := takeSingle(db)
 	switch {
 	case single == nil:
@@ -124,34 +123,14 @@ func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
 	}
 }
 
-// explainWrite adds to the error of a write why its transaction ended.
-func explainWrite(db *gorm.DB) {
-	t, _ := transactionOf(db.Statement.ConnPool)
-	if t != nil && db.Error != nil {
-		db.Error = t.explain(db.Error)
-	}
-}
-
-// afterRead runs after reads, which have no transaction of their own.
-func afterRead(db *gorm.DB) {
-	t, _ := transactionOf(db.Statement.ConnPool)
-	if t == nil {
+// explainError adds to the error of a statement why its transaction ended.
+func explainError(db *gorm.DB) {
+	if db.Error == nil {
 		return
 	}
-	if db.Error != nil {
+	if t, _ := transactionOf(db.Statement.ConnPool); t != nil {
 		db.Error = t.explain(db.Error)
-		return
 	}
-	switch rows := db.Statement.Dest.(type) {
-	case *sql.Rows:
-		t.handedOut(rows)
-	case *sql.Row:
-		if rows != nil && rows.Err() != nil { // GORM does not look at it
-			_ = t.explain(rows.Err())
-			return
-		}
-	}
-	noteSavepoint(db, nil)
 }
 
 // rollbackOnPanic rolls a single statement back when fn does not return. GORM would leave its own

@@ -14,8 +14,8 @@ import (
 	"github.com/onelane/onelane/internal/undone"
 )
 
-// transaction is a gorm.Tx that begins in the database when its first statement runs, after the
-// locks of its guard. Without a guard it does what the *sql.Tx in it does.
+// transaction begins in the database when its first statement runs, after the locks of its guard.
+// Without a guard it does what the *sql.Tx in it does.
 //
 // mu guards the fields below it. It stays locked while a method waits for the locks or for the
 // database. Methods whose names end in Locked need it. Order of mutexes: mu, then those of carried
@@ -24,6 +24,7 @@ type transaction struct {
 	pool    *pool
 	ctx     context.Context
 	opts    *sql.TxOptions
+	direct  connection // of statements that are not prepared
 	carried carried
 
 	mu      sync.Mutex
@@ -35,10 +36,16 @@ type transaction struct {
 
 	real      gorm.Tx     // Nil before BEGIN.
 	interrupt func()      // Ends the context of real, under locks.
-	rows      []*sql.Rows // Handed out: only their reader sees their errors.
+	rows      []*sql.Rows // Only their reader sees their errors.
 	answer    error       // The last error of its connection.
 	gone      error       // Why MySQL rolled it back, in statePlain.
 	undone    undoLog     // A rollback takes it back, and COMMIT runs it.
+}
+
+func newTransaction(ctx context.Context, p *pool, opts *sql.TxOptions) *transaction {
+	t := &transaction{pool: p, ctx: ctx, opts: opts}
+	t.direct.transaction = t
+	return t
 }
 
 // state is how far a transaction is.
@@ -162,8 +169,11 @@ func (t *transaction) usableLocked() error {
 func transactionOf(c gorm.ConnPool) (t *transaction, open bool) {
 	for {
 		switch x := c.(type) {
-		case *transaction:
-			return x, x != nil
+		case *connection:
+			if x == nil {
+				return nil, false
+			}
+			return x.transaction, true
 		case *gorm.PreparedStmtTX:
 			c = x.Tx
 		case *pool:

@@ -15,13 +15,22 @@ import (
 	"github.com/onelane/onelane/internal/undone"
 )
 
-// answered judges an error of the connection, and returns it.
-func (t *transaction) answered(err error) error {
+// answered judges the answer to a query, and returns its error. It keeps the rows of a statement
+// under locks, and those of MySQL also without, to judge what their reader sees.
+func (t *transaction) answered(query string, rows *sql.Rows, err error) error {
+	verb, savepoint := savepointIn(query)
+	if err == nil && verb == "" && rows == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if err != nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.answer = err
 		t.judgeLocked(err)
+	} else if rows != nil && (t.guarded() || t.silentLocked()) {
+		t.rows = append(t.rows, rows)
+	}
+	if verb != "" {
+		t.noteSavepointLocked(verb, savepoint, err)
 	}
 	return err
 }
@@ -29,6 +38,7 @@ func (t *transaction) answered(err error) error {
 // judgeLocked gives the transaction up if the database rolled it back with the statement that
 // returned err. Without locks it notes that, as the caller may go on.
 func (t *transaction) judgeLocked(err error) {
+	t.answer = err
 	switch t.state() {
 	case stateGuarded:
 		if t.endedLocked(err) {
@@ -86,13 +96,11 @@ var explanations = []error{
 	core.ErrLost, core.ErrClosed, context.Canceled, context.DeadlineExceeded,
 }
 
-// explain adds the loss of the lock, or the end of the context, to the error of a statement. It also
-// judges the error: statements that GORM prepared do not pass [transaction.answered].
+// explain adds the loss of the lock, or the end of the context, to the error of a statement.
 func (t *transaction) explain(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.judgeLocked(err)
-	why := t.usableLocked()
+	why := t.standsLocked()
 	for _, cause := range explanations {
 		if errors.Is(why, cause) && !errors.Is(err, cause) {
 			return fmt.Errorf("%w: %w", why, err)
@@ -117,20 +125,6 @@ func (t *transaction) markedLocked(err error) error {
 	return err
 }
 
-// A database may end the whole transaction while rows are read: MySQL is a deadlock's victim,
-// SQLite runs the statement only then. Later statements would commit by themselves. No callback
-// sees that error, so the transaction keeps the rows and looks at them before its next statement
-// and COMMIT.
-
-// handedOut keeps the rows of a statement under locks, and those of MySQL also without.
-func (t *transaction) handedOut(rows *sql.Rows) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if rows != nil && (t.guarded() || t.silentLocked()) {
-		t.rows = append(t.rows, rows)
-	}
-}
-
 // silentLocked reports whether COMMIT succeeds although the database rolled the transaction back.
 // MySQL and MariaDB do so, and then the functions of AfterCommit must not be called. Under locks the
 // transaction is given up before.
@@ -138,19 +132,20 @@ func (t *transaction) silentLocked() bool {
 	return t.state() == statePlain && t.pool.dialect.Name == "mysql"
 }
 
-// standsLocked returns why no statement may run any more, after a look at the rows that were handed
-// out.
+// standsLocked returns why no statement may run any more, after a look at the rows. A database may
+// end the whole transaction while rows are read: MySQL is a deadlock's victim, SQLite runs the
+// statement only then. Later statements would commit by themselves.
 func (t *transaction) standsLocked() error {
 	if err := t.usableLocked(); err != nil {
 		return err
 	}
 	var errs []error
 	t.rows = slices.DeleteFunc(t.rows, func(r *sql.Rows) bool {
-		err := rowsError(r)
+		open, err := stateOf(r)
 		if err != nil {
 			errs = append(errs, err)
 		}
-		return err != nil
+		return !open
 	})
 	for _, err := range errs {
 		t.judgeLocked(err)
@@ -158,15 +153,19 @@ func (t *transaction) standsLocked() error {
 	return t.cause
 }
 
-// rowsError returns why rows are closed. Only the goroutine that calls Next may call Err.
-func rowsError(r *sql.Rows) error {
-	_, err := r.Columns()
-	return err
+// stateOf reports whether rows are open, and the error that closed them. Only the goroutine that
+// calls Next may call Err.
+func stateOf(r *sql.Rows) (open bool, err error) {
+	const closed = "sql: Rows are closed" // without an error
+	if _, err = r.Columns(); err != nil && err.Error() == closed {
+		return false, nil
+	}
+	return err == nil, err
 }
 
-// readingLocked reports whether rows that were handed out are open.
+// readingLocked reports whether rows are open.
 func (t *transaction) readingLocked() bool {
-	return slices.ContainsFunc(t.rows, func(r *sql.Rows) bool { return rowsError(r) == nil })
+	return slices.ContainsFunc(t.rows, func(r *sql.Rows) bool { open, _ := stateOf(r); return open })
 }
 
 // closeRowsLocked closes the rows that are still open. So an error among rows that nobody read is

@@ -25,8 +25,8 @@ func TestAfterCommit_SavepointNames(t *testing.T) {
 		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
 			return errors.Join(
 				tx.Model(&Stock{}).Where("sku = 42").Update("left", 2).Error, after(tx, "before"),
-				unprepared(tx).Exec("SAVEPOINT here;").Error, after(tx, "undone"),
-				unprepared(tx).Exec("/* back */ ROLLBACK TO SAVEPOINT HERE ;").Error, after(tx, "after"),
+				tx.Exec("SAVEPOINT here;").Error, after(tx, "undone"),
+				tx.Exec("/* back */ ROLLBACK TO SAVEPOINT HERE ;").Error, after(tx, "after"),
 			)
 		}))
 		if len(called) != 2 || called[0] != "before" || called[1] != "after" {
@@ -51,7 +51,7 @@ func TestAfterCommit_QuotedSavepoint(t *testing.T) {
 			return errors.Join(
 				after("before"), tx.SavePoint("here").Error,
 				after("undone"), tx.RollbackTo(quote+"here"+quote).Error,
-				after("after"), unprepared(tx).Exec("RELEASE SAVEPOINT "+quote+"here"+quote).Error,
+				after("after"), tx.Exec("RELEASE SAVEPOINT "+quote+"here"+quote).Error,
 			)
 		}))
 		if !slices.Equal(called, []string{"before", "after"}) {
@@ -81,7 +81,7 @@ func TestAfterCommit_ReleasedSavepoint(t *testing.T) {
 					return errors.Join(
 						err, tx.SavePoint("a").Error, tx.SavePoint("b").Error,
 						after("undone"), tx.SavePoint("a").Error,
-						after("undone, too"), unprepared(tx).Exec("RELEASE "+release).Error,
+						after("undone, too"), tx.Exec("RELEASE "+release).Error,
 						tx.RollbackTo("a").Error, after("after"),
 					)
 				}))
@@ -122,7 +122,7 @@ func TestAfterCommit_SavepointComments(t *testing.T) {
 				err := after("before")
 				for _, statement := range statements {
 					if statement != "" {
-						err = errors.Join(err, unprepared(tx).Exec(statement).Error)
+						err = errors.Join(err, tx.Exec(statement).Error)
 					}
 					if !strings.HasPrefix(statement, "ROLLBACK") {
 						err = errors.Join(err, after("undone"))
@@ -157,8 +157,8 @@ func TestAfterCommit_SavepointByRaw(t *testing.T) {
 					return gormlock.AfterCommit(tx, func(context.Context) { called = append(called, name) })
 				}
 				return errors.Join(
-					after("before"), send(unprepared(tx), "SAVEPOINT a"), after("undone"),
-					send(unprepared(tx), "ROLLBACK TO SAVEPOINT a"), after("after"),
+					after("before"), send(tx, "SAVEPOINT a"), after("undone"),
+					send(tx, "ROLLBACK TO SAVEPOINT a"), after("after"),
 				)
 			}))
 			if !slices.Equal(called, []string{"before", "after"}) {

@@ -35,11 +35,7 @@ func TestPanics_OfArguments(t *testing.T) {
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
 		put(t, db, 42, 100)
 		n := int64(100)
-		_, prepared := db.ConnPool.(*gorm.PreparedStmtDB)
 		for name, fn := range fns {
-			if prepared { // GORM prepares the statement, and database/sql does not come back
-				continue
-			}
 			func() {
 				defer func() {
 					if p := recover(); p == nil {

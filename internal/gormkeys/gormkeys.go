@@ -32,6 +32,12 @@ type Transaction interface {
 	OnRollback(undo func(), needed func() bool)
 }
 
+// Prepared is a transaction of gormlock in Statement.ConnPool, whose statements may be prepared.
+type Prepared interface {
+	// Unprepared returns the same transaction for statements that are not prepared.
+	Unprepared() gorm.ConnPool
+}
+
 // AnyVersion is a setting of a statement that is right on any version of its row. The value is the
 // column that the statement writes, which must not be the version itself.
 const AnyVersion = "gormlock:any version"

@@ -47,5 +47,8 @@ func InnerTx(c gorm.ConnPool) gorm.ConnPool {
 	for prepared, ok := c.(*gorm.PreparedStmtTX); ok; prepared, ok = c.(*gorm.PreparedStmtTX) {
 		c = prepared.Tx
 	}
+	if prepared, ok := c.(Prepared); ok {
+		return prepared.Unprepared()
+	}
 	return c
 }
