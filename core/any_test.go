@@ -237,7 +237,7 @@ func TestAcquireAny_TakesTurnsWithOthers(t *testing.T) {
 	})
 }
 
-// With one waiter one key is acquired, also if all become free at the same time.
+// With one waiter one key is acquired, even if all become free at the same time.
 func TestAcquireAny_NoneTooMany(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

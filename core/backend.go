@@ -51,7 +51,7 @@ type Backend interface {
 	// Extend makes the lease last at least ttl from now. It never shortens a lease and never takes
 	// back a lease that ended. If g no longer holds the key, it returns ErrLost.
 	Extend(ctx context.Context, g Grant, ttl time.Duration) (Grant, error)
-	// Release frees the key if g holds it, and also if the key is g's orphan. Otherwise it returns
+	// Release frees the key if g holds it, or if the key is g's orphan. Otherwise it returns
 	// ErrLost. A key that g sealed stays sealed, and Release returns nil. It forgets the waiters that
 	// it returns: one that still waits says so again when it asks in vain.
 	Release(ctx context.Context, g Grant) (Waiters, error)

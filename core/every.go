@@ -41,7 +41,7 @@ func (o acquireOption) applyEvery(s *everySettings) { o(&s.settings) }
 func WithMisfireGrace(d time.Duration) EveryOption {
 	return everyOption(func(s *everySettings) {
 		if s.grace = d; d < minTTL || d > maxDuration {
-			s.grace = -1 // refused, also if it is 0
+			s.grace = -1 // refused, even if it is 0
 		}
 	})
 }

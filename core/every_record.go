@@ -64,7 +64,7 @@ func (r *record) read(ctx context.Context) (due time.Time, found bool, err error
 	return asked.Add(-age - time.Duration(late)*time.Microsecond), true, nil
 }
 
-// write replaces the record while k is held, also if ctx is done. It tries again as long as it can: a
+// write replaces the record while k is held, even if ctx is done. It tries again as long as it can: a
 // slot that ran and is not recorded runs again. If ctx is done, only outages are worth another try.
 func (r *record) write(caller context.Context, k *Lock, due time.Time, as AcquireOption) error {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))

@@ -170,7 +170,7 @@ func stopped(t testing.TB, stop func() error) {
 	want(t, "Every", stop(), context.Canceled)
 }
 
-// One instance of three runs each slot, also if their views of the record's age differ by hours.
+// One instance of three runs each slot, even if their views of the record's age differ by hours.
 func TestEvery_OneRunPerSlot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

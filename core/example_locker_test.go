@@ -46,7 +46,7 @@ func ExampleLocker_Acquire() {
 }
 
 // Money goes from one account to another: both are locked, or none. Two transfers in opposite
-// directions do not wait for each other for ever.
+// directions do not wait for each other forever.
 func ExampleLocker_AcquireAll() {
 	locker := exampleLocker()
 	defer locker.Close()

@@ -31,7 +31,7 @@ func ExampleLocker_TryAcquire() {
 	locker, _ := core.New(backendtest.Memory(), core.WithInstance("shop-1"))
 	defer locker.Close()
 	ctx := context.Background()
-	lock, err := locker.TryAcquire(ctx, core.Join("order", "7"), core.WithTag("taker 1"))
+	lock, err := locker.TryAcquire(ctx, core.Join("order", "7"), core.WithTag("courier 1"))
 	fmt.Println(lock.Key(), err)
 
 	_, err = locker.TryAcquire(ctx, "order:7")
@@ -41,7 +41,7 @@ func ExampleLocker_TryAcquire() {
 	fmt.Println(lock.Release(ctx))
 	// Output:
 	// order:7 <nil>
-	// true true taker 1
+	// true true courier 1
 	// <nil>
 }
 

@@ -55,7 +55,7 @@ func TestExtend_OfALockThatWasLostMeanwhileIsLost(t *testing.T) {
 	})
 }
 
-// What is taken is not unavailable: who runs unprotected when Redis is down would run beside the holder.
+// A taken key is not unavailable: a caller that runs unprotected when Redis is down would run beside the holder.
 func TestAcquireAll_TakenDoesNotMatchUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()

@@ -11,7 +11,7 @@ import (
 
 // acquireAsHead asks the backend until the key is w's, the answer is final, or the wait ends.
 func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
-	defer w.locker.leave(q, w) // also after a panic of the backend; no effect once w has the lease
+	defer w.locker.leave(q, w) // even after a panic of the backend; no effect once w has the lease
 	var (
 		pauses = backoff{jitter: w.locker.chance.jitter}
 		watch  = watch{backend: w.locker.backend, name: w.name}

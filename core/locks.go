@@ -49,7 +49,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	defer cancel()
 	locks, complete := make(Locks, 0, len(sorted)), false
 	defer func() {
-		if !complete { // also after a panic of the backend
+		if !complete { // even after a panic of the backend
 			l.giveBack(ctx, waiting, locks)
 		}
 	}()

@@ -195,7 +195,7 @@ func TestLogs_LossFoundAtRelease(t *testing.T) {
 	}
 }
 
-// What was left out of the log is written when the Locker is closed.
+// The lines left out of the log are counted in one when the Locker is closed.
 func TestClose_FlushesTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestClose_FlushesTheLog(t *testing.T) {
 	})
 }
 
-// What is built on a Locker, such as a middleware that refuses each request, floods no log either.
+// Code on top of a Locker, such as a middleware that refuses each request, floods no log either.
 func TestLogger_IsLimited(t *testing.T) {
 	t.Parallel()
 	log := &records{}

@@ -59,7 +59,7 @@ func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration
 	}
 	succeeded := false
 	defer func() {
-		if !succeeded { // also after a panic
+		if !succeeded { // even after a panic
 			err = l.releaseAfter(ctx, k, true, err)
 		}
 	}()
@@ -74,7 +74,7 @@ func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration
 	return true, nil
 }
 
-// sealSurely seals a key over an outage of the backend, also if the lease ends meanwhile. The key
+// sealSurely seals a key over an outage of the backend, even if the lease ends meanwhile. The key
 // may be sealed or our orphan by then. If ctx is done it tries once.
 func (l *Locker) sealSurely(ctx context.Context, k *Lock, retention, outage time.Duration) error {
 	pauses, end := backoff{jitter: l.chance.jitter}, time.Now().Add(outage)

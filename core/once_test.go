@@ -263,7 +263,7 @@ func TestDoOnce_Closed(t *testing.T) {
 	}
 }
 
-// The seal is tried for as long as WithOutageWait says, also after the lease ended.
+// The seal is tried for as long as WithOutageWait says, even after the lease ended.
 func TestDoOnce_SealAfterTheLease(t *testing.T) {
 	t.Parallel()
 	for _, orphan := range []time.Duration{0, time.Hour} {

@@ -122,7 +122,7 @@ func WithOutageWait(d time.Duration) AcquireOption {
 }
 
 // WithMaxHold sets for how long a lock is renewed, counted from when it was acquired. After that
-// the lease ends and the lock is lost. So a holder that hangs does not block the others for ever.
+// the lease ends and the lock is lost. So a holder that hangs does not block the others forever.
 // The default is 15 min. With 0 nothing is renewed: the lease ends at its TTL unless the holder
 // calls [Lock.Extend].
 func WithMaxHold(d time.Duration) AcquireOption {

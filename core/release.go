@@ -59,7 +59,7 @@ func (l *Locker) releaseFailed(key string, err error) {
 // ended before, or nil.
 func (s *lease) release(caller, ctx context.Context, lost error) error {
 	var waiters Waiters
-	defer func() { s.locker.leaseOver(s, waiters) }() // also after a panic of the backend
+	defer func() { s.locker.leaseOver(s, waiters) }() // even after a panic of the backend
 	waiters, err := s.free(ctx)
 	if contextError(ctx) == nil { // the caller's context did not end the call
 		caller = ctx

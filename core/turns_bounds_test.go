@@ -30,7 +30,7 @@ func overTurn(t *testing.T, l *core.Locker, s *spy, others int, opts ...core.Acq
 	return k, got
 }
 
-// A short wait has time for one question, also if other processes take their turns meanwhile.
+// A short wait has time for one question, even if other processes take their turns meanwhile.
 func TestTurns_ShortWaitAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()
@@ -186,7 +186,7 @@ func TestTurns_SlowSubscription(t *testing.T) {
 	})
 }
 
-// AcquireAny of free keys with a short wait gets one, also after waiters elsewhere left.
+// AcquireAny of free keys with a short wait gets one, even after waiters elsewhere left.
 func TestTurns_ShortWaitForAnyKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memorySpy()

@@ -419,7 +419,7 @@ func TestErrors_ErrorWithABody(t *testing.T) {
 	s.order("k", "").want(t, 410, "run 1", true)
 }
 
-// What is recorded is what is sent: somebody outside who answers where nobody has written finds this written.
+// The record is the answer that was sent, even if a middleware outside answers because nobody wrote.
 func TestAnswer_NoBodyIsWritten(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)

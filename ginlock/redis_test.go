@@ -90,7 +90,7 @@ func TestNothingStaysForEver(t *testing.T) {
 	check("afterwards", 3)
 }
 
-// An encrypted answer cannot be read in Redis, and is replayed all the same, also after a new key.
+// An encrypted answer cannot be read in Redis, and is replayed all the same, even after a new key.
 func TestByHeader_Encryption(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)

@@ -106,7 +106,7 @@ func TestRefuseRepeats_AfterNothingDone(t *testing.T) {
 	}
 }
 
-// A form with an unknown outcome is refused: after a server error, and after a panic also when its
+// A form with an unknown outcome is refused: after a server error, and after a panic even when its
 // claim has ended.
 func TestRefuseRepeats_AfterAFailure(t *testing.T) {
 	t.Parallel()

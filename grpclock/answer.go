@@ -220,7 +220,7 @@ func (s *stream) keep(prefix string, md metadata.MD, err error) error {
 	return nil
 }
 
-// recorded returns what was set so far. What is set later is not recorded.
+// recorded returns what was set so far. Metadata that is set later is not recorded.
 func (s *stream) recorded() map[string][]string {
 	if s == nil {
 		return nil

@@ -108,7 +108,7 @@ func TestForgedRecords(t *testing.T) {
 	}
 }
 
-// What is never replayed does not stand in Redis either.
+// An answer that is never replayed is not in Redis either.
 func TestMetadata_CredentialsNotStored(t *testing.T) {
 	t.Parallel()
 	n := testutil.Redis(t)

@@ -65,7 +65,7 @@ func (c *call) requestID() string {
 }
 
 // certified returns the name in the client's certificate, or "" if no certificate was verified. The
-// name stays when the certificate is renewed, also if the authority lists names in another order.
+// name stays when the certificate is renewed, even if the authority lists names in another order.
 // It begins with the issuer. Then follow the URIs (a SPIFFE ID is one), or else the subject. A
 // subject without a common name may be that of all callers, such as O=bank. So the DNS names and
 // e-mail addresses follow it. An IP address may be that of a pod, and counts only if there is no

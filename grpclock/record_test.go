@@ -99,7 +99,7 @@ func TestReplay_Messages(t *testing.T) {
 	}
 }
 
-// What is larger than MaxBody is sent, and is not kept.
+// An answer larger than MaxBody is sent, and is not kept.
 func TestMaxBody_LargeAnswers(t *testing.T) {
 	t.Parallel()
 	for name, h := range map[string]handler{

@@ -35,7 +35,7 @@ func TestReplay_OriginalRequest(t *testing.T) {
 	}
 }
 
-// A 413 says how much is allowed, also if a handler outside set the limit.
+// A 413 says how much is allowed, even if a handler outside set the limit.
 func TestRefusal_NamesTheLimit(t *testing.T) {
 	t.Parallel()
 	once := idempotency.ByHeader("Idempotency-Key", idempotency.WithLocker(testutil.Locker(t)), idempotency.MaxRequestBody(8))

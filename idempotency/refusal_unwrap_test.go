@@ -36,7 +36,7 @@ func TestRefusal_InsideALogger(t *testing.T) {
 	var runs atomic.Int64
 	running, done := make(chan struct{}), make(chan struct{})
 	finish := sync.OnceFunc(func() { close(done) })
-	defer finish() // also if the test fails: the server waits for its handlers
+	defer finish() // even if the test fails: the server waits for its handlers
 	once, perOrder := idempotency.ByHeader("Idempotency-Key", l), idempotency.ByKey("{header.X-Order}", l)
 	s := serve(t, once(logged(perOrder(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if runs.Add(1) == 1 {

@@ -139,7 +139,7 @@ func TestSilent_AfterTheContextEnded(t *testing.T) {
 	})
 }
 
-// A status without a body is an answer, also after the context ended.
+// A status without a body is an answer, even after the context ended.
 func TestSilent_StatusIsAnAnswer(t *testing.T) {
 	t.Parallel()
 	s := orders(t, testutil.Locker(t), func(w http.ResponseWriter, r *http.Request) {

@@ -159,7 +159,7 @@ func TestSupport_Backends(t *testing.T) {
 	})
 }
 
-// What is not unknown is left as it is, and what cannot be answered is refused.
+// A known outcome stays as it is, and one that cannot be answered is refused.
 func TestSupport_NotUnknown(t *testing.T) {
 	t.Parallel()
 	l := testutil.Locker(t)

@@ -42,7 +42,7 @@ var mayImport = map[string][]string{
 	"gormlock/optimistic": {"gormlock", "internal", "internal/gormkeys", "gorm.io/gorm"},
 }
 
-// What is below an allowed path and is not meant.
+// Packages below an allowed path that are not meant.
 var neverImport = []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters",
 	"google.golang.org/grpc/reflection", "google.golang.org/grpc/xds"}
 

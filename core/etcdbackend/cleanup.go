@@ -76,7 +76,7 @@ func (b *backend) void(ctx context.Context, q core.Request) error {
 		switch s, _ := e.status(); {
 		case e.revision == 0 || e.Owner != q.Owner || s == core.Sealed:
 			return step{}, nil
-		case e.Adopted != "": // also if the lease has ended meanwhile
+		case e.Adopted != "": // even if the lease has ended meanwhile
 			r := record{State: stateHeld, Owner: e.Adopted, Orphan: e.AdoptedFor, Token: e.token()}
 			return step{write: &r}, nil
 		}

@@ -24,7 +24,7 @@ func TestNew_Errors(t *testing.T) {
 	}
 }
 
-// What does not fit is refused before anything is sent.
+// A key or value that does not fit is refused before anything is sent.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t)

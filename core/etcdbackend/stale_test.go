@@ -110,7 +110,7 @@ func TestRelease_AfterExtendOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A failed adoption restores the orphan also if its clean-up comes when the lease has ended.
+// A failed adoption restores the orphan even if its clean-up comes when the lease has ended.
 func TestCleanUp_FailedAdoptionAfterItsLease(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t)

@@ -145,7 +145,7 @@ func TestGarbage_FewEtcdLeases(t *testing.T) {
 	acquire(t, b, request("next", time.Hour, time.Hour))
 }
 
-// etcd removes no key before its lease ends, also if the key shares an etcd lease that began
+// etcd removes no key before its lease ends, even if the key shares an etcd lease that began
 // before.
 func TestGarbage_NotBeforeTheTTL(t *testing.T) {
 	t.Parallel()

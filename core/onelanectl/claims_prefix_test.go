@@ -11,7 +11,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// The log may name a claim without claim:. onelanectl finds it with and without, also if the key is
+// The log may name a claim without claim:. onelanectl finds it with and without, even if the key is
 // longer than that of a lock, and a lock of that name comes first.
 func TestClaims_KeyWithoutPrefix(t *testing.T) {
 	t.Parallel()

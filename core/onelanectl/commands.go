@@ -170,7 +170,7 @@ func (o *options) list(ctx context.Context, locker *core.Locker, at place, out *
 	keys, more, err := at.scan(ctx, search{o.prefix, start, o.limit, o.held})
 	rows := 0
 	for _, key := range keys {
-		if ctx.Err() != nil { // also if the reader of the lines was slow
+		if ctx.Err() != nil { // even if the reader of the lines was slow
 			err = errors.Join(err, fmt.Errorf("the list is not complete: %w", ctx.Err()))
 			break
 		}

@@ -117,7 +117,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 		o.body = []byte(s)
 		return nil
 	})
-	f.BoolVar(&o.yes, "yes", false, "of forget and erase: do it; of unseal: also if a request or a step has a record")
+	f.BoolVar(&o.yes, "yes", false, "of forget and erase: do it; of unseal: even if a request or a step has a record")
 	f.IntVar(&o.limit, "limit", 1000, "of ls and forget: how many keys at most")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "for all of it")
 	f.BoolVar(&o.json, "json", false, "print JSON, one object a line")

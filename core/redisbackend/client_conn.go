@@ -123,7 +123,7 @@ func (c *clientConn) leads(addr string) {
 	}
 }
 
-// life returns how long a connection is used, or 0 for ever.
+// life returns how long a connection is used, or 0 for no limit.
 func (c *clientConn) life() time.Duration {
 	life := max(c.options.ConnMaxLifetime, 0)
 	if spread := min(c.options.ConnMaxLifetimeJitter, life); spread > 0 {

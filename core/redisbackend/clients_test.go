@@ -159,7 +159,7 @@ func TestTaken_InItsLastMillisecond(t *testing.T) {
 	}
 }
 
-// Calls that a pool ignores for ever are bounded.
+// Calls that a pool ignores forever are bounded.
 func TestPools_StuckCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	stuck := make(chan struct{})

@@ -187,7 +187,7 @@ func keysOf(c *testutil.Sharded, master, n int) (keys []string) {
 	return keys
 }
 
-// Waiters listen on the key's own shard only, also if the slot moves while they wait.
+// Waiters listen on the key's own shard only, even if the slot moves while they wait.
 func TestWatch_ShardedOnRedisCluster(t *testing.T) {
 	t.Parallel()
 	cluster := testutil.RedisCluster(t, 3)

@@ -363,7 +363,7 @@ func (f *fake) refusing(refusal string) (times *atomic.Int64) {
 	return times
 }
 
-// A refusal that passes is no reason to do without DELEX for ever.
+// A refusal that passes is no reason to do without DELEX forever.
 func TestRelease_DelexRefusedOnce(t *testing.T) {
 	t.Parallel()
 	for _, refusal := range []string{"BUSY Redis is busy running a script.", "LOADING Redis is loading", "READONLY You can't write"} {

@@ -148,7 +148,7 @@ func (q *quorum) round(key string, s *script, owner string, args ...string) roun
 
 // ask sends a round to its nodes at once. It collects their answers until enough returns true, or
 // all have answered. left is how many are still to come. They arrive in rest, which is closed after
-// the last. The calls go on in the background, each within its time-out, also if ctx is canceled
+// the last. The calls go on in the background, each within its time-out, even if ctx is canceled
 // meanwhile. The others should keep what a majority keeps.
 //
 // Nodes that are excluded are asked only if the others leave open what a majority says.

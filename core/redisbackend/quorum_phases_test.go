@@ -263,7 +263,7 @@ func TestQuorum_LateExtend(t *testing.T) {
 }
 
 // Extend asks again the nodes that lost the lease, after a majority confirmed it, and counts none of
-// their answers (rule 6). If there is no answer, it asks again, but not for ever and not after the
+// their answers (rule 6). If there is no answer, it asks again, but not forever and not after the
 // release.
 func TestQuorum_TakesAgain(t *testing.T) {
 	t.Parallel()

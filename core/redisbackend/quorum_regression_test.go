@@ -14,7 +14,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A failed Acquire returns at its deadline, also if a node that granted hangs afterwards.
+// A failed Acquire returns at its deadline, even if a node that granted hangs afterwards.
 func TestRegression_QuorumAcquireDeadline(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)
@@ -55,7 +55,7 @@ func openThird(t *testing.T, nodes testutil.Nodes, third net.Addr) core.Backend 
 	return openQuorum(t, c, time.Minute)
 }
 
-// A node that did not get the release in time is cleaned up, also if the others were quicker.
+// A node that did not get the release in time is cleaned up, even if the others were quicker.
 func TestRegression_QuorumReleaseThatFailsLate(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)

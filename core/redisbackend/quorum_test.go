@@ -277,7 +277,7 @@ func names(t *testing.T, what string, err error) {
 	}
 }
 
-// A slow node keeps what a majority keeps, also if the caller cancels its context meanwhile.
+// A slow node keeps what a majority keeps, even if the caller cancels its context meanwhile.
 func TestQuorum_SlowNodeKeepsUp(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)

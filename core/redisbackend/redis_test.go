@@ -228,7 +228,7 @@ func TestHolderKilled_TakeoverWithinTTL(t *testing.T) {
 	ok(t, "kill -9", child.Process.Kill())
 	_ = child.Wait()
 	left, err := node.Client().PTTL(t.Context(), "onelane:{k}").Result()
-	if ok(t, "PTTL", err); left > childTTL || left == -1 { // -1: for ever
+	if ok(t, "PTTL", err); left > childTTL || left == -1 { // -1: forever
 		t.Errorf("the key of a dead holder stays for %v", left)
 	}
 	k, err := l.Acquire(t.Context(), "k", core.WithWait(check.Patience))

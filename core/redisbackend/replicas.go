@@ -76,7 +76,7 @@ func (r *replicas) patience(caller, now time.Time) time.Duration {
 	if !caller.IsZero() {
 		d = min(d, caller.Sub(now)*3/4)
 	}
-	return max(d, time.Millisecond) // WAIT with 0 waits for ever
+	return max(d, time.Millisecond) // WAIT with 0 waits forever
 }
 
 // withWait returns a pipeline with its WAIT. One WAIT confirms all that was written before it.

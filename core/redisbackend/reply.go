@@ -120,7 +120,7 @@ func (r *reply) state() (core.State, error) {
 
 var errOfQuorum = errors.New("redisbackend: this Redis is one master of a quorum and does not decide alone; pass all masters")
 
-// heldState returns the state of a key that holds owner for left, or for ever if left is 0. At the
+// heldState returns the state of a key that holds owner for left, or forever if left is 0. At the
 // end of the lease, what is left is the retention of its orphan.
 func heldState(owner string, left time.Duration) core.State {
 	retention := ownertext.Orphan(owner)

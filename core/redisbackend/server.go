@@ -269,7 +269,7 @@ func (s *server) Seal(ctx context.Context, g core.Grant, value []byte, retention
 	return n.confirmed(ctx, g.Key, r)
 }
 
-// Orphan ends the lease. What is left of the key's time is the orphan's.
+// Orphan ends the lease. The orphan gets the rest of the key's time.
 func (s *server) Orphan(ctx context.Context, g core.Grant) error {
 	channel := s.channel(g.Key)
 	r, n, err := s.callConfirmed(ctx, g.Key, orphanScript, []string{g.Key},

@@ -290,7 +290,7 @@ func TestWatch_EndsWhileJoined(t *testing.T) {
 	}
 }
 
-// Subscriptions that end at once are made ever more seldom, also if the server confirmed them.
+// Subscriptions that end at once are made ever more seldom, even if the server confirmed them.
 func TestWatch_ShortSubscriptionsBackOff(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

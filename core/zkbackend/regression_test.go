@@ -323,7 +323,7 @@ func TestAuth_ConnectionBreaksMeanwhile(t *testing.T) {
 	eventually(t, "the backend connects a third time", func() bool { return b.Ping(t.Context()) == nil && dials.Load() > 2 })
 }
 
-// A service in another language holds a key "for ever". In nanoseconds that is less than nothing, and
+// A service in another language holds a key "forever". In nanoseconds that is less than nothing, and
 // nobody may take it for a lease that has ended.
 func TestNode_LastsForEver(t *testing.T) {
 	t.Parallel()

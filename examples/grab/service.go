@@ -24,15 +24,15 @@ import (
 
 // Order is what drivers grab.
 type Order struct {
-	ID    int `gorm:"primaryKey"`
-	Taker string
+	ID      int `gorm:"primaryKey"`
+	Courier string
 }
 
 // Grab is one driver who got the order.
 type Grab struct {
 	ID      int `gorm:"primaryKey"`
 	OrderID int `gorm:"index"`
-	Taker   string
+	Courier string
 	Token   uint64 // the fencing token: a later grab of the same order would have a larger one
 }
 
@@ -62,7 +62,7 @@ func orderKey(c *gin.Context) (string, error) {
 // grab is the naive read, check, write.
 func (s *service) grab(c *gin.Context) {
 	db, driver := s.db.WithContext(c.Request.Context()), c.GetHeader("X-Driver")
-	if driver == "" { // an order without a taker is free
+	if driver == "" { // an order without a courier is free
 		c.JSON(http.StatusUnauthorized, gin.H{"code": "unknown_driver"})
 		return
 	}
@@ -73,7 +73,7 @@ func (s *service) grab(c *gin.Context) {
 		ginlock.Fail(c, err)
 		return
 	}
-	if order.Taker != "" {
+	if order.Courier != "" {
 		c.JSON(http.StatusConflict, gin.H{"code": "taken"})
 		return
 	}
@@ -84,16 +84,16 @@ func (s *service) grab(c *gin.Context) {
 		return
 	}
 	err = db.Transaction(func(tx *gorm.DB) error {
-		if err := tx.Model(&order).Update("taker", driver).Error; err != nil {
+		if err := tx.Model(&order).Update("courier", driver).Error; err != nil {
 			return err
 		}
-		return tx.Create(&Grab{OrderID: order.ID, Taker: driver, Token: token}).Error
+		return tx.Create(&Grab{OrderID: order.ID, Courier: driver, Token: token}).Error
 	})
 	if err != nil {
 		ginlock.Fail(c, err)
 		return
 	}
-	c.JSON(http.StatusCreated, gin.H{"order": order.ID, "taker": driver})
+	c.JSON(http.StatusCreated, gin.H{"order": order.ID, "courier": driver})
 }
 
 // token returns the fencing token of the order's lock. Without the kit's line there is none.

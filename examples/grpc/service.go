@@ -51,14 +51,14 @@ func (b *book) get(id string) (*orderpb.Order, error) {
 		return nil, errNoOrder
 	}
 	o := b.orders[i-1]
-	return &orderpb.Order{Id: o.Id, Item: o.Item, Customer: o.Customer, Taker: o.Taker}, nil
+	return &orderpb.Order{Id: o.Id, Item: o.Item, Customer: o.Customer, Courier: o.Courier}, nil
 }
 
-func (b *book) give(id, taker string) {
+func (b *book) give(id, courier string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i, _ := strconv.Atoi(id)
-	b.orders[i-1].Taker = taker
+	b.orders[i-1].Courier = courier
 	b.taken[id]++
 }
 
@@ -69,16 +69,16 @@ func (b *book) create(customer, item string) *orderpb.Order {
 }
 
 // grab is the naive read, check, write that every tutorial has.
-func (b *book) grab(taker, id string) (*orderpb.Order, error) {
+func (b *book) grab(courier, id string) (*orderpb.Order, error) {
 	o, err := b.get(id)
 	switch {
 	case err != nil:
 		return nil, err
-	case o.Taker != "":
+	case o.Courier != "":
 		return nil, errTaken
 	}
 	time.Sleep(time.Millisecond)
-	b.give(id, taker)
+	b.give(id, courier)
 	return b.get(id)
 }
 

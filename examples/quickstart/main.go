@@ -125,15 +125,15 @@ func overHTTP(out io.Writer) error {
 	var got atomic.Int64
 	for i := range 10 {
 		people.Go(func() {
-			if answer, err := post("/orders/9/grab", fmt.Sprint("taker ", i), `"once"`); err == nil && answer.StatusCode == http.StatusOK {
+			if answer, err := post("/orders/9/grab", fmt.Sprint("courier ", i), `"once"`); err == nil && answer.StatusCode == http.StatusOK {
 				got.Add(1)
 			}
 		})
 	}
 	people.Wait()
-	fmt.Fprintf(out, "order 9 has %d taker\n", got.Load())
+	fmt.Fprintf(out, "order 9 has %d courier\n", got.Load())
 	if payments.Load() != 1 || got.Load() != 1 {
-		return fmt.Errorf("%d payments and %d takers", payments.Load(), got.Load())
+		return fmt.Errorf("%d payments and %d couriers", payments.Load(), got.Load())
 	}
 	return nil
 }

@@ -14,15 +14,15 @@ import (
 // late matches the output of a run that got no answer in time, and twice that of a run in which
 // something happened twice.
 var (
-	late  = regexp.MustCompile(`payment: 503|and 0 takers|Unavailable`)
-	twice = regexp.MustCompile(`([2-9]|\d\d+) (payments|takers?\b)|order [2-9] of|books are wrong`)
+	late  = regexp.MustCompile(`payment: 503|and 0 couriers|Unavailable`)
+	twice = regexp.MustCompile(`([2-9]|\d\d+) (payments|couriers?\b)|order [2-9] of|books are wrong`)
 )
 
 func TestQuickstart(t *testing.T) {
 	const want = `payment: 201, replayed: false
 payment: 201, replayed: true
 payment: 201, replayed: true
-order 9 has 1 taker
+order 9 has 1 courier
 order 1 of tea, replayed: false
 order 1 of tea, replayed: true
 order 1 of tea, replayed: true

@@ -54,7 +54,7 @@ func (s *show) wake() {
 }
 
 // thenWake is h, after which the pages look again. During a sale they look anyway. The crowd's
-// requests need it, too: the kit finishes a request whose client has gone, also after the sale.
+// requests need it, too: the kit finishes a request whose client has gone, even after the sale.
 func (s *show) thenWake(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r)

@@ -75,7 +75,7 @@ type laneState struct {
 	Stalls  int64 `json:"stalls"`
 	// Refusals counts the answers that were an error.
 	Refusals int64 `json:"refusals"`
-	// LastError is kept also if the buyer then tried again.
+	// LastError is kept even if the buyer then tried again.
 	LastError string `json:"last_error,omitempty"`
 	// Error is why the books cannot be read.
 	Error string `json:"error,omitempty"`

@@ -196,7 +196,7 @@ func listen(h http.Handler) (addr string, stop func(), err error) {
 	return listener.Addr().String(), func() { shutDown(server) }, nil
 }
 
-// shutDown waits for what is under way, but not for ever. A handler whose client hung up still runs
+// shutDown waits for what is under way, but not forever. A handler whose client hung up still runs
 // after the server's Shutdown.
 func shutDown(server *http.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

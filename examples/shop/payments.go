@@ -35,7 +35,7 @@ func (p payments) charge(ctx context.Context, key, buyer string, cents int64) (s
 	return p.send(ctx, http.MethodPost, "/charges", key, body)
 }
 
-// stop asks what became of a charge, and closes the key for ever if it was not charged. It returns what
+// stop asks what became of a charge, and closes the key forever if it was not charged. It returns what
 // the order becomes.
 func (p payments) stop(ctx context.Context, key string) (state string, err error) {
 	return p.send(ctx, http.MethodDelete, "/charges/"+url.PathEscape(key), key, nil)

@@ -15,7 +15,7 @@ type charge struct {
 	State string `json:"state"`
 }
 
-// A key at the provider is in one of these states for ever.
+// A key at the provider is in one of these states forever.
 const (
 	charged = "charged"
 	refused = "refused" // the card is declined

@@ -49,7 +49,7 @@ func (Order) TableName() string { return "shop_orders" }
 
 func (o *Order) cents() int64 { return o.Units * price }
 
-// An order is reserved. Then it becomes what the provider says about its charge, once and for ever. It
+// An order is reserved. Then it becomes what the provider says about its charge, once and for all. It
 // is confirmed if the buyer has paid. It is declined if the card is, and expired if nobody paid in
 // time: its units are back on sale.
 const (

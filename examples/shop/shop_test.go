@@ -241,7 +241,7 @@ func TestOrder_RecordsLost(t *testing.T) {
 	})
 }
 
-// A key belongs to one quantity, also after the records are lost. The order that is there must not be
+// A key belongs to one quantity, even after the records are lost. The order that is there must not be
 // charged then.
 func TestOrder_OtherQuantity(t *testing.T) {
 	onSale(t, 10, func(t *testing.T, s *sale) {

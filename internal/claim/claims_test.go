@@ -139,7 +139,7 @@ func TestClaim_ServerDeadline(t *testing.T) {
 	})
 }
 
-// A client that hangs up does not end the handler's context; a lost claim does, also after that.
+// A client that hangs up does not end the handler's context; a lost claim does, even after that.
 func TestClaim_ClientGoneThenLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

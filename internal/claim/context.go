@@ -42,7 +42,7 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	if ctx.Done() != nil {
 		k.unwatch = context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) })
 	}
-	// The lock's own context ends also when the key is sealed, and the handler may go on after that.
+	// The lock's own context ends even when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
 	// When the client hangs up, the contexts of the plain locks around the claim end, and no longer
 	// show a loss. The outer claim listens to the locks around it, and when it ends, so does this one.
@@ -55,7 +55,7 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 const lingering = time.Second
 
 // Linger returns a context for one call to the backend. It ends with ctx, but a second later if ctx is
-// canceled. net/http cancels it also if the client only closed its half of the connection, and waits
+// canceled. net/http cancels it even if the client only closed its half of the connection, and waits
 // for the answer. Call answered after the call.
 func Linger(ctx context.Context) (longer context.Context, answered func() bool) {
 	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))

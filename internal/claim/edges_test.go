@@ -125,7 +125,7 @@ func b2i(b bool) int64 {
 }
 
 // A deployment makes Retain shorter. The mark of an unknown outcome lasts as long as the process
-// said that left it, also after a new process adopted it. The steps of the new one must last as
+// said that left it, even after a new process adopted it. The steps of the new one must last as
 // long, or the charge is made twice.
 func TestStep_OutlivesTheMarkOfALongerRetention(t *testing.T) {
 	broken := errors.New("broken")

@@ -68,7 +68,7 @@ func (p Purged) Purge(ctx context.Context, db *sql.DB, d Dialect, age time.Durat
 	}
 }
 
-// inTransaction runs fn in a transaction, which commits also if autocommit is off. A COMMIT or
+// inTransaction runs fn in a transaction, which commits even if autocommit is off. A COMMIT or
 // ROLLBACK that fails may leave the transaction open: its connection is closed then, so that nothing
 // is committed later.
 func inTransaction(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(*sql.Tx) error) error {

@@ -13,7 +13,7 @@ import (
 // tally is what came of a load.
 type tally struct {
 	ops   int           // that ended within the time
-	held  int64         // locks had, also after the time
+	held  int64         // locks taken, including those after the time
 	time  time.Duration // what was given
 	waits *hdrhistogram.Histogram
 }
@@ -35,7 +35,7 @@ func (t tally) wait(q float64) float64 {
 const overtime = 12 * time.Second
 
 // load runs op in so many goroutines, again and again until the time is over. op returns how long
-// it waited. What is under way at the end is waited for, and counts as a wait only.
+// it waited. Calls under way at the end are waited for, and count as a wait only.
 func load(ctx context.Context, d time.Duration, goroutines int, op func(ctx context.Context, worker int) (time.Duration, error)) (tally, error) {
 	t := tally{time: d, waits: newWaits()}
 	ctx, cancel := context.WithTimeout(ctx, d+overtime)

@@ -169,7 +169,7 @@ func (d *deaf) Read(b []byte) (int, error) {
 	}
 }
 
-// A subscription that goes silent is replaced, also if rueidis has a connection of its own for it.
+// A subscription that goes silent is replaced, even if rueidis has a connection of its own for it.
 func TestFault_SilentSubscription(t *testing.T) {
 	t.Parallel()
 	for name, resp2 := range map[string]bool{"RESP2": true, "RESP3": false} {

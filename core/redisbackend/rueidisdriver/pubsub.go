@@ -71,7 +71,7 @@ func (s *pubSub) send(ctx context.Context, c rueidis.Completed) error {
 }
 
 // Ping does not send PING: for RESP2, rueidis has another connection for pub/sub, which only the
-// commands of pub/sub reach. It waits for the answer to UNSUBSCRIBE, also if that is an error.
+// commands of pub/sub reach. It waits for the answer to UNSUBSCRIBE, even if that is an error.
 func (s *pubSub) Ping(ctx context.Context) error {
 	err := s.Unsubscribe(ctx, false, "onelane:ping")
 	if errors.As(err, new(driver.ReplyError)) {

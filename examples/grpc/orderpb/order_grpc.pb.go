@@ -32,7 +32,7 @@ const (
 type OrdersClient interface {
 	// A retried call makes one order. The client's key is in the metadata idempotency-key.
 	Create(ctx context.Context, in *CreateRequest, opts ...grpc.CallOption) (*Order, error)
-	// One taker at a time per order; the rest wait for a moment.
+	// One courier at a time per order; the rest wait for a moment.
 	Grab(ctx context.Context, in *GrabRequest, opts ...grpc.CallOption) (*Order, error)
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*Order, error)
 }
@@ -81,7 +81,7 @@ func (c *ordersClient) Get(ctx context.Context, in *GetRequest, opts ...grpc.Cal
 type OrdersServer interface {
 	// A retried call makes one order. The client's key is in the metadata idempotency-key.
 	Create(context.Context, *CreateRequest) (*Order, error)
-	// One taker at a time per order; the rest wait for a moment.
+	// One courier at a time per order; the rest wait for a moment.
 	Grab(context.Context, *GrabRequest) (*Order, error)
 	Get(context.Context, *GetRequest) (*Order, error)
 	mustEmbedUnimplementedOrdersServer()
