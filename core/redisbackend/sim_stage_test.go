@@ -160,7 +160,7 @@ const (
 	takesAgain   = "call('SET', KEYS[1], me, 'PX', ARGV[2]) -- rule 6: whatever the node promised"
 	copyAnswers  = "lengthen(ARGV[2]) -- rule 2: a copy of this request leaves the promise unchanged"
 
-	acceptsLarger = "return {YES, text(p)} -- rule 3: even if the promise was larger"
+	acceptsLarger = "return {YES, text(p)} -- rule 3: also if the promise was larger"
 	ownerReleases = "if value ~= ARGV[1] then"
 )
 
