@@ -87,14 +87,17 @@ func MaxRun(d time.Duration) Option {
 	})
 }
 
-// RunAgain lets a retry run when the outcome of the first run is unknown or a server error. The
-// outcome is unknown after a crash, a panic, a lost claim, or an answer such as 408 or Canceled
-// (see [DefaultFate]). Server errors are 500 and above or, over gRPC, Internal, Unknown and
-// DataLoss. The key stays with its payload: a request with another one is refused. If a middleware
-// inside answered with a time-out and its handler goes on, the retry runs beside it. RunAgain is for
-// handlers that are harmless to repeat after they have succeeded. One
-// database transaction is not enough: it may have been committed before the crash or the 500. Put
-// it into gormlock.Once with gormlock.ClaimKey.
+// RunAgain lets a retry run when the outcome of the first run is unknown or a server error. It is for
+// handlers that are harmless to repeat after they have succeeded. One database transaction is not
+// enough: it may have been committed before the crash or the 500. Put it into gormlock.Once with
+// gormlock.ClaimKey.
+//
+//   - The outcome is unknown after a crash, a panic, a lost claim, or an answer such as 408 or
+//     Canceled (see [DefaultFate]).
+//   - Server errors are 500 and above or, over gRPC, Internal, Unknown and DataLoss.
+//
+// The key stays with its payload: a request with another one is refused. If a middleware inside
+// answered with a time-out and its handler goes on, the retry runs beside it.
 //
 // Deploy such a handler first, and RunAgain when no process runs the handler before it. The outcome
 // of a run without RunAgain stays unknown, and so does that of a run with RunAgain to a process

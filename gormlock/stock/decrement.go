@@ -30,17 +30,20 @@ import (
 // field's permissions nor Select, Omit or a hook can drop the column or the condition. The column
 // is the name of a field or of a column.
 //
-// If no row has enough, the error is [*InsufficientError]: too little is left, or there is no such
-// row. The conditions must name one row. If several rows would be changed, that is an error and
-// nothing is taken; a transaction that was open is rolled back. If none was open, the UPDATE and its
-// hooks run in one, even with SkipDefaultTransaction. If the outcome of its COMMIT is not known, the
-// error is [ErrCommitUnknown]. If nothing is taken, GORM's AfterUpdate hooks do not run. BeforeUpdate
-// hooks have run then. New associations of the model are not written. Order, Limit and
-// clause.Returning are dropped: the result, not the model, says what is left. Joins, Group, Having
-// and a FROM that an UPDATE cannot write are errors. If there is no condition, the error is
-// gorm.ErrMissingWhereClause. With DryRun it is gorm.ErrDryRunModeUnsupported. Decrement needs
-// MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer). On another database the error is
-// [ErrDialect]. What is left of a column with decimals is rounded down.
+// The conditions must name one row. If no transaction is open, the UPDATE and its hooks run in one,
+// even with SkipDefaultTransaction. Errors:
+//
+//   - [*InsufficientError]: the row has less than n, or there is no such row. BeforeUpdate hooks have
+//     run then, and AfterUpdate hooks do not run.
+//   - Several rows would be changed. Nothing is taken, and a transaction that was open is rolled back.
+//   - [ErrCommitUnknown]: the outcome of the COMMIT is not known.
+//   - gorm.ErrMissingWhereClause: there is no condition.
+//   - gorm.ErrInvalidData: an UPDATE cannot write this Joins, Group, Having or FROM.
+//   - gorm.ErrDryRunModeUnsupported: db has DryRun.
+//   - [ErrDialect]: the database is not MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer).
+//
+// New associations of the model are not written. Order, Limit and clause.Returning are dropped: the
+// result, not the model, says what is left. What is left of a column with decimals is rounded down.
 //
 // [DecrementAll] takes from several rows. [Sale] also stores what was paid for, much faster.
 func Decrement(db *gorm.DB, column string, n int64) (left int64, err error) {
@@ -86,13 +89,16 @@ func (d *decrement) takeOne(db *gorm.DB) (left int64, err error) {
 //
 // The map has the quantity for each value of the key column. Each value must name one row. If the
 // key is a field of the model, pass numbers for a number, texts for a text. The conditions of db
-// apply to every row. DecrementAll runs one [Decrement] for each, in a transaction, or behind a
-// savepoint if one is open. The rows are locked in the order of their keys, so two carts cannot
-// deadlock. They can deadlock if they write one key in two ways, such as "a" and "A" if the database
-// ignores case. If one row has too little, nothing is taken, and the error is its
-// [*InsufficientError] with what is left of it. If reading that fails, the error has both reasons.
-// If the rollback to the savepoint fails, the open transaction is rolled back. An empty map takes
-// nothing. If the outcome of COMMIT is not known, the error is [ErrCommitUnknown].
+// apply to every row. An empty map takes nothing.
+//
+// DecrementAll runs one [Decrement] for each row, in a transaction, or behind a savepoint if one is
+// open. If the rollback to the savepoint fails, the open transaction is rolled back. The rows are
+// locked in the order of their keys, so two carts cannot deadlock. They can deadlock if they write
+// one key in two ways, such as "a" and "A" if the database ignores case.
+//
+// If one row has too little, nothing is taken, and the error is its [*InsufficientError] with what is
+// left of it. If reading that fails, the error has both reasons. If the outcome of COMMIT is not
+// known, the error is [ErrCommitUnknown].
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,
 ) (left map[K]int64, err error) {
