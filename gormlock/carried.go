@@ -2,7 +2,6 @@ package gormlock
 
 import (
 	"context"
-	"slices"
 	"sync"
 )
 
@@ -10,12 +9,10 @@ import (
 // whatever the transaction waits for, so they have a mutex of their own.
 type carried struct {
 	mu    sync.Mutex
-	all   []*carriedContext
+	all   map[context.Context]context.CancelCauseFunc
 	ended bool
 	cause error
 }
-
-type carriedContext struct{ cancel context.CancelCauseFunc }
 
 // with returns a context that ends with ctx, with the transaction, or when end is called.
 func (c *carried) with(ctx context.Context) (_ context.Context, end context.CancelCauseFunc) {
@@ -24,15 +21,16 @@ func (c *carried) with(ctx context.Context) (_ context.Context, end context.Canc
 	ctx, cancel := context.WithCancelCause(ctx)
 	if c.ended {
 		cancel(c.cause)
+		return ctx, cancel
 	}
-	own := &carriedContext{cancel}
-	c.all = append(c.all, own)
+	if c.all == nil {
+		c.all = make(map[context.Context]context.CancelCauseFunc)
+	}
+	c.all[ctx] = cancel
 	return ctx, func(cause error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if i := slices.Index(c.all, own); i >= 0 {
-			c.all = slices.Delete(c.all, i, i+1)
-		}
+		delete(c.all, ctx)
 		cancel(cause)
 	}
 }
@@ -45,8 +43,8 @@ func (c *carried) end(cause error) {
 		return
 	}
 	c.ended, c.cause = true, cause
-	for _, own := range c.all {
-		own.cancel(cause)
+	for _, cancel := range c.all {
+		cancel(cause)
 	}
 	c.all = nil
 }

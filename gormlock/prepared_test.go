@@ -2,6 +2,8 @@ package gormlock_test
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"testing"
 	"time"
 
@@ -60,4 +62,54 @@ func same(tx *gorm.DB, name string) error {
 		return tx.Take(&Stock{}, "sku = ?", 42).Error
 	}
 	return take(tx, 42)
+}
+
+// TestPrepared_PoolUsedUp: with one connection, a guarded transaction prepares on that. If a read
+// outside of it prepares the same statement, the read waits for the connection, and GORM lets the
+// transaction wait for the read. Both end with the context of the read, with and without the plugin.
+func TestPrepared_PoolUsedUp(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {
+		put(t, db, 42, 10)
+		pool(t, db).SetMaxOpenConns(1)
+		ok(t, "alone", gormlock.Transaction(db.Session(&gorm.Session{PrepareStmt: true}), "k", func(tx *gorm.DB) error {
+			return errors.Join(take(tx, 42), tx.Transaction(func(tx *gorm.DB) error { return take(tx, 42) }))
+		}))
+		left := int64(8)
+		for _, plugged := range []bool{true, false} {
+			prepared := reopen(t, db).Session(&gorm.Session{PrepareStmt: true})
+			run := prepared.Transaction
+			if plugged {
+				prepared = reopen(t, db)
+				ok(t, "Use", prepared.Use(gormlock.New(l)))
+				prepared = prepared.Session(&gorm.Session{PrepareStmt: true})
+				run = func(fn func(tx *gorm.DB) error, _ ...*sql.TxOptions) error {
+					return gormlock.Transaction(prepared, "k", fn)
+				}
+			}
+			read := func(db *gorm.DB) error { return db.Where("sku > ?", 0).Find(&[]Stock{}).Error }
+			ok(t, "transaction", run(func(tx *gorm.DB) error {
+				ok(t, "take", take(tx, 42))
+				ctx, cancel := context.WithCancel(t.Context())
+				waited, outside, inside := pool(t, db).Stats().WaitCount, make(chan error, 1), make(chan error, 1)
+				go func() { outside <- read(prepared.WithContext(ctx)) }()
+				eventually(t, "the read waits for the connection", func() bool { return pool(t, db).Stats().WaitCount > waited })
+				go func() { inside <- read(tx) }()
+				select {
+				case err := <-inside:
+					t.Errorf("plugin %v: the transaction did not wait for the read: %v", plugged, err)
+				case <-time.After(50 * time.Millisecond):
+				}
+				cancel()
+				want(t, "outside", <-outside, context.Canceled)
+				if err := <-inside; err != nil && !errors.Is(err, context.Canceled) { // nil if it came late
+					t.Errorf("plugin %v: inside: %v", plugged, err)
+				}
+				ok(t, "later", read(tx))
+				return take(tx, 42)
+			}))
+			left -= 2
+			wantLeft(t, db, 42, left)
+		}
+	})
 }

@@ -12,8 +12,10 @@ import (
 func firstWord(query string) (word, rest string) {
 	query = strings.TrimLeft(query, " \t\r\n\f\v;(")
 	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {
-		if _, rest, ok := strings.Cut(query, c.end); ok && strings.HasPrefix(query, c.begin) &&
-			!strings.HasPrefix(query, "/*!") && !strings.HasPrefix(query, "/*M!") {
+		if !strings.HasPrefix(query, c.begin) || strings.HasPrefix(query, "/*!") || strings.HasPrefix(query, "/*M!") {
+			continue
+		}
+		if _, rest, ok := strings.Cut(query, c.end); ok {
 			return firstWord(rest)
 		}
 	}
