@@ -46,7 +46,8 @@ func startMariaDB(ctx context.Context, env, args []string) (*Server, error) {
 		},
 		command: func(dir string, port int) *exec.Cmd {
 			return exec.Command(binary, slices.Concat(common(dir), []string{
-				"--loose-mysqlx=OFF", // MySQL's other port
+				"--loose-mysqlx=OFF",        // MySQL's other port
+				"--secure-file-priv=" + dir, // the default folder is made by a package's installation
 				"--bind-address=127.0.0.1", "--port=" + strconv.Itoa(port),
 				"--socket=" + mariaSocket(dir), "--pid-file=" + filepath.Join(dir, "pid"),
 				"--max-connections=500", "--skip-name-resolve", "--skip-log-bin",

@@ -223,6 +223,29 @@ func TestDatabaseArgumentsWin(t *testing.T) {
 	}
 }
 
+// TestMySQL_NeedsNoFolder: MySQL starts only if the folder of secure_file_priv exists, and the default
+// one is made by a package's installation. A mysqld that was copied has none.
+func TestMySQL_NeedsNoFolder(t *testing.T) {
+	if _, err := Find(MySQL); err != nil {
+		if Required() {
+			t.Fatal(err)
+		}
+		t.Log(err)
+		return
+	}
+	s := begin(t, MySQL)
+	db, err := sql.Open("mysql", s.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var folder string
+	err = db.QueryRowContext(t.Context(), "SELECT COALESCE(@@secure_file_priv, '')").Scan(&folder)
+	if err != nil || filepath.Clean(folder) != s.dir {
+		t.Errorf("secure_file_priv is %q, %v: want %q", folder, err, s.dir)
+	}
+}
+
 func TestMissing(t *testing.T) {
 	t.Setenv("PATH", "")
 	t.Setenv(EnvRedisServer, "")
