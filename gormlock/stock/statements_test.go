@@ -192,6 +192,9 @@ func TestSale_WithoutReturning(t *testing.T) {
 		if db.Name() != "mysql" || slices.Contains(db.Callback().Create().Clauses, "RETURNING") {
 			return
 		}
+		if db.PrepareStmt { // on MySQL itself: the parameters stay
+			return
+		}
 		fresh(t, withoutKeys(db), 1000, &Order{}, &Lined{}, &Line{})
 		f := &faulty{}
 		s := newSale[Order](t, through(db, f), unique, stock.First())
@@ -361,6 +364,9 @@ func TestSale_PreparedStatements(t *testing.T) {
 		}
 		texts := make(map[string]bool)
 		for _, query := range f.seen() {
+			if strings.HasPrefix(query, "SELECT @@") { // asked once, where there is no RETURNING
+				continue
+			}
 			// Drivers prepare statements with parameters, and PrepareStmt all of them.
 			if strings.ContainsAny(query, "?$") || db.PrepareStmt && query != "BEGIN" {
 				texts[query] = true
