@@ -156,6 +156,9 @@ func TestAutocommitOff(t *testing.T) {
 		ok(t, "with autocommit", err)
 		ok(t, "Release", k.Release(t.Context()))
 		db.exec(t, "UPDATE onelane_locks SET fence = 1")
+		// A read leaves a transaction open, in which no level of isolation can be set.
+		off.DB.SetMaxOpenConns(1)
+		_ = query[int](t, off, "SELECT COUNT(*) FROM onelane_locks")
 		purged(t, off, time.Hour, 1)
 		if n := query[int](t, db, "SELECT COUNT(*) FROM onelane_locks"); n != 0 {
 			t.Errorf("Purge left %d rows: it was not committed", n)

@@ -99,9 +99,16 @@ func begin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (*sql.Conn, *sq
 		if err != nil {
 			return nil, nil, err
 		}
-		tx, err := conn.BeginTx(ctx, opts)
+		if opts != nil && opts.Isolation != sql.LevelDefault {
+			// If autocommit is off, a read has left a transaction open, in which no level can be set. Any BEGIN
+			// commits it.
+			_, err = conn.ExecContext(ctx, "COMMIT")
+		}
 		if err == nil {
-			return conn, tx, nil
+			var tx *sql.Tx
+			if tx, err = conn.BeginTx(ctx, opts); err == nil {
+				return conn, tx, nil
+			}
 		}
 		_ = conn.Close()
 		if !errors.Is(err, driver.ErrBadConn) || tries <= 1 {
