@@ -18,13 +18,15 @@ import (
 	"time"
 )
 
-// zookeeperJar is where packages put ZooKeeper: Debian's libzookeeper-java, and Homebrew.
+// zookeeperJar is where packages put ZooKeeper: Debian's libzookeeper-java, Homebrew, and the official
+// image.
 const zookeeperJar = "zookeeper.jar"
 
 var zookeeperJars = []string{
 	"/usr/share/java/" + zookeeperJar,
 	"/opt/homebrew/opt/zookeeper/libexec/lib/zookeeper-[0-9]*.jar",
 	"/usr/local/opt/zookeeper/libexec/lib/zookeeper-[0-9]*.jar",
+	"/apache-zookeeper-*-bin/lib/zookeeper-[0-9]*.jar",
 }
 
 // findZooKeeper returns the path of ZooKeeper's jar. It needs Java, too.
