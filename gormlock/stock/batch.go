@@ -145,7 +145,8 @@ func (b *batch) try(fn func(tx *gorm.DB) error) error {
 		err := b.protected(func() error {
 			return transact(b.db.Session(&gorm.Session{NewDB: true, Context: b.ctx}), b.rows.Table, opts, fn)
 		})
-		if sqlerr.PostgresState(err) == serializationFailure {
+		// MariaDB isolates SERIALIZABLE transactions from what others committed, since 11.6.2.
+		if sqlerr.PostgresState(err) == serializationFailure || sqlerr.MySQLNumber(err) == sqlerr.MySQLChangedRow {
 			b.conflicts.Store(true)
 		}
 		switch {

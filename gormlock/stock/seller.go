@@ -28,7 +28,7 @@ type seller struct {
 	reported *instruments
 
 	looks     atomic.Int64  // batches that will look for duplicates first
-	conflicts atomic.Bool   // PostgreSQL isolates transactions by default from what others committed
+	conflicts atomic.Bool   // the server isolates transactions by default from what others committed
 	slots     chan struct{} // one for each transaction that may run
 
 	// mu guards the lanes and what is in them.
