@@ -25,11 +25,8 @@ var ErrFenced = errors.New("fenced off")
 // the transaction is rolled back, with an error that matches [ErrFenced] and core.ErrLost.
 //
 // So a holder that lost its lock without noticing does not write, and reads nothing that others
-// change before its transaction ends. Its process may have been stopped, or Redis failed over to a
-// replica that did not know the lock. Fenced costs one row per key and two statements.
-//
-// Fenced is an option of [Guard], [Transaction] and [Once]. As an option of [New] it is the default
-// for all guards, those of [WithGuard] too. If guards are combined and one is fenced, all are.
+// change before its transaction ends. Fenced costs one row per key and two statements. If guards are
+// combined and one is fenced, all are.
 //
 // While the transaction of an earlier holder is open, its successor waits for the row, at most
 // [WithWait]. After that the error matches core.ErrTaken. If a second transaction under
@@ -41,8 +38,7 @@ var ErrFenced = errors.New("fenced off")
 //
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
 // lock, is safe too. If the source of tokens changes, docs/operations.md says what to do with the
-// table onelane_fences. (Martin Kleppmann, "How to do distributed locking", 2016, with the check
-// moved to before the first read.)
+// table onelane_fences.
 func Fenced() GuardOption {
 	return guardOption(func(g *guard) { g.fenced = true })
 }

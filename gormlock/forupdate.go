@@ -35,10 +35,7 @@ const forUpdateKey = "gormlock:for update" // in Statement.Settings
 // it is [ErrNotRegistered]. The scope may be kept and used concurrently.
 //
 // GORM drops it, without an error, where it drops a [Guard]: gorm.G[Stock](tx.Scopes(ForUpdate()))
-// locks nothing. In the generics API, apply it to the statement:
-//
-//	lock := func(s *gorm.Statement) { gormlock.ForUpdate()(s.DB) }
-//	s, err := gorm.G[Stock](tx).Scopes(lock).Where("sku = ?", 42).Take(ctx)
+// locks nothing. docs/gorm.md shows how to apply it in the generics API.
 func ForUpdate(options ...string) func(*gorm.DB) *gorm.DB {
 	locking := clause.Locking{Strength: clause.LockingStrengthUpdate, Options: strings.Join(options, " ")}
 	known := []string{"", clause.LockingOptionsNoWait, clause.LockingOptionsSkipLocked}

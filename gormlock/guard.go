@@ -18,19 +18,11 @@ const guardsKey = "gormlock:guards" // in Statement.Settings: []guard
 // A single statement (a create, update, delete or Exec) runs in a transaction of its own. The order
 // is lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock. A transaction, as
 // a block or by hand, takes the lock when its first statement runs, before BEGIN. It holds the lock
-// until the outermost COMMIT or ROLLBACK is answered. Several guards are taken together, in one
-// order everywhere, all or none. Use tx in the block: a guard on db there waits for the block
-// itself, and fails with core.ErrTaken in the end.
+// until the outermost COMMIT or ROLLBACK is answered.
 //
-// Some methods of GORM are several statements: association methods, FirstOrCreate, Save of a row that
-// is not there, and batches of rows with SkipDefaultTransaction. Outside a transaction each statement
-// has a lock and a transaction of its own, so call them in [Transaction].
-//
-// For a block, [Transaction] promises more. GORM calls the function of a block without asking the
-// plugin. So under Guard the lock does not cover what the function does before its first statement.
-// The context of tx does not carry the lock. The context of each statement does, in its hooks too.
-// Statements that drop the scopes, as Session(&gorm.Session{NewDB: true}) and the generics API do,
-// do not ask for the guard: see [Protect].
+// For a block, [Transaction] promises more. Under Guard the lock does not cover what the function
+// does before its first statement, nor statements that drop scopes. The context of tx does not carry
+// the lock. The context of each statement does, in its hooks too.
 //
 // It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker
 // takes it; core.Join makes one of parts.
@@ -66,20 +58,18 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 //
 //	tx := db.WithContext(gormlock.WithGuard(ctx, "stock:42")).Begin()
 //
-// It also works for Begin by hand and for the generics API. The keys are taken as they are,
-// together with those that ctx has already. A transaction takes the locks in Begin, and the error
-// is Begin's. Otherwise WithGuard works as [Guard]. If there are no keys, or a key is empty, the
-// error is core.ErrInvalidKey when the context is used.
+// It also works for Begin by hand and for the generics API. The keys are taken together with those
+// that ctx has already. A transaction takes the locks in Begin, and the error is Begin's. Otherwise
+// WithGuard works as [Guard]. If there are no keys, or a key is empty, the error is
+// core.ErrInvalidKey when the context is used.
 //
-// A read outside a transaction takes no lock and runs as without the guard. Raw SQL that returns
-// rows may write, so it is refused there with [ErrNoTransaction]. GORM hides that error in the
-// methods of its Migrator: HasTable, HasColumn and HasIndex answer false. Call them without the
-// guard.
+// A read outside a transaction takes no lock. Raw SQL that returns rows may write, so it is refused
+// there with [ErrNoTransaction]. GORM hides that error in the methods of its Migrator: HasTable,
+// HasColumn and HasIndex answer false. Call them without the guard.
 //
-// On a database without the plugin of [New] nothing looks for the keys. So nothing is guarded, and
-// there is no error. [Guard] and [Transaction] return an error there. If a gorm.DB has an Error
-// from before, GORM begins a transaction on it and leaves that open. Check the Error first, or the
-// keys are held until ctx ends. [Transaction] checks it.
+// On a database without the plugin of [New] nothing is guarded, and there is no error. If a gorm.DB
+// has an Error from before, GORM begins a transaction on it and leaves that open. Check the Error
+// first, or the keys are held until ctx ends. [Transaction] checks it.
 func WithGuard(ctx context.Context, keys ...string) context.Context {
 	if len(keys) == 0 {
 		keys = []string{""} // which nobody can lock

@@ -29,12 +29,10 @@ import (
 // except through tx. The first caller also gets the result as it was stored. A field that JSON
 // drops is empty for everybody.
 //
-// All calls on a database share one space of keys, whatever their functions and types. So begin
-// each key with the name of its effect. The key has 1 to 512 bytes and is compared byte by byte. It
-// counts as done as long as its row is there: see [Purge]. Once waits for the lock at most
-// [WithWait] (5 s), or until ctx ends.
-// If it cannot get the lock, it returns the result if the key is done. Otherwise the error is
-// core's, and fn has not run. In an open transaction the error is [ErrGuardTooLate]. After
+// All calls on a database share one space of keys, so begin each key with the name of its effect. The
+// key has 1 to 512 bytes and is compared byte by byte. It counts as done as long as its row is there:
+// see [Purge]. If Once cannot get the lock in time ([WithWait]), it returns the result if the key is
+// done. Otherwise the error is core's, and fn has not run. In an open transaction the error is [ErrGuardTooLate]. After
 // [ErrCommitUnknown], call Once again with the same key. Other errors: [ErrMismatch],
 // [ErrUnfinished], and fn's.
 func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...TransactionOption) (T, error) {

@@ -85,14 +85,12 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 // times, even without WithRetry. WithRetry pauses for some milliseconds between two tries, and
 // stops when the context ends; the error is that of the last try. n must be at least 1.
 //
-// Each try is a transaction of its own, with the function's [AfterCommit] calls forgotten. The
-// locks are released between two tries, and each try waits for them anew. The function must be
-// repeatable: what it does outside of tx happens once for each try. In each try it must read what
-// it writes, because a rollback leaves the new values in a model.
+// Each try is a transaction of its own, and waits for the locks anew. Effects outside of tx happen
+// once for each try. In each try the function must read what it writes, because a rollback leaves the
+// new values in a model.
 //
-// Only a transaction that is known to be rolled back runs again, never one that ended with
-// [ErrCommitUnknown]. In a transaction that is open already WithRetry does nothing: the error goes
-// up to the outermost Transaction.
+// Only a transaction that is known to be rolled back runs again. In a transaction that is open
+// already WithRetry does nothing: the error goes up to the outermost Transaction.
 func WithRetry(n int) TransactionOption {
 	return transactionOption(func(g *guard) {
 		g.retries = min(n, math.MaxInt-1) // the first run counts, too

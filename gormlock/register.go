@@ -17,11 +17,9 @@ import (
 //
 //	err := db.Use(gormlock.New(locker))
 //
-// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error that
-// matches [ErrUnmanagedTransaction] if the database was opened on a transaction, and [ErrDialect] if
-// it is not MySQL, MariaDB, PostgreSQL or SQLite. It also returns an error if dbresolver came first, or if a model of [Protect] cannot be read. The same holds if a
-// callback of GORM that guards rely on was removed, or if another gorm.Open got the same
-// gorm.Config.
+// A nil Locker means core.Default() at the time a guard is used. db.Use returns an error if nothing
+// could be guarded. It matches [ErrUnmanagedTransaction] if the database was opened on a transaction,
+// and [ErrDialect] if it is not MySQL, MariaDB, PostgreSQL or SQLite.
 func New(l *core.Locker, opts ...Option) gorm.Plugin {
 	p := &plugin{locker: l}
 	for _, o := range opts {

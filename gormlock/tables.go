@@ -27,10 +27,9 @@ const (
 // once. If you use a migration tool, give it the same statements: they are in the files
 // schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this package.
 //
-// A table of that name with another primary key is an error, and so is a key that is compared as
-// text. A collation that treats two keys as one would refuse the wrong holder. A column that is
-// missing or too short is an error too, because MySQL may truncate silently. On databases other than
-// MySQL, MariaDB, PostgreSQL and SQLite it returns [ErrDialect].
+// A table of that name with another primary key is an error. So is a key that is compared as text, and
+// a column that is missing or too short. On databases other than MySQL, MariaDB, PostgreSQL and SQLite
+// it returns [ErrDialect].
 //
 // With dbresolver, Migrate and [Purge] use the source, where writes outside a transaction go.
 // Transactions begin on the database of gorm.Open. If that is another database, also call Migrate

@@ -35,8 +35,7 @@ var ErrStale = sqlerr.ErrStale
 // inside the transaction.
 //
 // A create of a new model writes 1. If the model has a version, as a deleted one has, a create
-// writes 1 more. Others may delete a row for good and create it anew under its key. If it reaches
-// the version that you read, your write is not stale. Delete softly, or use a new key.
+// writes 1 more.
 //
 // Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
 // the column have. Write models by their pointers, and never assign a version: copies, as in
@@ -44,12 +43,10 @@ var ErrStale = sqlerr.ErrStale
 // share a struct with the version that is embedded by a pointer: it would count as read anew.
 //
 // Writes by conditions and stock.Decrement raise the version without checking it. Raw SQL, db.Table
-// without a model, and models without the column do not raise it: use db.Model. Nor does an
-// OpUpdate of a many-to-many association in Set of gorm.G: GORM writes it by db.Table.
+// without a model, and models without the column do not raise it: use db.Model.
 //
-// An OnConflict that updates, or INSERT OR REPLACE, matches gorm.ErrNotImplemented, as it would not
-// compare versions. So does a write of a parent that changes a child which was read: write the child
-// itself. New children are created, and those that are as they were stay so.
+// Writes that cannot compare versions match gorm.ErrNotImplemented. These are an OnConflict that
+// updates, INSERT OR REPLACE, and a write of a parent that changes a child which was read.
 //
 // Writes need the plugin of gormlock.New, else they match gormkeys.ErrNotRegistered; its Locker may
 // be nil. In a transaction that did not begin through the plugin, writes of models match

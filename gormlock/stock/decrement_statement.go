@@ -185,38 +185,20 @@ func (d *decrement) buildSet(given clause.Clause, _ clause.Builder) {
 // the statement would take from another row. It skips a part that d.key names, because d.key and
 // not the model gives its value.
 func (d *decrement) addZeroParts() {
-	s := d.statement
-	for _, m := range structsIn(s.ReflectValue) {
-		if s.Schema == nil || m.Type() != s.Schema.ModelType {
-			return
-		}
-		keyed := slices.ContainsFunc(s.Schema.PrimaryFields, func(pk *schema.Field) bool {
-			_, zero := pk.ValueOf(s.Context, m)
-			return !zero
-		})
-		for _, pk := range s.Schema.PrimaryFields {
-			if value, zero := pk.ValueOf(s.Context, m); keyed && zero && !d.names(pk.DBName) {
-				part := clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: pk.DBName}, Value: value}
-				s.AddClause(clause.Where{Exprs: []clause.Expression{part}})
-			}
+	s, m := d.statement, d.statement.ReflectValue
+	if s.Schema == nil || m.Kind() != reflect.Struct || m.Type() != s.Schema.ModelType {
+		return
+	}
+	keyed := slices.ContainsFunc(s.Schema.PrimaryFields, func(pk *schema.Field) bool {
+		_, zero := pk.ValueOf(s.Context, m)
+		return !zero
+	})
+	for _, pk := range s.Schema.PrimaryFields {
+		if value, zero := pk.ValueOf(s.Context, m); keyed && zero && !d.names(pk.DBName) {
+			part := clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: pk.DBName}, Value: value}
+			s.AddClause(clause.Where{Exprs: []clause.Expression{part}})
 		}
 	}
-}
-
-// structsIn returns the models in a value: a struct, or a slice of them, or pointers to either.
-func structsIn(v reflect.Value) (all []reflect.Value) {
-	for v.Kind() == reflect.Pointer && !v.IsNil() {
-		v = v.Elem()
-	}
-	switch v.Kind() {
-	case reflect.Struct:
-		return []reflect.Value{v}
-	case reflect.Slice, reflect.Array:
-		for i := range v.Len() {
-			all = append(all, structsIn(v.Index(i))...)
-		}
-	}
-	return all
 }
 
 // names reports whether d.key names the column.
