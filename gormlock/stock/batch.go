@@ -12,6 +12,7 @@ import (
 
 	"gorm.io/gorm"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/undone"
 )
@@ -32,9 +33,7 @@ const (
 	conflictPause = 5 * time.Millisecond
 )
 
-// serializationFailure is what PostgreSQL says from REPEATABLE READ on. The row's lock orders the
-// sales, so READ COMMITTED is enough. It is the default of most servers, and asking for it costs the
-// server a tenth of a sale. So a Sale asks from the first conflict on.
+// serializationFailure is what PostgreSQL says from REPEATABLE READ on.
 const serializationFailure = "40001"
 
 // errNobody rolls back a transaction in which no order is stored. Each call has its result.
@@ -139,15 +138,20 @@ func (b *batch) insertFitting(tx *gorm.DB, calls []*call, left int64) ([]*call, 
 func (b *batch) try(fn func(tx *gorm.DB) error) error {
 	for try := 1; ; try++ {
 		var opts *sql.TxOptions
-		if b.conflicts.Load() {
+		if b.explicit.Load() {
 			opts = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 		}
 		err := b.protected(func() error {
-			return transact(b.db.Session(&gorm.Session{NewDB: true, Context: b.ctx}), b.rows.Table, opts, fn)
+			return transact(b.db.Session(&gorm.Session{NewDB: true, Context: b.ctx}), b.rows.Table, opts, func(tx *gorm.DB) error {
+				if err := b.askLevel(tx); err != nil {
+					return err
+				}
+				return fn(tx)
+			})
 		})
 		// MariaDB isolates SERIALIZABLE transactions from what others committed, since 11.6.2.
 		if sqlerr.PostgresState(err) == serializationFailure || sqlerr.MySQLNumber(err) == sqlerr.MySQLChangedRow {
-			b.conflicts.Store(true)
+			b.explicit.Store(true)
 		}
 		switch {
 		case errors.Is(err, errNobody):
@@ -161,6 +165,22 @@ func (b *batch) try(fn func(tx *gorm.DB) error) error {
 			return err
 		}
 	}
+}
+
+// askLevel asks PostgreSQL in the first transaction for its default level. The row's lock orders the
+// sales, so READ COMMITTED is enough. Most servers have it by default, and asking for it costs the
+// server a tenth of a sale. A conflict may reach a hook, which hides it, so it is no way to find out.
+func (b *batch) askLevel(tx *gorm.DB) error {
+	if b.dialect != "postgres" || b.levelKnown.Load() {
+		return nil
+	}
+	var level string
+	if err := gormkeys.Unprepared(tx).Raw("SHOW default_transaction_isolation").Scan(&level).Error; err != nil {
+		return err
+	}
+	b.explicit.Store(level != "read committed")
+	b.levelKnown.Store(true)
+	return nil
 }
 
 // protected runs fn. Hooks of several callers may panic in it or end the goroutine, so it runs in one

@@ -25,9 +25,9 @@
 //   - Hooks of an order run for a copy of it, with the context of NewSale, up to three times. They
 //     must have no effects outside of the transaction. The associations of your order become copies as well.
 //   - Triggers and CHECKs on the row of stock see one UPDATE by the sum.
-//   - SERIALIZABLE is not kept. On PostgreSQL and MariaDB a Sale asks for READ COMMITTED after its
-//     first conflict, and the row's lock makes that enough. SET search_path, and row-level security by
-//     a session variable, do not reach it.
+//   - SERIALIZABLE is not kept. On PostgreSQL a Sale runs in READ COMMITTED, and on MariaDB after a
+//     conflict. The row's lock makes that enough. SET search_path, and row-level security by a session
+//     variable, do not reach it.
 //   - Refused orders cost speed. With 1 % of them a sale has about a tenth of its speed, which is
 //     still several times what you get by hand.
 //

@@ -27,9 +27,10 @@ type seller struct {
 	literals bool // keys and quantities are a part of the text
 	reported *instruments
 
-	looks     atomic.Int64  // batches that will look for duplicates first
-	conflicts atomic.Bool   // the server isolates transactions by default from what others committed
-	slots     chan struct{} // one for each transaction that may run
+	looks      atomic.Int64  // batches that will look for duplicates first
+	explicit   atomic.Bool   // transactions ask for READ COMMITTED
+	levelKnown atomic.Bool   // PostgreSQL has said whether they must
+	slots      chan struct{} // one for each transaction that may run
 
 	// mu guards the lanes and what is in them.
 	mu    sync.Mutex
@@ -57,6 +58,7 @@ func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error
 	// The driver prepares each statement with parameters, which is a round trip. GORM would keep each
 	// of these texts.
 	s.literals = s.dialect == "mysql" && !db.PrepareStmt
+	s.explicit.Store(s.dialect == "postgres") // until its default is known
 	slots := defaultSlots
 	if pool, err := db.DB(); err == nil && pool.Stats().MaxOpenConnections > 0 {
 		slots = max(1, pool.Stats().MaxOpenConnections-1)

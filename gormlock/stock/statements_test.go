@@ -602,3 +602,50 @@ func TestSale_TwoRows(t *testing.T) {
 		}
 	})
 }
+
+// Tally counts orders in a row that another process writes, too.
+type Tally struct {
+	ID int64 `gorm:"primaryKey;autoIncrement:false"`
+	N  int64
+}
+
+// Tallied is an order that counts itself, and hides the error if it cannot.
+type Tallied struct {
+	ID    int64 `gorm:"primaryKey"`
+	SKU   int64
+	other *gorm.DB // another process
+}
+
+func (o *Tallied) AfterCreate(tx *gorm.DB) error {
+	const count = "UPDATE tallies SET n = n + 1"
+	err := o.other.Exec(count).Error
+	_ = tx.Transaction(func(tx *gorm.DB) error { return tx.Exec(count).Error })
+	return err
+}
+
+// TestSale_HookHidesConflict: above READ COMMITTED, PostgreSQL refuses to change a row that others
+// changed since the transaction began. A hook may hide that.
+func TestSale_HookHidesConflict(t *testing.T) {
+	each(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "postgres" {
+			return
+		}
+		pool, _ := db.DB()
+		pool.SetMaxIdleConns(0) // new connections get the setting
+		var name string
+		ok(t, "name", db.Raw("SELECT current_database()").Scan(&name).Error)
+		ok(t, "ALTER", db.Exec(fmt.Sprintf("ALTER DATABASE %q SET default_transaction_isolation = 'repeatable read'", name)).Error)
+		fresh(t, db, 10, &Tallied{}, &Tally{})
+		ok(t, "Create", db.Create(&Tally{ID: 1}).Error)
+		s := newSale[Tallied](t, db)
+		for i := range int64(3) {
+			_, err := s.Sell(t.Context(), 42, 1, &Tallied{SKU: 42, other: db})
+			ok(t, "Sell", err)
+			var tally Tally
+			ok(t, "Take", db.Take(&tally).Error)
+			if want := 2 * (i + 1); tally.N != want {
+				t.Fatalf("after sale %d the tally is %d, want %d", i+1, tally.N, want)
+			}
+		}
+	})
+}
