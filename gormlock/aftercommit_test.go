@@ -234,3 +234,23 @@ func TestAfterCommit_DryRun(t *testing.T) {
 		}
 	})
 }
+
+// TestAfterCommit_PreparedRollback: to prepare a ROLLBACK TO is not to send it.
+func TestAfterCommit_PreparedRollback(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		ran := 0
+		ok(t, "Transaction", db.Transaction(func(tx *gorm.DB) error {
+			ok(t, "SavePoint", tx.SavePoint("a").Error)
+			ok(t, "AfterCommit", gormlock.AfterCommit(tx, func(context.Context) { ran++ }))
+			stmt, err := tx.Statement.ConnPool.PrepareContext(t.Context(), "ROLLBACK TO SAVEPOINT a")
+			if err == nil {
+				err = stmt.Close()
+			}
+			return err
+		}))
+		if ran != 1 {
+			t.Errorf("AfterCommit ran %d times", ran)
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package gormlock_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -50,10 +51,13 @@ func TestAutocommitOff_GuardsAndPurge(t *testing.T) {
 		if ok(t, "Once again", err); again != first || orders(t, db) != 1 {
 			t.Errorf("%+v, then %+v, in %d orders", first, again, orders(t, db))
 		}
-		for i := range 1100 {
-			ok(t, "Exec", db.Exec("INSERT INTO onelane_once (name, attempt, created_at) VALUES (?, 'a', 1)", i).Error)
-		}
-		n, err := gormlock.Purge(t.Context(), off, time.Minute)
+		ok(t, "old rows", db.Transaction(func(tx *gorm.DB) (err error) {
+			for i := range 1100 {
+				err = errors.Join(err, tx.Exec("INSERT INTO onelane_once (name, attempt, created_at) VALUES (?, 'a', 1)", i).Error)
+			}
+			return err
+		}))
+		n, err := gormlock.Purge(t.Context(), off, time.Hour)
 		ok(t, "Purge", err)
 		if left := rows(t, db); n != 1100 || left != 1 {
 			t.Errorf("%d were purged, and there are %d", n, left)

@@ -43,7 +43,9 @@ func (t *transaction) commit() ([]func(ctx context.Context), error) {
 
 // commitLocked sends COMMIT if BEGIN was sent.
 func (t *transaction) commitLocked() error {
-	t.closeRowsLocked()
+	if t.guarded() || !t.undone.empty() {
+		t.closeRowsLocked()
+	}
 	if err := t.standsLocked(); err != nil {
 		t.failLocked(err)
 		return err

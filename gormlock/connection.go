@@ -101,7 +101,7 @@ func (c *connection) PrepareContext(ctx context.Context, query string) (*sql.Stm
 		return nil, err
 	}
 	stmt, err := tx.PrepareContext(ctx, query)
-	return stmt, c.answered(query, nil, err)
+	return stmt, c.answered("", nil, err) // a savepoint is not made yet
 }
 
 // ExecContext implements gorm.ConnPool.

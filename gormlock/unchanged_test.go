@@ -53,6 +53,19 @@ func TestUnguarded_AsBefore(t *testing.T) {
 				return errors.Join(take(tx, 42), expect(tx.Transaction(func(tx *gorm.DB) error { return errors.Join(take(tx, 42), boom) }), boom))
 			})
 		},
+		"rows that leave the block": func(_ context.Context, db *gorm.DB) (err error) {
+			for range 20 {
+				var rows *sql.Rows
+				err = errors.Join(err, db.Transaction(func(tx *gorm.DB) (err error) {
+					rows, err = stock(tx).Rows()
+					return err
+				}))
+				for rows.Next() {
+				}
+				err = errors.Join(err, expect(rows.Err(), context.Canceled), rows.Close())
+			}
+			return err
+		},
 		"savepoints": func(_ context.Context, db *gorm.DB) error {
 			tx := db.Begin()
 			return errors.Join(take(tx, 42), tx.SavePoint("a").Error, take(tx, 42), tx.RollbackTo("a").Error, commit(tx))
