@@ -1,11 +1,11 @@
-// Command grab lets many drivers grab the same orders at the same time, over real sockets: each
+// Command grab lets many couriers grab the same orders at the same time, over real sockets: each
 // order goes to one of them. The handler is the naive one, read, check, write; one line of the kit
 // makes it right.
 //
 //	go run ./examples/grab              # embedded Redis and SQLite: nothing to install
 //	go run ./examples/grab -unguarded   # the same service without that line
 //
-// It exits with 1 when an order went to two drivers or to none, and with 2 when it could not run.
+// It exits with 1 when an order went to two couriers or to none, and with 2 when it could not run.
 package main
 
 import (
@@ -29,8 +29,8 @@ import (
 )
 
 type options struct {
-	orders, drivers int
-	unguarded       bool
+	orders, couriers int
+	unguarded        bool
 }
 
 func main() {
@@ -46,15 +46,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f := flag.NewFlagSet("grab", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.IntVar(&o.orders, "orders", 40, "how many orders there are, from 1 to 1000")
-	f.IntVar(&o.drivers, "drivers", 25, "how many drivers want each of them, from 1 to 200")
+	f.IntVar(&o.couriers, "couriers", 25, "how many couriers want each of them, from 1 to 200")
 	f.BoolVar(&o.unguarded, "unguarded", false, "run the service without the kit's line")
 	switch err := f.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
 	case err != nil:
 		return 2
-	case f.NArg() > 0 || o.orders < 1 || o.orders > 1000 || o.drivers < 1 || o.drivers > 200:
-		fmt.Fprintln(stderr, "grab: -orders must be from 1 to 1000, -drivers from 1 to 200, and there are no other arguments; see -h")
+	case f.NArg() > 0 || o.orders < 1 || o.orders > 1000 || o.couriers < 1 || o.couriers > 200:
+		fmt.Fprintln(stderr, "grab: -orders must be from 1 to 1000, -couriers from 1 to 200, and there are no other arguments; see -h")
 		return 2
 	}
 	ok, err := play(ctx, o, stdout)
@@ -68,7 +68,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// play starts the service and lets the drivers at it; false when the books do not add up.
+// play starts the service and lets the couriers at it; false when the books do not add up.
 func play(ctx context.Context, o options, out io.Writer) (ok bool, err error) {
 	server, err := miniredis.Run()
 	if err != nil {
@@ -93,7 +93,7 @@ func play(ctx context.Context, o options, out io.Writer) (ok bool, err error) {
 	if o.unguarded {
 		with = "WITHOUT the kit's line"
 	}
-	fmt.Fprintf(out, "%d orders, %d drivers want each of them, %s\n\n", o.orders, o.drivers, with)
+	fmt.Fprintf(out, "%d orders, %d couriers want each of them, %s\n\n", o.orders, o.couriers, with)
 	began := time.Now()
 	t := grabAll(ctx, o, s.URL)
 	if ctx.Err() != nil {
@@ -102,38 +102,38 @@ func play(ctx context.Context, o options, out io.Writer) (ok bool, err error) {
 	fmt.Fprintf(out, "  requests  %6d  in %.2f s\n", t.requests, time.Since(began).Seconds())
 	fmt.Fprintf(out, "   grabbed  %6d  answered with 201\n", t.grabbed)
 	fmt.Fprintf(out, "     taken  %6d  came too late\n", t.taken)
-	fmt.Fprintf(out, "      busy  %6d  came while another driver had the lock\n", t.busy)
+	fmt.Fprintf(out, "      busy  %6d  came while another courier had the lock\n", t.busy)
 	fmt.Fprintf(out, "    errors  %6d  %s\n\n", t.failed, t.lastError)
 	b, err := audit(db)
 	if err != nil {
 		return false, err
 	}
-	fmt.Fprintf(out, "The database says: %d orders went to one driver, %d to several, %d to none.\n", b.once, b.several, b.none)
+	fmt.Fprintf(out, "The database says: %d orders went to one courier, %d to several, %d to none.\n", b.once, b.several, b.none)
 	if ok = b.several == 0 && b.none == 0 && t.failed == 0 && t.grabbed == o.orders; ok {
-		fmt.Fprintln(out, "OK: every order went to one driver.")
+		fmt.Fprintln(out, "OK: every order went to one courier.")
 	} else {
 		fmt.Fprintln(out, "BROKEN: the books do not add up.")
 	}
 	return ok, nil
 }
 
-// tally counts the answers that the drivers got.
+// tally counts the answers that the couriers got.
 type tally struct {
 	requests, grabbed, taken, busy, failed int
 	lastError                              string
 }
 
-// grabAll offers one order after the other to all drivers at once.
+// grabAll offers one order after the other to all couriers at once.
 func grabAll(ctx context.Context, o options, url string) tally {
 	var mu sync.Mutex
 	var t tally
-	client := newClient(o.drivers)
+	client := newClient(o.couriers)
 	defer client.CloseIdleConnections()
 	for order := 1; order <= o.orders && ctx.Err() == nil; order++ {
-		var drivers sync.WaitGroup
-		for driver := 1; driver <= o.drivers; driver++ {
-			drivers.Go(func() {
-				status, code, err := grab(ctx, client, url, order, driver)
+		var couriers sync.WaitGroup
+		for courier := 1; courier <= o.couriers; courier++ {
+			couriers.Go(func() {
+				status, code, err := grab(ctx, client, url, order, courier)
 				mu.Lock()
 				defer mu.Unlock()
 				t.requests++
@@ -151,7 +151,7 @@ func grabAll(ctx context.Context, o options, url string) tally {
 				}
 			})
 		}
-		drivers.Wait()
+		couriers.Wait()
 	}
 	return t
 }

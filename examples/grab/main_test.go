@@ -13,10 +13,10 @@ func runGrab(t *testing.T, args ...string) (int, string) {
 	return code, out.String() + errs.String()
 }
 
-func TestGrab_OneDriverPerOrder(t *testing.T) {
-	for try := 1; ; try++ { // a machine that stands still may give a driver no answer in time
-		code, said := runGrab(t, "-orders", "15", "-drivers", "20")
-		if code == 0 && strings.Contains(said, "15 orders went to one driver, 0 to several, 0 to none") {
+func TestGrab_OneCourierPerOrder(t *testing.T) {
+	for try := 1; ; try++ { // a machine that stands still may give a courier no answer in time
+		code, said := runGrab(t, "-orders", "15", "-couriers", "20")
+		if code == 0 && strings.Contains(said, "15 orders went to one courier, 0 to several, 0 to none") {
 			return
 		}
 		if try == 5 || !strings.Contains(said, ", 0 to several") || !strings.Contains(said, "unavailable") {
@@ -25,12 +25,12 @@ func TestGrab_OneDriverPerOrder(t *testing.T) {
 	}
 }
 
-// Naive code fails by chance: on a busy machine its drivers may not meet.
+// Naive code fails by chance: on a busy machine its couriers may not meet.
 func TestGrab_UnguardedGoesToSeveral(t *testing.T) {
 	var code int
 	var said string
 	for range 20 {
-		code, said = runGrab(t, "-orders", "15", "-drivers", "20", "-unguarded")
+		code, said = runGrab(t, "-orders", "15", "-couriers", "20", "-unguarded")
 		if code == 1 && !strings.Contains(said, " 0 to several") && strings.Contains(said, "BROKEN") {
 			return
 		}
@@ -39,7 +39,7 @@ func TestGrab_UnguardedGoesToSeveral(t *testing.T) {
 }
 
 func TestGrab_BadInput(t *testing.T) {
-	for _, args := range []string{"-orders 0", "-drivers 201", "-nonsense", "surplus"} {
+	for _, args := range []string{"-orders 0", "-couriers 201", "-nonsense", "surplus"} {
 		if code, said := runGrab(t, strings.Fields(args)...); code != 2 || said == "" {
 			t.Errorf("%s: exit status %d, %q", args, code, said)
 		}

@@ -34,9 +34,9 @@ func TestGrab_ReplicaIsBehind(t *testing.T) {
 	}
 	s := httptest.NewServer((&service{db: db, locker: testutil.Locker(t)}).routes())
 	defer s.Close()
-	for _, driver := range []string{"ann", "ben"} { // one after the other, each under the lock
+	for _, courier := range []string{"ann", "ben"} { // one after the other, each under the lock
 		r, _ := http.NewRequest("POST", s.URL+"/orders/1/grab", nil)
-		r.Header.Set("X-Driver", driver)
+		r.Header.Set("X-Courier", courier)
 		resp, err := s.Client().Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -44,6 +44,6 @@ func TestGrab_ReplicaIsBehind(t *testing.T) {
 		_ = resp.Body.Close()
 	}
 	if b, err := audit(db.Clauses(dbresolver.Write)); err != nil || b.once != 1 {
-		t.Errorf("%+v, %v: want one order with one driver", b, err)
+		t.Errorf("%+v, %v: want one order with one courier", b, err)
 	}
 }

@@ -22,13 +22,13 @@ import (
 	"github.com/onelane/onelane/idempotency"
 )
 
-// Order is what drivers grab.
+// Order is what couriers grab.
 type Order struct {
 	ID      int `gorm:"primaryKey"`
 	Courier string
 }
 
-// Grab is one driver who got the order.
+// Grab is one courier who got the order.
 type Grab struct {
 	ID      int `gorm:"primaryKey"`
 	OrderID int `gorm:"index"`
@@ -61,9 +61,9 @@ func orderKey(c *gin.Context) (string, error) {
 
 // grab is the naive read, check, write.
 func (s *service) grab(c *gin.Context) {
-	db, driver := s.db.WithContext(c.Request.Context()), c.GetHeader("X-Driver")
-	if driver == "" { // an order without a courier is free
-		c.JSON(http.StatusUnauthorized, gin.H{"code": "unknown_driver"})
+	db, courier := s.db.WithContext(c.Request.Context()), c.GetHeader("X-Courier")
+	if courier == "" { // an order without a courier is free
+		c.JSON(http.StatusUnauthorized, gin.H{"code": "unknown_courier"})
 		return
 	}
 	// FOR UPDATE is read at the primary. A replica may not have what the last holder wrote.
@@ -84,16 +84,16 @@ func (s *service) grab(c *gin.Context) {
 		return
 	}
 	err = db.Transaction(func(tx *gorm.DB) error {
-		if err := tx.Model(&order).Update("courier", driver).Error; err != nil {
+		if err := tx.Model(&order).Update("courier", courier).Error; err != nil {
 			return err
 		}
-		return tx.Create(&Grab{OrderID: order.ID, Courier: driver, Token: token}).Error
+		return tx.Create(&Grab{OrderID: order.ID, Courier: courier, Token: token}).Error
 	})
 	if err != nil {
 		ginlock.Fail(c, err)
 		return
 	}
-	c.JSON(http.StatusCreated, gin.H{"order": order.ID, "courier": driver})
+	c.JSON(http.StatusCreated, gin.H{"order": order.ID, "courier": courier})
 }
 
 // token returns the fencing token of the order's lock. Without the kit's line there is none.
@@ -137,7 +137,7 @@ func openDB(orders int) (*gorm.DB, func(), error) {
 	return db, remove, nil
 }
 
-// books are how many orders went to how many drivers.
+// books are how many orders went to how many couriers.
 type books struct{ once, several, none int }
 
 func audit(db *gorm.DB) (b books, err error) {
@@ -161,12 +161,12 @@ func newClient(conns int) *http.Client {
 }
 
 // grab asks for an order; code is why it was refused.
-func grab(ctx context.Context, client *http.Client, url string, order, driver int) (status int, code string, err error) {
+func grab(ctx context.Context, client *http.Client, url string, order, courier int) (status int, code string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("%s/orders/%d/grab", url, order), nil)
 	if err != nil {
 		return 0, "", err
 	}
-	req.Header.Set("X-Driver", fmt.Sprint("driver ", driver))
+	req.Header.Set("X-Courier", fmt.Sprint("courier ", courier))
 	resp, err := client.Do(req)
 	if err != nil {
 		return 0, "", err

@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A driver who writes the number of an order in another way wants the same order, and must not get another lock.
+// A courier who writes the number of an order in another way wants the same order, and must not get another lock.
 func TestGrab_SpellingsOfAnOrder(t *testing.T) {
 	const n = 30
 	db, closeDB, err := openDB(n)
@@ -25,7 +25,7 @@ func TestGrab_SpellingsOfAnOrder(t *testing.T) {
 		for i, spelled := range []string{"%d", "0%d", "00%d", "%%2B%d"} {
 			all.Go(func() {
 				r, _ := http.NewRequest("POST", fmt.Sprintf("%s/orders/"+spelled+"/grab", s.URL, id), nil)
-				r.Header.Set("X-Driver", fmt.Sprint("driver ", i))
+				r.Header.Set("X-Courier", fmt.Sprint("courier ", i))
 				resp, err := s.Client().Do(r)
 				if err != nil {
 					t.Error(err)
@@ -38,12 +38,12 @@ func TestGrab_SpellingsOfAnOrder(t *testing.T) {
 	}
 	b, err := audit(db)
 	if err != nil || b.several > 0 || b.none > 0 {
-		t.Errorf("%d orders went to several drivers, %d to none, %v", b.several, b.none, err)
+		t.Errorf("%d orders went to several couriers, %d to none, %v", b.several, b.none, err)
 	}
 }
 
-// A driver without a name must not get an order: it would look free.
-func TestGrab_DriverWithoutName(t *testing.T) {
+// A courier without a name must not get an order: it would look free.
+func TestGrab_CourierWithoutName(t *testing.T) {
 	db, closeDB, err := openDB(1)
 	if err != nil {
 		t.Fatal(err)
@@ -51,9 +51,9 @@ func TestGrab_DriverWithoutName(t *testing.T) {
 	defer closeDB()
 	s := httptest.NewServer((&service{db: db, locker: testutil.Locker(t)}).routes())
 	defer s.Close()
-	for _, driver := range []string{"", "ben"} {
+	for _, courier := range []string{"", "ben"} {
 		r, _ := http.NewRequest("POST", s.URL+"/orders/1/grab", nil)
-		r.Header.Set("X-Driver", driver)
+		r.Header.Set("X-Courier", courier)
 		resp, err := s.Client().Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -61,6 +61,6 @@ func TestGrab_DriverWithoutName(t *testing.T) {
 		_ = resp.Body.Close()
 	}
 	if b, err := audit(db); err != nil || b.once != 1 {
-		t.Errorf("%+v, %v: want one order with one driver", b, err)
+		t.Errorf("%+v, %v: want one order with one courier", b, err)
 	}
 }
