@@ -185,7 +185,7 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context
 	if err != nil {
 		return err
 	}
-	failed := true // even after a panic
+	failed := true // stays so after a panic
 	defer func() { err = l.releaseAfter(ctx, k, failed, err) }()
 	err = fn(WithLock(k.Context(), k))
 	failed = err != nil

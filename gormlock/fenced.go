@@ -38,7 +38,8 @@ var ErrFenced = errors.New("fenced off")
 //
 // Every writer of what the key guards must be fenced. A read before the transaction, under the same
 // lock, is safe too. If the source of tokens changes, docs/operations.md says what to do with the
-// table onelane_fences.
+// table onelane_fences. As an option of [New], Fenced is the default for all guards. (Martin
+// Kleppmann, "How to do distributed locking", 2016, with the check moved to before the first read.)
 func Fenced() GuardOption {
 	return guardOption(func(g *guard) { g.fenced = true })
 }

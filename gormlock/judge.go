@@ -28,9 +28,9 @@ const (
 )
 
 // judge returns what err, the error of a statement, says about its transaction. PostgreSQL refuses
-// all statements after an error, unless there is no transaction any more. SQLite never tells: it rolls back if a write is interrupted, the
-// disk is full, or a constraint or a trigger says ROLLBACK. The others roll back after a conflict,
-// and go on if they say that the statement was wrong.
+// all statements after an error, unless there is no transaction any more. SQLite never tells: it
+// rolls back if a write is interrupted, the disk is full, or a constraint or a trigger says
+// ROLLBACK. The others roll back after a conflict, and go on if they say that the statement was wrong.
 func judge(d sqltable.Dialect, err error) verdict {
 	switch d.Name {
 	case sqltable.Postgres:

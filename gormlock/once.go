@@ -32,9 +32,9 @@ import (
 // All calls on a database share one space of keys, so begin each key with the name of its effect. The
 // key has 1 to 512 bytes and is compared byte by byte. It counts as done as long as its row is there:
 // see [Purge]. If Once cannot get the lock in time ([WithWait]), it returns the result if the key is
-// done. Otherwise the error is core's, and fn has not run. In an open transaction the error is [ErrGuardTooLate]. After
-// [ErrCommitUnknown], call Once again with the same key. Other errors: [ErrMismatch],
-// [ErrUnfinished], and fn's.
+// done. Otherwise the error is core's, and fn has not run. In an open transaction the error is
+// [ErrGuardTooLate]. After [ErrCommitUnknown], call Once again with the same key. Other errors:
+// [ErrMismatch], [ErrUnfinished], and fn's.
 func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...TransactionOption) (T, error) {
 	var result T
 	o, err := newOnce(db, key, opts)

@@ -71,7 +71,7 @@ func (t *pinnedTx) Commit() error {
 func (t *pinnedTx) rolledBack() bool { return t.undone }
 
 func (t *pinnedTx) Rollback() error {
-	if t.ending { // the driver panicked: database/sql keeps the connection, and free would wait for ever
+	if t.ending { // the driver panicked: database/sql keeps the connection, and free would wait forever
 		return t.Tx.Rollback()
 	}
 	t.ending = true

@@ -134,7 +134,7 @@ func explainError(db *gorm.DB) {
 }
 
 // rollbackOnPanic rolls a single statement back when fn does not return. GORM would leave its own
-// transaction open for ever. rollbackOnPanic does not recover, so the stack stays.
+// transaction open forever. rollbackOnPanic does not recover, so the stack stays.
 func rollbackOnPanic(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
 		returned := false

@@ -15,8 +15,8 @@ import (
 	"github.com/onelane/onelane/internal/undone"
 )
 
-// answered judges the answer to a query, and returns its error. It keeps the rows of a statement
-// under locks, and those of MySQL also without, to judge what their reader sees.
+// answered judges the answer to a query, and returns its error. Under locks it keeps the rows, to
+// judge what their reader sees. On MySQL it keeps them without locks, too.
 func (t *transaction) answered(query string, rows *sql.Rows, err error) error {
 	verb, savepoint := savepointIn(query)
 	if err == nil && verb == "" && rows == nil {

@@ -21,7 +21,7 @@ import (
 // hooks have run, and associations that GORM writes first stay in your own transaction: roll back.
 // If a hook returns ErrStale, that is about the hook's own statement: roll back. Read the row again
 // and decide anew, in a new transaction, as gormlock.WithRetry does. In the same one, MySQL and
-// MariaDB may read the old row for ever, unless you read it with gormlock.ForUpdate.
+// MariaDB may read the old row forever, unless you read it with gormlock.ForUpdate.
 //
 // It is also the error if the row does not match another condition of the statement. Compare the
 // values that you read instead: they hold as long as the version does.

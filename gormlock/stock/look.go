@@ -132,7 +132,7 @@ func (b *batch) among(q *gorm.DB, names string, calls []*call) *gorm.DB {
 
 // probe asks PostgreSQL for the next entry of the unique index from each of the values on. No other
 // index answers that, so the plan is good whatever the statistics say. It is made anew each time: one
-// from when the table was empty is kept for ever, and is thousands of times as slow.
+// from when the table was empty is kept forever, and is thousands of times as slow.
 func (b *batch) probe(tx, q *gorm.DB, names string, calls []*call) (*gorm.DB, error) {
 	if err := gormkeys.Unprepared(tx).Exec("SET LOCAL plan_cache_mode = force_custom_plan").Error; err != nil {
 		return nil, err

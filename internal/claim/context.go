@@ -42,7 +42,7 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	if ctx.Done() != nil {
 		k.unwatch = context.AfterFunc(ctx, func() { k.clientGone(context.Cause(ctx)) })
 	}
-	// The lock's own context ends even when the key is sealed, and the handler may go on after that.
+	// The lock's own context also ends when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
 	// When the client hangs up, the contexts of the plain locks around the claim end, and no longer
 	// show a loss. The outer claim listens to the locks around it, and when it ends, so does this one.
