@@ -21,7 +21,7 @@ type operation struct {
 }
 
 // before runs before every statement.
-func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
+func (p *plugin) before(db *gorm.DB, op *operation, protected map[string]bool) {
 	if t, _ := transactionOf(db.Statement.ConnPool); t != nil {
 		db.Statement.ConnPool = t.in(db.Statement.ConnPool)
 	}
@@ -39,7 +39,7 @@ func (p *plugin) before(db *gorm.DB, op operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-func (op operation) sendSavepoint(db *gorm.DB, refused error) {
+func (op *operation) sendSavepoint(db *gorm.DB, refused error) {
 	if op.name == "raw" {
 		sendSavepoint(db, refused)
 	}
@@ -47,15 +47,18 @@ func (op operation) sendSavepoint(db *gorm.DB, refused error) {
 
 // admit returns why a statement must not run. If there is no error, the locks of its guards are
 // held and its transaction has begun.
-func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) error {
-	if err := unsharded(db); err != nil { // registered after the plugin
-		return err
+func (p *plugin) admit(db *gorm.DB, op *operation, protected map[string]bool) error {
+	s := db.Statement
+	t, open := transactionOf(s.ConnPool)
+	if open && t == nil {
+		if err := unsharded(db); err != nil { // registered after the plugin
+			return err
+		}
 	}
 	if err := p.enter(db, op); err != nil {
 		return err
 	}
-	s := db.Statement
-	t, _ := transactionOf(s.ConnPool)
+	t, _ = transactionOf(s.ConnPool)
 	if op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() &&
 		slices.ContainsFunc(tablesIn(s), func(table string) bool { return protected[table] }) {
 		return fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
@@ -73,7 +76,7 @@ func (p *plugin) admit(db *gorm.DB, op operation, protected map[string]bool) err
 // and there adds the suffix to the table. In the transaction of a single write that pool is
 // missing.
 func unsharded(db *gorm.DB) error {
-	if db.Callback().Query().Get(gormkeys.Sharding) == nil {
+	if _, sharded := db.Plugins[gormkeys.Sharding]; !sharded {
 		return nil
 	}
 	return errors.New(`gormlock: gorm.io/sharding does not work with guards: remove it, ` +
@@ -127,7 +130,7 @@ func adopt(db *gorm.DB) {
 }
 
 // enter takes the locks that a statement's guards ask for.
-func (p *plugin) enter(db *gorm.DB, op operation) error {
+func (p *plugin) enter(db *gorm.DB, op *operation) error {
 	s := db.Statement
 	guards, inContext := guardsOf(s), demandOf(s.Context)
 	if len(guards) == 0 && len(inContext.keys) == 0 {

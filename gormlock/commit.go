@@ -14,7 +14,9 @@ import (
 // released.
 func (t *transaction) Commit() error {
 	after, err := t.commit()
-	callAll(withoutGuards(t.ctx), after)
+	if len(after) > 0 {
+		callAll(withoutGuards(t.ctx), after)
+	}
 	return err
 }
 

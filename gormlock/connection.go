@@ -235,7 +235,7 @@ const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that 
 // begun sends BEGIN before the first statement of a transaction and its hooks.
 func begun(db *gorm.DB) error {
 	t, _ := transactionOf(db.Statement.ConnPool)
-	if t == nil || db.DryRun {
+	if t == nil || db.DryRun || t.state() == statePlain {
 		return nil
 	}
 	if err := t.staysOpen(db.Statement); err != nil {

@@ -9,7 +9,7 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-const forUpdateKey = "gormlock:for update" // in Statement.Settings
+const forUpdateKey = "gormlock:for update" // in Statement.Clauses
 
 // ForUpdate returns a scope that makes a read lock its rows until the end of the transaction,
 // SELECT … FOR UPDATE:
@@ -44,7 +44,8 @@ func ForUpdate(options ...string) func(*gorm.DB) *gorm.DB {
 			_ = db.AddError(fmt.Errorf("gormlock: ForUpdate(%q): it takes clause.LockingOptionsNoWait or clause.LockingOptionsSkipLocked", options))
 			return db
 		}
-		tx := db.Clauses(locking).Set(forUpdateKey, true)
+		tx := db.Clauses(locking)
+		tx.Statement.Clauses[forUpdateKey] = clause.Clause{}
 		if _, err := registered(db); err != nil {
 			_ = tx.AddError(fmt.Errorf("gormlock: ForUpdate: %w", err))
 		}
@@ -55,7 +56,7 @@ func ForUpdate(options ...string) func(*gorm.DB) *gorm.DB {
 // lockRows runs before a read: it refuses what ForUpdate cannot lock, and locks on SQLite.
 func lockRows(db *gorm.DB) error {
 	s := db.Statement
-	if on, _ := s.Settings.Load(forUpdateKey); on == nil || db.DryRun {
+	if _, on := s.Clauses[forUpdateKey]; !on || db.DryRun {
 		return nil
 	}
 	if s.SQL.Len() > 0 {

@@ -5,9 +5,18 @@ import (
 	"slices"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 )
 
-const guardsKey = "gormlock:guards" // in Statement.Settings: []guard
+// guardsKey is in Statement.Clauses, where GORM writes only names of SQL. Statement.Settings would be
+// made for each statement that is asked for guards.
+const guardsKey = "gormlock:guards"
+
+// guards are those of a statement, as a clause that writes nothing.
+type guards []guard
+
+// Build implements clause.Expression.
+func (guards) Build(clause.Builder) {}
 
 // Guard returns a scope that runs a write, or a whole transaction, while it holds the lock on key:
 //
@@ -45,7 +54,9 @@ func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 	}
 	g.key = key
 	return func(db *gorm.DB) *gorm.DB {
-		tx := db.Set(guardsKey, append(slices.Clip(guardsOf(db.Statement)), g))
+		tx := db.Clauses()
+		all := append(slices.Clip(guardsOf(tx.Statement)), g)
+		tx.Statement.Clauses[guardsKey] = clause.Clause{Expression: all}
 		if _, err := registered(db); err != nil {
 			_ = tx.AddError(guardError([]string{key}, err))
 		}
@@ -77,15 +88,14 @@ func WithGuard(ctx context.Context, keys ...string) context.Context {
 	return context.WithValue(ctx, demandKey{}, demandOf(ctx).and(keys, 0, false))
 }
 
-func guardsOf(s *gorm.Statement) []guard {
-	v, _ := s.Settings.Load(guardsKey)
-	gs, _ := v.([]guard)
-	return gs
+func guardsOf(s *gorm.Statement) guards {
+	all, _ := s.Clauses[guardsKey].Expression.(guards)
+	return all
 }
 
 // resolve adds what a statement's guards ask for to what its context does.
-func (p *plugin) resolve(d demand, guards []guard) (demand, error) {
-	for _, g := range guards {
+func (p *plugin) resolve(d demand, all guards) (demand, error) {
+	for _, g := range all {
 		if g.err != nil {
 			return d, guardError([]string{g.key}, g.err)
 		}

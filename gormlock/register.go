@@ -84,7 +84,7 @@ const (
 )
 
 // The steps are the callbacks of GORM that run code of users: hooks, and serializers of fields.
-var operations = []operation{
+var operations = []*operation{
 	{name: "create", writes: true, steps: []string{"gorm:before_create",
 		"gorm:save_before_associations", "gorm:create", "gorm:save_after_associations", "gorm:after_create"}},
 	{name: "update", writes: true, steps: []string{"gorm:setup_reflect_value", "gorm:before_update",
@@ -98,7 +98,7 @@ var operations = []operation{
 
 // wraps returns what replaces each callback of GORM that the plugin relies on. A database without
 // default transactions has neither of the steps that begin and end them.
-func (op operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*gorm.DB) {
+func (op *operation) wraps(db *gorm.DB) map[string]func(fn func(*gorm.DB)) func(*gorm.DB) {
 	all := make(map[string]func(func(*gorm.DB)) func(*gorm.DB))
 	for _, name := range op.steps {
 		all[name] = func(fn func(*gorm.DB)) func(*gorm.DB) { return rollbackOnPanic(wrappedByField(name, fn)) }
@@ -160,7 +160,7 @@ func (p *plugin) registerCallbacks(db *gorm.DB, protected map[string]bool) error
 	return nil
 }
 
-func (p *plugin) register(db *gorm.DB, op operation, processor processor, protected map[string]bool) error {
+func (p *plugin) register(db *gorm.DB, op *operation, processor processor, protected map[string]bool) error {
 	for name, wrap := range op.wraps(db) {
 		if err := processor.steps.Replace(name, wrap(processor.steps.Get(name))); err != nil {
 			return err

@@ -3,29 +3,22 @@ package gormlock
 import (
 	"context"
 	"runtime"
+	"weak"
 
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/internal/gormkeys"
 )
 
-// singleTx is the transaction of a guarded single statement.
+// singleTx is what the transaction of a guarded single statement knows of that statement.
 type singleTx struct {
-	tx        *transaction
+	statement weak.Pointer[gorm.Statement] // Those of its associations have the transaction, too.
 	outside   gorm.ConnPool
 	context   context.Context    // of the statement, outside
 	carried   context.Context    // of the statement, inside
 	cancel    context.CancelFunc // ends DefaultTransactionTimeout
 	abandoned runtime.Cleanup
 }
-
-// singleKey is the key of a statement's singleTx in its settings, which GORM copies to those of
-// associations.
-type singleKey struct{ *gorm.Statement }
-
-// endedKey is the key of the context outside of a singleTx that has ended, until the statement's
-// last callback.
-type endedKey struct{ *gorm.Statement }
 
 // openSingle locks the keys of a single statement and puts it into a transaction of its own. GORM
 // finds an open one then, and begins none.
@@ -41,26 +34,30 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 		cancel()
 		return err
 	}
-	single := &singleTx{tx: t, outside: s.ConnPool, context: s.Context, cancel: cancel}
+	// The contexts of the statement end when the lock is lost.
+	carried, _ := t.carry(s.Context)
+	t.single = &singleTx{statement: weak.Make(s), outside: s.ConnPool, context: s.Context, carried: carried, cancel: cancel}
 	// A panic in a callback of another plugin passes no code of this one. It leaves the statement
 	// to the collector.
-	single.abandoned = runtime.AddCleanup(s, func(single *singleTx) { go single.rollback() }, single)
-	s.Settings.Store(singleKey{s}, single)
-	s.Context, _ = t.carry(s.Context) // interrupts the statement when the lock is lost
-	single.carried = s.Context
-	s.ConnPool = t.in(wrapped)
+	t.single.abandoned = runtime.AddCleanup(s, func(t *transaction) { go t.rollbackSingle() }, t)
+	s.Context, s.ConnPool = carried, t.in(wrapped)
 	return nil
+}
+
+// isOf reports whether s is the statement of a singleTx, which may be nil.
+func (single *singleTx) isOf(s *gorm.Statement) bool {
+	return single != nil && single.statement == weak.Make(s)
 }
 
 // takeSingle takes the statement's own transaction out of it, and puts back what was there. It
 // returns nil if the statement has none.
-func takeSingle(db *gorm.DB) *singleTx {
+func takeSingle(db *gorm.DB) *transaction {
 	s := db.Statement
-	v, _ := s.Settings.LoadAndDelete(singleKey{s})
-	single, _ := v.(*singleTx)
-	if single == nil {
+	t, _ := transactionOf(s.ConnPool)
+	if t == nil || !t.single.isOf(s) {
 		return nil
 	}
+	single := t.single
 	single.abandoned.Stop()
 	runtime.KeepAlive(s) // until then the clean-up may run
 	s.ConnPool = single.outside
@@ -68,36 +65,35 @@ func takeSingle(db *gorm.DB) *singleTx {
 		s.Context = single.context
 	} else { // a tracer put its span in, and looks for it after COMMIT
 		s.Context = statementContext{single.context, context.WithoutCancel(s.Context)}
-		s.Settings.Store(endedKey{s}, single.context)
 	}
-	return single
+	return t
 }
 
 // abandonSingle ends the transaction that a panic left in a statement which is used again.
 func abandonSingle(db *gorm.DB) {
-	if single := takeSingle(db); single != nil {
-		single.rollback()
+	if t := takeSingle(db); t != nil {
+		t.rollbackSingle()
 	}
 }
 
-// rollback drops its error, which would hide the one that led to it.
-func (single *singleTx) rollback() {
-	defer single.cancel()
-	_ = single.tx.Rollback()
+// rollbackSingle drops its error, which would hide the one that led to it.
+func (t *transaction) rollbackSingle() {
+	defer t.single.cancel()
+	_ = t.Rollback()
 }
 
 // endSingle commits a guarded single statement, or rolls it back if it failed.
 func endSingle(db *gorm.DB) {
 	explainError(db)
-	single := takeSingle(db)
+	t := takeSingle(db)
 	switch {
-	case single == nil:
+	case t == nil:
 	case db.Error != nil:
-		single.rollback()
-		db.Error = single.tx.marked(db.Error)
+		t.rollbackSingle()
+		db.Error = t.marked(db.Error)
 	default:
-		defer single.cancel()
-		_ = db.AddError(single.tx.Commit())
+		defer t.single.cancel()
+		_ = db.AddError(t.Commit())
 	}
 }
 
@@ -106,9 +102,11 @@ func endSingle(db *gorm.DB) {
 func afterWrite(db *gorm.DB) {
 	endSingle(db)
 	s := db.Statement
-	v, _ := s.Settings.LoadAndDelete(endedKey{s})
-	if outside, _ := v.(context.Context); outside != nil && s.Context.Err() != nil {
-		s.Context = outside
+	if s.Context.Err() == nil {
+		return
+	}
+	if t, _ := gormkeys.TransactionOf(s.Context).(*transaction); t != nil && t.single.isOf(s) {
+		s.Context = t.single.context
 	}
 }
 
@@ -116,7 +114,7 @@ func afterWrite(db *gorm.DB) {
 // one ends there too, so that the callbacks after it see what was committed.
 func singleEnded(fn func(*gorm.DB)) func(*gorm.DB) {
 	return func(db *gorm.DB) {
-		if _, ok := db.Statement.Settings.Load(singleKey{db.Statement}); ok {
+		if t, _ := transactionOf(db.Statement.ConnPool); t != nil && t.single != nil {
 			endSingle(db)
 		}
 		fn(db)

@@ -26,6 +26,7 @@ type transaction struct {
 	opts    *sql.TxOptions
 	direct  connection // of statements that are not prepared
 	carried carried
+	single  *singleTx // Nil unless it was begun for one guarded statement.
 
 	mu      sync.Mutex
 	now     atomic.Int32 // The state. Only moveLocked writes it; state reads it without mu.
