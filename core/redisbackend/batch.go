@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"time"
 
@@ -98,7 +97,7 @@ func (c *connections) enqueue(w *call, now time.Time) error {
 // untilLocked returns how long a call waits for a connection: until Redis has been silent for as long
 // as a call may take. However many calls there are, none is given up while Redis answers.
 func (c *connections) untilLocked(w *call) time.Time {
-	if c.open == 0 {
+	if c.live == 0 {
 		return c.since.Add(c.patience())
 	}
 	last := w.queued
@@ -147,7 +146,7 @@ func (c *connections) expire() {
 		time.AfterFunc(next.Sub(now), c.expire)
 	}
 	why := errConnecting
-	if c.open > 0 {
+	if c.live > 0 {
 		why = errSilentNode
 	}
 	c.mu.Unlock()
@@ -236,18 +235,10 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 	limit := c.latency.timeout() + patience
 	commands = c.replicas.withWait(commands, patience)
 	cn.used = now
-	if cn.gone() {
-		// Release, sent over it and then again, could not tell its own first try from a lost lock.
-		err := notSent(io.EOF)
-		for _, c := range commands {
-			c.Err = err
-		}
-		return err
-	}
 	err := cn.exec(commands, size, now.Add(limit), caller)
 	switch {
 	case err == nil:
-		if c.replicas == nil && size <= longestShared && cn.received <= longestShared {
+		if c.replicas == nil && size <= longestShared && cn.wire.received <= longestShared {
 			c.latency.answered(time.Since(now))
 		}
 	case isTimeout(err) && (caller.IsZero() || now.Add(limit).Before(caller)):

@@ -1,10 +1,10 @@
 package redisbackend
 
 import (
+	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,10 +17,10 @@ import (
 
 const (
 	// callConnections is how many connections to one Redis a backend has at most for its calls.
-	// Those for renewals are renewalConnections, and never wait behind other calls. A quorum has
-	// one to each master, because each call goes to all of them. To share a pipeline saves a third
-	// of the CPU time there.
-	callConnections    = 4
+	// With more, fewer callers share a pipeline, and a lock costs more. Those for renewals are
+	// renewalConnections, and never wait behind other calls. A quorum has one to each master,
+	// because each call goes to all of them.
+	callConnections    = 2
 	quorumConnections  = 1
 	renewalConnections = 2
 
@@ -30,6 +30,10 @@ const (
 
 	// longestConnect bounds a handshake if the client has no DialTimeout.
 	longestConnect = 30 * time.Second
+
+	// goRedisNoDeadlines is what go-redis takes for a time-out that it never sets: the wire has
+	// the deadlines.
+	goRedisNoDeadlines = -2
 )
 
 // sentinelAddr returns the address that go-redis gives to all Sentinel clients. go-redis does not
@@ -41,67 +45,72 @@ var sentinelAddr = sync.OnceValue(func() string {
 	return client.Options().Addr
 })
 
-// clientConn reaches one Redis over connections of its own, with the options of a go-redis client.
-// It does not use the client's connection pool: the application may exhaust that.
+// clientConn reaches one Redis over clients of its own, each with one connection and the options of
+// the application's client. It does not use that client's connection pool: the application may
+// exhaust it.
 type clientConn struct {
 	options  redis.Options
 	calls    *connections
 	renewals *connections
-	listens  *handshakes                  // also makes the connections for calls
-	remote   atomic.Pointer[string]       // where the last connection went
+	listens  *connection                  // of the waiters
 	sub      atomic.Pointer[clientPubSub] // the last one
+	remote   atomic.Pointer[string]       // where the last connection for calls went
 }
 
 func newClientConn(client *redis.Client, l *latency, r *replicas, most int) *clientConn {
 	c := &clientConn{options: ownOptions(client.Options())}
-	c.calls, c.listens = c.newConnections(l, r, most)
-	c.renewals, _ = c.newConnections(l, r, renewalConnections)
+	limiter := client.Options().Limiter
+	c.calls, c.renewals = c.newConnections(l, r, limiter, most), c.newConnections(l, r, limiter, renewalConnections)
+	listens := c.options
+	listens.ContextTimeoutEnabled, listens.ReadTimeout, listens.WriteTimeout = true, -1, -1
+	c.listens = newConnection(listens, c.dial, c.connectTimeout())
 	return c
 }
 
-func (c *clientConn) newConnections(l *latency, r *replicas, most int) (*connections, *handshakes) {
-	h := newHandshakes(c.options)
-	made := newConnections(func(ctx context.Context) (*connection, error) { return c.open(ctx, h) }, l, most)
-	made.replicas, made.limiter, made.idleLimit, made.closing = r, c.options.Limiter, c.options.ConnMaxIdleTime, h.close
-	return made, h
+func (c *clientConn) newConnections(l *latency, r *replicas, limiter redis.Limiter, most int) *connections {
+	open := func() *connection { return newConnection(c.options, c.dialCalls, c.connectTimeout()) }
+	made := newConnections(open, l, most)
+	made.connectLimit, made.life = c.connectTimeout(), c.life
+	made.replicas, made.limiter, made.idleLimit = r, limiter, c.options.ConnMaxIdleTime
+	return made
 }
 
 // ownOptions returns those of a client's options that its server and its network need.
 func ownOptions(o *redis.Options) redis.Options {
-	return redis.Options{
+	own := redis.Options{
 		Network: o.Network, Addr: o.Addr, NodeAddress: o.NodeAddress, DB: o.DB, ClientName: o.ClientName, TLSConfig: o.TLSConfig,
 		Username: o.Username, Password: o.Password, CredentialsProvider: o.CredentialsProvider,
 		CredentialsProviderContext: o.CredentialsProviderContext, StreamingCredentialsProvider: o.StreamingCredentialsProvider,
-		Dialer: o.Dialer, OnConnect: o.OnConnect, DialTimeout: o.DialTimeout, Limiter: o.Limiter,
+		Dialer: o.Dialer, OnConnect: o.OnConnect, DialTimeout: o.DialTimeout,
 		ConnMaxIdleTime: o.ConnMaxIdleTime, ConnMaxLifetime: o.ConnMaxLifetime, ConnMaxLifetimeJitter: o.ConnMaxLifetimeJitter,
 
-		// One connection for each client, so that its Dialer is called for that connection only.
-		PoolSize: 1, PipelinePoolSize: -1,
+		// A client for each connection. Its time-outs are the backend's.
+		PoolSize: 1, PoolTimeout: longestConnect, PipelinePoolSize: -1,
+		ReadTimeout: goRedisNoDeadlines, WriteTimeout: goRedisNoDeadlines,
 		DialerRetries: 1, MaxRetries: -1, // tries are counted by node
-		// The context alone bounds a call.
-		ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
+		ReadBufferSize: 16 << 10, WriteBufferSize: 32 << 10,
 		Protocol: 2, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		DisableIdentity: true, // it would be one more round trip
 	}
+	careful(&own)
+	return own
 }
 
-// open makes a connection.
-func (c *clientConn) open(ctx context.Context, h *handshakes) (*connection, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout())
-	defer cancel()
-	wire, err := h.connect(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("cannot connect: %w", err)
+// dialCalls makes a connection for calls or renewals.
+func (c *clientConn) dialCalls(ctx context.Context) (net.Conn, error) {
+	conn, err := c.dial(ctx)
+	if err == nil && conn.RemoteAddr() != nil { // the connection of a Dialer may have no address
+		c.leads(conn.RemoteAddr().String())
 	}
-	// The connection of a Dialer may have no address.
-	if addr := wire.RemoteAddr(); addr != nil {
-		c.leads(addr.String())
-	}
-	cn := newConnection(wire)
-	if life := c.life(); life > 0 {
-		cn.end = time.Now().Add(life)
-	}
-	return cn, nil
+	return conn, err
+}
+
+func (c *clientConn) dial(ctx context.Context) (conn net.Conn, err error) {
+	err = recovered("Dialer", func() (err error) {
+		conn, err = c.options.Dialer(ctx, c.options.Network, c.options.Addr)
+		return err
+	})
+	return conn, err
 }
 
 // connectTimeout bounds dialing and the handshake. go-redis has a negative DialTimeout for none.
@@ -150,22 +159,27 @@ func (c *clientConn) Do(ctx context.Context, commands ...*command) (<-chan struc
 }
 
 func (c *clientConn) Close() error {
-	return errors.Join(c.calls.close(), c.renewals.close())
+	c.calls.close()
+	c.renewals.close()
+	_ = c.listens.client.Close() // the second Close of a backend has nothing to close
+	return nil
 }
 
 // listen opens a pub/sub connection.
 func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driver.PubSub, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout())
 	defer cancel()
-	wire, ctx, err := c.listens.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	sub := &clientPubSub{PubSub: c.listens.client.Subscribe(context.Background()), wire: wire}
-	if err := sub.Ping(ctx); err != nil && !isServerReply(err) {
+	// go-redis would make another connection, and subscribe, without the waiters' session.
+	c.listens.dialing.Store(true)
+	defer c.listens.dialing.Store(false)
+	sub := &clientPubSub{PubSub: c.listens.client.Subscribe(context.Background())}
+	err := sub.Ping(ctx)
+	sub.wire = c.listens.dialed.Swap(nil)
+	if sub.wire == nil || err != nil && !isServerReply(err) {
 		sub.Close()
-		return nil, err
+		return nil, cmp.Or(err, errNoHandshake)
 	}
+	sub.wire.soft = time.Time{} // what follows has the deadlines of go-redis
 	c.sub.Store(sub)
 	go sub.receive(heard)
 	return sub, nil
@@ -174,7 +188,7 @@ func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driv
 // clientPubSub is a pub/sub connection of its own.
 type clientPubSub struct {
 	*redis.PubSub
-	wire *lent // its only connection
+	wire *wire
 }
 
 // remote returns the address of the server, or "".
@@ -220,6 +234,8 @@ func (s *clientPubSub) Unsubscribe(ctx context.Context, sharded bool, channels .
 func (s *clientPubSub) Ping(ctx context.Context) error { return s.PubSub.Ping(ctx) }
 
 func (s *clientPubSub) Close() {
-	_ = s.wire.Close()
+	if s.wire != nil {
+		_ = s.wire.Close()
+	}
 	_ = s.PubSub.Close()
 }

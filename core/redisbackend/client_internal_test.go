@@ -5,37 +5,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
-
-// After the handshake a connection is the backend's alone. A command of go-redis between ours would
-// shift their answers: the next SET would get the answer of another key.
-func TestConnection_IsTheBackendsAlone(t *testing.T) {
-	t.Parallel()
-	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
-	defer client.Close()
-	h := newHandshakes(ownOptions(client.Options()))
-	defer h.close()
-	wire, err := h.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cn := newConnection(wire)
-	defer cn.close()
-	ping := driver.Plain("ping")
-	if err := cn.exec([]*command{ping}, 0, time.Now().Add(5*time.Second), time.Time{}); err != nil || ping.Value != "PONG" {
-		t.Fatalf("the backend's own PING: %v, %v", ping.Value, err)
-	}
-	if err := h.client.Ping(t.Context()).Err(); err == nil {
-		t.Error("go-redis sent a command on a connection that the backend uses")
-	}
-	if err := cn.exec([]*command{ping}, 0, time.Now().Add(5*time.Second), time.Time{}); err != nil {
-		t.Errorf("go-redis closed a connection that the backend uses: %v", err)
-	}
-}
 
 // A client that go-redis itself made for Sentinel: its connections are replaced after followTime.
 // The other tests make such a client by hand, with the address that go-redis uses today.

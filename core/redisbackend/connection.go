@@ -1,108 +1,184 @@
 package redisbackend
 
 import (
-	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net"
+	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
-const (
-	// largeChunk is a part of a large reply. While such parts come, the call goes on.
-	largeChunk = 4 << 10
-	// flowTimeout is how long a large reply may pause, and flowLimit how long it may take.
-	flowTimeout = 250 * time.Millisecond
-	flowLimit   = 30 * time.Second
-	// slowestWrite is how many bytes a second a large value is given time for.
-	slowestWrite = 4 << 20
+var (
+	errNoReply      = errors.New("redisbackend: go-redis returned no reply")
+	errNotDialed    = errors.New("redisbackend: the connection has ended")
+	errNoHandshake  = errors.New("redisbackend: go-redis made no handshake on this connection")
+	errNoConnection = fmt.Errorf("redisbackend: the connection was closed: %w", io.EOF)
 )
 
-// connection is one connection to Redis, used by one goroutine at a time.
+// connection is an ordinary client of go-redis that has one connection. One goroutine at a time uses
+// it. It connects in connect only, so that no call waits for a handshake.
 type connection struct {
-	wire     net.Conn
-	readable func() bool // without waiting
-	reader   *bufio.Reader
-	buffer   []byte
+	client *redis.Client
+	wire   *wire // of the last connect that succeeded, or nil
+
+	dialing atomic.Bool
+	dialed  atomic.Pointer[wire]
+	ready   bool // the handshake was done, including the application's OnConnect
 
 	end  time.Time // when it is to be replaced, or zero
 	made time.Time
 	used time.Time
-
-	soft, hard time.Time // when a call without an answer ends, and any call
-	received   int       // by this call
 }
 
-func newConnection(wire net.Conn) *connection {
-	cn := &connection{wire: wire, readable: newReadable(wire)}
-	cn.reader = bufio.NewReaderSize(cn, largeChunk)
+// newConnection makes a client that connects by dial, within limit.
+func newConnection(o redis.Options, dial func(context.Context) (net.Conn, error), limit time.Duration) *connection {
+	cn := new(connection)
+	o.ConnMaxIdleTime, o.ConnMaxLifetime, o.ConnMaxLifetimeJitter = -1, 0, 0 // connections replaces it
+	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if !cn.dialing.Load() {
+			return failed(errNotDialed), nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		conn, err := dial(ctx)
+		if err != nil {
+			return failed(err), nil
+		}
+		w := newWire(conn)
+		w.begin(0, time.Now().Add(limit), time.Time{}) // the handshake
+		cn.dialed.Store(w)
+		return w, nil
+	}
+	onConnect := o.OnConnect
+	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		if onConnect != nil {
+			if err := recovered("OnConnect", func() error { return onConnect(ctx, conn) }); err != nil {
+				return err
+			}
+		}
+		cn.ready = true
+		return nil
+	}
+	cn.client = redis.NewClient(&o)
 	return cn
 }
 
-func never() bool { return false }
+// connect dials, authenticates and asks for a first answer.
+func (cn *connection) connect(ctx context.Context) error {
+	if cn.wire != nil {
+		_ = cn.wire.Close()
+		_ = cn.client.Ping(ctx) // go-redis notices that
+		cn.wire = nil
+	}
+	cn.dialing.Store(true)
+	defer cn.dialing.Store(false)
+	cn.ready = false
+	if w := cn.dialed.Load(); w != nil { // it came when the last connect was given up
+		if end, ok := ctx.Deadline(); ok {
+			w.begin(0, end, time.Time{})
+		}
+	}
+	// A server that forbids PING answers, too. If SELECT or OnConnect fails, PING returns that error:
+	// the connection may then be in database 0.
+	err := cn.client.Ping(ctx).Err()
+	if err == nil && !cn.ready {
+		err = errNoHandshake
+	}
+	w := cn.dialed.Swap(nil)
+	if err != nil && (!cn.ready || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
+		if w != nil {
+			_ = w.Close()
+		}
+		return fmt.Errorf("cannot connect: %w", err)
+	}
+	cn.wire = w
+	return nil
+}
 
 // old reports whether cn was to be replaced before t.
 func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
 
-// gone reports whether cn, which is idle, must not be used: the server has closed it, or has sent
-// an answer that nobody asked for.
-func (cn *connection) gone() bool {
-	if !cn.readable() {
-		return false
-	}
-	_ = cn.wire.SetReadDeadline(time.Now().Add(time.Millisecond))
-	_, err := cn.reader.Peek(1)
-	// After a time-out, there was only a message of TLS, and it has been read. But on a busy
-	// machine the time may be over before the read: then there is still something to read.
-	return !isTimeout(err) || cn.readable()
-}
-
-func (cn *connection) close() { _ = cn.wire.Close() }
+// close ends the connection and its client.
+func (cn *connection) close() { _ = cn.client.Close() }
 
 // exec sends commands and reads their replies into them. It takes until soft, but longer if a large
 // value is on its way, and never longer than the caller waits. The error is the connection's.
 func (cn *connection) exec(commands []*command, size int, soft, caller time.Time) error {
-	cn.soft = soft.Add(time.Duration(size) * (time.Second / slowestWrite))
-	cn.hard, cn.received = cn.soft.Add(flowLimit), 0
-	if !caller.IsZero() && caller.Before(cn.hard) {
-		cn.hard = caller
+	if cn.wire.gone() {
+		// Release, sent over it and then again, could not tell its own first try from a lost lock.
+		return fail(commands, notSent(errNoConnection))
 	}
-	b := cn.buffer[:0]
+	cn.wire.begin(size, soft, caller)
+	ctx := context.Background() // the deadlines of the wire end a call
+	if len(commands) == 1 {
+		cmd := redis.NewCmd(ctx, words(commands[0])...)
+		err := cn.client.Process(ctx, cmd)
+		return cn.settle(commands, []redis.Cmder{cmd}, err)
+	}
+	pipe := cn.client.Pipeline()
 	for _, c := range commands {
-		b = appendCommand(b, c)
+		_ = pipe.Process(ctx, redis.NewCmd(ctx, words(c)...)) // it is only queued
 	}
-	if cn.buffer = b; cap(b) > keptBuffer {
-		cn.buffer = nil
+	cmds, err := pipe.Exec(ctx)
+	return cn.settle(commands, cmds, err)
+}
+
+// settle takes the replies. err is that of the pipeline, or of its first command.
+func (cn *connection) settle(commands []*command, cmds []redis.Cmder, err error) error {
+	if err != nil && !isReply(err) && !cn.wire.wrote {
+		return fail(commands, notSent(err))
 	}
-	_ = cn.wire.SetDeadline(cn.deadline())
-	_, err := cn.wire.Write(b)
-	for _, c := range commands {
-		if err == nil {
-			if c.Value, c.Err = readReply(cn.reader, 0); !isIntact(c.Err) {
-				err = c.Err
-			}
-			continue
+	if isReply(err) {
+		err = nil
+	}
+	var broken error
+	for i, c := range commands {
+		c.Value, c.Err = cmds[i].(*redis.Cmd).Result()
+		switch {
+		case c.Err == redis.Nil: //nolint:errorlint // as go-redis returns it
+			c.Value, c.Err = nil, nil
+		case c.Err == nil && c.Value == nil:
+			// redis.Nil is a reply: a SET that was granted has it. This is none.
+			c.Err = cmp.Or(err, errNoReply)
 		}
-		c.Err = err
+		if !isIntact(c.Err) && broken == nil {
+			broken = c.Err
+		}
+	}
+	return broken
+}
+
+// fail sets the error of all commands.
+func fail(commands []*command, err error) error {
+	for _, c := range commands {
+		c.Value, c.Err = nil, err
 	}
 	return err
 }
 
-func (cn *connection) deadline() time.Time {
-	if cn.soft.Before(cn.hard) {
-		return cn.soft
+// words returns a command as go-redis wants it. A pointer to a text needs no allocation.
+func words(c *command) []any {
+	if c.Script == nil {
+		args := append(make([]any, 0, len(c.Words)), c.Words[0]) // go-redis looks at the name
+		return appendTexts(args, c.Words[1:])
 	}
-	return cn.hard
+	args := make([]any, 0, 3+len(c.Keys)+len(c.Args))
+	if c.Source {
+		args = append(args, "eval", &c.Script.Src)
+	} else {
+		args = append(args, "evalsha", &c.Script.Hash)
+	}
+	return appendTexts(appendTexts(append(args, len(c.Keys)), c.Keys), c.Args)
 }
 
-// Read gives a large reply more time while it comes.
-func (cn *connection) Read(b []byte) (int, error) {
-	n, err := cn.wire.Read(b)
-	before := cn.received
-	cn.received += n
-	if cn.received/largeChunk > before/largeChunk {
-		if flowing := time.Now().Add(flowTimeout); flowing.After(cn.soft) {
-			cn.soft = flowing
-			_ = cn.wire.SetReadDeadline(cn.deadline())
-		}
+func appendTexts(args []any, texts []string) []any {
+	for i := range texts {
+		args = append(args, &texts[i])
 	}
-	return n, err
+	return args
 }

@@ -41,20 +41,23 @@ func notSent(cause error) error { return driver.NotSent(cause) }
 // the background: a call that is given up does not end a dial. Calls that find all of them busy
 // wait, and share a pipeline.
 type connections struct {
-	dial    func(ctx context.Context) (*connection, error)
-	latency *latency
+	open         func() *connection // makes a client, which is not connected
+	dial         func(*connection, context.Context) error
+	connectLimit time.Duration        // of a connect
+	life         func() time.Duration // of a connection, 0 for no limit; nil for none
+	latency      *latency
 	// replicas makes each pipeline end with WAIT, or is nil.
 	replicas  *replicas
 	limiter   redis.Limiter // of the application, or nil
 	idleLimit time.Duration // of a connection that is still used; with 0 or less any is
-	closing   func()        // called by close, unless nil
 	max       int
 	done      context.Context
 	stop      context.CancelFunc
 
 	mu      sync.Mutex
 	idle    []*connection // the last used one at the end
-	open    int           // idle or in use
+	spare   []*connection // clients whose connection has ended
+	live    int           // connections that are idle or in use
 	dialing int
 	waiting []*call
 	armed   bool        // expire is due
@@ -70,8 +73,8 @@ type connections struct {
 	pause  time.Duration
 }
 
-func newConnections(dial func(context.Context) (*connection, error), l *latency, most int) *connections {
-	c := &connections{dial: dial, latency: l, max: most}
+func newConnections(open func() *connection, l *latency, most int) *connections {
+	c := &connections{open: open, dial: (*connection).connect, connectLimit: longestConnect, latency: l, max: most}
 	c.done, c.stop = context.WithCancel(context.Background())
 	return c
 }
@@ -85,7 +88,7 @@ func (c *connections) take(now time.Time) *connection {
 		c.idle = c.idle[:last]
 		if cn.old(c.fresh) || c.idleLimit > 0 && now.Sub(cn.used) >= c.idleLimit {
 			c.forget(1)
-			go cn.close()
+			go c.drop(cn)
 			continue
 		}
 		if cn.old(now) && c.dialing == 0 && !now.Before(c.retry) {
@@ -104,7 +107,7 @@ func (c *connections) put(cn *connection, err error) {
 	if !isIntact(err) {
 		c.discard(cn, err)
 		c.mu.Unlock()
-		cn.close()
+		c.drop(cn)
 		return
 	}
 	if batch := c.nextBatch(); batch != nil {
@@ -116,8 +119,23 @@ func (c *connections) put(cn *connection, err error) {
 	keep := c.keep(cn)
 	c.mu.Unlock()
 	if !keep {
-		cn.close()
+		c.drop(cn)
 	}
+}
+
+// drop ends a connection. Its client makes another one later, because go-redis' metrics keep the names
+// of each client's pools.
+func (c *connections) drop(cn *connection) {
+	if cn.wire != nil {
+		_ = cn.wire.Close()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		cn.close()
+		return
+	}
+	c.spare = append(c.spare, cn)
 }
 
 // keep makes cn idle. It reports whether it did. c.mu is held.
@@ -140,7 +158,7 @@ func (c *connections) pruneLocked() {
 			return false
 		}
 		c.forget(1)
-		go cn.close()
+		go c.drop(cn)
 		return true
 	})
 }
@@ -151,7 +169,7 @@ func (c *connections) discard(cn *connection, err error) {
 	gone := 1
 	if isBroken(err) {
 		for _, other := range c.idle {
-			go other.close()
+			go c.drop(other)
 		}
 		gone += len(c.idle)
 		c.idle = nil
@@ -165,7 +183,7 @@ func (c *connections) discard(cn *connection, err error) {
 
 // forget notes that n connections are gone. c.mu is held.
 func (c *connections) forget(n int) {
-	if c.open -= n; c.open == 0 {
+	if c.live -= n; c.live == 0 {
 		c.since = time.Now()
 	}
 }
@@ -190,9 +208,9 @@ func (c *connections) sweep() {
 	}
 	now := time.Now()
 	for len(c.idle) > 1 && now.Sub(c.idle[0].used) > idleTime {
-		go c.idle[0].close()
+		go c.drop(c.idle[0])
 		c.idle = c.idle[1:]
-		c.open--
+		c.live--
 	}
 	if cn := c.take(now); cn != nil {
 		go c.test(cn)
@@ -212,10 +230,10 @@ func (c *connections) grow(now time.Time) {
 	if c.latency.far() {
 		most *= farFactor
 	}
-	if c.open+c.dialing >= most {
+	if c.live+c.dialing >= most {
 		return
 	}
-	first := c.open+c.dialing == 0
+	first := c.live+c.dialing == 0
 	if first {
 		c.since = now
 	}
@@ -229,31 +247,47 @@ func (c *connections) grow(now time.Time) {
 	}
 }
 
-// connect dials and puts the new connection to use.
+// connect makes a connection and puts it to use.
 func (c *connections) connect() {
 	ctx := c.done
 	if ctx.Err() != nil {
 		ctx = context.Background() // a late release
 	}
+	ctx, cancel := context.WithTimeout(ctx, c.connectLimit)
+	defer cancel()
+	c.mu.Lock()
+	var cn *connection
+	if last := len(c.spare) - 1; last >= 0 {
+		cn, c.spare = c.spare[last], c.spare[:last]
+	}
+	c.mu.Unlock()
+	if cn == nil {
+		cn = c.open()
+	}
 	began := time.Now()
-	cn, err := c.dial(ctx)
+	err := c.dial(cn, ctx)
 	c.mu.Lock()
 	c.dialing--
+	now := time.Now()
 	if err != nil {
-		now := time.Now()
 		c.failed, c.slow = err, now.Sub(began) >= c.patience()
 		c.pause = min(max(2*c.pause, firstDialPause), longestDialPause)
 		c.retry = now.Add(c.pause)
-		if c.open == 0 && c.dialing == 0 {
+		if c.live == 0 && c.dialing == 0 {
 			c.fail(err)
 		}
 		c.mu.Unlock()
+		c.drop(cn)
 		return
 	}
-	c.open++
-	cn.made = time.Now()
-	cn.used = cn.made
-	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, cn.made
+	c.live++
+	cn.made, cn.used, cn.end = now, now, time.Time{}
+	if c.life != nil {
+		if life := c.life(); life > 0 {
+			cn.end = now.Add(life)
+		}
+	}
+	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, now
 	c.pruneLocked()
 	c.mu.Unlock()
 	c.put(cn, nil)
@@ -262,7 +296,7 @@ func (c *connections) connect() {
 // hopeless returns why a call should not wait for a connection, or nil. c.mu is held.
 func (c *connections) hopeless(now time.Time) error {
 	switch {
-	case c.open > 0:
+	case c.live > 0:
 		return nil
 	case c.failed != nil && c.slow:
 		return c.failed
@@ -275,21 +309,17 @@ func (c *connections) hopeless(now time.Time) error {
 // patience is how long a call waits for the first connection.
 func (c *connections) patience() time.Duration { return max(connectWait, c.latency.fixed) }
 
-func (c *connections) close() error {
+func (c *connections) close() {
 	c.stop()
 	c.mu.Lock()
-	idle := c.idle
-	c.closed, c.idle = true, nil
-	c.open -= len(idle)
+	unused := append(c.idle, c.spare...)
+	c.closed, c.live = true, c.live-len(c.idle)
+	c.idle, c.spare = nil, nil
 	if c.janitor != nil {
 		c.janitor.Stop()
 	}
 	c.mu.Unlock()
-	for _, cn := range idle {
+	for _, cn := range unused {
 		cn.close()
 	}
-	if c.closing != nil {
-		c.closing()
-	}
-	return nil
 }

@@ -12,10 +12,11 @@ import (
 // that one.
 func TestConnections_LastOneBreaksWhileDialing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConnections(func(context.Context) (*connection, error) {
+		c := newConnections(func() *connection { return new(connection) }, newLatency(time.Second), 2)
+		c.dial = func(*connection, context.Context) error {
 			time.Sleep(connectWait / 2)
-			return newConnection(nil), nil
-		}, newLatency(time.Second), 2)
+			return nil
+		}
 		first := make(chan *connection, 1)
 		get := func() *connection {
 			c.mu.Lock()

@@ -17,7 +17,7 @@ func (c haltedConn) SetReadDeadline(t time.Time) error {
 	return err
 }
 
-func TestConnection_GoneOnABusyMachine(t *testing.T) {
+func TestWire_GoneOnABusyMachine(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -33,7 +33,7 @@ func TestConnection_GoneOnABusyMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cn := newConnection(haltedConn{ours.(*net.TCPConn)})
+	cn := newWire(haltedConn{ours.(*net.TCPConn)})
 	if cn.gone() {
 		t.Fatal("the connection is open, and gone says that it is closed")
 	}

@@ -1,0 +1,109 @@
+package redisbackend
+
+import (
+	"net"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// largeChunk is a part of a large reply. While such parts come, the call goes on.
+	largeChunk = 4 << 10
+	// flowTimeout is how long a large reply may pause, and flowLimit how long it may take.
+	flowTimeout = 250 * time.Millisecond
+	flowLimit   = 30 * time.Second
+	// slowestWrite is how many bytes a second a large value is given time for.
+	slowestWrite = 4 << 20
+)
+
+// wire is a network connection whose deadlines the backend sets. go-redis sets none.
+type wire struct {
+	net.Conn
+	readable func() bool // without waiting
+	closed   atomic.Bool
+
+	soft, hard time.Time // when a call without an answer ends, and any call
+	wrote      bool      // by this call
+	received   int       // by this call
+}
+
+func newWire(conn net.Conn) *wire { return &wire{Conn: conn, readable: newReadable(conn)} }
+
+func never() bool { return false }
+
+// gone reports whether the connection, which is idle, must not be used. It is closed then, or the
+// server has sent an answer that nobody asked for.
+func (w *wire) gone() bool {
+	if w.closed.Load() {
+		return true
+	}
+	if !w.readable() {
+		return false
+	}
+	_ = w.SetReadDeadline(time.Now().Add(time.Millisecond))
+	var b [1]byte
+	_, err := w.Conn.Read(b[:])
+	// After a time-out, there was only a message of TLS, and it has been read. But on a busy
+	// machine the time may be over before the read: then there is still something to read.
+	return !isTimeout(err) || w.readable()
+}
+
+// begin starts a call. Its deadline is set when it is sent, because go-redis takes deadlines away
+// before.
+func (w *wire) begin(size int, soft, caller time.Time) {
+	w.soft = soft.Add(time.Duration(size) * (time.Second / slowestWrite))
+	w.hard, w.received, w.wrote = w.soft.Add(flowLimit), 0, false
+	if !caller.IsZero() && caller.Before(w.hard) {
+		w.hard = caller
+	}
+}
+
+func (w *wire) deadline() time.Time {
+	if w.soft.Before(w.hard) {
+		return w.soft
+	}
+	return w.hard
+}
+
+func (w *wire) Write(b []byte) (int, error) {
+	if !w.wrote {
+		w.wrote = true
+		_ = w.SetDeadline(w.deadline())
+	}
+	return w.Conn.Write(b)
+}
+
+// Read gives a large reply more time while it comes.
+func (w *wire) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	before := w.received
+	w.received += n
+	if w.received/largeChunk > before/largeChunk {
+		if flowing := time.Now().Add(flowTimeout); flowing.After(w.soft) && !w.soft.IsZero() {
+			w.soft = flowing
+			_ = w.SetReadDeadline(w.deadline())
+		}
+	}
+	return n, err
+}
+
+func (w *wire) Close() error {
+	w.closed.Store(true)
+	return w.Conn.Close()
+}
+
+// failedConn is a connection that could not be made. go-redis would count an error of its Dialer, and
+// refuse to dial after a few of them.
+type failedConn struct {
+	net.Conn
+	err error
+}
+
+func failed(err error) net.Conn {
+	closed, _ := net.Pipe()
+	_ = closed.Close()
+	return failedConn{closed, err}
+}
+
+func (c failedConn) Read([]byte) (int, error)  { return 0, c.err }
+func (c failedConn) Write([]byte) (int, error) { return 0, c.err }
