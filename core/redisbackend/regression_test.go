@@ -416,7 +416,10 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 					}
 				}
 			})
-			time.Sleep(12 * time.Second)
+			if long {
+				time.Sleep(8 * time.Second)
+			}
+			time.Sleep(4 * time.Second)
 			close(stop)
 			all.Wait()
 			faults.Wait()

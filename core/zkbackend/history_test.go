@@ -13,6 +13,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 )
 
 // event is what a client saw: that it holds a key, or that it no longer believes so.
@@ -32,8 +33,11 @@ type history struct {
 	events []porcupine.Operation
 }
 
-// clients is how many clients a history has.
-const clients = 4
+// clients is how many clients a history has, and pause is the longest between two of a client's holds.
+const (
+	clients = 4
+	pause   = 40 * time.Millisecond
+)
 
 func newHistory() *history { return &history{start: time.Now()} }
 
@@ -116,6 +120,9 @@ func (h *history) client(t testing.TB, ctx context.Context, id int, l *core.Lock
 		h.add(id, event{key: key, hold: e.hold}, end, time.Since(h.start)+time.Hour)
 		if err := k.Release(context.Background()); err != nil && !errors.Is(err, core.ErrLost) && !isUnavailable(err) {
 			t.Errorf("Release: %v", err)
+		}
+		if !check.Long {
+			time.Sleep(rand.N(pause)) // ensembles of tests beside this one need the processors, too
 		}
 	}
 }

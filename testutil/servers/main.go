@@ -3,8 +3,8 @@
 //
 //	go run ./testutil/servers go test ./...
 //
-// The servers listen on free loopback ports, keep their data in a temporary folder, and end with
-// the command.
+// The servers listen on free loopback ports and end with the command. They keep their data in a
+// temporary folder, in memory if TMPDIR names no other.
 package main
 
 import (
@@ -28,7 +28,7 @@ const usage = `Run a command with private Redis, MariaDB, PostgreSQL, ZooKeeper 
 Usage: go run ./testutil/servers [flags] COMMAND…
 
 It finds the servers, or installs them (apt as root, or Homebrew), starts them on free loopback ports with data in a temporary
-folder, runs COMMAND, ends the servers with it and exits with its status. It exits with 2 when COMMAND could not be run.
+folder (in memory if TMPDIR is not set and /dev/shm has 4 GB), runs COMMAND, ends the servers with it and exits with its status. It exits with 2 when COMMAND could not be run.
 go run turns each of these statuses into 1.
 
 COMMAND gets these environment variables, and $NAME or ${NAME} in its arguments stands for their values:
@@ -89,6 +89,7 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 		return statusUsage
 	}
 
+	server.InMemory = true
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)

@@ -119,11 +119,18 @@ func start(ctx context.Context, sp spec) (_ *Server, err error) {
 // bytes on macOS.
 const longestParent = 65
 
+// InMemory is true if servers keep their data in memory when TMPDIR is not set and there is room.
+// Databases then take a third less time of the processors, and a disk is not measured.
+var InMemory bool
+
 // folder makes a folder for data: in TMPDIR, or in /tmp if the servers cannot work in TMPDIR.
 func folder(a *account) (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err != nil {
 		return "", err
+	}
+	if memory, room := memoryFolder(); InMemory && os.Getenv("TMPDIR") == "" && room && fits(memory, a) {
+		return os.MkdirTemp(memory, "onelane-")
 	}
 	if info, err := os.Stat("/tmp"); err == nil && info.IsDir() && !fits(parent, a) {
 		parent = "/tmp"

@@ -67,58 +67,53 @@ func TestEndsWithItsParent(t *testing.T) {
 	})
 }
 
-func TestPauseAndResume(t *testing.T) {
-	each(t, func(t *testing.T, kind Kind) {
-		s := begin(t, kind)
-		if err := s.Pause(); err != nil {
-			t.Fatal(err)
-		}
-		answered := make(chan error, 1)
-		go func() { answered <- ask(kind, s) }()
-		select {
-		case err := <-answered:
-			// On a busy machine the time-out may be over.
-			if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
-				t.Errorf("a paused server let a call return: %v", err)
-			}
-			answered <- err
-		case <-time.After(100 * time.Millisecond):
-		}
-		if err := s.Resume(); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-answered; err != nil {
-			t.Logf("after Resume: %v", err)
-			mustAnswer(t, kind, s)
-		}
-	})
+func init() {
+	onLinux = func(t *testing.T, kind Kind, s *Server) {
+		t.Helper()
+		pauseAndResume(t, kind, s)
+		hasItsEnvironment(t, kind, s)
+	}
 }
 
-func TestHasItsEnvironment(t *testing.T) {
-	each(t, func(t *testing.T, kind Kind) {
-		if kind == Redis {
-			return // it writes its title over what /proc shows
+func pauseAndResume(t *testing.T, kind Kind, s *Server) {
+	t.Helper()
+	if err := s.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() { answered <- ask(kind, s) }()
+	select {
+	case err := <-answered:
+		// On a busy machine the time-out may be over.
+		if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
+			t.Errorf("a paused server let a call return: %v", err)
 		}
-		s, err := StartWith(t.Context(), kind, []string{"ONELANE_TEST_OWN=yes"})
-		if err != nil {
-			t.Fatal(err)
+		answered <- err
+	case <-time.After(100 * time.Millisecond):
+	}
+	if err := s.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answered; err != nil {
+		t.Logf("after Resume: %v", err)
+		mustAnswer(t, kind, s)
+	}
+}
+
+func hasItsEnvironment(t *testing.T, kind Kind, s *Server) {
+	t.Helper()
+	if kind == Redis {
+		return // it writes its title over what /proc shows
+	}
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"ONELANE_TEST_OWN=yes", "PATH=" + os.Getenv("PATH")} {
+		if !bytes.Contains(append([]byte{0}, environ...), []byte("\x00"+want+"\x00")) {
+			t.Errorf("it has no %s", want)
 		}
-		t.Cleanup(s.Stop)
-		for _, when := range []string{"started", "restarted"} {
-			environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.Pid()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, want := range []string{"ONELANE_TEST_OWN=yes", "PATH=" + os.Getenv("PATH")} {
-				if !bytes.Contains(append([]byte{0}, environ...), []byte("\x00"+want+"\x00")) {
-					t.Errorf("%s, it has no %s", when, want)
-				}
-			}
-			if err := s.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
+	}
 }
 
 // The port of a server that was killed for a while must not become another server's.

@@ -18,7 +18,10 @@ import (
 	"github.com/onelane/onelane/internal/check"
 )
 
-func TestMain(m *testing.M) { check.Main(m) }
+func TestMain(m *testing.M) {
+	InMemory = true
+	check.Main(m)
+}
 
 // each runs fn for every kind that is installed. A missing one fails where servers are required.
 func each(t *testing.T, fn func(t *testing.T, kind Kind)) {
@@ -41,7 +44,7 @@ func each(t *testing.T, fn func(t *testing.T, kind Kind)) {
 func begin(t *testing.T, kind Kind) *Server {
 	t.Helper()
 	began := time.Now()
-	s, err := Start(t.Context(), kind)
+	s, err := StartWith(t.Context(), kind, []string{"ONELANE_TEST_OWN=yes"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,14 +102,24 @@ func mustAnswer(t *testing.T, kind Kind, s *Server) {
 	}
 }
 
-func TestStartAndStop(t *testing.T) {
+// onLinux checks what only Linux shows of a server that runs.
+var onLinux = func(*testing.T, Kind, *Server) {}
+
+// A server starts, is killed, restarts and stops. Databases take a second to start: they do it once.
+func TestServer_Life(t *testing.T) {
 	each(t, func(t *testing.T, kind Kind) {
 		s := begin(t, kind)
 		mustAnswer(t, kind, s)
-		pid := s.Pid()
-		if pid == 0 {
+		if s.Pid() == 0 {
 			t.Fatal("a running server has no pid")
 		}
+		onLinux(t, kind, s)
+		if kind == MySQL {
+			needsNoFolder(t, s)
+		}
+		restartOnATakenPort(t, s)
+		mustAnswer(t, kind, s)
+		onLinux(t, kind, s)
 		s.Stop()
 		s.Stop()
 		if s.Pid() != 0 {
@@ -127,26 +140,23 @@ func TestStartAndStop(t *testing.T) {
 	})
 }
 
-// The port of a server that was killed may be taken for a moment by somebody else.
-func TestRestartOnATakenPort(t *testing.T) {
-	each(t, func(t *testing.T, kind Kind) {
-		s := begin(t, kind)
-		s.Kill()
-		other, err := net.Listen("tcp", s.Addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.launch(t.Context()); !errors.Is(err, errPortTaken) {
-			t.Fatalf("started on a taken port: %v, want %v", err, errPortTaken)
-		}
-		if err := other.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		mustAnswer(t, kind, s)
-	})
+// restartOnATakenPort kills a server. Somebody else may take its port for a moment.
+func restartOnATakenPort(t *testing.T, s *Server) {
+	t.Helper()
+	s.Kill()
+	other, err := net.Listen("tcp", s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.launch(t.Context()); !errors.Is(err, errPortTaken) {
+		t.Fatalf("started on a taken port: %v, want %v", err, errPortTaken)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestRedisArgumentsWin(t *testing.T) {
@@ -223,17 +233,10 @@ func TestDatabaseArgumentsWin(t *testing.T) {
 	}
 }
 
-// TestMySQL_NeedsNoFolder: MySQL starts only if the folder of secure_file_priv exists, and the default
-// one is made by a package's installation. A mysqld that was copied has none.
-func TestMySQL_NeedsNoFolder(t *testing.T) {
-	if _, err := Find(MySQL); err != nil {
-		if Required() {
-			t.Fatal(err)
-		}
-		t.Log(err)
-		return
-	}
-	s := begin(t, MySQL)
+// needsNoFolder: MySQL starts only if the folder of secure_file_priv exists, and the default one is
+// made by a package's installation. A mysqld that was copied has none.
+func needsNoFolder(t *testing.T, s *Server) {
+	t.Helper()
 	db, err := sql.Open("mysql", s.DSN)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package server
+
+func memoryFolder() (string, bool) { return "", false }
