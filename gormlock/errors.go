@@ -16,6 +16,9 @@ import (
 var (
 	// ErrNotRegistered reports a guard on a database without the plugin of [New].
 	ErrNotRegistered = gormkeys.ErrNotRegistered
+	// ErrDialect reports a kind of database that gormlock does not know. Its savepoints and the errors
+	// that end a transaction may be others, so nothing could be guarded.
+	ErrDialect = gormkeys.ErrDialect
 	// ErrNoTransaction reports a call that needs an open transaction. Such a call is a guarded read,
 	// a write of several rows with an optimistic.Version, [ForUpdate], [AfterCommit] or [SQLTx].
 	ErrNoTransaction = gormkeys.ErrNoTransaction
@@ -45,7 +48,7 @@ var (
 // guardError returns why the guard on keys failed.
 func guardError(keys []string, why error) error { return &guardFailure{keys, why} }
 
-// guardFailure builds its text when somebody reads it: a sold-out key makes many that nobody reads.
+// guardFailure builds its text when somebody reads it: a busy key makes many that nobody reads.
 type guardFailure struct {
 	keys []string
 	why  error
@@ -83,7 +86,3 @@ func (e notBegunError) Error() string { return e.ended.Error() }
 func (e notBegunError) Is(target error) bool {
 	return (target == context.Canceled || target == context.DeadlineExceeded) && errors.Is(e.ended, target)
 }
-
-// ErrDialect means that gormlock does not know this kind of database. Its savepoints and the errors
-// that end a transaction may be others, so nothing could be guarded.
-var ErrDialect = errors.New("gormlock: this works on MySQL, MariaDB, PostgreSQL and SQLite only")

@@ -64,7 +64,7 @@ func (t *transaction) lockLocked(statement context.Context, d demand) error {
 	if d.fenced {
 		opts = append(opts, core.WithToken())
 	}
-	t.locks, err = t.pool.plugin.acquireAll(ctx, locker, d.keys, append(opts, core.WithWait(d.wait)))
+	t.locks, err = locker.AcquireAll(ctx, d.keys, append(opts, core.WithWait(d.wait))...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}

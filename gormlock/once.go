@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/internal/claim"
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // Once runs fn in a transaction that is committed at most once for key, and returns its result.
@@ -120,7 +121,7 @@ func newOnce(db *gorm.DB, key string, opts []TransactionOption) (*once, error) {
 	o := &once{guard: guardWith(opts), name: key}
 	_, open := transactionOf(db.Statement.ConnPool)
 	_, err := registered(db)
-	switch d, wrong := dialectOf(db); {
+	switch d, wrong := gormkeys.DialectOf(db); {
 	case err != nil:
 	case wrong != nil:
 		err = wrong

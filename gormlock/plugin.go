@@ -5,11 +5,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
-	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/trace"
 	"gorm.io/gorm"
 
 	"github.com/onelane/onelane/core"
@@ -69,7 +65,7 @@ func (p *plugin) instruments() *instruments {
 	if err != nil {
 		return noInstruments
 	}
-	p.made.CompareAndSwap(nil, newInstruments(l.MeterProvider(), l.TracerProvider()))
+	p.made.CompareAndSwap(nil, newInstruments(l.MeterProvider()))
 	return p.made.Load()
 }
 
@@ -79,47 +75,4 @@ func instrumentsOf(db *gorm.DB) *instruments {
 		return p.instruments()
 	}
 	return noInstruments
-}
-
-// acquireAll is core's, measured. Outside of a trace there is no span.
-func (p *plugin) acquireAll(
-	ctx context.Context, l *core.Locker, keys []string, opts []core.AcquireOption,
-) (core.Locks, error) {
-	i, began := p.instruments(), time.Now()
-	var span trace.Span
-	traced := ctx
-	if trace.SpanContextFromContext(ctx).IsValid() {
-		traced, span = i.tracer.Start(ctx, "gormlock.guard",
-			trace.WithAttributes(attribute.StringSlice("onelane.keys", keys)))
-	}
-	locks, err := l.AcquireAll(traced, keys, opts...)
-	outcome := waitOutcome(err)
-	i.wait.Record(ctx, time.Since(began).Seconds(), i.waits[outcome]...)
-	if outcome == outcomeSealed {
-		i.seals.Add(ctx, 1)
-	}
-	if span != nil {
-		span.SetAttributes(attribute.String("onelane.outcome", outcome))
-		if outcome == outcomeUnavailable || outcome == outcomeFailed {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}
-	return locks, err
-}
-
-func waitOutcome(err error) string {
-	switch {
-	case err == nil:
-		return outcomeGranted
-	case errors.Is(err, core.ErrTaken):
-		return outcomeTaken
-	case errors.Is(err, core.ErrSealed):
-		return outcomeSealed
-	case errors.Is(err, core.ErrUnavailable):
-		return outcomeUnavailable
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return outcomeCancelled
-	}
-	return outcomeFailed
 }

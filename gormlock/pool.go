@@ -10,6 +10,7 @@ import (
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
@@ -91,18 +92,6 @@ func (p *pool) begin(ctx context.Context, opts *sql.TxOptions, guarded bool) (go
 	return nil, fmt.Errorf("gormlock: a connection pool of type %T cannot begin transactions: %w", p.ConnPool, gorm.ErrInvalidTransaction)
 }
 
-func dialectOf(db *gorm.DB) (sqltable.Dialect, error) {
-	if db.Dialector == nil {
-		return sqltable.Dialect{}, fmt.Errorf("%w, and this database has no dialector", ErrDialect)
-	}
-	name := db.Dialector.Name()
-	d, ok := sqltable.Of(name)
-	if !ok {
-		return d, fmt.Errorf("%w, not for %q", ErrDialect, name)
-	}
-	return d, nil
-}
-
 // WrapPool returns the pool that begins transactions under guards. Package stock calls it, too.
 func (p *plugin) WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, error) {
 	switch inner := inner.(type) {
@@ -119,9 +108,9 @@ func (p *plugin) WrapPool(db *gorm.DB, inner gorm.ConnPool) (gorm.ConnPool, erro
 	case gorm.TxCommitter:
 		return nil, fmt.Errorf("gormlock: %w", ErrUnmanagedTransaction)
 	case gorm.TxBeginner, gorm.ConnPoolBeginner:
-		d, err := dialectOf(db)
+		d, err := gormkeys.DialectOf(db)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("gormlock: %w", err)
 		}
 		return &pool{ConnPool: inner, plugin: p, log: db.Logger, dialect: d}, nil
 	}

@@ -35,9 +35,9 @@ const (
 // Transactions begin on the database of gorm.Open. If that is another database, also call Migrate
 // and Purge with a gorm.DB without dbresolver.
 func Migrate(db *gorm.DB) error {
-	d, err := dialectOf(db)
+	d, err := gormkeys.DialectOf(db)
 	if err != nil {
-		return err
+		return fmt.Errorf("gormlock: Migrate: %w", err)
 	}
 	if _, open := transactionOf(db.Statement.ConnPool); open {
 		return fmt.Errorf("gormlock: Migrate in a transaction, which MySQL would commit: %w", gorm.ErrInvalidTransaction)
@@ -85,9 +85,9 @@ var purgedTables = []sqltable.Purged{
 // If ctx ends, Purge returns how many it had deleted and ctx's error. A missing table is an error:
 // see [Migrate]. olderThan must be positive.
 func Purge(ctx context.Context, db *gorm.DB, olderThan time.Duration) (int64, error) {
-	d, err := dialectOf(db)
+	d, err := gormkeys.DialectOf(db)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("gormlock: Purge: %w", err)
 	}
 	if olderThan <= 0 {
 		return 0, fmt.Errorf("gormlock: Purge: olderThan is %v and must be positive", olderThan)

@@ -136,29 +136,23 @@ func (w *write) compare(rows []readRow, send func() (raises bool)) {
 		distinct[fmt.Sprint(r.version, r.id)] = true
 	}
 	w.allOrNothing(len(distinct), func() {
-		conditional, withdraw := w.demand(rows)
+		withdraw := w.demand(rows)
 		raises := send()
 		withdraw()
 		if w.sent() && w.db.RowsAffected < int64(len(distinct)) {
-			also := ""
-			if conditional {
-				also = " and match the other conditions of the statement"
-			}
-			w.refuse(ErrStale, "%d of %d rows are in the version they were read in%s",
-				w.db.RowsAffected, len(distinct), also)
+			w.refuse(ErrStale, "%d of %d rows are in the version they were read in and match the other conditions",
+				w.db.RowsAffected, len(distinct))
 			w.affected(0) // what was written is undone
 		}
 		w.setVersions(rows, raises)
 	})
 }
 
-// demand puts the versions into the statement's condition, and reports whether it had another one.
-// The returned function takes them out: the caller may use the statement again, and the row has
-// another version then.
-func (w *write) demand(rows []readRow) (conditional bool, withdraw func()) {
-	where, _ := w.s.Clauses["WHERE"].Expression.(clause.Where)
+// demand puts the versions into the statement's condition. The returned function takes them out: the
+// caller may use the statement again, and the row has another version then.
+func (w *write) demand(rows []readRow) (withdraw func()) {
 	if len(rows) == 0 {
-		return false, func() {}
+		return func() {}
 	}
 	var parts []clause.Expression
 	for part := range slices.Chunk(rows, 100) { // SQLite refuses a thousand ORs in a row
@@ -169,11 +163,11 @@ func (w *write) demand(rows []readRow) (conditional bool, withdraw func()) {
 		parts = append(parts, clause.And(clause.Or(or...)))
 	}
 	exprs := []clause.Expression{clause.And(clause.Or(parts...))}
-	if conditional = len(where.Exprs) > 0; conditional {
+	if where, _ := w.s.Clauses["WHERE"].Expression.(clause.Where); len(where.Exprs) > 0 {
 		exprs = append(exprs, gormkeys.Enclosed(where.Exprs)) // an Or in it must not bypass the versions
 	}
 	w.s.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: exprs}}
-	return conditional, func() {
+	return func() {
 		where, _ := w.s.Clauses["WHERE"].Expression.(clause.Where)
 		if len(where.Exprs) < 2 {
 			delete(w.s.Clauses, "WHERE")

@@ -6,8 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -100,33 +98,10 @@ func (d *decrement) readReturned(
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var left any
-		if err := rows.Scan(&left); err != nil {
-			return err
-		}
-		if d.left, err = whole(left); err != nil {
-			return err
+		if err := rows.Scan(&d.left); err != nil {
+			return fmt.Errorf("the column must have an integer type: %w", err)
 		}
 		d.matched++
 	}
 	return errors.Join(rows.Err(), rows.Close())
-}
-
-// whole returns a number as the driver of a database has it, rounded down.
-func whole(value any) (int64, error) {
-	switch v := value.(type) {
-	case int64:
-		return v, nil
-	case []byte:
-		value = string(v)
-	}
-	text := fmt.Sprint(value)
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n, nil
-	}
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return 0, fmt.Errorf("stock: a decrement left %q, which is no number; the column must have an integer type", text)
-	}
-	return int64(math.Floor(f)), nil
 }

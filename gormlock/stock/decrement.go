@@ -43,7 +43,7 @@ import (
 //   - [ErrDialect]: the database is not MySQL, MariaDB, PostgreSQL or SQLite (3.35 or newer).
 //
 // New associations of the model are not written. Order, Limit and clause.Returning are dropped: the
-// result, not the model, says what is left. What is left of a column with decimals is rounded down.
+// result, not the model, says what is left. The column must have an integer type.
 //
 // [DecrementAll] takes from several rows. [Sale] also stores what was paid for, much faster.
 func Decrement(db *gorm.DB, column string, n int64) (left int64, err error) {
@@ -144,8 +144,8 @@ func DecrementAll[K cmp.Ordered](
 // ROLLBACK TO after the end of the context, and would ignore its errors. The caller could then commit
 // what fn wrote. If ROLLBACK TO fails here, the open transaction ends.
 func allOrNone(db *gorm.DB, fn func(tx *gorm.DB) error) (err error) {
-	if err := known(db); err != nil {
-		return err
+	if _, err := gormkeys.DialectOf(db); err != nil {
+		return fmt.Errorf("stock: %w", err)
 	}
 	if !isOpen(db) {
 		return transact(db, tableOf(db), nil, fn)

@@ -2,6 +2,7 @@ package stock
 
 import (
 	"bytes"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -53,17 +54,13 @@ func (d *decrement) row() string {
 // readLeft reads the newest value of the column for an InsufficientError. It returns -1 if there is
 // no such number.
 func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
-	var left []any
+	var left []sql.Null[int64]
 	newest := clause.Locking{Strength: clause.LockingStrengthUpdate}
 	read := d.pluck(db.Session(&gorm.Session{NewDB: true}).Clauses(newest), &left)
-	if read.Error != nil || len(left) != 1 {
+	if read.Error != nil || len(left) != 1 || !left[0].Valid {
 		return -1, read.Error
 	}
-	rest, err := whole(left[0])
-	if err != nil {
-		return -1, nil
-	}
-	return rest, nil
+	return left[0].V, nil
 }
 
 // pluck reads the column of the rows that the UPDATE selected. db is a session of its own. The

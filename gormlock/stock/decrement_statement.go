@@ -40,7 +40,7 @@ func newDecrement(db *gorm.DB, column string, n int64) (*decrement, error) {
 	if db.DryRun {
 		return nil, gorm.ErrDryRunModeUnsupported
 	}
-	if err := known(db); err != nil {
+	if _, err := gormkeys.DialectOf(db); err != nil {
 		return nil, err
 	}
 	name, _, err := columnOf(db, column)
@@ -48,17 +48,6 @@ func newDecrement(db *gorm.DB, column string, n int64) (*decrement, error) {
 		return nil, err
 	}
 	return &decrement{column: clause.Column{Name: name}, name: column, n: n, dialect: db.Name()}, nil
-}
-
-// known refuses databases that this package does not know.
-func known(db *gorm.DB) error {
-	if db.Dialector == nil {
-		return fmt.Errorf("%w, and this database has no dialector", ErrDialect)
-	}
-	if _, ok := decrementSQL[db.Name()]; !ok {
-		return fmt.Errorf("%w, not on %q", ErrDialect, db.Name())
-	}
-	return nil
 }
 
 // run sends the UPDATE in the transaction of db. d.answer has what the UPDATE did.

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strconv"
 
+	"github.com/onelane/onelane/internal/gormkeys"
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
@@ -26,7 +27,7 @@ var (
 	// order before you sell again.
 	ErrCommitUnknown = sqlerr.ErrCommitUnknown
 	// ErrDialect reports a database that is not MySQL, MariaDB, PostgreSQL or SQLite.
-	ErrDialect = errors.New("stock: this works on MySQL, MariaDB, PostgreSQL and SQLite only")
+	ErrDialect = gormkeys.ErrDialect
 )
 
 // InsufficientError says what [Sale.Sell], [Decrement] or [DecrementAll] could not take. It matches

@@ -10,6 +10,8 @@ import (
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/schema"
+
+	"github.com/onelane/onelane/internal/gormkeys"
 )
 
 // seller is what all sales have, whatever their types.
@@ -42,7 +44,7 @@ const defaultSlots = 16
 
 // open takes what a sale needs of db, and checks the models.
 func (s *seller) open(db *gorm.DB, row, order reflect.Type, column string) error {
-	if err := known(db); err != nil {
+	if _, err := gormkeys.DialectOf(db); err != nil {
 		return err
 	}
 	switch {

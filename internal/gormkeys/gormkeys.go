@@ -4,18 +4,35 @@ package gormkeys
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"gorm.io/gorm"
+
+	"github.com/onelane/onelane/internal/sqltable"
 )
 
-// The errors of gormlock that gormlock/optimistic returns, too.
+// The errors of gormlock that gormlock/optimistic or gormlock/stock returns, too.
 var (
+	ErrDialect       = errors.New("this works on MySQL, MariaDB, PostgreSQL and SQLite only")
 	ErrNotRegistered = errors.New("the plugin is not registered: " +
 		"call db.Use(gormlock.New(locker)) when the database is opened")
 	ErrNoTransaction        = errors.New("not in a transaction")
 	ErrUnmanagedTransaction = errors.New("the transaction was not begun through the plugin: " +
 		"begin it with GORM, on a *gorm.DB made after db.Use; inside db.Connection use gormlock.Transaction")
 )
+
+// DialectOf returns the dialect of a database, or an error that matches ErrDialect.
+func DialectOf(db *gorm.DB) (sqltable.Dialect, error) {
+	name := ""
+	if db.Dialector != nil {
+		name = db.Dialector.Name()
+	}
+	d, ok := sqltable.Of(name)
+	if !ok {
+		return d, fmt.Errorf("%w, not on %q", ErrDialect, name)
+	}
+	return d, nil
+}
 
 // WriteWrapper is a clause among the UpdateClauses of a schema. gormlock calls it around the writes
 // of the model.
