@@ -91,6 +91,10 @@ func endsTransaction(query string) bool {
 // savepointIn returns the name in a SAVEPOINT, a RELEASE or a ROLLBACK TO, in lower case and
 // without quotes. A ROLLBACK of the whole transaction has none.
 func savepointIn(query string) (verb, name string) {
+	// Every statement comes here, and most begin with another letter.
+	if query == "" || unicode.IsLetter(rune(query[0])) && !strings.ContainsRune("SsRr", rune(query[0])) {
+		return "", ""
+	}
 	verb, rest := firstWord(query)
 	switch verb {
 	case "SAVEPOINT":
