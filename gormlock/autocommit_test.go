@@ -51,6 +51,17 @@ func TestAutocommitOff_GuardsAndPurge(t *testing.T) {
 		if ok(t, "Once again", err); again != first || orders(t, db) != 1 {
 			t.Errorf("%+v, then %+v, in %d orders", first, again, orders(t, db))
 		}
+		// The key is locked, and a read has left a transaction open on the only connection. No level can be
+		// set there.
+		pool(t, off).SetMaxOpenConns(1)
+		k, err := l.Acquire(t.Context(), "pay")
+		ok(t, "Acquire", err)
+		ok(t, "read", off.Take(&Stock{}).Error)
+		unlocked, err := gormlock.Once(t.Context(), off, "pay", charge, gormlock.WithWait(time.Millisecond))
+		if ok(t, "Once without the lock", err); unlocked != first {
+			t.Errorf("%+v, want %+v", unlocked, first)
+		}
+		ok(t, "Release", k.Release(t.Context()))
 		ok(t, "old rows", db.Transaction(func(tx *gorm.DB) (err error) {
 			for i := range 1100 {
 				err = errors.Join(err, tx.Exec("INSERT INTO onelane_once (name, attempt, created_at) VALUES (?, 'a', 1)", i).Error)

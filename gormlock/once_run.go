@@ -16,6 +16,7 @@ import (
 
 	"github.com/onelane/onelane/internal/claim"
 	"github.com/onelane/onelane/internal/gormkeys"
+	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/sqltable"
 	"github.com/onelane/onelane/internal/undone"
 )
@@ -100,18 +101,7 @@ func (o *once) run(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) ([]byt
 
 // withoutLock returns the result if the key is done already, although the lock was not acquired.
 func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte, error) {
-	conn, query := db.Statement.ConnPool, o.dialect.AtWriter(readOnce, "onelane_once")
-	// A locking read would wait for the run that has the row. A transaction goes to the writer too,
-	// if it is not read-only. Its level does not depend on the session's.
-	if o.dialect.Name == "mysql" {
-		tx := unguarded(db.WithContext(ctx)).Begin(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
-		if tx.Error != nil {
-			return nil, notRun(why, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, tx.Error))
-		}
-		defer tx.Rollback()
-		conn, query = tx.Statement.ConnPool, readOnce
-	}
-	stored, err := o.read(ctx, conn, query)
+	stored, err := o.readWithoutLock(ctx, db)
 	switch {
 	case errors.Is(err, errReplayed):
 		return stored, nil
@@ -121,6 +111,29 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 		return nil, o.error(err)
 	}
 	return nil, notRun(why, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, err))
+}
+
+// readWithoutLock reads the row at the writer. On MySQL a locking read would wait for the run that has
+// the row. A transaction goes to the writer too, if it is not read-only. Its level does not depend on
+// the session's.
+func (o *once) readWithoutLock(ctx context.Context, db *gorm.DB) ([]byte, error) {
+	if o.dialect.Name != sqltable.MySQL {
+		return o.read(ctx, db.Statement.ConnPool, o.dialect.AtWriter(readOnce, "onelane_once"))
+	}
+	readIn := func(opts ...*sql.TxOptions) ([]byte, error) {
+		tx := unguarded(db.WithContext(ctx)).Begin(opts...)
+		if tx.Error != nil {
+			return nil, tx.Error
+		}
+		defer tx.Rollback()
+		return o.read(ctx, tx.Statement.ConnPool, readOnce)
+	}
+	stored, err := readIn(&sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	// With autocommit off, an earlier read has left a transaction open. Only a BEGIN without a level ends it.
+	if sqlerr.MySQLNumber(err) == sqlerr.MySQLInTransaction {
+		return readIn()
+	}
+	return stored, err
 }
 
 // notRun marks err if fn did not run because of why, which says so.

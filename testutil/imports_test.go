@@ -32,7 +32,7 @@ var mayImport = map[string][]string{
 		"google.golang.org/grpc/codes", "google.golang.org/grpc/connectivity", "google.golang.org/grpc/metadata",
 		"google.golang.org/grpc/status"},
 	"internal":          {"core"},
-	"internal/gormkeys": {"gorm.io/gorm"},
+	"internal/gormkeys": {"internal", "gorm.io/gorm"},
 	"internal/claim":    {"core", "internal", "google.golang.org/protobuf", "go.opentelemetry.io/otel"},
 	"idempotency":       {"core", "internal", "internal/claim"},
 	"ginlock":           {"core", "idempotency", "internal", "internal/claim", "github.com/gin-gonic/gin"},

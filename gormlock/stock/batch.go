@@ -136,9 +136,10 @@ func (b *batch) insertFitting(tx *gorm.DB, calls []*call, left int64) ([]*call, 
 
 // try runs fn in a transaction, again after a conflict with others.
 func (b *batch) try(fn func(tx *gorm.DB) error) error {
+	levels := true
 	for try := 1; ; try++ {
 		var opts *sql.TxOptions
-		if b.explicit.Load() {
+		if levels && b.explicit.Load() {
 			opts = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
 		}
 		err := b.protected(func() error {
@@ -153,10 +154,15 @@ func (b *batch) try(fn func(tx *gorm.DB) error) error {
 		if sqlerr.PostgresState(err) == serializationFailure || sqlerr.MySQLNumber(err) == sqlerr.MySQLChangedRow {
 			b.explicit.Store(true)
 		}
+		// With autocommit off, an earlier read has left a transaction open. Only a BEGIN without a level ends it.
+		if levels && sqlerr.MySQLNumber(err) == sqlerr.MySQLInTransaction {
+			levels = false
+			continue
+		}
 		switch {
 		case errors.Is(err, errNobody):
 			return nil
-		case try == conflictTries || errors.Is(err, errBegin) || !sqlerr.Conflict(err):
+		case try >= conflictTries || errors.Is(err, errBegin) || !sqlerr.Conflict(err):
 			return err
 		}
 		select {

@@ -12,6 +12,9 @@ func Hold[Row, Order any](s *Sale[Row, Order]) (release func()) {
 	}
 }
 
+// AskForLevel makes the transactions of a sale ask for READ COMMITTED, as after a conflict.
+func AskForLevel[Row, Order any](s *Sale[Row, Order]) { s.explicit.Store(true) }
+
 // Queued counts the calls in all lanes of a sale.
 func Queued[Row, Order any](s *Sale[Row, Order]) (n int) {
 	s.mu.Lock()

@@ -5,12 +5,17 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
 
+	"github.com/go-sql-driver/mysql"
+	gormmysql "gorm.io/driver/mysql"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/gormlock/stock"
+	"github.com/onelane/onelane/testutil"
 )
 
 // TestSale_Serializable: a server whose default is SERIALIZABLE.
@@ -154,5 +159,34 @@ func TestSale_HookHidesConflict(t *testing.T) {
 				t.Fatalf("after sale %d the tally is %d, want %d", i+1, tally.N, want)
 			}
 		}
+	})
+}
+
+// TestSale_AutocommitOff: a read has left a transaction open on the only connection, and no level can be
+// set there.
+func TestSale_AutocommitOff(t *testing.T) {
+	t.Parallel()
+	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
+		if db.Name() != "mysql" {
+			return
+		}
+		fresh(t, db, 10, &Order{})
+		cfg, err := mysql.ParseDSN(os.Getenv("ONELANE_MYSQL_DSN"))
+		ok(t, "ParseDSN", err)
+		cfg.DBName, cfg.ParseTime, cfg.Params = db.Migrator().CurrentDatabase(), true, map[string]string{"autocommit": "0"}
+		off, err := gorm.Open(gormmysql.Open(cfg.FormatDSN()), &gorm.Config{Logger: logger.Discard})
+		ok(t, "Open", err)
+		pool, err := off.DB()
+		ok(t, "DB", err)
+		defer pool.Close()
+		pool.SetMaxOpenConns(1)
+		sale := newSale[Order](t, off)
+		stock.AskForLevel(sale)
+		ok(t, "read", off.Take(&Stock{}).Error)
+		left, err := sale.Sell(t.Context(), 42, 1, &Order{SKU: 42, Buyer: 1})
+		if ok(t, "Sell", err); left != 9 {
+			t.Errorf("%d left", left)
+		}
+		wantBooks[Order](t, db, 10, 1)
 	})
 }
