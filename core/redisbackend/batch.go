@@ -52,7 +52,10 @@ func (c *connections) do(ctx context.Context, commands ...*command) (late <-chan
 	}
 	caller, _ := ctx.Deadline()
 	c.mu.Lock()
-	if cn := c.take(now); cn != nil {
+	if c.crowdedLocked(0) {
+		// It goes along with others.
+	} else if cn := c.take(now); cn != nil {
+		c.useLocked(cn, 1)
 		c.mu.Unlock()
 		c.put(cn, c.exec(cn, commands, sizeOf(commands), caller, now))
 		return nil, commands[0].Err

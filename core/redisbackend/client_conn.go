@@ -17,10 +17,9 @@ import (
 
 const (
 	// callConnections is how many connections to one Redis a backend has at most for its calls.
-	// With more, fewer callers share a pipeline, and a lock costs more. Those for renewals are
-	// renewalConnections, and never wait behind other calls. A quorum has one to each master,
-	// because each call goes to all of them.
-	callConnections    = 2
+	// Those for renewals are renewalConnections, and never wait behind other calls. A quorum has
+	// one to each master, because each call goes to all of them.
+	callConnections    = 4
 	quorumConnections  = 1
 	renewalConnections = 2
 

@@ -112,8 +112,8 @@ func bounded(t *testing.T, node *testutil.Node, client *redis.Client) {
 	if err := held.Release(t.Context()); err != nil {
 		want(t, "Release", err, core.ErrLost) // a busy machine
 	}
-	// On a busy machine Redis looks far away: then doc.go allows 8 + 8 + 1.
-	if t.Logf("%d connections", most); most > 17 {
+	// On a busy machine Redis looks far away: then doc.go allows 16 + 8 + 1.
+	if t.Logf("%d connections", most); most > 25 {
 		t.Errorf("%d connections", most)
 	}
 }

@@ -30,9 +30,10 @@ type connection struct {
 	dialed  atomic.Pointer[wire]
 	ready   bool // the handshake was done, including the application's OnConnect
 
-	end  time.Time // when it is to be replaced, or zero
-	made time.Time
-	used time.Time
+	calls int       // that it sends now, guarded by connections.mu
+	end   time.Time // when it is to be replaced, or zero
+	made  time.Time
+	used  time.Time
 }
 
 // newConnection makes a client that connects by dial, within limit.

@@ -25,6 +25,11 @@ const (
 	// that share a pipeline are quicker than callers that have a connection each.
 	farFactor = 4
 
+	// With crowd calls under way to a near Redis, only crowdConnections are used. Pipelines are deeper
+	// then, and a lock costs less.
+	crowd            = 32
+	crowdConnections = 2
+
 	// A connection that nobody used for idleTime is closed.
 	idleTime = time.Minute
 )
@@ -58,6 +63,7 @@ type connections struct {
 	idle    []*connection // the last used one at the end
 	spare   []*connection // clients whose connection has ended
 	live    int           // connections that are idle or in use
+	flying  int           // calls that connections send now
 	dialing int
 	waiting []*call
 	armed   bool        // expire is due
@@ -77,6 +83,11 @@ func newConnections(open func() *connection, l *latency, most int) *connections 
 	c := &connections{open: open, dial: (*connection).connect, connectLimit: longestConnect, latency: l, max: most}
 	c.done, c.stop = context.WithCancel(context.Background())
 	return c
+}
+
+// crowdedLocked reports whether a call should wait for a connection that is in use, beside self.
+func (c *connections) crowdedLocked(self int) bool {
+	return c.flying >= crowd && c.live-len(c.idle)-self >= crowdConnections && !c.latency.far()
 }
 
 // take returns an idle connection, or nil. c.mu is held.
@@ -104,17 +115,22 @@ func (c *connections) take(now time.Time) *connection {
 // put gives a connection back after a call that ended with err. If calls wait, it sends them.
 func (c *connections) put(cn *connection, err error) {
 	c.mu.Lock()
+	c.flying -= cn.calls
+	cn.calls = 0
 	if !isIntact(err) {
 		c.discard(cn, err)
 		c.mu.Unlock()
 		c.drop(cn)
 		return
 	}
-	if batch := c.nextBatch(); batch != nil {
-		c.heard = time.Now()
-		c.mu.Unlock()
-		go c.run(cn, batch)
-		return
+	if !c.crowdedLocked(1) {
+		if batch := c.nextBatch(); batch != nil {
+			c.heard = time.Now()
+			c.useLocked(cn, len(batch))
+			c.mu.Unlock()
+			go c.run(cn, batch)
+			return
+		}
 	}
 	keep := c.keep(cn)
 	c.mu.Unlock()
@@ -136,6 +152,12 @@ func (c *connections) drop(cn *connection) {
 		return
 	}
 	c.spare = append(c.spare, cn)
+}
+
+// useLocked notes how many calls cn sends.
+func (c *connections) useLocked(cn *connection, calls int) {
+	cn.calls = calls
+	c.flying += calls
 }
 
 // keep makes cn idle. It reports whether it did. c.mu is held.

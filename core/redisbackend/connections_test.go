@@ -50,3 +50,29 @@ func TestConnections_LastOneBreaksWhileDialing(t *testing.T) {
 		c.stop()
 	})
 }
+
+// Many calls under way to a near Redis use two connections only, and a call never waits for nobody.
+func TestConnections_Crowd(t *testing.T) {
+	t.Parallel()
+	near, far := newLatency(time.Second), newLatency(time.Second)
+	near.answered(farAway / 2)
+	far.answered(2 * farAway)
+	for _, c := range []struct {
+		l                  *latency
+		flying, idle, self int
+		want               bool
+	}{
+		{near, crowd, 2, 0, true},
+		{near, crowd, 1, 1, true},
+		{near, crowd - 1, 2, 0, false},
+		{near, crowd, 3, 0, false}, // one connection is in use
+		{near, crowd, 2, 1, false}, // one beside that which is free now
+		{far, crowd, 2, 0, false},
+	} {
+		conns := newConnections(nil, c.l, 4)
+		conns.live, conns.flying, conns.idle = 4, c.flying, make([]*connection, c.idle)
+		if got := conns.crowdedLocked(c.self); got != c.want {
+			t.Errorf("%d calls, %d of 4 idle, beside %d: %v", c.flying, c.idle, c.self, got)
+		}
+	}
+}

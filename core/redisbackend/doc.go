@@ -15,7 +15,7 @@
 // rueidisdriver takes rueidis clients. The next paragraph applies to neither of these two.
 //
 // The backend makes a few connections of its own with the client's options; docs/backends.md says what
-// becomes of each. Up to two are for calls, or one to each master of a quorum. Up to two are for
+// becomes of each. Up to four are for calls, or one to each master of a quorum. Up to two are for
 // renewals, and one is for wake-ups. Over a slow link, calls and renewals get up to four times as many.
 // Config.Replicas doubles their number. The backend does not use the client's pool or hooks, so it
 // never waits behind the application's commands. Only a ClusterClient is asked for slots, and for a

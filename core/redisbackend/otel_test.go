@@ -95,9 +95,12 @@ func TestConnections_NamesOfPools(t *testing.T) {
 	before := statistic(t, admin, "total_connections_received")
 	eventually(t, "connections are replaced", func() bool {
 		ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
-		return statistic(t, admin, "total_connections_received")-before > 50
+		return statistic(t, admin, "total_connections_received")-before > 300
 	})
-	if all := names.of(node.Addr()); len(all) > 20 { // some are of the test's own clients
+	// Each of up to 25 clients has three, on a machine so busy that Redis looks far away. Two clients are
+	// the test's.
+	all := names.of(node.Addr())
+	if t.Logf("%d names of pools", len(all)); len(all) > 3*(25+2) {
 		t.Errorf("%d names of pools: %v", len(all), all)
 	}
 }
