@@ -1,6 +1,8 @@
 package redisbackend
 
 import (
+	"errors"
+	"io"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +24,35 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 		}
 		if err := client.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// What was answered before a pipeline broke off counts, although go-redis gives all its commands the
+// error.
+func TestConnection_AnswersBeforeABreak(t *testing.T) {
+	t.Parallel()
+	cn := &connection{wire: &wire{wrote: true}}
+	answered, granted, broken := redis.NewCmd(t.Context()), redis.NewCmd(t.Context()), redis.NewCmd(t.Context())
+	answered.SetVal("value")
+	answered.SetErr(io.EOF)
+	granted.SetErr(redis.Nil)
+	broken.SetErr(io.EOF)
+	silent := redis.NewCmd(t.Context())
+	commands := []*command{{}, {}, {}, {}}
+	err := cn.settle(commands, []redis.Cmder{answered, granted, broken, silent}, io.EOF)
+	if !errors.Is(err, io.EOF) {
+		t.Errorf("the connection's error is %v", err)
+	}
+	if c := commands[0]; c.Value != "value" || c.Err != nil {
+		t.Errorf("a command that was answered: %v, %v", c.Value, c.Err)
+	}
+	if c := commands[1]; c.Value != nil || c.Err != nil {
+		t.Errorf("a command with the reply nil: %v, %v", c.Value, c.Err)
+	}
+	for _, c := range commands[2:] {
+		if !errors.Is(c.Err, io.EOF) {
+			t.Errorf("a command without a reply: %v, %v", c.Value, c.Err)
 		}
 	}
 }

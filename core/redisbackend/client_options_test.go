@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -53,6 +54,19 @@ func TestClientOptions_NoDialTimeout(t *testing.T) {
 	node := testutil.Redis(t)
 	l := locker(t, one(newClient(t, &redis.Options{Addr: node.Addr(), DialTimeout: -1, Dialer: dial})))
 	ok(t, "Release", acquire(t, l, "k").Release(t.Context()))
+}
+
+// A Dialer may fail with what another server answered, as that of a Sentinel client does. It is no
+// answer of this Redis.
+func TestClientOptions_DialerFailsWithAReply(t *testing.T) {
+	t.Parallel()
+	for _, cause := range []error{redis.Nil, redis.TxFailedErr, driver.ReplyError("NOAUTH Authentication required.")} {
+		l := locker(t, one(newClient(t, &redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, cause }})),
+			core.WithOutageWait(0))
+		_, err := l.TryAcquire(t.Context(), "k")
+		want(t, "TryAcquire", err, core.ErrUnavailable)
+		want(t, "TryAcquire", err, cause)
+	}
 }
 
 func TestClientOptions_UnixSocket(t *testing.T) {

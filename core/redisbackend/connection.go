@@ -91,10 +91,13 @@ func (cn *connection) connect(ctx context.Context) error {
 		err = errNoHandshake
 	}
 	w := cn.dialed.Swap(nil)
-	if err != nil && (!cn.ready || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")) {
-		if w != nil {
-			_ = w.Close()
-		}
+	switch failed, undialed := errors.AsType[dialError](err); {
+	case undialed:
+		return fmt.Errorf("cannot connect: %w", failed.cause)
+	case w == nil:
+		return fmt.Errorf("cannot connect: %w", cmp.Or(err, errNoHandshake))
+	case err != nil && (!cn.ready || !isServerReply(err) || hasCode(err, "NOAUTH", "WRONGPASS")):
+		_ = w.Close()
 		return fmt.Errorf("cannot connect: %w", err)
 	}
 	cn.wire = w
@@ -141,9 +144,11 @@ func (cn *connection) settle(commands []*command, cmds []redis.Cmder, err error)
 	for i, c := range commands {
 		c.Value, c.Err = cmds[i].(*redis.Cmd).Result()
 		switch {
+		case c.Value != nil:
+			c.Err = nil // go-redis says of what was answered that it failed, if the pipeline broke off later
 		case c.Err == redis.Nil: //nolint:errorlint // as go-redis returns it
 			c.Value, c.Err = nil, nil
-		case c.Err == nil && c.Value == nil:
+		case c.Err == nil:
 			// redis.Nil is a reply: a SET that was granted has it. This is none.
 			c.Err = cmp.Or(err, errNoReply)
 		}

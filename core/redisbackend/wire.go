@@ -102,8 +102,13 @@ type failedConn struct {
 func failed(err error) net.Conn {
 	closed, _ := net.Pipe()
 	_ = closed.Close()
-	return failedConn{closed, err}
+	return failedConn{closed, dialError{err}}
 }
 
 func (c failedConn) Read([]byte) (int, error)  { return 0, c.err }
 func (c failedConn) Write([]byte) (int, error) { return 0, c.err }
+
+// dialError hides its cause from go-redis. An error of a Sentinel looks like an answer of the server.
+type dialError struct{ cause error }
+
+func (e dialError) Error() string { return e.cause.Error() }
