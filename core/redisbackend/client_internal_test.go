@@ -1,8 +1,9 @@
 package redisbackend
 
 import (
-	"errors"
-	"io"
+	"context"
+	"fmt"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,31 +30,46 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 }
 
 // What was answered before a pipeline broke off counts, although go-redis gives all its commands the
-// error.
+// error. A part of an answer does not count.
 func TestConnection_AnswersBeforeABreak(t *testing.T) {
 	t.Parallel()
-	cn := &connection{wire: &wire{wrote: true}}
-	answered, granted, broken := redis.NewCmd(t.Context()), redis.NewCmd(t.Context()), redis.NewCmd(t.Context())
-	answered.SetVal("value")
-	answered.SetErr(io.EOF)
-	granted.SetErr(redis.Nil)
-	broken.SetErr(io.EOF)
-	silent := redis.NewCmd(t.Context())
-	commands := []*command{{}, {}, {}, {}}
-	err := cn.settle(commands, []redis.Cmder{answered, granted, broken, silent}, io.EOF)
-	if !errors.Is(err, io.EOF) {
-		t.Errorf("the connection's error is %v", err)
-	}
-	if c := commands[0]; c.Value != "value" || c.Err != nil {
-		t.Errorf("a command that was answered: %v, %v", c.Value, c.Err)
-	}
-	if c := commands[1]; c.Value != nil || c.Err != nil {
-		t.Errorf("a command with the reply nil: %v, %v", c.Value, c.Err)
-	}
-	for _, c := range commands[2:] {
-		if !errors.Is(c.Err, io.EOF) {
-			t.Errorf("a command without a reply: %v, %v", c.Value, c.Err)
+	for reply, answered := range map[string]int{
+		"":                          0,
+		"*2\r\n:1\r\n":              0,
+		"*2\r\n:1\r\n$5\r\nval":     0,
+		"*2\r\n:1\r\n:2\r\n":        1,
+		"*2\r\n:1\r\n:2\r\n$-1\r":   1,
+		"*2\r\n:1\r\n:2\r\n$-1\r\n": 2,
+		"*2\r\n:1\r\n:2\r\n$-1\r\n-ERR wrong\r\n$5\r\nval": 3,
+	} {
+		ours, theirs := net.Pipe()
+		cn := newConnection(redis.Options{Protocol: 2, DisableIdentity: true, ReadTimeout: goRedisNoDeadlines, WriteTimeout: goRedisNoDeadlines,
+			MaxRetries: -1, PoolSize: 1, PipelinePoolSize: -1}, func(context.Context) (net.Conn, error) { return ours, nil }, time.Minute)
+		go func() { // HELLO, PING, and the pipeline
+			b := make([]byte, 4096)
+			for _, answer := range []string{"-ERR unknown command\r\n", "+PONG\r\n", reply} {
+				_, _ = theirs.Read(b)
+				_, _ = theirs.Write([]byte(answer))
+			}
+			_ = theirs.Close()
+		}()
+		if err := cn.connect(t.Context()); err != nil {
+			t.Fatal(err)
 		}
+		commands := []*command{driver.Plain("a"), driver.Plain("b"), driver.Plain("c"), driver.Plain("d")}
+		err := cn.exec(commands, 0, time.Now().Add(time.Minute), time.Time{})
+		if isIntact(err) {
+			t.Errorf("%q: the connection's error is %v", reply, err)
+		}
+		for i, c := range commands {
+			if isIntact(c.Err) != (i < answered) || c.Err != nil && c.Value != nil {
+				t.Errorf("%q: command %d has the value %v and the error %v", reply, i, c.Value, c.Err)
+			}
+		}
+		if c := commands[0]; answered > 0 && fmt.Sprint(c.Value) != "[1 2]" {
+			t.Errorf("%q: the first reply is %v", reply, c.Value)
+		}
+		cn.close()
 	}
 }
 

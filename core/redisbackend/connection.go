@@ -126,29 +126,45 @@ func (cn *connection) exec(commands []*command, size int, soft, caller time.Time
 	}
 	pipe := cn.client.Pipeline()
 	for _, c := range commands {
-		_ = pipe.Process(ctx, redis.NewCmd(ctx, words(c)...)) // it is only queued
+		_ = pipe.Process(ctx, &queued{Cmd: redis.NewCmd(ctx, words(c)...)}) // it is sent by Exec
 	}
 	cmds, err := pipe.Exec(ctx)
 	return cn.settle(commands, cmds, err)
 }
 
+// queued is a command of a pipeline.
+type queued struct {
+	*redis.Cmd
+	answered bool
+}
+
+// SetErr implements redis.Cmder. If the connection ends in the middle of a pipeline, go-redis gives its
+// error to all commands, also to those that were answered before.
+func (q *queued) SetErr(err error) {
+	if q.answered {
+		return
+	}
+	q.answered = err == nil || isReply(err)
+	q.Cmd.SetErr(err)
+}
+
 // settle takes the replies. err is that of the pipeline, or of its first command.
 func (cn *connection) settle(commands []*command, cmds []redis.Cmder, err error) error {
 	if err != nil && !isReply(err) && !cn.wire.wrote {
-		return fail(commands, notSent(err))
+		return fail(commands, notSent(fmt.Errorf("%w: %w", errNoConnection, err)))
 	}
 	if isReply(err) {
 		err = nil
 	}
 	var broken error
 	for i, c := range commands {
-		c.Value, c.Err = cmds[i].(*redis.Cmd).Result()
+		c.Value, c.Err = cmds[i].(interface{ Result() (any, error) }).Result()
 		switch {
-		case c.Value != nil:
-			c.Err = nil // go-redis says of what was answered that it failed, if the pipeline broke off later
 		case c.Err == redis.Nil: //nolint:errorlint // as go-redis returns it
 			c.Value, c.Err = nil, nil
-		case c.Err == nil:
+		case c.Err != nil:
+			c.Value = nil // a part, perhaps
+		case c.Value == nil:
 			// redis.Nil is a reply: a SET that was granted has it. This is none.
 			c.Err = cmp.Or(err, errNoReply)
 		}
