@@ -237,7 +237,8 @@ func TestEvery_Model(t *testing.T) {
 			if got := m.read(t)["onelane.every.skipped{onelane.job=report}"]; got != s.skipped {
 				s.errorf("%d slots are counted as skipped, %d were", got, s.skipped)
 			}
-			if late := time.Since(s.due); late > 12*minute {
+			// One after the other, two runs may take ten times 40 s, and the last one is cut off.
+			if late := time.Since(s.due); late > 15*minute {
 				s.errorf("no slot since %v", late)
 			}
 			runs, recorded, skipped = runs+s.runs, recorded+s.recorded, skipped+s.skipped
