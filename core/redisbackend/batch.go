@@ -90,6 +90,7 @@ func (c *connections) enqueue(w *call, now time.Time) error {
 	}
 	w.queued = now
 	c.waiting = append(c.waiting, w)
+	c.relieveLocked()
 	if !c.armed {
 		c.armed = true
 		time.AfterFunc(c.untilLocked(w).Sub(now), c.expire)

@@ -29,6 +29,8 @@ const (
 	// then, and a lock costs less.
 	crowd            = 32
 	crowdConnections = 2
+	// crowdPatience is how long a call waits for them while others are idle: they may hang.
+	crowdPatience = 10 * time.Millisecond
 
 	// A connection that nobody used for idleTime is closed.
 	idleTime = time.Minute
@@ -67,6 +69,7 @@ type connections struct {
 	dialing int
 	waiting []*call
 	armed   bool        // expire is due
+	relief  bool        // relieveLocked is due
 	heard   time.Time   // when Redis last answered
 	janitor *time.Timer // of idle connections
 	closed  bool
@@ -87,7 +90,27 @@ func newConnections(open func() *connection, l *latency, most int) *connections 
 
 // crowdedLocked reports whether a call should wait for a connection that is in use, beside self.
 func (c *connections) crowdedLocked(self int) bool {
-	return c.flying >= crowd && c.live-len(c.idle)-self >= crowdConnections && !c.latency.far()
+	return c.flying >= crowd && c.live-len(c.idle)-self >= crowdConnections && !c.latency.far() &&
+		(len(c.waiting) == 0 || time.Since(c.waiting[0].queued) < crowdPatience)
+}
+
+// relieveLocked lets calls that wait have an idle connection, now or after crowdPatience.
+func (c *connections) relieveLocked() {
+	switch {
+	case len(c.waiting) == 0 || len(c.idle) == 0:
+	case !c.crowdedLocked(0):
+		if cn := c.take(time.Now()); cn != nil {
+			go c.put(cn, nil)
+		}
+	case !c.relief:
+		c.relief = true
+		time.AfterFunc(crowdPatience, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.relief = false
+			c.relieveLocked()
+		})
+	}
 }
 
 // take returns an idle connection, or nil. c.mu is held.
@@ -119,6 +142,7 @@ func (c *connections) put(cn *connection, err error) {
 	cn.calls = 0
 	if !isIntact(err) {
 		c.discard(cn, err)
+		c.relieveLocked()
 		c.mu.Unlock()
 		c.drop(cn)
 		return
@@ -133,6 +157,7 @@ func (c *connections) put(cn *connection, err error) {
 		}
 	}
 	keep := c.keep(cn)
+	c.relieveLocked()
 	c.mu.Unlock()
 	if !keep {
 		c.drop(cn)

@@ -76,3 +76,51 @@ func TestConnections_Crowd(t *testing.T) {
 		}
 	}
 }
+
+// crowded returns connections of which two send many calls, and one is idle. No other one can be made.
+// One more call waits; its caller does not, so that it is taken but not sent.
+func crowded() (c *connections, using []*connection, waits *call) {
+	c = newConnections(func() *connection { return new(connection) }, newLatency(time.Minute), 4)
+	c.latency.answered(farAway / 2)
+	c.dial = func(_ *connection, ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	using = []*connection{new(connection), new(connection)}
+	for _, cn := range using {
+		c.useLocked(cn, crowd)
+	}
+	c.live, c.idle = 3, []*connection{{made: now, used: now}}
+	waits = &call{caller: now, done: make(chan struct{})}
+	_ = c.enqueue(waits, now)
+	return c, using, waits
+}
+
+// The connections in use hang. A call waits for them no longer than crowdPatience.
+func TestConnections_CrowdHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, waits := crowded()
+		began := time.Now()
+		<-waits.done
+		if waited := time.Since(began); waited != crowdPatience {
+			t.Errorf("a call waited %v beside an idle connection, want %v", waited, crowdPatience)
+		}
+		c.stop()
+	})
+}
+
+// The connections in use break. A call that waits for them gets the idle one at once.
+func TestConnections_CrowdBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, using, waits := crowded()
+		began := time.Now()
+		for _, cn := range using {
+			c.put(cn, context.DeadlineExceeded)
+		}
+		<-waits.done
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("a call waited %v beside an idle connection", waited)
+		}
+		c.stop()
+	})
+}
