@@ -45,9 +45,15 @@ type current struct {
 }
 
 func (p current) Subscribe(auth.CredentialsListener) (got auth.Credentials, end auth.UnsubscribeFunc, err error) {
-	err = recovered("StreamingCredentialsProvider", func() (err error) {
-		got, end, err = p.StreamingCredentialsProvider.Subscribe(new(deaf))
-		return err
+	const what = "StreamingCredentialsProvider"
+	err = recovered(what, func() error {
+		given, unsubscribe, err := p.StreamingCredentialsProvider.Subscribe(new(deaf))
+		if err != nil {
+			return err
+		}
+		got = auth.NewBasicCredentials(given.BasicAuth())
+		end = func() error { return recovered(what, unsubscribe) }
+		return nil
 	})
 	return got, end, err
 }

@@ -106,7 +106,9 @@ func (c *clientConn) dialCalls(ctx context.Context) (net.Conn, error) {
 
 func (c *clientConn) dial(ctx context.Context) (conn net.Conn, err error) {
 	err = recovered("Dialer", func() (err error) {
-		conn, err = c.options.Dialer(ctx, c.options.Network, c.options.Addr)
+		if conn, err = c.options.Dialer(ctx, c.options.Network, c.options.Addr); err == nil && conn == nil {
+			err = errNilConnection
+		}
 		return err
 	})
 	return conn, err
@@ -171,6 +173,7 @@ func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driv
 	// go-redis would make another connection, and subscribe, without the waiters' session.
 	c.listens.dialing.Store(true)
 	defer c.listens.dialing.Store(false)
+	defer c.listens.boundedBy(ctx)()
 	sub := &clientPubSub{PubSub: c.listens.client.Subscribe(context.Background())}
 	err := sub.Ping(ctx)
 	sub.wire = c.listens.dialed.Swap(nil)

@@ -14,10 +14,11 @@ import (
 )
 
 var (
-	errNoReply      = errors.New("redisbackend: go-redis returned no reply")
-	errNotDialed    = errors.New("redisbackend: the connection has ended")
-	errNoHandshake  = errors.New("redisbackend: go-redis made no handshake on this connection")
-	errNoConnection = fmt.Errorf("redisbackend: the connection was closed: %w", io.EOF)
+	errNoReply       = errors.New("redisbackend: go-redis returned no reply")
+	errNotDialed     = errors.New("redisbackend: the connection has ended")
+	errNoHandshake   = errors.New("redisbackend: go-redis made no handshake on this connection")
+	errNilConnection = errors.New("redisbackend: the client's Dialer returned neither a connection nor an error")
+	errNoConnection  = fmt.Errorf("redisbackend: the connection was closed: %w", io.EOF)
 )
 
 // connection is an ordinary client of go-redis that has one connection. One goroutine at a time uses
@@ -79,6 +80,7 @@ func (cn *connection) connect(ctx context.Context) error {
 	cn.dialing.Store(true)
 	defer cn.dialing.Store(false)
 	cn.ready = false
+	defer cn.boundedBy(ctx)()
 	if w := cn.dialed.Load(); w != nil { // it came when the last connect was given up
 		if end, ok := ctx.Deadline(); ok {
 			w.begin(0, end, time.Time{})
@@ -91,6 +93,9 @@ func (cn *connection) connect(ctx context.Context) error {
 		err = errNoHandshake
 	}
 	w := cn.dialed.Swap(nil)
+	if err != nil {
+		err = callerEnded(ctx, err)
+	}
 	switch failed, undialed := errors.AsType[dialError](err); {
 	case undialed:
 		return fmt.Errorf("cannot connect: %w", failed.cause)
@@ -104,6 +109,16 @@ func (cn *connection) connect(ctx context.Context) error {
 	return nil
 }
 
+// boundedBy ends a handshake with ctx, until the returned function is called. go-redis notices ctx only
+// while it dials.
+func (cn *connection) boundedBy(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		if w := cn.dialed.Load(); w != nil {
+			_ = w.Close()
+		}
+	})
+}
+
 // old reports whether cn was to be replaced before t.
 func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
 
@@ -112,61 +127,64 @@ func (cn *connection) close() { _ = cn.client.Close() }
 
 // exec sends commands and reads their replies into them. It takes until soft, but longer if a large
 // value is on its way, and never longer than the caller waits. The error is the connection's.
-func (cn *connection) exec(commands []*command, size int, soft, caller time.Time) error {
+func (cn *connection) exec(commands []*command, size int, soft, caller time.Time) (err error) {
+	defer func() { // go-redis panics on an answer of an impossible length
+		if p := recover(); p != nil {
+			err = fail(commands, fmt.Errorf("redisbackend: go-redis panicked: %v", p))
+		}
+	}()
 	if cn.wire.gone() {
 		// Release, sent over it and then again, could not tell its own first try from a lost lock.
 		return fail(commands, notSent(errNoConnection))
 	}
 	cn.wire.begin(size, soft, caller)
 	ctx := context.Background() // the deadlines of the wire end a call
-	if len(commands) == 1 {
-		cmd := redis.NewCmd(ctx, words(commands[0])...)
-		err := cn.client.Process(ctx, cmd)
-		return cn.settle(commands, []redis.Cmder{cmd}, err)
-	}
 	pipe := cn.client.Pipeline()
-	for _, c := range commands {
-		_ = pipe.Process(ctx, &queued{Cmd: redis.NewCmd(ctx, words(c)...)}) // it is sent by Exec
+	sent := make([]queued, len(commands))
+	for i, c := range commands {
+		sent[i].Cmd = redis.NewCmd(ctx, words(c)...)
+		_ = pipe.Process(ctx, &sent[i]) // it is sent by Exec
 	}
-	cmds, err := pipe.Exec(ctx)
-	return cn.settle(commands, cmds, err)
+	_, err = pipe.Exec(ctx)
+	return cn.settle(commands, sent, err)
 }
 
-// queued is a command of a pipeline.
+// queued is a command of a pipeline. It keeps what Redis answered from go-redis: that would close the
+// connection after a READONLY, and give the error of a connection that ended to the commands that were
+// answered before.
 type queued struct {
 	*redis.Cmd
 	answered bool
+	refusal  error // of Redis
 }
 
-// SetErr implements redis.Cmder. If the connection ends in the middle of a pipeline, go-redis gives its
-// error to all commands, also to those that were answered before.
+// SetErr implements redis.Cmder.
 func (q *queued) SetErr(err error) {
-	if q.answered {
-		return
+	switch {
+	case q.answered:
+	case err == nil || isReply(err):
+		q.answered, q.refusal = true, err
+	default:
+		q.Cmd.SetErr(err)
 	}
-	q.answered = err == nil || isReply(err)
-	q.Cmd.SetErr(err)
 }
 
-// settle takes the replies. err is that of the pipeline, or of its first command.
-func (cn *connection) settle(commands []*command, cmds []redis.Cmder, err error) error {
-	if err != nil && !isReply(err) && !cn.wire.wrote {
+// settle takes the replies. err is that of the pipeline.
+func (cn *connection) settle(commands []*command, sent []queued, err error) error {
+	if err != nil && !cn.wire.wrote {
 		return fail(commands, notSent(fmt.Errorf("%w: %w", errNoConnection, err)))
-	}
-	if isReply(err) {
-		err = nil
 	}
 	var broken error
 	for i, c := range commands {
-		c.Value, c.Err = cmds[i].(interface{ Result() (any, error) }).Result()
+		c.Value, c.Err = sent[i].Val(), cmp.Or(sent[i].refusal, sent[i].Err())
 		switch {
 		case c.Err == redis.Nil: //nolint:errorlint // as go-redis returns it
 			c.Value, c.Err = nil, nil
 		case c.Err != nil:
 			c.Value = nil // a part, perhaps
-		case c.Value == nil:
+		case c.Value == nil || !sent[i].answered:
 			// redis.Nil is a reply: a SET that was granted has it. This is none.
-			c.Err = cmp.Or(err, errNoReply)
+			c.Value, c.Err = nil, cmp.Or(err, errNoReply)
 		}
 		if !isIntact(c.Err) && broken == nil {
 			broken = c.Err
