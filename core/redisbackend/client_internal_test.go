@@ -34,12 +34,14 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 func TestConnection_AnswersBeforeABreak(t *testing.T) {
 	t.Parallel()
 	for reply, answered := range map[string]int{
-		"":                          0,
-		"*2\r\n:1\r\n":              0,
-		"*2\r\n:1\r\n$5\r\nval":     0,
-		"*2\r\n:1\r\n:2\r\n":        1,
-		"*2\r\n:1\r\n:2\r\n$-1\r":   1,
-		"*2\r\n:1\r\n:2\r\n$-1\r\n": 2,
+		"":                      0,
+		"*2\r\n:1\r\n":          0,
+		"*2\r\n:1\r\n$5\r\nval": 0,
+		"*2\r\n:1\r\n:2\r\n":    1,
+		// go-redis goes on with the rest of the array: the next command would be granted.
+		"*2\r\n-NOPERM x\r\n$-1\r\n+HELD\r\n":              0,
+		"*2\r\n:1\r\n:2\r\n$-1\r":                          1,
+		"*2\r\n:1\r\n:2\r\n$-1\r\n":                        2,
 		"*2\r\n:1\r\n:2\r\n$-1\r\n-ERR wrong\r\n$5\r\nval": 3,
 	} {
 		ours, theirs := net.Pipe()

@@ -14,6 +14,7 @@ import (
 )
 
 var (
+	errErrorInside   = errors.New("redisbackend: an array of Redis holds an error; check whether a proxy changes answers")
 	errNoReply       = errors.New("redisbackend: go-redis returned no reply")
 	errNotDialed     = errors.New("redisbackend: the connection has ended")
 	errNoHandshake   = errors.New("redisbackend: go-redis made no handshake on this connection")
@@ -176,17 +177,23 @@ func (cn *connection) settle(commands []*command, sent []queued, err error) erro
 	}
 	var broken error
 	for i, c := range commands {
+		if broken != nil { // what follows may belong to something else
+			c.Value, c.Err = nil, broken
+			continue
+		}
 		c.Value, c.Err = sent[i].Val(), cmp.Or(sent[i].refusal, sent[i].Err())
 		switch {
 		case c.Err == redis.Nil: //nolint:errorlint // as go-redis returns it
 			c.Value, c.Err = nil, nil
+		case c.Value != nil && isReply(c.Err):
+			c.Value, c.Err = nil, errErrorInside // go-redis leaves the rest of the array unread
 		case c.Err != nil:
 			c.Value = nil // a part, perhaps
 		case c.Value == nil || !sent[i].answered:
 			// redis.Nil is a reply: a SET that was granted has it. This is none.
 			c.Value, c.Err = nil, cmp.Or(err, errNoReply)
 		}
-		if !isIntact(c.Err) && broken == nil {
+		if !isIntact(c.Err) {
 			broken = c.Err
 		}
 	}
