@@ -150,9 +150,9 @@ func (cn *connection) exec(commands []*command, size int, soft, caller time.Time
 	return cn.settle(commands, sent, err)
 }
 
-// queued is a command of a pipeline. It keeps what Redis answered from go-redis: that would close the
-// connection after a READONLY, and give the error of a connection that ended to the commands that were
-// answered before.
+// queued is a command of a pipeline. It keeps what Redis answered from go-redis, which would close the
+// connection after a READONLY. And at the end of a connection, go-redis would give its error to the
+// commands that were answered before.
 type queued struct {
 	*redis.Cmd
 	answered bool
