@@ -1,9 +1,7 @@
 package redisbackend
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,20 +42,7 @@ func TestConnection_AnswersBeforeABreak(t *testing.T) {
 		"*2\r\n:1\r\n:2\r\n$-1\r\n":                        2,
 		"*2\r\n:1\r\n:2\r\n$-1\r\n-ERR wrong\r\n$5\r\nval": 3,
 	} {
-		ours, theirs := net.Pipe()
-		cn := newConnection(redis.Options{Protocol: 2, DisableIdentity: true, ReadTimeout: goRedisNoDeadlines, WriteTimeout: goRedisNoDeadlines,
-			MaxRetries: -1, PoolSize: 1, PipelinePoolSize: -1}, func(context.Context) (net.Conn, error) { return ours, nil }, time.Minute)
-		go func() { // HELLO, PING, and the pipeline
-			b := make([]byte, 4096)
-			for _, answer := range []string{"-ERR unknown command\r\n", "+PONG\r\n", reply} {
-				_, _ = theirs.Read(b)
-				_, _ = theirs.Write([]byte(answer))
-			}
-			_ = theirs.Close()
-		}()
-		if err := cn.connect(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		cn := answering(t, reply)
 		commands := []*command{driver.Plain("a"), driver.Plain("b"), driver.Plain("c"), driver.Plain("d")}
 		err := cn.exec(commands, 0, time.Now().Add(time.Minute), time.Time{})
 		if isIntact(err) {
@@ -71,7 +56,6 @@ func TestConnection_AnswersBeforeABreak(t *testing.T) {
 		if c := commands[0]; answered > 0 && fmt.Sprint(c.Value) != "[1 2]" {
 			t.Errorf("%q: the first reply is %v", reply, c.Value)
 		}
-		cn.close()
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	errErrorInside   = errors.New("redisbackend: an array of Redis holds an error; check whether a proxy changes answers")
+	errErrorInside   = errors.New("redisbackend: Redis answered an array with an error inside; check whether a proxy changes answers")
 	errNoReply       = errors.New("redisbackend: go-redis returned no reply")
 	errNotDialed     = errors.New("redisbackend: the connection has ended")
 	errNoHandshake   = errors.New("redisbackend: go-redis made no handshake on this connection")
@@ -183,7 +183,7 @@ func (cn *connection) settle(commands []*command, sent []queued, err error) erro
 		}
 		c.Value, c.Err = sent[i].Val(), cmp.Or(sent[i].refusal, sent[i].Err())
 		switch {
-		case c.Err == redis.Nil: //nolint:errorlint // as go-redis returns it
+		case errors.Is(c.Err, redis.Nil):
 			c.Value, c.Err = nil, nil
 		case c.Value != nil && isReply(c.Err):
 			c.Value, c.Err = nil, errErrorInside // go-redis leaves the rest of the array unread

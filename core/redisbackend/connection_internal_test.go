@@ -19,7 +19,7 @@ func pipeOptions() redis.Options {
 		MaxRetries: -1, PoolSize: 1, PipelinePoolSize: -1, DialerRetries: 1}
 }
 
-// answering returns a connection whose server answers the handshake, and then each write with a reply.
+// answering returns a connection whose server answers the handshake, then each write with a reply, and leaves.
 func answering(t *testing.T, replies ...string) *connection {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -30,6 +30,7 @@ func answering(t *testing.T, replies ...string) *connection {
 			_, _ = theirs.Read(b)
 			_, _ = theirs.Write([]byte(reply))
 		}
+		_ = theirs.Close()
 	}()
 	t.Cleanup(cn.close)
 	if err := cn.connect(t.Context()); err != nil {
