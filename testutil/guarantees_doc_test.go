@@ -31,7 +31,7 @@ var docGuarantees = map[string][]string{
 	"A held lock is cheap":                   {"TestCosts_HeldLock", "TestCosts_KeysLeaveNothingBehind"},
 	"Every key in Redis has an expiry.":      {"TestKeys_AllExpire"},
 	"A lock without a token is two commands": {"TestCommands_OfALock"},
-	"A hung node is not waited for.":         {"TestRedisCluster_HungShard", "TestQuorum_HungMinority", "TestHealth_HungNodeIsExcluded"},
+	"Nobody waits for a hung node.":          {"TestRedisCluster_HungShard", "TestQuorum_HungMinority", "TestHealth_HungNodeIsExcluded"},
 	"A quorum works while a majority works":  {"TestQuorum_HungMinority", "TestQuorum_LongRoundTrips", "TestQuorum_RollingRestartKeepsLock"},
 	"With `Config.Replicas`, enough replicas have a lock, a renewal or a seal before the call returns.": {"TestReplicas_HaveEachLock", "TestReplicas_OneStopped", "TestReplicas_WaitNotAnswered", "TestReplicas_FailOver", "TestReplicas_EachSuccessWrites"},
 	"Restarts of a quorum are safe.":        {"TestQuorum_RestartWithOldData", "TestQuorum_RestartBetweenClocks", "TestACL_RestartedNodeAbstains"},
