@@ -19,9 +19,9 @@ const (
 )
 
 // AcquireAny holds one of keys, the first that is free; [Lock.Key] tells which. It is for a pool of
-// things that are alike, such as phone numbers. It is also a semaphore: N slots are N keys, for
-// example core.Join("export", "1") to core.Join("export", "8"). The lock is like any other lock:
-// its fencing token belongs to its one key.
+// things that are alike, such as phone numbers. It works as a semaphore, too: N slots are N keys,
+// for example core.Join("export", "1") to core.Join("export", "8"). The lock is like any other
+// lock: its fencing token belongs to its one key.
 //
 // AcquireAny begins at a random key, so that it usually finds a free one with one round trip. If it
 // finds none, it waits in the line of each key. While somebody waits, there is one goroutine for
@@ -195,8 +195,8 @@ func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(end)/2)
 }
 
-// lastAnswer returns the error of a caller that got none of several keys. An answer is nil if the
-// key was not asked for.
+// lastAnswer returns the error of a caller that got none of several keys. An answer is nil if
+// nobody asked for the key.
 func lastAnswer(answers []error) error {
 	var unavailable, asked, taken, sealed, orphaned, other error
 	nSealed, nOrphaned := 0, 0

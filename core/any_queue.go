@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// hungAsk is for how long one key that is asked for holds up the others.
+	// hungAsk is for how long the request for one key holds up the others.
 	hungAsk = 20 * time.Millisecond
 	// hungAgain is the same for a key that was out of reach before.
 	hungAgain = time.Millisecond
-	// spreadKeys is how many keys are polled as often as a key of its own would be.
+	// spreadKeys is how many keys are polled as often as a single key.
 	spreadKeys = 8
 
-	// A key that is sealed, orphaned or out of reach is asked for again after refusedPause. It may
-	// be unsealed while the callers wait for other keys.
+	// The queue asks again for a key that is sealed, orphaned or out of reach after refusedPause.
+	// It may be unsealed while the callers wait for other keys.
 	refusedPause        = time.Second
 	longestRefusedPause = 10 * time.Second
 )
@@ -171,8 +171,8 @@ func (a *anyQueue) deliver(w *waiter, k *Lock) {
 }
 
 // refuse notes that a key is not available now. If that is so for all keys, callers that arrived
-// before the first question get these answers. For others the keys are asked for again. The channel
-// that it returns is closed then.
+// before the first question get these answers. For others the queue asks for the keys again. The
+// channel that it returns is closed then.
 func (a *anyQueue) refuse(i int, arrived uint64, err error) (again <-chan struct{}) {
 	a.locker.mu.Lock()
 	defer a.locker.mu.Unlock()
@@ -193,7 +193,7 @@ func (a *anyQueue) refuse(i int, arrived uint64, err error) (again <-chan struct
 	return again
 }
 
-// pause waits until a refused key is asked for again.
+// pause waits until it is time to ask for a refused key again.
 func (a *anyQueue) pause(again <-chan struct{}) {
 	l := a.locker
 	select {
@@ -219,7 +219,7 @@ func (a *anyQueue) soonest() (end time.Time, ok bool) {
 	return end, ok
 }
 
-// spread returns how much less often each of the keys is polled than a key of its own.
+// spread returns how much less often each of the keys is polled than a single key.
 func (a *anyQueue) spread() int { return (len(a.answers) + spreadKeys - 1) / spreadKeys }
 
 // lastAnswer is the answer for a waiter that gives up.

@@ -34,11 +34,10 @@ type Environment struct {
 // in any other backend a key is free or held.
 //
 // Implementations are safe for concurrent use and bound every call. A method returns soon after
-// ctx's deadline. If ctx has no deadline or was canceled, it returns after a time-out of its own.
-// If the outcome of a change is unknown, the error is an [*UnavailableError]. If ctx ended the
-// call, that error also matches ctx's error. Return the error types of this package as they are: a
-// Locker does not look for them in errors that wrap them. backendtest.TestBackend is the
-// conformance suite.
+// ctx's deadline. If ctx has no deadline or was canceled, it returns after its own time-out. If the
+// outcome of a change is unknown, the error is an [*UnavailableError]. If ctx ended the call, that
+// error also matches ctx's error. Return the error types of this package as they are: a Locker does
+// not look for them in errors that wrap them. backendtest.TestBackend is the conformance suite.
 type Backend interface {
 	// Acquire makes one attempt to hold r.Key in the name of r.Owner. It returns *TakenError if the
 	// key is held, *SealedError if it is sealed, *OrphanedError if it is orphaned, and

@@ -129,7 +129,7 @@ func isContextError(err error) bool {
 }
 
 // internalContextError is the error of a context of ours. It does not match a context's error,
-// since callers would take it for the end of their own.
+// since callers would take it for the end of their own context.
 type internalContextError struct{ error }
 
 func (e internalContextError) Is(target error) bool {

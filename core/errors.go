@@ -53,7 +53,7 @@ type TakenError struct {
 	// context did.
 	Cause error
 	// Contested reports whether several callers share the votes of a quorum and none has a
-	// majority. It is set by backends; Acquire tries again.
+	// majority. Backends set it; Acquire tries again.
 	Contested bool
 	// QueueFull reports whether the call was refused because [WithMaxWaiters] callers of this
 	// process wait already. Holder, Tag and RetryAfter are not known then.
@@ -89,7 +89,7 @@ func (e *TakenError) Unwrap() error { return e.Cause }
 type SealedError struct {
 	// Key is the key as the caller wrote it.
 	Key string
-	// Value is shared by all waiters of the key. It must not be modified.
+	// All waiters of the key share Value. It must not be modified.
 	Value []byte
 	// Token is the fencing token of the holder that sealed the key, or 0 if it had none.
 	Token uint64

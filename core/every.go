@@ -64,8 +64,8 @@ func WithAtMostOnce() EveryOption {
 //     [WithAtMostOnce] nobody does.
 //   - Slots that nobody began in time, because the backend or all instances were away or fn took
 //     long, run as one, as soon as possible. [WithMisfireGrace] skips them instead. The slots after
-//     them keep their times. The metric onelane.every.skipped counts slots that had no run of their
-//     own.
+//     them keep their times. The metric onelane.every.skipped counts slots that did not get their
+//     own run.
 //   - If fn returns an error or panics, that is logged and counted, and the next slot runs in its
 //     time. The metric onelane.every.duration counts runs by their outcome.
 //

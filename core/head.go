@@ -68,8 +68,8 @@ func (w *waiter) acquireAsHead(ctx context.Context, q *queue) (*Lock, error) {
 }
 
 // standBack returns how long w leaves the key to other processes, what each later one of them needs,
-// and the last answer of the backend. A caller that holds another key of the same AcquireAll does not
-// stand back: others wait for that one, too.
+// and the last answer of the backend. A caller that holds another key of the same AcquireAll does
+// not stand back: others wait for the key that it holds, too.
 func (w *waiter) standBack(q *queue) (pause, need time.Duration, last error) {
 	w.locker.mu.Lock()
 	defer w.locker.mu.Unlock()
@@ -141,7 +141,8 @@ func (w *waiter) askOnTurn(ctx context.Context, q *queue) (*Lock, error) {
 // callers' waits ended their questions.
 const answerDue = 100 * time.Millisecond
 
-// ask makes one attempt at the backend. On success w has the lease and is no longer the head.
+// ask makes one attempt to acquire the key from the backend. On success w has the lease and is no
+// longer the head.
 func (w *waiter) ask(ctx context.Context, q *queue) (*Lock, error) {
 	l := w.locker
 	l.mu.Lock()
@@ -208,7 +209,7 @@ var errLateAttempt = errors.New("core: an earlier attempt got the key when its l
 
 // ownOrphan returns the error for the attempt that owner made. If the key is the orphan of an
 // earlier attempt of w, the error is *UnavailableError: nobody has worked under that lease. The
-// backend frees such an orphan. If w adopts an orphan, it adopts this one next.
+// backend frees such an orphan. If w adopts an orphan, this is the orphan that it adopts next.
 func (w *waiter) ownOrphan(err error, owner string) error {
 	switch e := err.(type) {
 	case *UnavailableError:

@@ -12,8 +12,8 @@ const (
 	maxPrefix = 128
 )
 
-// Join makes one key of several parts, so that different parts never make the same key. Parts are
-// separated by ":", which is escaped inside them: Join("a:b", "c") and Join("a", "b:c") differ.
+// Join makes one key of several parts, so that different parts never make the same key. A ":"
+// separates the parts, and is escaped inside them: Join("a:b", "c") and Join("a", "b:c") differ.
 // Plain parts stay as they are: Join("stock", "42") is "stock:42". Use Join if a part comes from
 // outside.
 func Join(parts ...string) string {

@@ -223,10 +223,10 @@ func (s *lease) takenBy(key string) *TakenError {
 }
 
 // handOver gives the lease to the next local waiter without a round trip. It needs a third of the
-// TTL left, so that the next holder does not start with a lease about to end. It also needs not
-// more than the TTL left: an extended lease would block the others for longer than the next holder
-// chose. A holder without renewal gets a lease of its own, which lasts its whole TTL. crowded
-// reports whether others wait, too. s.mu is held.
+// TTL left, so that the next holder does not start with a lease about to end. At most the TTL may
+// be left: an extended lease would block the others for longer than the next holder chose. A holder
+// without renewal gets its own lease, which lasts its whole TTL. crowded reports whether others
+// wait, too. s.mu is held.
 func (s *lease) handOver(h *hold) (done, crowded bool) {
 	now := time.Now()
 	left := s.grant.Deadline.Sub(now)

@@ -19,8 +19,8 @@ type Locks []*Lock
 // whole call. If AcquireAll gets the last key, and an earlier lock is lost by then, the error
 // matches [ErrLost]. With no keys, AcquireAll returns no locks and no error.
 //
-// Each lock has a context of its own, which does not end when another one is lost. Work under a
-// context that ends when any of them is lost:
+// Each lock has its own context, which does not end when another one is lost. Work under a context
+// that ends when any of them is lost:
 //
 //	work, cancel := context.WithCancelCause(ctx)
 //	defer cancel(nil)
@@ -85,8 +85,8 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 	return nil
 }
 
-// giveBack releases the locks of a call that failed. The release has a time of its own: the call
-// may have used up the caller's.
+// giveBack releases the locks of a call that failed. The release has its own time-out: the call may
+// have used up the caller's.
 func (l *Locker) giveBack(ctx, waiting context.Context, locks Locks) {
 	releasing, stop := detach(waiting)
 	defer stop()

@@ -167,8 +167,8 @@ func WithInstance(name string) Option {
 // sale does not pile up goroutines. By default there is no limit. Calls that do not wait and calls
 // with a context that carries the lock are not refused.
 //
-// Callers of [Locker.AcquireAny] with the same keys and options wait in a line of their own, which
-// has the same limit. In the line of each key, all of them count as one waiter.
+// Callers of [Locker.AcquireAny] with the same keys and options wait in a separate line, which has
+// the same limit. In the line of each key, all of them count as one waiter.
 func WithMaxWaiters(n int) Option {
 	return lockerOption(func(c *config) {
 		if c.maxWaiters = n; n < 1 {

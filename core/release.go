@@ -211,7 +211,7 @@ func (k *Lock) lapse() error {
 	if s.expire(h); k.released || h.sealed {
 		return k.errReleased()
 	}
-	// The handle is not given back, so that no other one is the last.
+	// The handle stays counted, so that no other handle is the last.
 	k.released, h.lapsed = true, true
 	if h.ended == nil {
 		s.noRenew = true

@@ -107,7 +107,7 @@ func user(c *gin.Context) (string, error) {
 	return name, nil
 }
 
-// request is a request in a middleware. It is also the context from which others find it.
+// request is a request in a middleware. Others find it in this context.
 type request struct {
 	context.Context
 	c     *gin.Context
@@ -116,8 +116,8 @@ type request struct {
 	ran   bool
 }
 
-// passed reports whether something was written without our writers. A middleware of this package
-// outside of this one does not see that, so passed asks each one.
+// passed reports whether something was written without our writers. An outer middleware of this
+// package does not see that, so passed asks each of them.
 func (r *request) passed() bool {
 	for q := r; q != nil && q.c == r.c; q, _ = q.Context.Value(requestKey{}).(*request) {
 		if q.sent.Written() {

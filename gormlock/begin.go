@@ -16,7 +16,7 @@ func (t *transaction) beginLocked(statement context.Context) error {
 	if !t.state().holds() {
 		return t.sendBeginLocked(t.ctx)
 	}
-	// Another plugin may have put its pool around this one's. Then BEGIN comes back to BeginTx.
+	// Another plugin may have put its pool around ours. Then BEGIN comes back to BeginTx.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(withoutGuards(t.ctx)))
 	t.interrupt = func() { cancel(nil) }
 	stop := t.cancelIfEndedLocked(statement, cancel)

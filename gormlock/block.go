@@ -63,8 +63,8 @@ func (g guard) transact(db *gorm.DB, key string, fn func(tx *gorm.DB) error) err
 	})
 }
 
-// outermost runs fn in a transaction of its own. It does what GORM's Transaction does, with fewer
-// copies of the statement.
+// outermost runs fn in its own transaction. It does what GORM's Transaction does, with fewer copies
+// of the statement.
 func (p *plugin) outermost(db *gorm.DB, d demand, opts *sql.TxOptions, fn func(tx *gorm.DB) error) error {
 	wrapped, err := p.WrapPool(db, db.Statement.ConnPool)
 	if err != nil {

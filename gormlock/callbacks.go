@@ -72,9 +72,8 @@ func (p *plugin) admit(db *gorm.DB, op *operation, protected map[string]bool) er
 	return nil
 }
 
-// unsharded refuses gorm.io/sharding. It puts a connection pool of its own around each statement,
-// and there adds the suffix to the table. In the transaction of a single write that pool is
-// missing.
+// unsharded refuses gorm.io/sharding. It puts its own connection pool around each statement, and
+// there adds the suffix to the table. In the transaction of a single write that pool is missing.
 func unsharded(db *gorm.DB) error {
 	if _, sharded := db.Plugins[gormkeys.Sharding]; !sharded {
 		return nil

@@ -6,7 +6,7 @@ import (
 )
 
 // carried are the contexts that live as long as a transaction. A lost lock ends them at once,
-// whatever the transaction waits for, so they have a mutex of their own.
+// whatever the transaction waits for, so they have their own mutex.
 type carried struct {
 	mu    sync.Mutex
 	all   map[context.Context]context.CancelCauseFunc

@@ -9,7 +9,7 @@ import (
 )
 
 // guardsKey is in Statement.Clauses, where GORM writes only names of SQL. Statement.Settings would be
-// made for each statement that is asked for guards.
+// made for each statement whose guards are read.
 const guardsKey = "gormlock:guards"
 
 // guards are those of a statement, as a clause that writes nothing.
@@ -24,9 +24,9 @@ func (guards) Build(clause.Builder) {}
 //	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).
 //		Where("sku = ? AND remaining > 0", 42).Update("remaining", gorm.Expr("remaining - 1"))
 //
-// A single statement (a create, update, delete or Exec) runs in a transaction of its own. The order
-// is lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock. A transaction, as
-// a block or by hand, takes the lock when its first statement runs, before BEGIN. It holds the lock
+// A single statement (a create, update, delete or Exec) runs in its own transaction. The order is
+// lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock. A transaction, as a
+// block or by hand, takes the lock when its first statement runs, before BEGIN. It holds the lock
 // until the outermost COMMIT or ROLLBACK is answered.
 //
 // For a block, [Transaction] promises more. Under Guard the lock does not cover what the function

@@ -17,8 +17,8 @@ import (
 
 // Once runs fn in a transaction that is committed at most once for key, and returns its result.
 // Later callers with that key get the same result, and fn does not run. The result is stored as
-// JSON in the same transaction as the writes of fn. So it does not matter if the process dies
-// before it answers, or if Redis loses its data.
+// JSON in the same transaction as the writes of fn. So the process may die before it answers, and
+// Redis may lose its data.
 //
 //	receipt, err := gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Receipt, error) { … })
 //

@@ -113,9 +113,9 @@ func (o *once) withoutLock(ctx context.Context, db *gorm.DB, why error) ([]byte,
 	return nil, notRun(why, fmt.Errorf("%w; reading its row in onelane_once failed, too: %w", why, err))
 }
 
-// readWithoutLock reads the row at the writer. On MySQL a locking read would wait for the run that has
-// the row. A transaction goes to the writer too, if it is not read-only. Its level does not depend on
-// the session's.
+// readWithoutLock reads the row from the primary. On MySQL a locking read would wait for the run
+// that has the row. A transaction goes to the writer too, if it is not read-only. Its level does
+// not depend on the session's.
 func (o *once) readWithoutLock(ctx context.Context, db *gorm.DB) ([]byte, error) {
 	if o.dialect.Name != sqltable.MySQL {
 		return o.read(ctx, db.Statement.ConnPool, o.dialect.AtWriter(readOnce, "onelane_once"))

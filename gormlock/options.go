@@ -85,8 +85,8 @@ func WithTxOptions(opts *sql.TxOptions) TransactionOption {
 // times, even without WithRetry. WithRetry pauses for some milliseconds between two tries, and
 // stops when the context ends; the error is that of the last try. n must be at least 1.
 //
-// Each try is a transaction of its own, and waits for the locks anew. Effects outside of tx happen
-// once for each try. In each try the function must read what it writes, because a rollback leaves the
+// Each try is a new transaction, and waits for the locks anew. Effects outside of tx happen once
+// for each try. In each try the function must read what it writes, because a rollback leaves the
 // new values in a model.
 //
 // Only a transaction that is known to be rolled back runs again. In a transaction that is open

@@ -27,8 +27,8 @@ type pinnedTx struct {
 }
 
 // pin begins a transaction on a connection of db. As database/sql does, it takes another connection
-// if the driver says that this one is bad. All that are idle may be bad, and each bad one leaves
-// the pool.
+// if the driver reports a bad connection. All that are idle may be bad, and each bad one leaves the
+// pool.
 func pin(ctx context.Context, db *sql.DB, opts *sql.TxOptions, sqlite bool) (gorm.Tx, error) {
 	for tries := 3 + db.Stats().Idle; ; tries-- {
 		conn, err := db.Conn(ctx)

@@ -15,8 +15,7 @@ import (
 )
 
 // pool is the connection pool of a database with the plugin. Its transactions begin in the inner
-// pool when their first statement runs. It is used by its pointer, as dbresolver has a map of
-// pools.
+// pool when their first statement runs. Use its pointer, as dbresolver has a map of pools.
 type pool struct {
 	gorm.ConnPool
 	plugin  *plugin

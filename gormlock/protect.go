@@ -11,9 +11,9 @@ import (
 
 // Protect makes every create, update and delete on the tables of these models need a guard,
 // whatever its key. Without a guard the error is [ErrUnguarded]. Protect catches statements that
-// drop the scopes of a block, such as those of Session(NewDB) and of the generics API. A table is
-// known by its model and by its name, whatever its case, its quotes, its alias and the database
-// before it. Raw SQL is not looked at.
+// drop the scopes of a block, such as those of Session(NewDB) and of the generics API. Protect
+// knows a table by model and by name, whatever the case, the quotes, the alias and the database
+// before it. Raw SQL is not checked.
 func Protect(models ...any) Option {
 	return pluginOption(func(p *plugin) { p.protect = append(p.protect, models...) })
 }

@@ -20,8 +20,8 @@ type singleTx struct {
 	abandoned runtime.Cleanup
 }
 
-// openSingle locks the keys of a single statement and puts it into a transaction of its own. GORM
-// finds an open one then, and begins none.
+// openSingle locks the keys of a single statement and puts it into its own transaction. GORM finds
+// an open one then, and begins none.
 func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	s := db.Statement
 	wrapped, err := p.WrapPool(db, s.ConnPool)
@@ -37,8 +37,8 @@ func (p *plugin) openSingle(db *gorm.DB, d demand) error {
 	// The contexts of the statement end when the lock is lost.
 	carried, _ := t.carry(s.Context)
 	t.single = &singleTx{statement: weak.Make(s), outside: s.ConnPool, context: s.Context, carried: carried, cancel: cancel}
-	// A panic in a callback of another plugin passes no code of this one. It leaves the statement
-	// to the collector.
+	// A panic in a callback of another plugin passes no code of ours. It leaves the statement to
+	// the collector.
 	t.single.abandoned = runtime.AddCleanup(s, func(t *transaction) { go t.rollbackSingle() }, t)
 	s.Context, s.ConnPool = carried, t.in(wrapped)
 	return nil

@@ -77,7 +77,7 @@ func (t *transaction) rollsBackOnTimeoutLocked(ctx context.Context) bool {
 // vanishedLocked asks whether the database has no transaction open any more. On SQLite BEGIN
 // succeeds then. On MySQL and MariaDB, SET TRANSACTION is an error in an open transaction, whose
 // text has its number with every driver. Elsewhere it changes nothing. Other drivers of MySQL and
-// proxies have errors of their own for a deadlock.
+// proxies have other errors for a deadlock.
 func (t *transaction) vanishedLocked(ctx context.Context) bool {
 	if t.pool.dialect.Name == "sqlite" {
 		_, begin := t.real.ExecContext(ctx, "BEGIN")
@@ -168,8 +168,8 @@ func (t *transaction) readingLocked() bool {
 	return slices.ContainsFunc(t.rows, func(r *sql.Rows) bool { open, _ := stateOf(r); return open })
 }
 
-// closeRowsLocked closes the rows that are still open. So an error among rows that nobody read is
-// seen before COMMIT, which would close them too.
+// closeRowsLocked closes the rows that are still open. So an error among rows that nobody read
+// shows before COMMIT, which would close them too.
 func (t *transaction) closeRowsLocked() {
 	for _, r := range t.rows {
 		_ = r.Close()

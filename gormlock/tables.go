@@ -136,7 +136,7 @@ func writerConn(db *gorm.DB, table string) (sqltable.Conn, error) {
 }
 
 // unguarded returns a session of db that keeps only its context, without guards. With dbresolver it
-// also reads at the writer.
+// reads from the primary.
 func unguarded(db *gorm.DB) *gorm.DB {
 	db = db.Session(&gorm.Session{NewDB: true, Context: withoutGuards(db.Statement.Context)})
 	return db.Set(gormkeys.WriteSetting, struct{}{}).Session(&gorm.Session{})

@@ -10,7 +10,7 @@ import (
 // it.
 type undoLog struct {
 	entries []undoEntry
-	most    int // when there are more, those that nobody needs are forgotten
+	most    int // beyond it, notes that nobody needs are forgotten
 }
 
 const fewEntries = 1024

@@ -7,8 +7,8 @@ import (
 	"unicode"
 )
 
-// firstWord returns the first word of a statement in capitals, and what follows. There is none in a
-// comment that MySQL executes.
+// firstWord returns the first word of a statement in capitals, and what follows. A comment that
+// MySQL executes has none.
 func firstWord(query string) (word, rest string) {
 	query = strings.TrimLeft(query, " \t\r\n\f\v;(")
 	for _, c := range []struct{ begin, end string }{{"/*", "*/"}, {"--", "\n"}, {"#", "\n"}} {

@@ -17,11 +17,11 @@ import (
 // client is the name of the metadata that has the key.
 type client string
 
-// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets a key of its own
-// in the metadata of this name, and keeps it over its retries. Retries are those of gRPC's retry
-// policy and those of a retry interceptor after this one. If an interceptor before this one
-// retries, each attempt gets a new key. A key that is in the metadata already is kept. Methods with
-// idempotency_level = NO_SIDE_EFFECTS get no key, if their descriptor is linked in.
+// UnaryClientInterceptor returns the client's half of [ByMetadata]. Each call gets its own key in
+// the metadata of this name, and keeps it over its retries. Both gRPC's retry policy and a retry
+// interceptor after ours may retry. If an interceptor before ours retries, each attempt gets a new
+// key. A key that is in the metadata already is kept. Methods with idempotency_level =
+// NO_SIDE_EFFECTS get no key, if their descriptor is linked in.
 //
 // To retry with a second call, pass both calls a context of [idempotency.ContextWithKey]. If a call
 // must survive a crash of the client, make its key with crypto/rand.Text, and store it before the

@@ -16,8 +16,8 @@ import (
 // A lock that was not acquired and a transaction that is certainly rolled back become Aborted or
 // Unavailable, with RetryInfo. The key is free then and a retry runs. If the outcome of COMMIT is
 // unknown or a lock was lost, the outcome is unknown to a retry. Any other error is returned as it
-// is, and so is nil. [idempotency.Fail] has the rules. Return the result itself: an error that
-// wraps it is judged by its code.
+// is, and so is nil. [idempotency.Fail] has the rules. Return the result itself: if an error wraps
+// it, only that error's code counts.
 func Error(err error) error {
 	if err == nil {
 		return nil

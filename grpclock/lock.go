@@ -27,8 +27,8 @@ import (
 // covered, too.
 //
 // The handler's context carries the lock, and ends when the lock is lost. A handler that returns
-// after that ends the call with Aborted and LOCK_LOST, unless it returns an error of its own.
-// gRPC's retry policy does not send such a call again.
+// after that ends the call with Aborted and LOCK_LOST, unless it returns its own error. gRPC's
+// retry policy does not send such a call again.
 func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err != nil {
@@ -53,8 +53,8 @@ func LockBy(fn func(ctx context.Context, req any) (string, error), opts ...LockO
 //
 // When the lock is lost or the Locker is closed, the context of the stream ends with a cause that
 // matches [core.ErrLost] or [core.ErrClosed]. From then on the stream neither receives nor sends.
-// It ends with LOCK_LOST, unless the handler returns an error of its own. This does not wake a
-// handler that waits for a message.
+// It ends with LOCK_LOST, unless the handler returns its own error. This does not wake a handler
+// that waits for a message.
 func StreamLockByKey(template string, opts ...LockOption) grpc.StreamServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	switch {

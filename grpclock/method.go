@@ -34,7 +34,7 @@ type method struct {
 	warned  sync.Once                                // that callers share one space of keys
 }
 
-// method returns what is known of a method. The request is one of its own.
+// method returns what is known of a method. The request is a new one.
 func (i *interceptor) method(full string, req any) *method {
 	var in protoreflect.MessageDescriptor
 	if msg := messageOf(req); msg != nil {

@@ -61,8 +61,8 @@ func (c *call) claimKey(who, key string) string {
 }
 
 // serverDeadline returns the deadline that the server's own interceptors set, or zero. The stream
-// has the client's deadline. That one only says how long the client waits, and does not end a
-// handler under a claim.
+// has the client's deadline. The client's deadline only says how long the client waits, and does
+// not end a handler under a claim.
 func serverDeadline(ctx context.Context) time.Time {
 	deadline, ok := ctx.Deadline()
 	type withContext interface{ Context() context.Context }

@@ -83,12 +83,12 @@ func Decide(fn func(codes.Code) idempotency.Fate) Option {
 }
 
 // Fingerprint sets what a retry must repeat: the bytes that fn returns, which are stored as a
-// salted hash. fn must not modify the request. By default all fields of the request count, also
+// salted hash. fn must not modify the request. By default all fields of the request count, even
 // those that this process does not know.
 //
 // During a roll-out one process may know a new field and another may not. By default the same
-// request looks the same to both. There is one exception: the new field is a message, and the
-// client wrote it in another order than that of the numbers. Go does so with a oneof, extensions
+// request looks the same to both. One case is an exception: the new field is a message, and the
+// client wrote that message in another order than by number. Go does so with a oneof, extensions
 // and maps. Such a retry is refused as another request. So deploy all servers before clients send
 // the field.
 func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
@@ -102,7 +102,7 @@ func Fingerprint(fn func(context.Context, proto.Message) []byte) Option {
 // none are recorded. Names of credentials and of the transport's own metadata are refused.
 //
 // With this option the handler's context has a stream that remembers what is set, and
-// grpc.SetSendCompressor fails in the handler. Call it in an interceptor outside of this one.
+// grpc.SetSendCompressor fails in the handler. Call it in an interceptor outside of ours.
 //
 // Metadata that is set after the client hung up is recorded, too. Without this option
 // grpc.SetHeader and grpc.SetTrailer fail then. Do not return their errors: a retry would get them.

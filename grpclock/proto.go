@@ -126,7 +126,7 @@ func duration(
 	return given, nil
 }
 
-// lockTypes knows our option and nothing else.
+// lockTypes knows only our option.
 var lockTypes = func() *protoregistry.Types {
 	var types protoregistry.Types
 	if err := types.RegisterExtension(lockpb.E_Lock); err != nil {

@@ -120,7 +120,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.serve(w,
 // Wiring is what package ginlock checks.
 func (h *handler) Wiring() claim.Wiring { return h.wiring }
 
-// wiring returns what Check has to know. The middleware was made by the function of this name.
+// wiring returns what Check has to know. The function of this name made the middleware.
 func (f *front) wiring(constructor string, covers func(string) bool) claim.Wiring {
 	w := claim.Wiring{
 		Name: constructor, Covers: covers, Params: f.Reads, Locker: f.UseLocker,

@@ -85,8 +85,8 @@ func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 func (e *UnknownError) Unwrap() error { return e.Err }
 
 // Do runs fn at most once for a key, and returns its result. Later calls get the recorded result,
-// also in other processes and after a crash, and fn does not run. It is for what is
-// not a request of net/http or gRPC: consumers of queues, webhooks, jobs, other frameworks.
+// even in other processes and after a crash, and fn does not run. It is for what is not a request
+// of net/http or gRPC: consumers of queues, webhooks, jobs, other frameworks.
 //
 //	charge, err := idempotency.Do(ctx, locker, core.Join("charge", order.ID), func(ctx context.Context) (Charge, error) {
 //		…

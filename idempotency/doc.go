@@ -25,10 +25,11 @@
 //   - The handler's context does not end when the client hangs up, but after [MaxRun]. Use
 //     [DeriveKey] and [Step] for calls to other systems, and call [Shutdown] when the process ends.
 //
-// Middlewares belong in this order: recovery, compression, authentication and rate limits, this
-// one, the writer of error responses, the handler. A middleware that limits the time of a handler
-// belongs outside. A middleware that begins and commits a database transaction belongs inside, or
-// the lock ends before COMMIT. A middleware outside that reads the body must put it back.
+// Middlewares belong in this order: recovery, compression, authentication and rate limits,
+// idempotency, the writer of error responses, the handler. A middleware that limits the time of a
+// handler belongs outside. A middleware that begins and commits a database transaction belongs
+// inside, or the lock ends before COMMIT. A middleware outside that reads the body must put it
+// back.
 //
 // [Do] is the same for any function, such as a consumer of a queue.
 //

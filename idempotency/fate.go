@@ -44,7 +44,7 @@ func DefaultFate(status int, header http.Header) Fate {
 }
 
 // Run describes an earlier run of a request whose outcome is unknown. After several such runs,
-// Begun and RequestID are those of the first run, and Ended and Instance those of the last.
+// Begun and RequestID are of the first run, and Ended and Instance of the last.
 type Run struct {
 	// Begun is when it began, by the clock of its instance. It is zero if that is not known.
 	Begun time.Time

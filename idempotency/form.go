@@ -52,8 +52,7 @@ func (f *front) fingerprintOf(r *http.Request, body []byte) claim.Fingerprint {
 	return fp
 }
 
-// parsed reports whether a middleware outside of this one has parsed the body as a form, as CSRF
-// middlewares do.
+// parsed reports whether an outer middleware has parsed the body as a form, as CSRF middlewares do.
 func parsed(r *http.Request) bool {
 	if r.MultipartForm != nil {
 		return r.ParseMultipartForm(0) == nil // an error after MultipartReader

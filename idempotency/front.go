@@ -93,8 +93,8 @@ func (f *front) lockerInUse(w http.ResponseWriter, r *http.Request) *core.Locker
 // route returns the name of the route for logs and metrics.
 func (f *front) route(r *http.Request) string { return f.router.pattern(r) }
 
-// method returns the name of the method for the log. Each name has log lines of its own, and a
-// client may send any name, of any length.
+// method returns the name of the method for the log. Each name has its own log lines, and a client
+// may send any name, of any length.
 func (f *front) method(r *http.Request) string {
 	switch r.Method {
 	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect:

@@ -32,7 +32,7 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// visit is a type that was looked at. A type may contain itself.
+// visit is a type that the search has passed. A type may contain itself.
 type visit struct {
 	reflect.Type
 	addressable bool

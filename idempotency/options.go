@@ -174,8 +174,8 @@ func validKeyID(id string) bool {
 }
 
 // ReadPlain lets a service with [WithEncryption] read records that are not encrypted. Use it when
-// you switch encryption on: until all processes have encryption, and for the retention after that.
-// As long as it is set, writers of the backend can forge records.
+// you turn on encryption: until all processes have encryption, and for the retention after that. As
+// long as it is set, writers of the backend can forge records.
 func ReadPlain() Option { return claim.Shared(func(s *claim.Settings) { s.ReadPlain = true }) }
 
 // httpConfig is the configuration of a middleware.
@@ -282,9 +282,9 @@ func Headers(names ...string) HTTPOption {
 }
 
 // AnyHost lets a retry come under another name of the service. By default the same key under another
-// host is refused with 422, because it may be another tenant's. Set AnyHost if the service is
-// reached by the addresses of its instances, or through a proxy that rewrites the Host header, as
-// [httputil.ReverseProxy] does. If tenants have hosts of their own, put the tenant into [Principal].
+// host is refused with 422, because it may be another tenant's. Set AnyHost if clients reach the
+// service by the addresses of its instances, or through a proxy that rewrites the Host header, as
+// [httputil.ReverseProxy] does. If tenants have their own hosts, put the tenant into [Principal].
 // Upper case, the ports 80 and 443 and a dot at the end never make another host.
 //
 // Keys of [DeriveKey], [Step] and gormlock.ClaimKey contain the host without AnyHost, and do not with

@@ -90,7 +90,7 @@ func (s *Support) Find(ctx context.Context, key string) (Found, error) {
 // Over HTTP the answer has a status, a header and a body. The header needs the Content-Type. For a
 // step and for [Do] the body is the result as JSON, and the status is 0. If status is 0 and body is
 // nil, the run has done its work, and its answer is not kept. Over gRPC and for [RefuseRepeats] no
-// other answer can be given.
+// other answer is possible.
 func (s *Support) Answer(ctx context.Context, key string, status int, header http.Header, body []byte) error {
 	c, err := s.claims()
 	if err != nil {

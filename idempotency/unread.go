@@ -7,7 +7,7 @@ import (
 
 // unread reports whether nobody has read a body of net/http to its end. A chunked or streamed body
 // that is empty looks the same as one that a middleware outside has read. net/http does not promise
-// the field that it is asked for here: without it, a body counts as read, and is refused.
+// the field that is read here: without it, a body counts as read, and is refused.
 func unread(body io.Reader) bool {
 	v := reflect.ValueOf(body)
 	for range mostWrappers {

@@ -15,9 +15,9 @@ import (
 // idleConns are the connections that a test's pool keeps. A new one costs PostgreSQL a process.
 const idleConns = 16
 
-// A databasePool creates databases on one server and drops them. If it can empty a database, it
-// hands that one out again. PostgreSQL creates a database by copying a whole one, which costs more
-// than most tests.
+// A databasePool creates databases on one server and drops them. It hands out a database again if
+// it can empty it. PostgreSQL creates a database by copying a whole one, which costs more than most
+// tests.
 type databasePool struct {
 	drop  string // a statement; %s is the database
 	empty string // statements that remove everything; none if a new database is as cheap

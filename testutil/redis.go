@@ -16,7 +16,7 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// Node is a Redis of one test: a redis-server process of its own, or an embedded miniredis if
+// Node is a Redis of one test: a separate redis-server process, or an embedded miniredis if
 // redis-server is not installed. Its methods fail the test that the node was made for. Methods that
 // act on the process need a real server.
 type Node struct {

@@ -26,8 +26,8 @@ type Sharded struct {
 	ids []string
 }
 
-// RedisCluster starts a Redis Cluster of n masters and ends it with the test. Each is a process of
-// its own with its share of the slots. The args are added to their command lines. It needs
+// RedisCluster starts a Redis Cluster of n masters and ends it with the test. Each is a separate
+// process with its share of the slots. The args are added to their command lines. It needs
 // redis-server 7.0. If it is not installed the test fails.
 //
 //	cluster := testutil.RedisCluster(t, 3)

@@ -24,7 +24,7 @@ type Replicated struct {
 	sentinel        *Node
 }
 
-// Sentinel starts a master, a replica and a Sentinel, each a process of its own, and ends them with
+// Sentinel starts a master, a replica and a Sentinel, each a separate process, and ends them with
 // the test. It needs redis-server. If that is not installed, the test fails.
 //
 //	redis := testutil.Sentinel(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// ZooKeeperNode is a ZooKeeper server of one test, a process of its own. Its methods fail the test
-// it was made for.
+// ZooKeeperNode is a ZooKeeper server of one test, a separate process. Its methods fail the test it
+// was made for.
 type ZooKeeperNode struct {
 	t       testing.TB
 	process *server.Server

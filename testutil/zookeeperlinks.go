@@ -17,8 +17,8 @@ import (
 // manyLoopbackAddresses reports whether all of 127.0.0.0/8 is this machine's.
 const manyLoopbackAddresses = runtime.GOOS == "linux"
 
-// zookeeperLinks are proxies between the nodes of an ensemble. Each pair of nodes has proxies of
-// its own in each direction, on a loopback address that only this direction uses. So no node knows
+// zookeeperLinks are proxies between the nodes of an ensemble. Each pair of nodes has its own
+// proxies in each direction, on a loopback address that only this direction uses. So no node knows
 // where another one listens.
 type zookeeperLinks struct {
 	t   testing.TB

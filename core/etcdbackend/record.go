@@ -17,7 +17,7 @@ const (
 	maxOwner = 1 << 10
 	maxValue = 1<<20 + 1<<18
 
-	// maxMillis keeps the sum of two durations in range. Beyond it a record that lasts very long
+	// maxMillis keeps the sum of two durations in range. Beyond it a record that lasts for so long
 	// would look as if it had ended.
 	maxMillis = math.MaxInt64 / 2 / int64(time.Millisecond)
 )
@@ -41,10 +41,10 @@ type record struct {
 	TTL int64 `json:"ttl_ms"`
 	// Orphan is how long the key stays orphaned after the lease.
 	Orphan int64 `json:"orphan_ms,omitempty"`
-	// Token is the first token of the lease, or that of the seal. With 0 the lease was acquired by
-	// this very write, and its token comes from the revision.
+	// Token is the first token of the lease, or that of the seal. With 0 this write acquired the
+	// lease, and its token comes from the revision.
 	Token uint64 `json:"token,omitempty"`
-	// Adopted is the owner of the orphan that this very write took over, and AdoptedFor how long the
+	// Adopted is the owner of the orphan that this write took over, and AdoptedFor how long the
 	// orphan had left. If nobody learns of the write, the orphan is restored.
 	Adopted    string `json:"adopted,omitempty"`
 	AdoptedFor int64  `json:"adopted_ms,omitempty"`

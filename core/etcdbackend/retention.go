@@ -21,7 +21,7 @@ type retention struct {
 // permission on each of these keys at every write with the lease. It also removes them in one step.
 const writesPerLease = 256
 
-// class is the newest etcd lease for keys that last up to a number of seconds.
+// class is the newest etcd lease for keys that last up to a given time in seconds.
 type class struct {
 	turn   chan struct{} // has one element while nobody uses what follows
 	id     clientv3.LeaseID
@@ -41,8 +41,8 @@ type attached struct {
 // stops, and the wall clock goes on.
 func ago(t, now time.Time) time.Duration { return max(now.Sub(t), now.Round(0).Sub(t.Round(0))) }
 
-// lifetime rounds d up to whole seconds, by at most an eighth. An etcd lease for d is given to
-// further keys for window seconds.
+// lifetime rounds d up to whole seconds, by at most an eighth. For window seconds, further keys
+// share an etcd lease for d.
 func lifetime(d time.Duration) (seconds, window int64) {
 	seconds = max(1, int64((d+time.Second-1)/time.Second))
 	if shift := bits.Len64(uint64(seconds)) - 4; shift > 0 {

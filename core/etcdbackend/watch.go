@@ -35,8 +35,8 @@ func (b *backend) Watch(
 		late := time.AfterFunc(longestCreation, cancel)
 		events := b.client.Watch(own, key) // returns when etcd has confirmed it, or own ended
 		late.Stop()
-		// If a watch is canceled while it is created, the client forgets to cancel it at the
-		// server. So own is canceled only now, if the caller has gone.
+		// If a watch is canceled while it is created, the client forgets to tell the server. So own
+		// is canceled only now, if the caller has gone.
 		select {
 		case created <- struct{}{}:
 			b.forward(key, stream, events, signals)

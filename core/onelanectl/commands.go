@@ -11,7 +11,7 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// errNothing says that there was nothing to do, and errFree that there is nothing to show.
+// errNothing reports that the command had nothing to do, and errFree that it had nothing to show.
 var (
 	errNothing = errors.New("nothing was done")
 	errFree    = errors.New("there is nothing under this key")

@@ -7,8 +7,8 @@
 //	./onelanectl inspect order:42
 //	./onelanectl release order:42 -owner 'shop-1:4711/6f3c…'
 //
-// It exits with 1 when there was nothing to do or to show: the key is free, or not held by that
-// owner. It exits with 2 when it does not know. With "go run" both are 1.
+// It exits with 1 if it had nothing to do or to show: the key is free, or not held by that owner.
+// It exits with 2 when it does not know. With "go run" both are 1.
 package main
 
 import (

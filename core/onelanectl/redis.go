@@ -17,10 +17,10 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// Passwords are read from the environment, since a command line can be seen by others.
+// Passwords are read from the environment, since others can see a command line.
 const (
 	passwordEnv = "ONELANE_REDIS_PASSWORD"
-	// sentinelPasswordEnv is read if the Sentinels have a password of their own.
+	// sentinelPasswordEnv is read if the Sentinels have another password.
 	sentinelPasswordEnv = "ONELANE_SENTINEL_PASSWORD"
 )
 

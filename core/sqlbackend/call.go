@@ -7,9 +7,9 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// call runs fn with a context of its own and returns when ctx ends. A statement that is canceled in
-// the middle costs its connection and may still have its effect at any time. If fn succeeds after
-// that, late is called. Close waits for that.
+// call runs fn with its own context and returns when ctx ends. A statement that is canceled in the
+// middle costs its connection and may still have its effect at any time. If fn succeeds after that,
+// late is called. Close waits for that.
 func call[T any](ctx context.Context, b *backend, key string, fn func(context.Context) (T, error), late func()) (T, error) {
 	type answer struct {
 		value T

@@ -14,10 +14,10 @@
 // At its first call the backend asks the server which database it is, so wrappers of drivers do not matter.
 // Any other database is an error that says so.
 //
-// If transactions can use up all connections, give the backend a *sql.DB of its own. Otherwise renewals
-// wait for a connection, and locks are lost. Also do so if the application changes search_path or the
-// database (USE) of its connections, or may leave a transaction open on one. On SQLite, always do so, with a
-// file of its own, because a transaction there blocks all other writers.
+// If transactions can use up all connections, give the backend its own *sql.DB. Otherwise renewals
+// wait for a connection, and locks are lost. Also do so if the application changes search_path or
+// the database (USE) of its connections, or may leave a transaction open on one. On SQLite, always
+// do so, with a separate file, because a transaction there blocks all other writers.
 //
 // # Guarantees
 //

@@ -99,8 +99,8 @@ func (b *backend) dialect(ctx context.Context) (sqltable.Dialect, error) {
 	return s.Dialect, nil
 }
 
-// Close implements core.Backend. It gives clean-ups a second, also of calls that are still under
-// way, and then ends them.
+// Close implements core.Backend. It gives clean-ups a second, and those of calls that are still
+// under way, too. Then it ends them.
 func (b *backend) Close() error {
 	b.listener.close() // calls that wait for it end
 	b.cleaning.Close(cleanup.CloseGrace)

@@ -87,7 +87,7 @@ type row struct {
 	waited  bool          // there will be a NOTIFY
 }
 
-// row reads a key at the writer: a replica may lag behind.
+// row reads a key from the primary: a replica may lag behind.
 func (b *backend) row(ctx context.Context, key string) (row, error) {
 	var r row
 	d, err := b.dialect(ctx)

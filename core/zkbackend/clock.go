@@ -12,7 +12,7 @@ import (
 // or an orphan that this process has not seen for long.
 const clockAllowance = time.Minute
 
-// clockKept is for how long what the leader said is used. Then it is asked again.
+// clockKept is for how long what the leader said is used. Then clock asks again.
 const clockKept = 10 * time.Minute
 
 // clock is what ZooKeeper's leader says about the time with each write. The clock of this process

@@ -73,7 +73,7 @@ type line struct {
 
 const handshakeDeadlines = 2
 
-// SetReadDeadline is called by one goroutine at a time.
+// SetReadDeadline has one caller at a time.
 func (l *line) SetReadDeadline(t time.Time) error {
 	if l.begun < handshakeDeadlines {
 		l.begun++
@@ -82,12 +82,12 @@ func (l *line) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// Write is called by one goroutine at a time.
+// Write has one caller at a time.
 //
 // Servers that were set back to a backup answer nobody who has seen more than they have, and the
 // library would try them forever. No lock depends on it: a change needs the version that was read.
 //
-// Write returns no error: the library would answer a request of its own twice, and wait forever for
+// Write returns no error: the library would answer its own request twice, and wait forever for
 // somebody who takes the second answer. It notices the end of the connection when it reads.
 func (l *line) Write(p []byte) (int, error) {
 	if l.forget {

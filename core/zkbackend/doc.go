@@ -24,8 +24,8 @@
 // leader, but one minute later. The servers' clocks must not differ by more than that.
 //
 // Waiters of a process share one watch for each key. Every process looks at all keys about once a
-// minute and removes what has expired. If there are very many keys, it looks at a random part of
-// them each time. Nothing else stays behind.
+// minute and removes what has expired. If the keys are many, it looks at a random part of them each
+// time. Nothing else stays behind.
 //
 // ZooKeeper keeps all nodes in memory, so a sealed value should be small. It may have up to 16 MiB,
 // in pieces of 512 KiB.

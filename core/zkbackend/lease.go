@@ -130,8 +130,8 @@ func (b *backend) Seal(ctx context.Context, g core.Grant, value []byte, retentio
 }
 
 // seal puts the value into the guard. Further pieces go into nodes below the guard. seal writes the
-// key's node last. It does so only if the key is not sealed yet and no other Seal has written the
-// pieces since.
+// key's node last. It does so only if the key is not sealed yet and another Seal has not written
+// the pieces since.
 func (b *backend) seal(ctx context.Context, n *node, token uint64, value []byte, retention time.Duration) error {
 	h := header{state: stateSealed, lasts: retention, token: token, owner: n.owner}
 	first, rest := cut(value)

@@ -18,8 +18,8 @@ import (
 	"github.com/onelane/onelane/internal/ownertext"
 )
 
-// shards is how many nodes below the root share the keys: a node with very many children is slow to
-// list.
+// shards is how many nodes below the root share the keys: a node with many thousand children is
+// slow to list.
 const shards = 64
 
 // The states that a key's node says. A held key may be expired.
@@ -31,7 +31,7 @@ const (
 
 const format = "onelane1" // the first word of a node
 
-// maxMillis keeps the sum of two durations in range. Beyond it a node that lasts very long would
+// maxMillis keeps the sum of two durations in range. Beyond it a node that lasts for so long would
 // look as if it had ended.
 const maxMillis = math.MaxInt64 / 2 / uint64(time.Millisecond)
 

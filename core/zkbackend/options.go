@@ -42,9 +42,9 @@ func WithAuth(scheme, credentials string) Option {
 func WithDialer(dial zk.Dialer) Option { return func(o *opener) { o.dial = dial } }
 
 // New returns the backend on the ZooKeeper ensemble of the servers. Each server is "host:port", or
-// "host" with ZooKeeper's port 2181. The backend makes one connection of its own, to one server at
-// a time. It connects at the first call and closes the connection with the Locker. A Release or a
-// Seal after that makes another connection. Names are resolved again for each connection.
+// "host" with ZooKeeper's port 2181. The backend makes its own connection, to one server at a time.
+// It connects at the first call and closes the connection with the Locker. A Release or a Seal
+// after that makes another connection. Names are resolved again for each connection.
 func New(servers []string, opts ...Option) core.Opener {
 	o := &opener{servers: servers, root: defaultRoot, timeout: defaultTimeout, dial: net.DialTimeout}
 	for _, option := range opts {

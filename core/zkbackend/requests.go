@@ -185,9 +185,9 @@ func (b *backend) remove(ctx context.Context, n *node) error {
 	})
 }
 
-// without calls fn with the changes that delete a node's guard. If there are pieces of a value
-// below the guard, without calls fn again with changes that delete those, too. They may be
-// the pieces of a Seal that did not come to its end.
+// without calls fn with the changes that delete a node's guard. If pieces of a value are below the
+// guard, without calls fn again with changes that delete those, too. They may be the pieces of a
+// Seal that did not come to its end.
 func (b *backend) without(ctx context.Context, n *node, fn func(drop []any) error) error {
 	var pieces []string
 	for {

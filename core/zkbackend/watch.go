@@ -48,7 +48,7 @@ func (b *backend) Watch(ctx context.Context, key string) (<-chan struct{}, func(
 	return changed, stop, nil
 }
 
-// event is called by the library's goroutines, and must not block them.
+// The library's goroutines call event, which must not block them.
 func (b *backend) event(e zk.Event) {
 	switch {
 	case e.Type == zk.EventSession && e.State == zk.StateHasSession:

@@ -65,7 +65,7 @@ func (c *consumer) next(ctx context.Context) ([]redis.XMessage, error) {
 	return fresh[0].Messages, nil
 }
 
-// unless returns err, unless it says that there is no message or that ctx has ended.
+// unless returns err, unless it means an empty queue or the end of ctx.
 func (c *consumer) unless(ctx context.Context, err error) error {
 	if errors.Is(err, redis.Nil) || ctx.Err() != nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 type Charge struct{ ID, Order string }
 
 // bank is a payment provider. It takes money once per idempotency key, and each time if it gets no
-// key. It can be asked what happened to an order.
+// key. It answers what happened to an order.
 type bank struct {
 	*httptest.Server
 

@@ -66,7 +66,7 @@ func (s *service) grab(c *gin.Context) {
 		c.JSON(http.StatusUnauthorized, gin.H{"code": "unknown_courier"})
 		return
 	}
-	// FOR UPDATE is read at the primary. A replica may not have what the last holder wrote.
+	// FOR UPDATE reads from the primary. A replica may not have what the last holder wrote.
 	primary := clause.Locking{Strength: clause.LockingStrengthUpdate}
 	var order Order
 	if err := db.Clauses(primary).First(&order, "id = ?", c.Param("id")).Error; err != nil {

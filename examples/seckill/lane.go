@@ -9,7 +9,7 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// lane is one of the shops on the page, on books of its own.
+// lane is one of the shops on the page, with its own books.
 type lane struct {
 	service *service
 	handler http.Handler

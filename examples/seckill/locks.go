@@ -16,8 +16,8 @@ import (
 	"github.com/onelane/onelane/core/zkbackend"
 )
 
-// openRecords makes the Locker for recorded answers. It is the Locker of the stock, if that one can
-// keep them. Several Redis masters keep locks only, so the answers are on a Redis of their own.
+// openRecords makes the Locker for recorded answers. It is the Locker of the stock, if it can keep
+// them. Several Redis masters keep locks only, so the answers are on a separate Redis.
 func openRecords(ctx context.Context, o options, stock *core.Locker, opts ...core.Option) (*core.Locker, func(), error) {
 	if stock.Seals() {
 		return stock, func() {}, nil

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// node is a Redis that can be cut off: a port of its own in front of the real one.
+// node is a Redis that can be cut off: a separate port in front of the real one.
 type node struct {
 	addr, upstream string
 

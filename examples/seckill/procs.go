@@ -15,7 +15,7 @@ import (
 // childEnv marks a process that only serves.
 const childEnv = "ONELANE_SECKILL_CHILD"
 
-// startChildren starts the service in processes of their own, all on the same Redis and database.
+// startChildren starts the service in several processes, all on the same Redis and database.
 func startChildren(ctx context.Context, o options) (addrs []string, stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -177,7 +177,7 @@ func (f *fleet) kill(n int) {
 	f.kills += n
 }
 
-// quiet reports whether no instance is to be killed any more.
+// quiet reports whether the killing of instances has ended.
 func (f *fleet) quiet() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

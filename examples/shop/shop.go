@@ -70,7 +70,7 @@ type shop struct {
 }
 
 func newShop(db *gorm.DB, locker *core.Locker, provider payments, hold time.Duration) (*shop, error) {
-	// Units come back at any time: nobody is turned away by what this process remembers.
+	// Units come back at any time: this process turns nobody away from memory.
 	sale, err := stock.NewSale[Stock, Order](db, "remaining", stock.Unique("id"), stock.Remember(0))
 	return &shop{db, locker, sale, provider, hold, time.Now}, err
 }
@@ -147,7 +147,7 @@ var (
 )
 
 // buy takes the units and stores the order, both or neither. Then it charges the buyer and settles the
-// order. If an earlier run has stored the order, o becomes that one.
+// order. If an earlier run has stored the order, o becomes the stored order.
 func (s *shop) buy(ctx context.Context, o *Order) error {
 	if _, err := s.sale.Sell(ctx, o.SKU, o.Units, o); err != nil {
 		// ErrDuplicate says that the order is there. So may others be: the last unit is sold out

@@ -17,9 +17,9 @@ func (s *shop) sweepEvery(ctx context.Context, interval time.Duration) error {
 }
 
 // sweep settles reservations whose time is over: their buyers never came back, or their process died.
-// The provider is asked first. If the buyer was charged, the order is confirmed. Otherwise the
-// provider will never charge it, and its units go back on sale. If the provider does not answer, the
-// reservation stays for the next sweep.
+// sweep asks the provider first. If the buyer was charged, the order is confirmed. Otherwise the
+// provider will never charge it, and its units go back on sale. If the provider does not answer,
+// the reservation stays for the next sweep.
 func (s *shop) sweep(ctx context.Context) error {
 	var late []Order
 	err := s.db.WithContext(ctx).Where("state = ? AND until <= ?", reserved, s.now().UnixMilli()).

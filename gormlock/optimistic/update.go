@@ -105,8 +105,8 @@ func (w *write) increment() clause.Assignment {
 	return clause.Assignment{Column: clause.Column{Name: w.field.DBName}, Value: next}
 }
 
-// mayAssign reports whether what is to be written has no version other than the models'. It may
-// have the version of the models themselves, or come from a struct that has none.
+// mayAssign reports whether the assigned values have no version other than the models'. The values
+// may have the version of the models themselves, or come from a struct without a version.
 func (w *write) mayAssign(rows []readRow, set []clause.Assignment) bool {
 	for _, a := range set {
 		if a.Column.Name != w.field.DBName || w.writesModel() {

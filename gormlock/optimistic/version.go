@@ -23,7 +23,7 @@ import (
 // and decide anew, in a new transaction, as gormlock.WithRetry does. In the same one, MySQL and
 // MariaDB may read the old row forever, unless you read it with gormlock.ForUpdate.
 //
-// It is also the error if the row does not match another condition of the statement. Compare the
+// A row that does not match another condition of the statement gives this error, too. Compare the
 // values that you read instead: they hold as long as the version does.
 var ErrStale = sqlerr.ErrStale
 
@@ -40,7 +40,7 @@ var ErrStale = sqlerr.ErrStale
 // Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
 // the column have. Write models by their pointers, and never assign a version: copies, as in
 // gorm.G[T].Updates, and other versions in a map or struct are errors. A copy of a model must not
-// share a struct with the version that is embedded by a pointer: it would count as read anew.
+// share an embedded pointer to the struct that has the version: it would count as read anew.
 //
 // Writes by conditions and stock.Decrement raise the version without checking it. Raw SQL, db.Table
 // without a model, and models without the column do not raise it: use db.Model.

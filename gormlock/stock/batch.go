@@ -49,7 +49,7 @@ func (s *seller) sellBatch(l *lane, calls []*call, inline bool) {
 }
 
 // sell tries the whole batch first. If the database refuses an order, a second transaction finds out
-// which. If that is not possible, each order gets a transaction of its own.
+// which. If that is not possible, each order gets its own transaction.
 func (b *batch) sell() error {
 	err := b.try(b.plainly)
 	if duplicate(err) {
@@ -89,7 +89,7 @@ func (b *batch) reset() {
 	}
 }
 
-// locked locks the row first. So what is left, and which orders are stored, stays as it is seen.
+// locked locks the row first. So the stock and the stored orders stay as this read shows them.
 func (b *batch) locked(tx *gorm.DB, looks bool, insert func(tx *gorm.DB, calls []*call, left int64) ([]*call, error)) error {
 	left, err := b.lockRow(tx)
 	calls := b.calls
@@ -189,8 +189,8 @@ func (b *batch) askLevel(tx *gorm.DB) error {
 	return nil
 }
 
-// protected runs fn. Hooks of several callers may panic in it or end the goroutine, so it runs in one
-// of its own then.
+// protected runs fn. Hooks of several callers may panic in it or end the goroutine, so it runs in a
+// separate goroutine then.
 func (b *batch) protected(fn func() error) (err error) {
 	if b.inline {
 		return fn()
@@ -214,7 +214,7 @@ func (b *batch) protected(fn func() error) (err error) {
 
 // settle gives each call the error, or leaves it the result that it has.
 func (b *batch) settle(err error) {
-	// Drivers have words of their own for what the end of the context did.
+	// Drivers report the end of the context in their own words.
 	if ended := b.ended(); err != nil && ended != nil && !errors.Is(err, ended) && !errors.Is(err, ErrCommitUnknown) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}

@@ -63,8 +63,8 @@ func (d *decrement) readLeft(db *gorm.DB) (int64, error) {
 	return left[0].V, nil
 }
 
-// pluck reads the column of the rows that the UPDATE selected. db is a session of its own. The
-// condition of a soft delete is among the others already.
+// pluck reads the column of the rows that the UPDATE selected. db is a new session. The condition
+// of a soft delete is among the others already.
 func (d *decrement) pluck(db *gorm.DB, left any) *gorm.DB {
 	s, name := d.statement, d.column.Name
 	q := db.Unscoped().Clauses(only(name))

@@ -17,7 +17,7 @@
 //     is as you passed it.
 //   - Each call has its own result. An order that the database or a hook refuses, or that panics,
 //     costs its caller alone.
-//   - [ErrDuplicate] means that a stored order was seen.
+//   - [ErrDuplicate] means that an order with the same values is stored.
 //   - A Decrement never takes more than there is. A DecrementAll takes all rows or none.
 //
 // # Does not guarantee

@@ -15,8 +15,7 @@ import (
 var (
 	// ErrInsufficient reports that less is left than the call should take. See [InsufficientError].
 	ErrInsufficient = sqlerr.ErrInsufficient
-	// ErrDuplicate reports that an order with the same values in the columns of [Unique] is stored:
-	// it was seen.
+	// ErrDuplicate reports that an order with the same values in the columns of [Unique] is stored.
 	ErrDuplicate = errors.New("an order with these values is stored already")
 	// ErrClosed reports that the row is there and does not match the condition of [If].
 	ErrClosed = errors.New("the sale is closed")

@@ -74,7 +74,7 @@ func (b *batch) behindSavepoint(tx *gorm.DB, calls []*call) (refused, err error)
 	return refused, err
 }
 
-// oneByOne sells each order in a transaction of its own, until the database fails.
+// oneByOne sells each order in its own transaction, until the database fails.
 func (b *batch) oneByOne() {
 	for i := range b.calls {
 		one := &batch{seller: b.seller, ctx: b.ctx, lane: b.lane, calls: b.calls[i : i+1]}

@@ -17,7 +17,7 @@ import (
 	"github.com/onelane/onelane/internal/sqlerr"
 )
 
-// lookBatches is for how many batches duplicates are looked for after the last one was found.
+// lookBatches is for how many batches a sale looks for duplicates after it found the last one.
 const lookBatches = 64
 
 // looksAhead reports whether duplicates were about lately.

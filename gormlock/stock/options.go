@@ -58,9 +58,9 @@ func If(query any, args ...any) Option {
 }
 
 // Unique names the columns of a unique index of the orders, in the order of the index. A call that
-// repeats the values of a stored order gets [ErrDuplicate], and many such calls cost little: they
-// are looked up before anything is written. A field is fine instead of its column. The columns
-// should be set when Sell is called, not by a hook.
+// repeats the values of a stored order gets [ErrDuplicate], and many such calls cost little: the
+// sale looks them up before it writes. A field is fine instead of its column. The columns should be
+// set when Sell is called, not by a hook.
 func Unique(columns ...string) Option {
 	return func(o *options) { o.unique = append([]string{}, columns...) }
 }
@@ -82,7 +82,7 @@ func Waiting(n int) Option { return func(o *options) { o.waiting = n } }
 func Within(d time.Duration) Option { return func(o *options) { o.within = d } }
 
 // Remember sets for how long this process remembers that too little is left. Calls that want more
-// get [InsufficientError] without the database then, so a restock is seen that much later. The
+// get [InsufficientError] without the database then, so callers see a restock that much later. The
 // default is 100 ms; 0 asks the database every time.
 func Remember(d time.Duration) Option { return func(o *options) { o.memory = d } }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // Parallel lets so many parallel tests run at a time on each processor. A flag -parallel wins. Call
-// it in TestMain of a package whose tests mostly wait: for leases, locks and servers.
+// it in TestMain of a package whose tests spend their time in waits: for leases, locks and servers.
 func Parallel(perProcessor int) {
 	flag.Parse()
 	given := false

@@ -112,8 +112,8 @@ func (k *Claim) Token(ctx context.Context) (uint64, error) { return k.lock.Token
 
 // Context returns the context for the handler. It has the values of the context that was passed to
 // Begin, and carries the claim and its lock. It does not end when the client hangs up. It ends when
-// the claim ends or is lost (the cause matches [core.ErrLost]), at the server's deadline, and after
-// MaxRun.
+// the claim ends or is lost (the cause matches [core.ErrLost]), when the server's deadline passes,
+// and after MaxRun.
 func (k *Claim) Context() context.Context { return k.ctx }
 
 // Decide sets what becomes of the key, whatever the answer is.

@@ -75,9 +75,9 @@ type Outcome struct {
 // Begin asks for the claim on a key. It talks to the backend once, unless it waits for a running
 // request or takes over an unknown outcome.
 //
-// The error is [*UnknownError], or it matches [ErrInFlight], [ErrMismatch] or [ErrRecord]. Otherwise
-// it is an error of core. That one matches [core.ErrUnavailable], [core.ErrClosed],
-// [core.ErrInvalidKey] or [core.ErrNoSeals], or it is the error of a context that ended.
+// The error is [*UnknownError], or it matches [ErrInFlight], [ErrMismatch] or [ErrRecord].
+// Otherwise it is an error of core, which matches [core.ErrUnavailable], [core.ErrClosed],
+// [core.ErrInvalidKey] or [core.ErrNoSeals], or the error of a context that ended.
 func (c *Claims) Begin(ctx context.Context, r Request) (Outcome, error) {
 	if r.Key == "" {
 		return Outcome{}, fmt.Errorf("idempotency: %w: the key is empty", core.ErrInvalidKey)

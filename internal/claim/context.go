@@ -45,7 +45,8 @@ func (k *Claim) detach(ctx context.Context, deadline time.Time) {
 	// The lock's own context also ends when the key is sealed, and the handler may go on after that.
 	k.lock.OnLoss(k.cancel)
 	// When the client hangs up, the contexts of the plain locks around the claim end, and no longer
-	// show a loss. The outer claim listens to the locks around it, and when it ends, so does this one.
+	// show a loss. The outer claim listens to the locks around it, and its end ends the inner
+	// claim.
 	for h, _ := ctx.Value(heldKey{}).(*held); h != nil && h.outer == k.outer; h = h.around {
 		h.lock.OnLoss(k.cancel)
 	}
@@ -101,7 +102,7 @@ func Keyed(ctx context.Context) (*Claim, bool) {
 	return k, k != nil
 }
 
-// Outer returns the claim that the context carried when this one was made, or nil.
+// Outer returns the claim that the context carried when k was made, or nil.
 func (k *Claim) Outer() *Claim { return k.outer }
 
 // SuggestAll is Suggest for all claims that ctx carries. A request inside a function says nothing

@@ -22,7 +22,7 @@ const (
 type Record struct {
 	// Status is the protocol's status of the answer, not negative.
 	Status int
-	// Header is what is sent beside the body. A name with no values was removed by the handler.
+	// Header is what is sent beside the body. The handler removed a name that has no values.
 	Header map[string][]string
 	Body   []byte
 	// NotKept makes it a tombstone: the request was answered, but the answer was not kept. Status,

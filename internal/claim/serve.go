@@ -72,7 +72,7 @@ func (k *Claim) recover(t Transport) Recovery {
 	if k.adopted == nil || !k.claims.Recovers {
 		return RunHandler
 	}
-	// NothingDone was about the earlier run, also before a panic.
+	// NothingDone was about the earlier run, even before a panic.
 	defer k.forAll(func(k *Claim) { k.withdraw(Free) })
 	said := t.Recover(k.adopted)
 	switch said {
@@ -85,7 +85,8 @@ func (k *Claim) recover(t Transport) Recovery {
 	return said
 }
 
-// forAll calls fn with each claim of the request of k. A function is a work of its own, with one claim.
+// forAll calls fn with each claim of the request of k. A function is a separate work, with one
+// claim.
 func (k *Claim) forAll(fn func(*Claim)) {
 	for fn(k); !k.OfFunction() && k.outer != nil && !k.outer.OfFunction(); {
 		k = k.outer

@@ -20,7 +20,7 @@ const (
 	LargestMaxBody   = 8 << 20
 )
 
-// Settings has what is set by the options that HTTP and gRPC share.
+// Settings are the values of the options that HTTP and gRPC share.
 type Settings struct {
 	Locker    *core.Locker // nil: core.Default
 	Service   string

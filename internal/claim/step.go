@@ -16,8 +16,8 @@ func (k *Claim) Namespace() string { return k.claims.locker.Prefix() }
 // Step runs fn at most once for this claim's key and the name. It returns nil if fn ran now, or the
 // result of an earlier run. If fn fails, nothingDone reports whether it may run again.
 //
-// The step is a lock of its own with an orphan, which is sealed with the result. Its key outlives
-// the claim: a later run of the same request finds it. A later run with another fingerprint gets
+// The step has its own lock with an orphan. The result seals that lock. Its key outlives the claim:
+// a later run of the same request finds it. A later run with another fingerprint gets
 // [ErrMismatch].
 func (k *Claim) Step(ctx context.Context, name string, fn func(context.Context) ([]byte, error), nothingDone func(error) bool) ([]byte, error) {
 	if name == "" {

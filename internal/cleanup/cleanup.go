@@ -10,9 +10,9 @@
 //     reason is that a server that hung runs a request when it goes on. The queue logs a key that
 //     it gives up.
 //   - A request may be under way for longer than its caller waits, so that its clean-up overtakes
-//     it. So a clean-up that succeeded is repeated, for the last time 12 s later. There is no
-//     repetition if the server refuses requests that come so late. Repeating is safe because each
-//     attempt has an owner of its own.
+//     it. So a clean-up that succeeded is repeated, for the last time 12 s later. If the server
+//     refuses requests that come so late, nothing is repeated. Repeating is safe because each
+//     attempt has its own owner.
 //   - At most 16,384 keys are kept. A further one takes the place of a repetition. If there is
 //     none, it is dropped and logged.
 //   - Close gives clean-ups the time that its caller says. It tries at once all keys that wait for
@@ -47,14 +47,14 @@ var repetitions = [...]time.Duration{20 * time.Millisecond, 200 * time.Milliseco
 
 // Config has the choices of a backend for its queue.
 type Config struct {
-	// Logger returns where troubles are logged. It is called for each line.
+	// Logger returns the logger of failures. It is called for each line.
 	Logger func() *slog.Logger
 	// Once means that the server refuses a request that comes after its clean-up. The queue then
 	// repeats no clean-up.
 	Once bool
 }
 
-// Queue holds the keys to free. Its methods may be called at the same time. Add and Waiting do not
+// Queue holds the keys to free. Its methods are safe for concurrent use. Add and Waiting do not
 // block.
 type Queue struct {
 	config          Config

@@ -41,8 +41,8 @@ func Unprepared(tx *gorm.DB) *gorm.DB {
 	return tx
 }
 
-// InnerTx returns the transaction that the statements of a session with PrepareStmt run in, or what
-// it was given.
+// InnerTx returns the transaction that the statements of a session with PrepareStmt run in, or its
+// argument.
 func InnerTx(c gorm.ConnPool) gorm.ConnPool {
 	for prepared, ok := c.(*gorm.PreparedStmtTX); ok; prepared, ok = c.(*gorm.PreparedStmtTX) {
 		c = prepared.Tx

@@ -8,8 +8,8 @@ import (
 const (
 	// sightingsKept is how many sightings a generation has.
 	sightingsKept = 1 << 14
-	// overtaken is how late an answer may come after another one that was asked for later. It is far
-	// more than the time-out of a call.
+	// overtaken is how late an answer may come after the answer to a later question. It is far more
+	// than the time-out of a call.
 	overtaken = time.Minute
 )
 
@@ -17,8 +17,8 @@ const (
 // server without a clock knows that a lease has ended. It compares no clocks.
 //
 // The last 16,384 keys are remembered at least, and twice as many at most. If a key was forgotten,
-// its lease seems to begin anew. The zero value is ready for use. Methods may be called at the same
-// time.
+// its lease seems to begin anew. The zero value is ready for use. Methods are safe for concurrent
+// use.
 type Sightings struct {
 	mu         sync.Mutex
 	young, old map[string]sighting
@@ -35,8 +35,8 @@ type sighting struct {
 // that revision. first reports whether the age of the revision is not known yet.
 //
 // An older revision than the last one is an answer that came late, and is not noted. See reports
-// late then, and the caller should ask once more. But if the last one was seen a minute ago or
-// earlier, the servers were set back to a backup.
+// late then, and the caller should ask once more. But if the last sighting is a minute old or
+// older, the servers were set back to a backup.
 func (s *Sightings) See(key string, revision int64, now time.Time) (since time.Time, first, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package loglimit keeps a trouble that concerns very many keys from flooding the log. The first
-// line of a message is written at once. Further ones follow at most once per Interval: the last of
-// them, with how many others were left out.
+// Package loglimit keeps one problem that affects many keys from flooding the log. The first line
+// of a message is written at once. Further ones follow at most once per Interval: the last of them,
+// with how many others were left out.
 package loglimit
 
 import (
@@ -27,8 +27,8 @@ const (
 	maxQueue = 1024
 )
 
-// labels are the attributes that separate lines of one message: a trouble of one Redis must not
-// hide that of another. None of them is a key.
+// labels are the attributes that separate lines of one message: a problem of one Redis must not
+// hide another Redis's problem. None of them is a key.
 var labels = []string{"redis", "reason", "route", "method", "job"}
 
 // New returns a logger that writes to l and does not flood it. If l is such a logger, New returns
@@ -116,8 +116,7 @@ type limiter struct {
 	pen chan struct{} // has one element while lines of the queue are written
 }
 
-// admits reports whether a line is to be written now. A line that is left out may be written at
-// DEBUG.
+// admits reports whether to write a line now. A line that is left out may be written at DEBUG.
 func (l *limiter) admits(n *line) bool {
 	if n.record.Level <= slog.LevelDebug || l.counts(n) {
 		return true

@@ -4,9 +4,8 @@ import "errors"
 
 var errStale = errors.New("a later holder has registered")
 
-// set is shared by all processes. A holder reads it, adds a member and writes it back as a whole.
-// If the set is fenced, a holder registers its token when it reads, and only the last one may
-// write.
+// All processes share set. A holder reads it, adds a member and writes it back as a whole. If the
+// set is fenced, a holder registers its token when it reads, and only the last one may write.
 type set struct {
 	fenced  bool
 	token   uint64

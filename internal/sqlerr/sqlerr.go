@@ -1,5 +1,5 @@
-// Package sqlerr judges the errors of databases. Drivers are recognized by the shape of their errors,
-// because this package imports none.
+// Package sqlerr judges the errors of databases. The shape of an error tells the driver, because
+// this package imports none.
 package sqlerr
 
 import (
@@ -21,8 +21,8 @@ var ErrStale = errors.New("the row was changed or deleted by others since it was
 	"or its version was not read with it")
 
 // Rejected reports whether the transaction is certainly rolled back although COMMIT returned err.
-// The list is short on purpose. A proxy may forward COMMIT, lose the answer and return an error of
-// its own, so every other error leaves the outcome unknown.
+// The list is short on purpose. A proxy may forward COMMIT, lose the answer and return its own
+// error, so every other error leaves the outcome unknown.
 func Rejected(err error) bool {
 	return postgresRejects(PostgresState(err)) || slices.Contains(mysqlRejects, MySQLNumber(err)) ||
 		// A wrapper may have put its own text around the error.

@@ -21,8 +21,8 @@ type Purged struct {
 }
 
 // Purge deletes rows that are older than an age and returns how many. It finds old rows without
-// locking them, and deletes them by their keys if they are still old. One DELETE by age would lock
-// all rows it looks at.
+// locking them. Then it deletes those that are still old, by key. One DELETE by age would lock all
+// rows it looks at.
 func (p Purged) Purge(ctx context.Context, db *sql.DB, d Dialect, age time.Duration) (total int64, err error) {
 	old := strings.ReplaceAll(p.Old, "{before}", fmt.Sprintf("({now} - %d)", Micros(max(age, p.AtLeast))))
 	find := fmt.Sprintf("SELECT name FROM %s WHERE name > ? AND %s ORDER BY name LIMIT %d", p.Table, old, purgeBatch)
@@ -91,8 +91,8 @@ func inTransaction(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func
 	return err
 }
 
-// begin begins a transaction on a connection of its own. As database/sql does, it takes another
-// connection if the driver says that this one is bad. Each bad one leaves the pool.
+// begin begins a transaction on a separate connection. As database/sql does, it takes another
+// connection if the driver reports a bad connection. Each bad one leaves the pool.
 func begin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (*sql.Conn, *sql.Tx, error) {
 	for tries := 3 + db.Stats().Idle; ; tries-- {
 		conn, err := db.Conn(ctx)

@@ -86,7 +86,7 @@ func (s *suite) acquireCanceled() {
 	s.endedInTheMiddle(func() core.Request { return s.request(key, long) })
 }
 
-// endedInTheMiddle makes attempts whose contexts end while the backend is asked. It checks that
+// endedInTheMiddle makes attempts whose contexts end during the backend's call. It checks that
 // nothing of these attempts stays.
 func (s *suite) endedInTheMiddle(request func() core.Request) {
 	s.Helper()

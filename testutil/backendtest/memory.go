@@ -14,8 +14,8 @@ import (
 // core.Backend: Lockers made of one Memory share its keys. Close keeps the keys. Its clock is the
 // time package's, so that testing/synctest drives it. It starts no goroutine.
 //
-// A lock has no fencing token until one is asked for, as on Redis. To simulate a fault, embed
-// Memory and replace a method:
+// A lock has no fencing token until its holder asks for one, as on Redis. To simulate a fault,
+// embed Memory and replace a method:
 //
 //	type down struct{ *backendtest.MemoryBackend }
 //

@@ -32,10 +32,10 @@ func (s *suite) orphan() lease {
 	return g
 }
 
-// sinceInTime checks when an orphan's lease ended, as an answer says that was asked for at a time.
-// It reports false if the end is later than the lease explains. A node of a quorum may grant late
-// on a busy machine, and a backend may hear late of its server's time. A longer lease leaves more
-// room for that.
+// sinceInTime checks when an orphan's lease ended, by the answer to a question at a time. It
+// reports false if the end is later than the lease explains. A node of a quorum may grant late on a
+// busy machine, and a backend may hear late of its server's time. A longer lease leaves more room
+// for that.
 func (s *suite) sinceInTime(since time.Time, g lease, asked time.Time) bool {
 	s.Helper()
 	// The backend says how much time has passed, and the answer takes a while.
@@ -229,7 +229,7 @@ func (s *suite) orphanUnsealed() {
 	}
 }
 
-// orphanAtOnce checks that a lease becomes an orphan before its end: its owner may seal it or release
+// orphanAtOnce checks that a lease becomes an orphan before its end: the owner may seal or release
 // it, and may not extend it.
 func (s *suite) orphanAtOnce() {
 	for what, end := range map[string]func(core.Grant) error{

@@ -11,7 +11,7 @@ import (
 
 const tick = time.Second / 100 // USER_HZ, which Linux shows to all programs
 
-// treeCPU is the CPU time of a process and its children, also of those that have ended.
+// treeCPU is the CPU time of a process and its children, with those that have ended.
 func treeCPU(pid int) (time.Duration, error) {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {

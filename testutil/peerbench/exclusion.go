@@ -9,8 +9,8 @@ import (
 )
 
 // exclusion is the fixture that every figure rests on: a peer's locks exclude, between goroutines
-// and between processes. Two lockers that share nothing but Redis increment a counter that has no
-// lock of its own, and it must come out exact.
+// and between processes. Two lockers that share nothing but Redis increment a counter without a
+// mutex, and it must come out exact.
 func exclusion(ctx context.Context, p peer, addr string) error {
 	const goroutines, increments = 4, 10
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // for a waiter that nobody wakes, which is not what is looked for here

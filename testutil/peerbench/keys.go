@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ownKeys: every goroutine locks and unlocks a key of its own.
+// ownKeys: every goroutine locks and unlocks its own key.
 func ownKeys(goroutines int) scenario {
 	return scenario{
 		name:    fmt.Sprintf("own-keys-%d", goroutines),

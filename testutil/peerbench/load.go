@@ -35,7 +35,7 @@ func (t tally) wait(q float64) float64 {
 const overtime = 12 * time.Second
 
 // load runs op in so many goroutines, again and again until the time is over. op returns how long
-// it waited. Calls under way at the end are waited for, and count as a wait only.
+// it waited. The load waits for calls under way at the end, and counts them as a wait only.
 func load(ctx context.Context, d time.Duration, goroutines int, op func(ctx context.Context, worker int) (time.Duration, error)) (tally, error) {
 	t := tally{time: d, waits: newWaits()}
 	ctx, cancel := context.WithTimeout(ctx, d+overtime)
@@ -86,8 +86,7 @@ func load(ctx context.Context, d time.Duration, goroutines int, op func(ctx cont
 	return t, failed
 }
 
-// counter is shared by the holders of one lock, and has no lock of its own: increments that overlap
-// are lost.
+// The holders of one lock share counter, which has no mutex: increments that overlap are lost.
 type counter struct{ n atomic.Int64 }
 
 // increment is a read and a write, as work under a lock has them.

@@ -105,7 +105,7 @@ func ordinaryScenario(on string, n, callers int, c choice, think time.Duration, 
 	return s
 }
 
-// backendPeers are ours on the other kinds of servers. Their address is for a process of its own.
+// backendPeers are ours on the other kinds of servers. Their address is for a separate process.
 var backendPeers = []peer{
 	{"onelane on etcd", ours, true, func(addr string) (locker, func(), error) {
 		client, err := clientv3.New(clientv3.Config{Endpoints: strings.Split(addr, ","), Logger: zap.NewNop()})

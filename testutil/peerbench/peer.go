@@ -40,9 +40,9 @@ func (f lockFunc) lock(ctx context.Context, key string) (func(context.Context) e
 type peer struct {
 	name string
 	kind kind
-	// waits says that it has a way of its own to wait for a key that is taken.
+	// waits says that it has its own way to wait for a key that is taken.
 	waits bool
-	// open returns a locker as one process would have it, with a connection pool of its own.
+	// open returns a locker as one process would have it, with its own connection pool.
 	open func(addr string) (locker, func(), error)
 }
 

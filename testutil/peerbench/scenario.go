@@ -26,8 +26,7 @@ type scenario struct {
 	open        func(b *bench) ([]contender, error)
 	note        func(ctx context.Context, b *bench) (string, error) // of the servers, after about; may be nil
 	targets     []target
-	// limits has the contender whose figures nothing of a contender's design can beat, by that one's
-	// name.
+	// limits has, by the name of a contender, the one whose figures its design cannot beat.
 	limits map[string]string
 }
 
@@ -37,7 +36,7 @@ type column struct {
 	lower bool // is better
 }
 
-// contender is asked once in each round, each time for about the same time.
+// contender runs once in each round, each time for about the same time.
 type contender struct {
 	name  string
 	kind  kind
@@ -239,7 +238,7 @@ func median(sorted []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// of is the median of a contender's column, NaN if it was not asked.
+// of is the median of a contender's column, NaN if it did not run.
 func (r result) of(name, column string) float64 {
 	i := slices.Index(r.Columns, column)
 	for _, w := range r.Rows {

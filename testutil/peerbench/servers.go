@@ -21,7 +21,7 @@ const mastersCount = 5
 type bench struct {
 	// short asks for small numbers: go test -bench.
 	short bool
-	// contender, if set, limits who is asked.
+	// contender, if set, limits who runs.
 	contender *regexp.Regexp
 
 	mu        sync.Mutex

@@ -24,7 +24,7 @@ import (
 // shopCommand is the first argument of this binary when it is one of the processes of a sale.
 const shopCommand = "shop-of-peerbench"
 
-// shop is the buyers of one process, with a pool of their own.
+// shop is the buyers of one process, with their own pool.
 type shop struct {
 	crowd      crowd
 	db         *gorm.DB

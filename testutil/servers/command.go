@@ -30,7 +30,7 @@ func command(args []string, env map[string]string, stdin *os.File, stdout, stder
 		cmd.Env = append(cmd.Env, "GOFLAGS="+morePackages(goFlags(args[0]), runtime.NumCPU()))
 	}
 	cmd.WaitDelay = 5 * time.Second // its own children may hold the output open
-	// In a group of its own it cannot read from a terminal.
+	// In a separate group it cannot read from a terminal.
 	if info, err := stdin.Stat(); err == nil && info.Mode()&os.ModeCharDevice == 0 {
 		cmd.Stdin = stdin
 	}

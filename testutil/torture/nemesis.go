@@ -291,7 +291,7 @@ func (t *trial) killLeader() (err error) {
 		}
 		return err
 	}
-	// The replica may have the key of an earlier holder, who released it at the master alone.
+	// The replica may have the key of an earlier holder, who released it on the master alone.
 	time.Sleep(ttl)
 	t.site.servers[0].Kill()
 	for _, links := range t.links {
@@ -308,7 +308,7 @@ func (t *trial) startLeader() error {
 	return t.victim.Restart(t.ctx)
 }
 
-// startWorker starts a process that takes the key again and again, behind links of its own.
+// startWorker starts a process that takes the key again and again, behind its own links.
 func (t *trial) startWorker(worker int, key string, coins *rand.Rand) error {
 	var links []*link
 	for _, s := range t.site.servers {

@@ -204,8 +204,8 @@ func (s *site) leader(ctx context.Context, t topology) (*server.Server, error) {
 	return nil, errors.Join(errors.New("no member leads the etcd"), err)
 }
 
-// stepC is a library that a server loads before all others. It adds a number of seconds, which it
-// reads in a file, to the clock that can be set. The monotonic clock stays as it is.
+// stepC is a library that a server loads before all others. It adds the seconds that it reads in a
+// file to the clock that can be set. The monotonic clock stays as it is.
 const stepC = `
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -268,7 +268,7 @@ func (p *pool) steppableClock() (file string, env []string, err error) {
 	if _, err := f.Write(make([]byte, 8)); err != nil {
 		return "", nil, err
 	}
-	// A database runs as a user of its own.
+	// A database runs as a separate user.
 	err = errors.Join(os.Chmod(p.dir, 0o755), os.Chmod(library, 0o755), os.Chmod(f.Name(), 0o644))
 	return f.Name(), []string{"LD_PRELOAD=" + library, "TORTURE_CLOCK=" + f.Name()}, err
 }

@@ -50,7 +50,7 @@ func (k Kind) Package() Package { return packages[k] }
 // MissingError says that a server is not installed and what to install.
 type MissingError struct{ Kind Kind }
 
-// Error says what was not found and where it was looked for.
+// Error says what was not found and where the search went.
 func (e *MissingError) Error() string {
 	p := e.Kind.Package()
 	how := fmt.Sprintf("install it (Debian, Ubuntu: apt-get install %s; macOS: brew install %s)", p.Apt, p.Brew)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// attributes puts the child into a process group of its own, out of reach of Ctrl-C, and lets the
-// kernel end it with its parent.
+// attributes puts the child into a new process group, out of reach of Ctrl-C, and lets the kernel
+// end it with its parent.
 func attributes(a *account, end syscall.Signal) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: end}
 	if a != nil {

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// attributes puts the child into a process group of its own, out of reach of Ctrl-C.
+// attributes puts the child into a new process group, out of reach of Ctrl-C.
 func attributes(a *account, _ syscall.Signal) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setpgid: true}
 	if a != nil {
