@@ -23,23 +23,25 @@ const (
 // for example core.Join("export", "1") to core.Join("export", "8"). The lock is like any other
 // lock: its fencing token belongs to its one key.
 //
-// AcquireAny begins at a random key, so that it usually finds a free one with one round trip. If it
-// finds none, it waits in the line of each key. While somebody waits, there is one goroutine for
-// each key and each set of options. Callers of one process with the same keys and options are
-// served first come, first served; with other callers they take turns. With [WithWait] of 0,
-// AcquireAny asks for each key once, one after the other. If the backend may hang, give ctx a
-// deadline.
+//   - AcquireAny begins at a random key, so that it usually finds a free one with one round trip.
+//     If it finds none, it waits in the line of each key.
+//   - Callers of one process with the same keys and options are served first come, first served.
+//     With other callers they take turns. While somebody waits, there is one goroutine for each key
+//     and each set of options.
+//   - With [WithWait] of 0, AcquireAny asks for each key once, one after the other. If the backend
+//     may hang, give ctx a deadline.
+//   - AcquireAny passes over sealed and orphaned keys, and keys for which the backend does not
+//     answer. While one key may still become free, AcquireAny waits for it.
+//   - There must be 1 to 1,000 keys; duplicates are removed.
+//   - If ctx carries a lock on one of keys ([WithLock]), AcquireAny returns another handle on it at
+//     once. So a caller that has a slot does not wait for a second one.
 //
-// AcquireAny passes over sealed and orphaned keys, and keys for which the backend does not answer.
-// While one key may still become free, AcquireAny waits for it. If AcquireAny gets no lock, the
-// error depends on the keys. If the backend failed for one of them, the error matches
-// [ErrUnavailable]. Otherwise, if one was taken, it matches [ErrTaken]. If there was no answer yet
-// for any of them, it matches [ErrUnavailable], too. If all keys are sealed or orphaned, the error
-// says so and matches [ErrSealed], [ErrOrphaned] or both.
+// If AcquireAny gets no lock, the first of these that is true decides what the error matches:
 //
-// There must be 1 to 1,000 keys; duplicates are removed. If ctx carries a lock on one of keys
-// ([WithLock]), AcquireAny returns another handle on it at once. So a caller that has a slot does
-// not wait for a second one.
+//   - The backend failed for one of the keys: [ErrUnavailable].
+//   - One of the keys was taken: [ErrTaken].
+//   - There was no answer yet for any of them: [ErrUnavailable].
+//   - All keys are sealed or orphaned: [ErrSealed], [ErrOrphaned] or both.
 func (l *Locker) AcquireAny(ctx context.Context, keys []string, opts ...AcquireOption) (*Lock, error) {
 	if len(keys) == 0 || len(keys) > maxAny {
 		return nil, fmt.Errorf("core: acquire any of %d keys: pass 1 to %d keys", len(keys), maxAny)

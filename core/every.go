@@ -59,8 +59,8 @@ func WithAtMostOnce() EveryOption {
 //
 //   - One instance runs a slot, under the lock of the job: slots do not overlap. If fn takes longer
 //     than the interval, the next slot begins when fn returns.
-//   - If the runner dies before fn returns, or loses the lock, another instance runs the slot again,
-//     within the TTL. So does another instance if ctx ends and fn returns an error. With
+//   - If the runner dies before fn returns, or loses the lock, another instance runs the slot
+//     again, within the TTL. So does another instance if ctx ends and fn returns an error. With
 //     [WithAtMostOnce] nobody does.
 //   - Slots that nobody began in time, because the backend or all instances were away or fn took
 //     long, run as one, as soon as possible. [WithMisfireGrace] skips them instead. The slots after
@@ -68,17 +68,18 @@ func WithAtMostOnce() EveryOption {
 //     own run.
 //   - If fn returns an error or panics, that is logged and counted, and the next slot runs in its
 //     time. The metric onelane.every.duration counts runs by their outcome.
+//   - While the backend is unavailable, Every logs that and tries again.
+//   - The context of fn carries the lock (see [WithLock]), and is canceled with cause [ErrLost] if
+//     the lock is lost. Without [WithMaxHold], it is lost after 15 minutes.
+//   - When the process stops, end ctx and wait for Every before [Locker.Close].
+//   - The interval is 100 ms to 366 days. A new interval counts from the last slot.
 //
-// The context of fn carries the lock (see [WithLock]), and is canceled with cause [ErrLost] if the
-// lock is lost. Without [WithMaxHold], it is lost after 15 minutes. When the process stops, end ctx
-// and wait for Every before [Locker.Close]. A new interval counts from the last slot.
+// Every returns another error than ctx's only if it cannot work: for a bad name, interval or
+// option, after [Locker.Close], and on a backend without seals.
 //
-// While the backend is unavailable, Every logs that and tries again. It returns another error than
-// ctx's only if it cannot work: for a bad name, interval or option, after [Locker.Close], and on a
-// backend without seals. The interval is 100 ms to 366 days. The keys are
-// Join("every", name), and in turns Join("every", name, "last") and Join("every", name, "last2") for
-// the record. [Locker.Unseal] of both makes the job begin anew, with a slot that begins within a
-// minute.
+// The key of the lock is Join("every", name). The record is in turns under Join("every", name,
+// "last") and Join("every", name, "last2"). [Locker.Unseal] of both makes the job begin anew, with
+// a slot that begins within a minute.
 func Every(ctx context.Context, l *Locker, name string, interval time.Duration, fn func(context.Context) error, opts ...EveryOption) error {
 	j, err := newJob(ctx, l, name, interval, fn, opts)
 	if err != nil {

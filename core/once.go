@@ -9,19 +9,23 @@ import (
 
 // DoOnce runs fn under the lock on key, as [Locker.Do] does, and seals the key for the retention if
 // fn returns nil. Until the retention ends, or until [Locker.Unseal], later calls on the key do
-// nothing. ran reports whether this call ran fn. If another call did, that is no error. A call that
-// comes while fn runs elsewhere waits for it, and runs fn if that fails. With [WithWait] of 0 it
-// returns [*TakenError]: nobody is left to run fn if the runner dies.
+// nothing. ran reports whether this call ran fn. If another call did, that is no error.
 //
-// For a job that runs once per interval, use [Every]. DoOnce is for a job at a time of the day. Put
-// the day into the key, for example core.Join("report", "2026-11-22"), and give such keys to nothing
-// else. The retention must
-// be longer than the slot plus the largest difference of the instances' clocks. The seal's value is
-// the instance that ran fn ([WithInstance]).
+// DoOnce is for a job at a time of the day. For a job that runs once per interval, use [Every].
 //
-// If fn may take longer than 15 minutes, pass [WithMaxHold]. Otherwise the lock is lost after 15
-// minutes, and a call that waits runs fn, too. Slots do not exclude each other. If two of them must
-// not overlap, call [Locker.Do] with the name of the job inside fn.
+//   - Put the day into the key, for example core.Join("report", "2026-11-22"), and give such keys
+//     to nothing else.
+//   - The retention must be longer than the slot plus the largest difference of the instances'
+//     clocks.
+//   - If fn may take longer than 15 minutes, pass [WithMaxHold]. Otherwise the lock is lost after
+//     15 minutes, and a call that waits runs fn, too.
+//   - Slots do not exclude each other. If two of them must not overlap, call [Locker.Do] with the
+//     name of the job inside fn.
+//   - A call that comes while fn runs elsewhere waits for it, and runs fn if that fails. With
+//     [WithWait] of 0 it returns [*TakenError]: nobody is left to run fn if the runner dies.
+//   - The seal's value is the instance that ran fn ([WithInstance]).
+//
+// If fn or the backend fails:
 //
 //   - If fn returns an error or panics, the key is released and another call may run fn. The error
 //     is that of Do. If the lock was lost before, a key with [WithOrphan] stays orphaned instead.
@@ -33,9 +37,9 @@ import (
 //     error. Nobody gets the key before its lease ends. With WithOrphan, the key is orphaned after
 //     that.
 //   - If the last holder died and had asked for an orphan, DoOnce returns [*OrphanedError].
-//
-// If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would end
-// that lock. On a backend that cannot seal, DoOnce runs nothing and the error matches [ErrNoSeals].
+//   - If ctx carries a lock on key already ([WithLock]), DoOnce returns an error: the seal would
+//     end that lock.
+//   - On a backend that cannot seal, DoOnce runs nothing and the error matches [ErrNoSeals].
 func (l *Locker) DoOnce(ctx context.Context, key string, retention time.Duration, fn func(ctx context.Context) error, opts ...AcquireOption) (ran bool, err error) {
 	if err := validRetention(key, retention); err != nil {
 		return false, err

@@ -21,25 +21,29 @@ var ErrFenced = errors.New("fenced off")
 // Fenced lets the database check that the lock is still the newest one. The transaction first
 // registers the fencing token of each of its locks in the table onelane_fences (see [Migrate]), and
 // holds that row to its end. A token must be larger than all tokens that registered before, or
-// belong to the same lock. Several transactions may use one lock, one after the other. Otherwise
-// the transaction is rolled back, with an error that matches [ErrFenced] and core.ErrLost.
+// belong to the same lock. Otherwise the transaction is rolled back, with an error that matches
+// [ErrFenced] and core.ErrLost.
 //
 // So a holder that lost its lock without noticing does not write, and reads nothing that others
-// change before its transaction ends. Fenced costs one row per key and two statements. If guards are
-// combined and one is fenced, all are.
+// change before its transaction ends. The price is one row per key and two statements.
 //
-// While the transaction of an earlier holder is open, its successor waits for the row, at most
-// [WithWait]. After that the error matches core.ErrTaken. If a second transaction under
-// the same lock is opened inside the first, it waits for the first, and so for itself. A read-only
-// transaction cannot register and fails with an error.
+//   - Every writer of what the key guards must be fenced. A read before the transaction, under the
+//     same lock, is safe too.
+//   - Several transactions may use one lock, one after the other. A second one that is opened
+//     inside the first waits for the first, and so for itself.
+//   - While the transaction of an earlier holder is open, its successor waits for the row, at most
+//     [WithWait]. After that the error matches core.ErrTaken.
+//   - A read-only transaction cannot register and fails with an error.
+//   - If guards are combined and one is fenced, all are. As an option of [New], Fenced is the
+//     default for all guards.
+//   - The fence of a key does not contain the prefix of the Locker, so services with different
+//     prefixes share the fences of one database. If a key names different things in them, choose
+//     different keys.
+//   - If the source of tokens changes, docs/operations.md says what to do with the table
+//     onelane_fences.
 //
-// The fence of a key does not contain the prefix of the Locker, so services with different prefixes
-// share the fences of one database. If a key names different things in them, choose different keys.
-//
-// Every writer of what the key guards must be fenced. A read before the transaction, under the same
-// lock, is safe too. If the source of tokens changes, docs/operations.md says what to do with the
-// table onelane_fences. As an option of [New], Fenced is the default for all guards. (Martin
-// Kleppmann, "How to do distributed locking", 2016, with the check moved to before the first read.)
+// Source: Martin Kleppmann, "How to do distributed locking", 2016, with the check moved to before
+// the first read.
 func Fenced() GuardOption {
 	return guardOption(func(g *guard) { g.fenced = true })
 }

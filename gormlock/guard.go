@@ -24,27 +24,29 @@ func (guards) Build(clause.Builder) {}
 //	db.Model(&Stock{}).Scopes(gormlock.Guard("stock:42")).
 //		Where("sku = ? AND remaining > 0", 42).Update("remaining", gorm.Expr("remaining - 1"))
 //
-// A single statement (a create, update, delete or Exec) runs in its own transaction. The order is
-// lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock. A transaction, as a
-// block or by hand, takes the lock when its first statement runs, before BEGIN. It holds the lock
-// until the outermost COMMIT or ROLLBACK is answered.
+// The rules of a guard:
 //
-// For a block, [Transaction] promises more. Under Guard the lock does not cover what the function
-// does before its first statement, nor statements that drop scopes. The context of tx does not carry
-// the lock. The context of each statement does, in its hooks too.
+//   - A single statement (a create, update, delete or Exec) runs in its own transaction. The order
+//     is lock, BEGIN, the statement with its hooks and associations, COMMIT, unlock.
+//   - A transaction, as a block or by hand, takes the lock when its first statement runs, before
+//     BEGIN. It holds the lock until the outermost COMMIT or ROLLBACK is answered.
+//   - For a block, [Transaction] promises more. Under Guard the lock does not cover what the
+//     function does before its first statement, nor statements that drop scopes.
+//   - The context of tx does not carry the lock. The context of each statement does, in its hooks
+//     too.
+//   - Guard waits at most [WithWait] (5 s), or until the context ends.
+//   - The key is free text as core.Locker takes it; core.Join makes one of parts.
+//   - The returned scope may be kept and used concurrently.
 //
-// It waits at most [WithWait] (5 s), or until the context ends. The key is free text as core.Locker
-// takes it; core.Join makes one of parts.
+// An error of the guard is the error of the statement, and the statement is not sent:
 //
-// An error of the guard is the error of the statement, and the statement is not sent. It is core's
-// if the lock is not acquired. The transaction is given up then, and its later statements and its
-// Commit return the same error. In a transaction that has begun, or that holds other keys, it is
-// [ErrGuardTooLate]. The transaction stays as it was and may go on. The other errors are
-// [ErrNotRegistered], [ErrNoTransaction] for a read outside a transaction,
-// [ErrUnmanagedTransaction], and gorm.ErrDryRunModeUnsupported for the DryRun of a
-// write.
-//
-// The returned scope may be kept and used concurrently.
+//   - The error is core's if the lock is not acquired. The transaction is given up then, and its
+//     later statements and its Commit return the same error.
+//   - [ErrGuardTooLate]: the transaction has begun, or holds other keys. The transaction stays as
+//     it was and may go on.
+//   - [ErrNoTransaction]: a read outside a transaction.
+//   - gorm.ErrDryRunModeUnsupported: the DryRun of a write.
+//   - [ErrNotRegistered], [ErrUnmanagedTransaction].
 func Guard(key string, opts ...GuardOption) func(*gorm.DB) *gorm.DB {
 	var g guard
 	for _, o := range opts {

@@ -22,20 +22,27 @@ import (
 //
 //	receipt, err := gormlock.Once(ctx, db, gormlock.ClaimKey(ctx, "pay"), func(tx *gorm.DB) (Receipt, error) { … })
 //
-// Once holds the lock on key, as [Transaction] does, so that callers do not wait in the database.
-// The guarantee rests on a row with the key in the table onelane_once (see [Migrate]). The first
-// statement inserts it. It holds at every isolation level. If fn fails or panics, nothing is stored
-// and the next call runs fn. After a deadlock, a serialization failure, optimistic.ErrStale or a busy
-// SQLite, fn runs again, up to ten times in all, or as [WithRetry] says. So it must have no effect
-// except through tx. The first caller also gets the result as it was stored. A field that JSON
-// drops is empty for everybody.
+// The guarantee rests on a row with the key in the table onelane_once (see [Migrate]), which the
+// first statement inserts. It holds at every isolation level. Once also holds the lock on key, as
+// [Transaction] does, so that callers do not wait in the database.
 //
-// All calls on a database share one space of keys, so begin each key with the name of its effect. The
-// key has 1 to 512 bytes and is compared byte by byte. It counts as done as long as its row is there:
-// see [Purge]. If Once cannot get the lock in time ([WithWait]), it returns the result if the key is
-// done. Otherwise the error is core's, and fn has not run. In an open transaction the error is
-// [ErrGuardTooLate]. After [ErrCommitUnknown], call Once again with the same key. Other errors:
-// [ErrMismatch], [ErrUnfinished], and fn's.
+//   - All calls on a database share one space of keys, so begin each key with the name of its
+//     effect. The key has 1 to 512 bytes and is compared byte by byte.
+//   - A key counts as done as long as its row is there: see [Purge].
+//   - If fn fails or panics, nothing is stored and the next call runs fn.
+//   - After a deadlock, a serialization failure, optimistic.ErrStale or a busy SQLite, fn runs
+//     again, up to ten times in all, or as [WithRetry] says. So fn must have no effect except
+//     through tx.
+//   - The first caller also gets the result as it was stored. A field that JSON drops is empty for
+//     everybody.
+//
+// Errors:
+//
+//   - If Once cannot get the lock in time ([WithWait]), it returns the result if the key is done.
+//     Otherwise the error is core's, and fn has not run.
+//   - [ErrGuardTooLate]: a transaction is open.
+//   - [ErrCommitUnknown]: call Once again with the same key.
+//   - [ErrMismatch], [ErrUnfinished], and fn's.
 func Once[T any](ctx context.Context, db *gorm.DB, key string, fn func(tx *gorm.DB) (T, error), opts ...TransactionOption) (T, error) {
 	var result T
 	o, err := newOnce(db, key, opts)

@@ -30,14 +30,20 @@ func ByMetadata(name string, opts ...Option) grpc.UnaryServerInterceptor {
 }
 
 // ByField returns an interceptor that takes the key from a field of the request: "request_id", or
-// "order.id" of a message in it. The field is text, bytes, an integer, a bool or an enum. A text
-// has at most 255 bytes and no control characters, and a field of bytes has at most 127 bytes. The
-// key has bytes as lower-case hexadecimal digits, an enum as its number, and a bool as true or
-// false. Calls that leave the field empty run unprotected, unless idempotency.Require is set.
+// "order.id" of a message in it. Otherwise ByField works as [ByMetadata].
 //
-// ByField panics if path cannot be the path of a field, or if an option is wrong. A method whose
-// request has no such field is refused with Internal, and logged. [Check] finds such a method when
-// the server is built. Otherwise ByField works as [ByMetadata].
+// The field is one of these:
+//
+//   - Text has at most 255 bytes and no control characters.
+//   - Bytes: at most 127, which the key has as lower-case hexadecimal digits.
+//   - An integer, an enum or a bool: the key has an enum as its number, and a bool as true or
+//     false.
+//
+// Calls that leave the field empty run unprotected, unless idempotency.Require is set. A method
+// whose request has no such field is refused with Internal, and logged. [Check] finds such a method
+// when the server is built.
+//
+// ByField panics if path cannot be the path of a field, or if an option is wrong.
 func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 	if !validPath(path) {
 		panic(fmt.Sprintf(

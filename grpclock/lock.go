@@ -18,17 +18,17 @@ import (
 )
 
 // LockByKey returns an interceptor that holds the lock on a key while the handler runs. So one call
-// at a time runs for each key. Nothing is recorded. If the key is taken, a call is refused with
-// Aborted and LOCK_BUSY. With idempotency.Wait it waits.
+// at a time runs for each key. Nothing is recorded.
 //
-// The template is as in [ByKey]. The lock's key is exactly the text that it makes. So LockByKey
-// also excludes others who lock that key through grpclock, ginlock, gormlock, or Acquire of package
-// core. A template without a field is one lock for all calls. Methods without side effects are
-// covered, too.
-//
-// The handler's context carries the lock, and ends when the lock is lost. A handler that returns
-// after that ends the call with Aborted and LOCK_LOST, unless it returns its own error. gRPC's
-// retry policy does not send such a call again.
+//   - If the key is taken, a call is refused with Aborted and LOCK_BUSY. With idempotency.Wait it
+//     waits.
+//   - The template is as in [ByKey]. Without a field it is one lock for all calls.
+//   - The lock's key is exactly the text that the template makes. So LockByKey also excludes others
+//     who lock that key through grpclock, ginlock, gormlock, or Acquire of package core.
+//   - Methods without side effects are covered, too.
+//   - The handler's context carries the lock, and ends when the lock is lost. A handler that
+//     returns after that ends the call with Aborted and LOCK_LOST, unless it returns its own error.
+//     gRPC's retry policy does not send such a call again.
 func LockByKey(template string, opts ...LockOption) grpc.UnaryServerInterceptor {
 	s, err := templateSource(template, qualifiedField)
 	if err != nil {

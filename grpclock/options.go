@@ -55,15 +55,15 @@ func (plainLockOption) GRPCLock()             {}
 // the caller is anonymous. The key of a plain lock contains the caller only if its template has
 // {principal}.
 //
-// Without Principal the client's verified TLS certificate names the caller: by its issuer and its
-// URIs. If it has no URIs, its subject counts instead, and the alternative names count, too, if the
-// subject has no common name. A retry must then come with the credentials
-// of the first call: the metadata authorization, cookie (grpcgateway-cookie behind grpc-gateway)
-// and x-api-key.
+// Without Principal the client's verified TLS certificate names the caller:
 //
-// Only a certificate that crypto/tls itself verified against ClientCAs counts. If
-// VerifyPeerCertificate verifies it, as in go-spiffe, all callers are anonymous. Then pass
-// Principal.
+//   - By its issuer and its URIs. If it has no URIs, its subject counts instead, and the
+//     alternative names count, too, if the subject has no common name.
+//   - A retry must come with the credentials of the first call: the metadata authorization, cookie
+//     (grpcgateway-cookie behind grpc-gateway) and x-api-key.
+//   - Only a certificate that crypto/tls itself verified against ClientCAs counts. If
+//     VerifyPeerCertificate verifies it, as in go-spiffe, all callers are anonymous. Then pass
+//     Principal.
 func Principal(fn func(context.Context) string) LockOption {
 	return plainLockOption(func(c *config) {
 		c.principal = fn

@@ -27,37 +27,47 @@ import (
 //   - an error of Base, or an attempt that took longer than Timeout, unless the call's own context
 //     ended or the server's certificate is not trusted
 //   - 425, 429 and 503 with Retry-After, by which a server says that it did nothing
-//   - 503 without Retry-After, which may also mean that the first request runs: the server must heed
-//     the key
+//   - 503 without Retry-After, which may also mean that the first request runs: the server must
+//     heed the key
 //   - 409 with Retry-After, by which a server says that the first request is running
 //   - a status of RetryStatuses
 //
 // If the first request runs for long, the zero Transport waits for up to 6 minutes. That is longer
-// than the server's [MaxRun] and, after a crash, than its lease. Set a deadline on the call's context
-// if it is too long.
+// than the server's [MaxRun] and, after a crash, than its lease. Set a deadline on the call's
+// context if it is too long.
 //
-// Any other answer is returned, including 500, 502 and 504, because a server without a record of
-// the call would run it again. After the last attempt its answer or error is returned. The answer
-// is about the last attempt. 425, 429 and 503 with Retry-After would say that nothing was done.
-// They become an error if an earlier attempt may have been carried out. Another refusal, such as
-// 401, is returned: it does not say what an earlier attempt did.
+// What the Transport returns:
 //
-// The key is in the header of the answer's Request. A call is one RoundTrip. If its header or its
-// context ([ContextWithKey]) has a key already, the call keeps that key. Retries outside of the
-// Transport are new calls with new keys, unless they share such a context. A redirect that repeats
-// the call, such as 307, keeps its key. If the machine stands still for longer than the server
-// keeps keys, the next attempt may run the call again. A laptop that is closed does so.
+//   - Any other answer, including 500, 502 and 504, because a server without a record of the call
+//     would run it again.
+//   - The answer or the error of the last attempt. 425, 429 and 503 with Retry-After would say that
+//     nothing was done. They become an error if an earlier attempt may have been carried out.
+//   - Another refusal of the last attempt, such as 401: it does not say what an earlier attempt
+//     did.
 //
-// To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for a
-// bytes.Buffer, a bytes.Reader and a strings.Reader. A call that has a body and no GetBody is sent
-// once. So is a call with a Trailer, which two bodies would set at the same time. If an idle
-// connection turns out to be closed, net/http itself also sends a request again that has the header
-// Idempotency-Key or X-Idempotency-Key. The key is the same then, and the server must honour it.
+// The key:
 //
-// The draft wants the key in quotes, and the transport sends it so. A key in the call's header is
-// sent as it is. Most payment providers take the quotes for a part of the key: "k" and k are two
-// payments there. Always send a payment in the same way, and ask the provider for the key with its
-// quotes.
+//   - It is in the header of the answer's Request.
+//   - A call is one RoundTrip. If its header or its context ([ContextWithKey]) has a key already,
+//     the call keeps that key. Retries outside of the Transport are new calls with new keys, unless
+//     they share such a context.
+//   - A redirect that repeats the call, such as 307, keeps its key.
+//   - The transport sends the key in quotes, as the draft wants it. A key in the call's header is
+//     sent as it is. Most payment providers take the quotes for a part of the key: "k" and k are
+//     two payments there. Always send a payment in the same way, and ask the provider for the key
+//     with its quotes.
+//   - If the machine stands still for longer than the server keeps keys, the next attempt may run
+//     the call again. A laptop that is closed does so.
+//
+// Bodies:
+//
+//   - To send a body again, the transport calls the request's GetBody. http.NewRequest sets it for
+//     a bytes.Buffer, a bytes.Reader and a strings.Reader.
+//   - A call that has a body and no GetBody is sent once. So is a call with a Trailer, which two
+//     bodies would set at the same time.
+//   - If an idle connection turns out to be closed, net/http itself also sends a request again that
+//     has the header Idempotency-Key or X-Idempotency-Key. The key is the same then, and the server
+//     must honour it.
 //
 // A Transport is safe for concurrent use. Its fields must not change after the first call. A field
 // that is zero has its default. If a field is wrong, each call returns an error that names the

@@ -97,32 +97,42 @@ func (e *UnknownError) Unwrap() error { return e.Err }
 // with [core.Join]. [Retain] is required: it must be longer than a queue may deliver a message
 // again.
 //
-// An error of fn is not recorded. The outcome of the key is unknown then, because fn may have done
-// something before it failed. The error matches [ErrUnknown], and so does that of each later call.
-// A result that later calls should get, such as a declined card, is a part of T. If fn has done
-// nothing, it returns an error that matches [ErrNothingDone], and the next call runs fn. With
-// [RunAgain] the next call runs fn after any error, and Do returns the error of fn. With
-// [RecoverWith] a function decides after a crash.
+// If fn fails:
 //
-// The result is recorded as JSON, and every caller gets it as it was read back, the first one too.
-// A type that JSON does not keep whole is refused before fn runs. It has an interface, a function, a
-// channel, a complex number or a field that is not exported. Text that is not UTF-8 changes. Use
-// struct{} if there is no result. The function gets a context that does not end with ctx, so that a
-// stopping process does not leave messages unknown. It ends at ctx's deadline, after [MaxRun], and
-// when the claim is lost. [Step], [DeriveKey] and gormlock.ClaimKey work in it. Call [Shutdown] when
-// the process ends.
+//   - An error of fn is not recorded. The outcome of the key is unknown then, because fn may have
+//     done something before it failed. The error matches [ErrUnknown], and so does that of each
+//     later call.
+//   - A result that later calls should get, such as a declined card, is a part of T.
+//   - If fn has done nothing, it returns an error that matches [ErrNothingDone], and the next call
+//     runs fn.
+//   - With [RunAgain] the next call runs fn after any error, and Do returns the error of fn.
+//   - With [RecoverWith] a function decides after a crash.
+//
+// The result is recorded as JSON, and every caller gets it as it was read back, the first one too:
+//
+//   - A type that JSON does not keep whole is refused before fn runs. It has an interface, a
+//     function, a channel, a complex number or a field that is not exported.
+//   - Text that is not UTF-8 changes.
+//   - Use struct{} if there is no result.
+//
+// The context of fn does not end with ctx, so that a stopping process does not leave messages
+// unknown. It ends at ctx's deadline, after [MaxRun], and when the claim is lost. [Step],
+// [DeriveKey] and gormlock.ClaimKey work in it. A call of Do inside fn may have another key; with
+// the same key it fails at once. Call [Shutdown] when the process ends.
 //
 // Call Do outside of a transaction. It records the result before such a transaction commits, and
 // after a rollback the key would be done without its effect. Inside, use gormlock.Once.
 //
-// The other errors are [ErrInFlight], at once or after [Wait], and [ErrMismatch]. With
-// [ErrNotKept] and core.ErrLost the first caller also gets the result. It is too large for [MaxBody]
-// or the backend, or another process has taken the claim over. If Do returns core.ErrUnavailable,
-// core.ErrClosed or the error of ctx without ErrUnknown, fn has not run. If the backend fails after
-// fn has run, Do returns the result, and records it when the backend is back. A Locker whose backend
-// keeps no records gets core.ErrNoSeals.
+// Other errors:
 //
-// A call inside fn may have another key. With the same key it fails at once.
+//   - [ErrInFlight], at once or after [Wait], and [ErrMismatch].
+//   - [ErrNotKept] and core.ErrLost: the first caller also gets the result. It is too large for
+//     [MaxBody] or the backend, or another process has taken the claim over.
+//   - core.ErrUnavailable, core.ErrClosed or the error of ctx, without ErrUnknown: fn has not run.
+//   - core.ErrNoSeals: the Locker's backend keeps no records.
+//
+// If the backend fails after fn has run, Do returns the result, and records it when the backend is
+// back.
 func Do[T any](ctx context.Context, l *core.Locker, key string, fn func(context.Context) (T, error), opts ...DoOption) (T, error) {
 	f := &typed[T]{fn: fn}
 	c, err := newCall(l, key, opts)

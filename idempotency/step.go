@@ -19,29 +19,31 @@ var (
 	ErrNothingDone = claim.ErrNothingDone
 )
 
-// Step runs fn at most once for each name and the key of the innermost claim that ctx carries. It
-// records the result as JSON, and the first run gets it as it was read back, too. A handler that
-// runs again, after [Recover] or with [RunAgain], gets the recorded result and fn does not run. A
-// type that JSON does not keep whole is refused before fn runs, as by [Do].
+// Step runs fn at most once for each name and the key of the innermost claim that ctx carries. A
+// handler that runs again, after [Recover] or with [RunAgain], gets the recorded result and fn does
+// not run.
 //
 //	charge, err := idempotency.Step(ctx, "charge", func(ctx context.Context) (Charge, error) { … })
 //
-// If fn fails, or the process dies in the middle of fn, the outcome of the step is unknown. A later
-// run then gets [ErrStepUnknown]: ask the other system, with the same [DeriveKey], what happened.
-// If the error of fn matches [ErrNothingDone], a later run calls fn again. Step costs two round
-// trips, or one if the result is recorded already. Without a claim the error is [ErrNoClaim]. A
-// claim of [RefuseRepeats] does not count: the same form has the same key when it is sent again
-// later.
+// The rules of a step:
 //
-// A result is kept for the time of [Retain] plus that of [MaxRun] plus ten minutes. If [RetainFor]
-// is longer than Retain, it counts instead. The time begins when the result is recorded. A retry
-// that comes later calls fn again.
-//
-// A step that is undone stays done: a later run skips the charge although it was paid back. So
-// record why it is undone first, as the result of a step. A later run then ends in the same way.
-//
-// If a new version of the service changes T, keep the name, and let T read what was recorded
-// before. Under another name fn would run again.
+//   - If fn fails, or the process dies in the middle of fn, the outcome of the step is unknown. A
+//     later run then gets [ErrStepUnknown]: ask the other system, with the same [DeriveKey], what
+//     happened.
+//   - If the error of fn matches [ErrNothingDone], a later run calls fn again.
+//   - The result is recorded as JSON, and the first run gets it as it was read back, too. A type
+//     that JSON does not keep whole is refused before fn runs, as by [Do].
+//   - A result is kept for the time of [Retain] plus that of [MaxRun] plus ten minutes. If
+//     [RetainFor] is longer than Retain, it counts instead. The time begins when the result is
+//     recorded. A retry that comes later calls fn again.
+//   - A step that is undone stays done: a later run skips the charge although it was paid back. So
+//     record why it is undone first, as the result of a step. A later run then ends in the same
+//     way.
+//   - If a new version of the service changes T, keep the name, and let T read what was recorded
+//     before. Under another name fn would run again.
+//   - Step costs two round trips, or one if the result is recorded already.
+//   - Without a claim the error is [ErrNoClaim]. A claim of [RefuseRepeats] does not count: the
+//     same form has the same key when it is sent again later.
 func Step[T any](ctx context.Context, name string, fn func(context.Context) (T, error)) (T, error) {
 	f := &typed[T]{fn: fn}
 	k, ok := claim.Keyed(ctx)

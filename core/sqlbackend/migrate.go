@@ -20,14 +20,17 @@ var columns = map[string]int64{
 	"state": 0, "token": 0, "fence": 0, "acquired_at": 0, "expires_at": 0, "orphan": 0,
 }
 
-// Migrate creates the table onelane_locks if it does not exist. Call it at every start. Several processes
-// may call it at once. If you use a migration tool, give it the same statement: it is in the files
-// schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this package. The user of the service
-// then needs SELECT, INSERT, UPDATE and, for [Purge], DELETE.
+// Migrate creates the table onelane_locks if it does not exist. Call it at every start. Several
+// processes may call it at once. If you use a migration tool, give it the same statement: it is in
+// the files schema/mysql.sql, schema/postgres.sql and schema/sqlite.sql of this package. The user
+// of the service then needs SELECT, INSERT, UPDATE and, for [Purge], DELETE.
 //
-// A table of that name with another primary key is an error, and so is a key that is compared as text. A
-// collation that treats two keys as one would refuse the wrong holder. A column that is missing or too short
-// is an error too, because MySQL may truncate silently.
+// Migrate returns an error for a table of that name with:
+//
+//   - another primary key
+//   - a key that is compared as text: a collation that treats two keys as one would refuse the
+//     wrong holder
+//   - a column that is missing or too short: MySQL may truncate silently
 func Migrate(ctx context.Context, db *sql.DB) error {
 	s, err := ask(ctx, db)
 	if err != nil {

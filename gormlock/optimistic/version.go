@@ -17,40 +17,48 @@ import (
 )
 
 // ErrStale means that a row is not in the version that its model was read in. Others changed or
-// deleted the row, or the version was not read with it. The statement wrote nothing, but Before
-// hooks have run, and associations that GORM writes first stay in your own transaction: roll back.
-// If a hook returns ErrStale, that is about the hook's own statement: roll back. Read the row again
-// and decide anew, in a new transaction, as gormlock.WithRetry does. In the same one, MySQL and
-// MariaDB may read the old row forever, unless you read it with gormlock.ForUpdate.
+// deleted the row, or the version was not read with it. A row that does not match another condition
+// of the statement gives this error, too.
 //
-// A row that does not match another condition of the statement gives this error, too. Compare the
-// values that you read instead: they hold as long as the version does.
+//   - The statement wrote nothing. But Before hooks have run, and associations that GORM writes
+//     first stay in your own transaction: roll back.
+//   - If a hook returns ErrStale, that is about the hook's own statement: roll back.
+//   - Read the row again and decide anew, in a new transaction, as gormlock.WithRetry does. In the
+//     same one, MySQL and MariaDB may read the old row forever, unless you read it with
+//     gormlock.ForUpdate.
+//   - Instead of other conditions, compare the values that you read: they hold as long as the
+//     version does.
 var ErrStale = sqlerr.ErrStale
 
 // Version is the type of a column that counts the changes of its row. A model has the version that
-// was read or written with it. Update, Updates, Save and Delete of a model with its primary key need
-// the row in that version. They add 1 to the versions of both. Otherwise the error is [ErrStale].
-// Several rows are written all or none, for which a transaction must be open. A rollback takes the
-// new versions back out of the models, but not the new values. Read again what you read or wrote
-// inside the transaction.
+// was read or written with it. Update, Updates, Save and Delete of a model with its primary key
+// need the row in that version. They add 1 to the versions of both. Otherwise the error is
+// [ErrStale].
 //
-// A create of a new model writes 1. If the model has a version, as a deleted one has, a create
-// writes 1 more.
+// What the version of a model and its row become:
 //
-// Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older than
-// the column have. Write models by their pointers, and never assign a version: copies, as in
-// gorm.G[T].Updates, and other versions in a map or struct are errors. A copy of a model must not
-// share an embedded pointer to the struct that has the version: it would count as read anew.
+//   - A create of a new model writes 1. If the model has a version, as a deleted one has, a create
+//     writes 1 more.
+//   - Version 0 means "not read": the model is stale unless its row has 0 or NULL, as rows older
+//     than the column have.
+//   - Writes by conditions and stock.Decrement raise the version without checking it.
+//   - Raw SQL, db.Table without a model, and models without the column do not raise it: use
+//     db.Model.
+//   - Several rows are written all or none, for which a transaction must be open.
+//   - A rollback takes the new versions back out of the models, but not the new values. Read again
+//     what you read or wrote inside the transaction.
 //
-// Writes by conditions and stock.Decrement raise the version without checking it. Raw SQL, db.Table
-// without a model, and models without the column do not raise it: use db.Model.
+// These are errors:
 //
-// Writes that cannot compare versions match gorm.ErrNotImplemented. These are an OnConflict that
-// updates, INSERT OR REPLACE, and a write of a parent that changes a child which was read.
-//
-// Writes need the plugin of gormlock.New, else they match gormkeys.ErrNotRegistered; its Locker may
-// be nil. In a transaction that did not begin through the plugin, writes of models match
-// gormkeys.ErrUnmanagedTransaction.
+//   - A version that you assign. Write models by their pointers: copies, as in gorm.G[T].Updates,
+//     and other versions in a map or struct are errors. A copy of a model must not share an
+//     embedded pointer to the struct that has the version: it would count as read anew.
+//   - Writes that cannot compare versions match gorm.ErrNotImplemented. These are an OnConflict
+//     that updates, INSERT OR REPLACE, and a write of a parent that changes a child which was read.
+//   - Writes without the plugin of gormlock.New match gormkeys.ErrNotRegistered. The plugin's
+//     Locker may be nil.
+//   - In a transaction that did not begin through the plugin, writes of models match
+//     gormkeys.ErrUnmanagedTransaction.
 type Version int64
 
 // CreateClauses implements schema.CreateClausesInterface.

@@ -92,13 +92,14 @@ func (d *decrement) takeOne(db *gorm.DB) (left int64, err error) {
 // apply to every row. An empty map takes nothing.
 //
 // DecrementAll runs one [Decrement] for each row, in a transaction, or behind a savepoint if one is
-// open. If the rollback to the savepoint fails, the open transaction is rolled back. The rows are
-// locked in the order of their keys, so two carts cannot deadlock. They can deadlock if they write
-// one key in two ways, such as "a" and "A" if the database ignores case.
+// open.
 //
-// If one row has too little, nothing is taken, and the error is its [*InsufficientError] with what is
-// left of it. If reading that fails, the error has both reasons. If the outcome of COMMIT is not
-// known, the error is [ErrCommitUnknown].
+//   - If one row has too little, nothing is taken, and the error is its [*InsufficientError] with
+//     what is left of it. If reading that fails, the error has both reasons.
+//   - If the rollback to the savepoint fails, the open transaction is rolled back.
+//   - If the outcome of COMMIT is not known, the error is [ErrCommitUnknown].
+//   - The rows are locked in the order of their keys, so two carts cannot deadlock. They can
+//     deadlock if they write one key in two ways, such as "a" and "A" if the database ignores case.
 func DecrementAll[K cmp.Ordered](
 	db *gorm.DB, key, column string, quantities map[K]int64,
 ) (left map[K]int64, err error) {
