@@ -59,7 +59,7 @@ func TestAcquireAny_WaitEndsAllHung(t *testing.T) {
 	}
 }
 
-// A wait that is over before anything was asked says nothing about the backend.
+// A wait that ends before its first request says nothing about the backend.
 func TestAcquireAny_ShortestWait(t *testing.T) {
 	t.Parallel()
 	l := locker(t, backendtest.Memory())
@@ -88,7 +88,7 @@ func (c endsLater) Err() error {
 	return c.Context.Err()
 }
 
-// A caller whose context ends is not told of the seal of one key.
+// A caller whose context ends does not learn of the seal of one key.
 func TestAcquireAny_ContextEndsAtASeal(t *testing.T) {
 	t.Parallel()
 	for n := range 20 {
@@ -130,7 +130,7 @@ func TestAcquireAny_TryManyHung(t *testing.T) {
 	})
 }
 
-// The error of a context that ended names the key that was asked for.
+// The error of a context that ended names the caller's key.
 func TestAcquireAny_ContextEndsAtAKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -48,8 +48,8 @@ type anyQueue struct {
 	slot chan struct{}
 
 	answers []error       // the backend's last answer for each key, or nil
-	refused []uint64      // for refused keys: arrived when they were asked for. Else 0
-	again   chan struct{} // closed when the refused keys are to be asked for again
+	refused []uint64      // for refused keys: arrived at the question. Else 0
+	again   chan struct{} // closed when it is time to ask for the refused keys again
 }
 
 // scout is the state of a waiter that waits for one key on behalf of an anyQueue.

@@ -126,7 +126,7 @@ func TestAcquireAny_SealedMeanwhile(t *testing.T) {
 	}
 }
 
-// A caller is never told of seals that ended before it came.
+// A caller never learns of seals that ended before it came.
 func TestAcquireAny_NoOldAnswers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestAcquireAny_OneKeyUnavailable(t *testing.T) {
 	}
 }
 
-// If no key can be asked for, the error is that of Acquire, after the same time.
+// If the backend answers for no key, the error is that of Acquire, after the same time.
 func TestAcquireAny_AllUnavailable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -95,7 +95,7 @@ func TestAcquireAny_OneRoundTrip(t *testing.T) {
 		if len(first) != 8 {
 			t.Errorf("the calls began at %d of 8 keys", len(first))
 		}
-		// Of the keys that this process holds none is asked for.
+		// AcquireAny does not ask for keys that this process holds.
 		var held []*core.Lock
 		for range 8 {
 			held = append(held, acquireAny(t, l, slots(8)))

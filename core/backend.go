@@ -89,7 +89,7 @@ type Sealer interface {
 	Unseal(ctx context.Context, key string) error
 }
 
-// Request is what [Backend] Acquire is asked for.
+// Request is what the caller of [Backend] Acquire asks for.
 type Request struct {
 	// Key is the backend's name of the key. Owner is a text that no other attempt uses.
 	Key, Owner string

@@ -145,7 +145,7 @@ func TestEnded_AnothersErrorIsNotThisOnes(t *testing.T) {
 	})
 }
 
-// serverReply is an error with a type of its own.
+// serverReply is an error with its own type.
 type serverReply string
 
 func (e serverReply) Error() string { return string(e) }

@@ -14,7 +14,7 @@ import (
 var errWhy = errors.New("the claim was lost")
 
 // The caller's context ends a wait: the error matches the context's error and its cause, whatever
-// was waited for. A cause that is an answer about another key is shown and not matched.
+// the caller waited for. A cause that is an answer about another key is shown and not matched.
 func TestAcquire_CauseOfTheEnd(t *testing.T) {
 	t.Parallel()
 	keys := []string{"k", "l"}

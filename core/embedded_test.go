@@ -11,7 +11,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// down is how a test of a service simulates an outage: Memory, with one method of its own.
+// down is how a test of a service simulates an outage: Memory, with one other method.
 type down struct{ *backendtest.MemoryBackend }
 
 func (down) Acquire(context.Context, core.Request) (core.Grant, error) {

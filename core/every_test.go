@@ -188,8 +188,8 @@ func TestEvery_OneRunPerSlot(t *testing.T) {
 	})
 }
 
-// A runner that dies is followed by another one within its TTL, and its slot runs again unless it
-// may run at most once. The slots after it keep their times.
+// Another runner follows one that dies within its TTL, and its slot runs again unless it may run at
+// most once. The slots after it keep their times.
 func TestEvery_RunnerDies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -316,8 +316,8 @@ func TestEvery_Outage(t *testing.T) {
 	}
 }
 
-// Every waits for the function when its context ends. A run that its end stopped is made up for by
-// another instance, a run that succeeded is not.
+// Every waits for the function when its context ends. Another instance makes up for a run that its
+// end stopped, but not for a run that succeeded.
 func TestEvery_ContextEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

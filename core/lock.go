@@ -253,7 +253,7 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if err := k.over(); err != nil { // it ended while the backend was asked
+		if err := k.over(); err != nil { // it ended during the call to the backend
 			return err
 		}
 		s.timer.Reset(time.Until(s.next()))

@@ -59,7 +59,7 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 		return nil, err
 	}
 	if own, ok := o.(Backend); ok && pointedTo(o) != pointedTo(b) {
-		b = own // it embeds another backend, whose Open returned only that one
+		b = own // it embeds another backend, whose Open returned only the inner one
 	}
 	l := &Locker{id: rand.Text(), began: time.Now(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}
 	l.sealer, _ = b.(Sealer)

@@ -78,7 +78,7 @@ func (l *Locker) acquireEach(ctx, waiting context.Context, keys []string, opts [
 		*locks = append(*locks, k)
 	}
 	for _, k := range *locks {
-		if err := k.Err(); err != nil { // lost while a later key was waited for
+		if err := k.Err(); err != nil { // lost during the wait for a later key
 			return err
 		}
 	}

@@ -52,7 +52,7 @@ func TestLocks_ReleaseDoesNotWaitForEachHungKey(t *testing.T) {
 	})
 }
 
-// a ends while b is waited for, and b stays taken. Nothing stays held and the backend answered each
+// a ends during the wait for b, and b stays taken. Nothing stays held and the backend answered each
 // question, so no line says that a release failed.
 func TestAcquireAll_ALossIsNoFailedRelease(t *testing.T) {
 	t.Parallel()

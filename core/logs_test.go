@@ -58,7 +58,7 @@ func (b *unrenewed) fail() {
 	b.since = time.Now()
 }
 
-// Very many locks whose renewals fail, and which are lost then, make a few lines.
+// Many thousand locks whose renewals fail, and which are lost then, make a few lines.
 func TestLogs_ManyLocksLost(t *testing.T) {
 	t.Parallel()
 	locks := 5000

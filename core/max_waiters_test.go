@@ -90,7 +90,7 @@ func TestWithMaxWaiters_CountsExactly(t *testing.T) {
 	}
 }
 
-// Calls that do not wait are never refused by the limit.
+// The limit never refuses calls that do not wait.
 func TestWithMaxWaiters_NotWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestWithMaxWaiters_Race(t *testing.T) {
 	ok(t, "Release", held.Release(t.Context()))
 }
 
-// Callers of AcquireAny have a line of their own: waiters of the single keys do not keep them out.
+// Callers of AcquireAny have a separate line: waiters of the single keys do not keep them out.
 func TestWithMaxWaiters_AnyHasItsOwnLine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// Each call that needs a core.Sealer fails before the backend is asked, and says which backends can.
+// Each call that needs a core.Sealer fails before it asks the backend, and says which backends can.
 func TestNoSeals_EachCall(t *testing.T) {
 	t.Parallel()
 	l := locker(t, check.LeasesOnly{Backend: backendtest.Memory()})

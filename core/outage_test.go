@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// failing makes the spy's Acquire fail until it has been asked n times.
+// failing makes the spy's Acquire fail for the first n calls.
 func failing(s *spy, n int, err func() error) {
 	asked := 0
 	s.on("acquire", func(context.Context) error {

@@ -441,7 +441,7 @@ func TestSeal_Refused(t *testing.T) {
 	ok(t, "the second Seal", k.Seal(t.Context(), []byte("w"), time.Minute))
 }
 
-// ErrClosed is about the Locker that was asked.
+// ErrClosed is about the Locker of the call.
 func TestErrors_ClosedIsOfThisLocker(t *testing.T) {
 	t.Parallel()
 	b := backendtest.Memory()

@@ -80,7 +80,7 @@ func TestToken_AnsweredAfterReleaseIsAnError(t *testing.T) {
 	})
 }
 
-// Local holders of one lease have tokens of their own, in order, however they ask for them.
+// Each local holder of one lease has its own token, in order, however they ask for them.
 func TestToken_IncreasesOverHandOvers(t *testing.T) {
 	for name, opts := range map[string][]core.AcquireOption{"WithToken": {core.WithToken()}, "later": nil} {
 		t.Run(name, func(t *testing.T) {

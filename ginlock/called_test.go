@@ -76,7 +76,7 @@ func TestWiring_RefusalIsNotRecorded(t *testing.T) {
 	}
 }
 
-// Two middlewares that one function calls: the first has run the handler, and its answer was sent.
+// One function calls two middlewares: the first has run the handler and sent the answer.
 func TestWiring_CalledAfterTheHandler(t *testing.T) {
 	t.Parallel()
 	l := idempotency.WithLocker(testutil.Locker(t))

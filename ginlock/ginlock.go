@@ -145,8 +145,8 @@ func contextOf(r *http.Request) *gin.Context {
 	return req.c
 }
 
-// adapt turns a middleware of net/http into one of Gin. It panics if it cannot see where in Gin's
-// chain it stands: a handler could then run without its lock, and nobody would notice.
+// adapt turns a middleware of net/http into one of Gin. It panics if it cannot see its place in
+// Gin's chain: a handler could then run without a lock, and nobody would notice.
 //
 // It must not be inlined: Check knows the middlewares of this package by the code of its closure.
 //

@@ -36,8 +36,8 @@ func signed(c *gin.Context) {
 	_, _ = c.Writer.Write(w.body.Bytes())
 }
 
-// A middleware outside may hold the answer back. Its status and its headers are sent, also of a replay
-// and of a refusal.
+// A middleware outside may hold the answer back. Its status and its headers are sent, even for a
+// replay and a refusal.
 func TestOrder_HeldBackOutside(t *testing.T) {
 	t.Parallel()
 	l := idempotency.WithLocker(testutil.Locker(t))

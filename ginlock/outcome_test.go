@@ -80,7 +80,7 @@ func TestRetry_ReplayAfterCompletion(t *testing.T) {
 	}
 }
 
-// orderBy posts an order by a client of its own.
+// orderBy posts an order by a separate client.
 func (s *server) orderBy(client *http.Client, key string) answer {
 	req, err := http.NewRequest("POST", s.url+"/orders", strings.NewReader("{}"))
 	if err != nil {

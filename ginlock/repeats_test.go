@@ -133,7 +133,7 @@ func TestRefuseRepeats_AfterAFailure(t *testing.T) {
 	}
 }
 
-// The window ends, and it is the one that was asked for.
+// The window ends, and it has the length of the option.
 func TestRefuseRepeats_Window(t *testing.T) {
 	t.Parallel()
 	took := time.Hour
@@ -151,7 +151,7 @@ func TestRefuseRepeats_Window(t *testing.T) {
 	}
 }
 
-// Principals, a fingerprint of one's own, and which statuses count.
+// Principals, a custom fingerprint, and which statuses count.
 func TestRefuseRepeats_Options(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -198,9 +198,9 @@ func TestRefuseRepeats_UnderByHeader(t *testing.T) {
 	until(t, func() answer { return s.order("k2", "a") }, func(a answer) bool { return a.status != 409 }).want(t, 201, "run 2", false)
 }
 
-// One RefuseRepeats for all forms. The gateway's prefix is cut off by a handler that passes the
-// request on to the engine, as the comment of HandleContext proposes. The middleware then runs
-// twice, and there is but one.
+// One RefuseRepeats for all forms. A handler cuts off the gateway's prefix and passes the request
+// on to the engine, as the comment of HandleContext proposes. The middleware then runs twice, and
+// there is but one.
 func TestRefuseRepeats_HandleContext(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64

@@ -168,7 +168,7 @@ func TestBody_TwoReaders(t *testing.T) {
 	s.order("k", `{"id":1}`, "X-Read", "1").wantProblem(t, 500, idempotency.CodeMisconfigured)
 }
 
-// A client that asks before it sends a body that is too large is not told to go on.
+// A client that asks before it sends a body that is too large gets no 100 Continue.
 func TestBody_ExpectContinue(t *testing.T) {
 	t.Parallel()
 	s := post(t, func(*gin.Context) { t.Error("it ran") })

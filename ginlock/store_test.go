@@ -183,7 +183,7 @@ func TestCorruptRecord(t *testing.T) {
 	}
 }
 
-// A request may end while Redis is asked, since its client hangs up or an outer deadline passes.
+// A request may end during a call to Redis, since its client hangs up or an outer deadline passes.
 // That says nothing about Redis. With FailOpen the request would run beside the one that has the
 // key.
 func TestOutage_FailOpenForNobody(t *testing.T) {

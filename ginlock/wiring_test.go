@@ -99,7 +99,7 @@ func TestRetry_Retention(t *testing.T) {
 	until(t, func() answer { return s.order("k", "") }, func(a answer) bool { return !a.replayed() }).want(t, 201, "run 2", false)
 }
 
-// Files of an uploaded form are removed by the server, although it knows only its own request.
+// The server removes the files of an uploaded form, although it knows only its own request.
 func TestMultipartFilesAreRemoved(t *testing.T) {
 	l := testutil.Locker(t)
 	tmp := t.TempDir()

@@ -157,7 +157,8 @@ func TestWriter_HijackAfterBody(t *testing.T) {
 	}
 }
 
-// A WebSocket and the like: the tombstone is sealed before the connection is the handler's.
+// A hijacked connection, such as a WebSocket: the tombstone is sealed before the connection is the
+// handler's.
 func TestTombstone_Hijack(t *testing.T) {
 	t.Parallel()
 	g := newGate(t)

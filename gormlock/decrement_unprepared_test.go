@@ -36,7 +36,7 @@ func (c *fullConn) PrepareContext(ctx context.Context, query string) (driver.Stm
 }
 
 // TestDecrement_TriggerUnprepared: GORM's Row is empty if the statement cannot be prepared. It must
-// not panic, which would leave GORM's transaction, and the lock on the row, open for ever.
+// not panic, which would leave GORM's transaction, and the lock on the row, open forever.
 func TestDecrement_TriggerUnprepared(t *testing.T) {
 	t.Parallel()
 	testutil.Databases(t, func(t *testing.T, plain *gorm.DB) {

@@ -71,7 +71,7 @@ func TestDecrementAll_Canceled(t *testing.T) {
 	}
 }
 
-// Peg has a key without an index of its own.
+// Peg has a key without its own index.
 type Peg struct {
 	ID   uint
 	Code int

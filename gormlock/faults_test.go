@@ -39,7 +39,7 @@ func loser(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker, lose
 	})
 }
 
-// TestLost_BeforeCommit is invariant I9: nothing is committed, whether or not the loss is noticed in between.
+// TestLost_BeforeCommit is invariant I9: nothing is committed, noticed or not.
 func TestLost_BeforeCommit(t *testing.T) {
 	t.Parallel()
 	loser(t, func(t *testing.T, db *gorm.DB, l *core.Locker, lose func()) {
@@ -165,8 +165,8 @@ func TestBegin_NamesTheKey(t *testing.T) {
 	})
 }
 
-// TestBegin_SaysWhyItWasGivenUp: the ends of a context's children are seen in any
-// order, and the error is always the same.
+// TestBegin_SaysWhyItWasGivenUp: the ends of a context's children come in any order, and the error
+// is always the same.
 func TestBegin_SaysWhyItWasGivenUp(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -39,7 +39,7 @@ func (n *numbered) Release(context.Context, core.Grant) (core.Waiters, error) {
 	return core.Waiters{}, nil
 }
 
-// reopen is another gorm.DB on the connections of db, so that it can have a plugin of its own.
+// reopen is another gorm.DB on the connections of db, so that it can have its own plugin.
 func reopen(t testing.TB, db *gorm.DB) *gorm.DB {
 	t.Helper()
 	_, prepared := db.ConnPool.(*gorm.PreparedStmtDB)

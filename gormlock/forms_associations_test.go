@@ -69,7 +69,7 @@ type Club struct {
 	Name string `gorm:"size:64"`
 }
 
-// Membership is a join table with a column and a hook of its own.
+// Membership is a join table with its own column and hook.
 type Membership struct {
 	CitizenID uint   `gorm:"primaryKey"`
 	ClubID    uint   `gorm:"primaryKey"`

@@ -55,7 +55,7 @@ type Place struct {
 	Zip  int
 }
 
-// upper is a custom serializer of its own type.
+// upper is a custom serializer with its own type.
 type upper string
 
 func (u *upper) Scan(_ context.Context, _ *schema.Field, _ reflect.Value, value any) error {

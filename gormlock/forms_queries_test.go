@@ -9,7 +9,7 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-// reading returns a form that finds rows into dest, a pointer of its own for each run.
+// reading returns a form that finds rows into dest, another pointer for each run.
 func reading[T any](name string, find func(db *gorm.DB, dest *T) *gorm.DB) form {
 	return form{name, byGuard, func(db *gorm.DB, n *notes) error {
 		var dest T

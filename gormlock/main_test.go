@@ -85,7 +85,7 @@ type config func(*gorm.Config)
 func (c config) Apply(g *gorm.Config) error   { c(g); return nil }
 func (config) AfterInitialize(*gorm.DB) error { return nil }
 
-// guarded runs fn as each does, with the plugin on a Locker of its own.
+// guarded runs fn as each does, with the plugin on its own Locker.
 func guarded(t *testing.T, fn func(t *testing.T, db *gorm.DB, l *core.Locker), opts ...gorm.Option) {
 	t.Helper()
 	each(t, func(t *testing.T, db *gorm.DB) {

@@ -22,8 +22,8 @@ func (d *Delivery) AfterCreate(tx *gorm.DB) error {
 	})
 }
 
-// TestTransaction_OnNewDB: GORM gives hooks and FindInBatches a session with NewDB. What was said
-// before it is not in the block.
+// TestTransaction_OnNewDB: GORM gives hooks and FindInBatches a session with NewDB. The clauses
+// before it are not in the block.
 func TestTransaction_OnNewDB(t *testing.T) {
 	t.Parallel()
 	ways := map[string]func(tx *gorm.DB, fn func(tx *gorm.DB) error) error{

@@ -182,7 +182,7 @@ func TestOnce_OneEffectPerLifeOfARow(t *testing.T) {
 				calls.Go(func() {
 					for i := 0; i < 20 || purged.Load() < 4; i++ {
 						r, err := gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge, gormlock.WithWait(time.Minute))
-						for errors.Is(err, sql.ErrNoRows) { // purged each time it was looked for
+						for errors.Is(err, sql.ErrNoRows) { // purged before each look
 							r, err = gormlock.Once(t.Context(), own, fmt.Sprint("k", i%3), charge, gormlock.WithWait(time.Minute))
 						}
 						if err != nil || r.Number == 0 || r.Note != "thanks" {

@@ -29,7 +29,7 @@ type receipt struct {
 	Secret string `json:"-"`
 }
 
-// charge is what is to be done once: an order for each run.
+// charge is the effect that must happen once: an order for each run.
 func charge(tx *gorm.DB) (receipt, error) {
 	item := Item{StockID: 1, Name: "order"}
 	err := tx.Create(&item).Error
@@ -305,7 +305,8 @@ func TestOnce_Refusals(t *testing.T) {
 	})
 }
 
-// TestOnce_WithoutTheLock: where the lock is not had a key that is done is answered, and another does not run.
+// TestOnce_WithoutTheLock: without the lock, a key that is done is answered, and another does not
+// run.
 func TestOnce_WithoutTheLock(t *testing.T) {
 	t.Parallel()
 	onceDB(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -160,13 +160,13 @@ func pausedHolder(c *childProcess) error {
 }
 
 // TestFenced_PausedHolder: a holder is stopped beyond its TTL, another one sells, the first wakes.
-// Nothing of the first is committed, whether or not it can know that its lock is lost. A holder
-// that was stopped in its transaction has the fence, so nobody else can sell. If it commits, the
-// commit is not based on an old read.
+// Nothing of the first is committed, even if it cannot know that its lock is lost. A holder that
+// was stopped in its transaction has the fence, so nobody else can sell. If it commits, the commit
+// is not based on an old read.
 func TestFenced_PausedHolder(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)
-	// The holder is a process of its own, and prepares nothing.
+	// The holder is a separate process, and prepares nothing.
 	testutil.Databases(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "AutoMigrate", db.AutoMigrate(&Stock{}, &Item{}))
 		ok(t, "Migrate", gormlock.Migrate(db))

@@ -180,8 +180,9 @@ func (t panicTx) Rollback() error {
 	return t.Tx.Rollback()
 }
 
-// A panic of the driver at COMMIT or ROLLBACK arrives at the caller. Nobody knows the outcome of that
-// COMMIT, so the key stays locked for its lease. The Rollback that follows on a panic frees the other.
+// A panic of the driver at COMMIT or ROLLBACK reaches the caller. Nobody knows the outcome of that
+// COMMIT, so the key stays locked for its lease. The Rollback that follows on a panic frees the
+// other.
 func TestPinned_DriverPanics(t *testing.T) {
 	t.Parallel()
 	registered, err := sql.Open(sqlite.DriverName, ":memory:")

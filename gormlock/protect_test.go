@@ -36,7 +36,7 @@ func TestProtect_QuotedTableName(t *testing.T) {
 	}
 }
 
-// TestProtect_Clauses: clauses may name tables, also in raw SQL and in joins.
+// TestProtect_Clauses: clauses may name tables, even in raw SQL and in joins.
 func TestProtect_Clauses(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

@@ -28,7 +28,7 @@ const (
 	swallow   // Forward it, and keep the answer.
 	replace   // Forward it, and send an error of the proxy's own instead of the answer.
 	refuse    // Send an error of the proxy's own instead, and close the connections.
-	interrupt // Send that error instead, also for a ROLLBACK, and keep the connections open, as KILL QUERY does.
+	interrupt // Send that error instead, even for a ROLLBACK, and keep the connections open, as KILL QUERY does.
 	lose      // From now on answer nothing, and refuse new connections.
 )
 

@@ -152,8 +152,9 @@ func shopped(t *testing.T, fn func(t *testing.T, db *gorm.DB, j *journal, name s
 	})
 }
 
-// TestAssociation_GuardWithoutTransaction does what GORM does without a guard. Each statement has a lock
-// of its own, except those that GORM runs without the scopes of its caller: see TestAssociation_Map.
+// TestAssociation_GuardWithoutTransaction does what GORM does without a guard. Each statement has
+// its own lock, except those that GORM runs without the scopes of its caller: see
+// TestAssociation_Map.
 func TestAssociation_GuardWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	forms := map[string]func(db *gorm.DB) *gorm.DB{
@@ -307,7 +308,7 @@ func TestFirstOrCreate_Guard(t *testing.T) {
 	})
 }
 
-// TestCreateInBatches_Guard: without a transaction each batch has a lock of its own.
+// TestCreateInBatches_Guard: without a transaction each batch has its own lock.
 func TestCreateInBatches_Guard(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, db *gorm.DB) {

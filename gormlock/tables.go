@@ -75,8 +75,7 @@ var purgedTables = []sqltable.Purged{
 
 // Purge deletes old rows of this package's tables and returns how many it deleted:
 //
-//   - results of [Once] that are older than olderThan; such a key runs anew if it is asked for
-//     again;
+//   - results of [Once] that are older than olderThan; a later call with such a key runs anew;
 //   - fences at which no transaction has registered for olderThan, and for at least a day.
 //
 // Ages are by the database's clock.

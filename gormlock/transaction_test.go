@@ -196,7 +196,7 @@ func TestTransaction_NestedContextEndsWithTheLock(t *testing.T) {
 }
 
 // TestWithGuard_PlainRead: a read outside a transaction runs as without the guard, and takes no lock. Raw SQL, which may
-// write, and a read with a Guard of its own are refused: see TestErrNoTransaction.
+// write, and a read with its own Guard are refused: see TestErrNoTransaction.
 func TestWithGuard_PlainRead(t *testing.T) {
 	t.Parallel()
 	guarded(t, func(t *testing.T, db *gorm.DB, l *core.Locker) {

@@ -79,8 +79,9 @@ func TestCommitUnknown(t *testing.T) {
 	})
 }
 
-// TestCommitUnknown_ErrorOfAProxy: a proxy answers COMMIT with an error of its own, whether or not it
-// forwarded it. The driver sees the same error, so the outcome is unknown and the key stays locked.
+// TestCommitUnknown_ErrorOfAProxy: a proxy answers COMMIT with its own error, and may or may not
+// have forwarded it. The driver sees the same error, so the outcome is unknown and the key stays
+// locked.
 func TestCommitUnknown_ErrorOfAProxy(t *testing.T) {
 	t.Parallel()
 	failures := map[string]map[string][]byte{

@@ -20,7 +20,7 @@ type nilPanics struct{ name string }
 func (n *nilPanics) Value() (driver.Value, error) { return n.name, nil }
 
 // TestPanics_OfArguments: an argument that panics on its way to the database is a panic of the block, and holds nobody up.
-// database/sql itself waits for ever then where it queries or has prepared the statement.
+// database/sql itself waits forever then if it queries or has prepared the statement.
 func TestPanics_OfArguments(t *testing.T) {
 	t.Parallel()
 	var none *nilPanics

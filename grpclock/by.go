@@ -56,7 +56,7 @@ func ByField(path string, opts ...Option) grpc.UnaryServerInterceptor {
 }
 
 // ByKey returns an interceptor that makes the key of a template, for example
-// "{metadata.x-tenant}:{req.order.id}". Values are escaped as by [core.Join], and between two
+// "{metadata.x-tenant}:{req.order.id}". Values are escaped as in [core.Join], and between two
 // fields there must be a ":". The fields are:
 //
 //   - {req.PATH}: a field of the request, as in [ByField]

@@ -307,7 +307,7 @@ func ExampleByKey() {
 	// b 2 <nil>
 }
 
-// The key is made by a function. Calls without an order run unprotected.
+// A function makes the key. Calls without an order run unprotected.
 func ExampleBy() {
 	locker := exampleLocker()
 	defer locker.Close()

@@ -309,9 +309,8 @@ func FuzzFingerprint(f *testing.F) {
 	})
 }
 
-// A request has a map of numbers and nothing else. A comparison must not make text of two keys: a
-// request of 4 MiB would take seconds. The test is not parallel: it counts the allocations of the
-// whole process.
+// A request has only a map of numbers. A comparison must not make text of two keys: a request of 4
+// MiB would take seconds. The test is not parallel: it counts the allocations of the whole process.
 func TestFingerprint_MapOfNumbers(t *testing.T) {
 	const n = 100_000
 	r := &request{Friends: make(map[int32]*testpb.Customer, n)}

@@ -309,7 +309,7 @@ func TestRecord_Retention(t *testing.T) {
 	until(t, func() answer { return s.create("k", &request{}) }, func(a answer) bool { return !a.replayed() }).want(t, 2, false)
 }
 
-// A call whose deadline passes while Redis is asked, or whose client hangs up, does not run,
+// A call whose deadline passes during a call to Redis, or whose client hangs up, does not run,
 // FailOpen or not. It would run for nobody, and maybe beside the call that has the key. The call
 // may give up Redis a moment before the context's own timer fires, which must not matter.
 func TestFailOpen_ClientGone(t *testing.T) {

@@ -50,7 +50,7 @@ func TestPrincipal_AnonymousCredentials(t *testing.T) {
 	for _, md := range [][]string{{"authorization", "Bearer b"}, nil, {"authorization", "Bearer a", "authorization", "Bearer a"}, {"authorization", "Bearer a", "cookie", "x"}, {"authorization", "Bearer a", "x-api-key", "x"}} {
 		a := s.create("k", &request{}, md...)
 		a.wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged)
-		// Whether the payload is the same is not told.
+		// The refusal does not reveal whether the payload is the same.
 		b := s.create("k", &request{Quantity: 9}, md...)
 		if b.wantRefusal(t, codes.FailedPrecondition, reasonCredentialsChanged); a.err.Error() != b.err.Error() {
 			t.Errorf("%v, %v", a.err, b.err)

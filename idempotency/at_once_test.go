@@ -41,7 +41,7 @@ func TestPanic_KnownAtOnce(t *testing.T) {
 	s.order("").want(t, 200, "paid", true)
 }
 
-// A call whose function failed is unknown at once, also to Recover that is still in doubt.
+// A call whose function failed is unknown at once, even to Recover that is still in doubt.
 func TestDo_FailedAtOnce(t *testing.T) {
 	t.Parallel()
 	b := backendtest.Memory()

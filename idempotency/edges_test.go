@@ -149,7 +149,7 @@ func revoke(l *core.Locker, key string) error {
 	return nil
 }
 
-// The context of a handler ends when a plain lock around it is lost, also with claims between them.
+// The context of a handler ends when a plain lock around it is lost, even with claims between them.
 func TestLock_OuterLost(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]outerLock{

@@ -19,7 +19,7 @@ func ExampleDo() {
 	locker := exampleLocker()
 	defer locker.Close()
 	type charge struct{ ID, State string }
-	// consume handles a message, and reports whether it is to be acknowledged.
+	// consume handles a message, and reports whether to acknowledge it.
 	consume := func(order, body string) (ack bool) {
 		c, err := idempotency.Do(context.Background(), locker, core.Join("charge", order), func(ctx context.Context) (charge, error) {
 			key, err := idempotency.DeriveKey(ctx, "charge") // for the provider: the same in every run
@@ -50,8 +50,8 @@ func ExampleDo() {
 	// a human must look: park the message
 }
 
-// A provider sends a webhook again until it gets a 200. The effect is named by the payment, not by
-// the event, because several events report one payment.
+// A provider sends a webhook again until it gets a 200. The payment names the effect, and not the
+// event, because several events report one payment.
 func ExampleDo_webhook() {
 	locker := exampleLocker()
 	defer locker.Close()

@@ -157,7 +157,7 @@ func ExampleShutdown() {
 	// Output: <nil> <nil>
 }
 
-// Encryption is being switched on: old records are read as they are.
+// Encryption is being turned on: old records are read as they are.
 func ExampleReadPlain() {
 	locker := exampleLocker()
 	defer locker.Close()
@@ -196,7 +196,7 @@ func ExampleFingerprint() {
 	// 422 idempotency_key_reused
 }
 
-// A text of its own for one of the refusals.
+// A custom text for one of the refusals.
 func ExampleRefusalOf() {
 	refusal := idempotency.RefusalOf(idempotency.CodeLockLost)
 	fmt.Println(refusal.Status, refusal.Title)

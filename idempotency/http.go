@@ -26,7 +26,7 @@ func ByHeader(name string, opts ...HTTPOption) func(http.Handler) http.Handler {
 }
 
 // ByKey returns a middleware that makes the key of a template, for example
-// "{header.X-Tenant}:{json.order.id}". Values are escaped as by [core.Join], and between two fields
+// "{header.X-Tenant}:{json.order.id}". Values are escaped as in [core.Join], and between two fields
 // there must be a ":". The fields are:
 //
 //   - {header.NAME}: a header, as [ByHeader] reads it

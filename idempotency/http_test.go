@@ -85,7 +85,7 @@ func TestNothingDone_FreesTheKey(t *testing.T) {
 	ask().want(t, 200, "made", true)
 }
 
-// NothingDone is about all claims of a request, and RefuseRepeats has one of its own.
+// NothingDone is about all claims of a request, and RefuseRepeats has its own claim.
 func TestNothingDone_AllClaims(t *testing.T) {
 	t.Parallel()
 	var runs atomic.Int64
@@ -473,7 +473,7 @@ func TestAnswer_WritesNothing(t *testing.T) {
 	s.order("").want(t, 200, "", true)
 }
 
-// Shutdown is about the whole process: no other test may run beside this one.
+// Shutdown is about the whole process: no other test may run at the same time.
 func TestShutdown_WaitsAndCancels(t *testing.T) {
 	entered, open := make(chan struct{}, 1), make(chan struct{})
 	s := orders(t, testutil.Locker(t), func(_ http.ResponseWriter, r *http.Request) {

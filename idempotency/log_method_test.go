@@ -16,8 +16,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A client may send any method, of any length, to a handler without one in its pattern. It must not have
-// log lines of its own for each: the log would be flooded, and the limiter remembers each method.
+// A client may send any method, of any length, to a handler without one in its pattern. It must not
+// have separate log lines for each: the log would be flooded, and the limiter remembers each
+// method.
 func TestLogs_MethodsOfAClientAreOneSeries(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -37,7 +37,7 @@ type recorder struct {
 
 	declared int64 // the Content-Length, if the handler declares one
 	declares bool
-	offered  int64 // what the handler wrote, also in vain
+	offered  int64 // what the handler wrote, even in vain
 	flushed  bool  // while the answer was held back
 
 	before  http.Header // when the middleware was entered

@@ -214,7 +214,7 @@ func TestScope_NothingRan(t *testing.T) {
 	}
 }
 
-// A freed key may come with another request. Each derives keys of its own.
+// A freed key may come with another request. Each derives its own keys.
 func TestScope_DerivedKeys(t *testing.T) {
 	t.Parallel()
 	l := memory(t)

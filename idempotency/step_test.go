@@ -68,7 +68,7 @@ type charge struct{ ID string }
 
 var errDeclined = errors.New("declined")
 
-// oneStep runs a step in a request of its own. It returns what the step returned, and whether it ran.
+// oneStep runs a step in a separate request. It returns what the step returned, and whether it ran.
 func oneStep(t testing.TB, l *core.Locker, name string, fails error, opts ...idempotency.HTTPOption) (got charge, ran bool, err error) {
 	t.Helper()
 	runStep(t, l, "7 EUR", func(ctx context.Context) {

@@ -205,7 +205,7 @@ func TestDatabases_DroppedAtTheEnd(t *testing.T) {
 	})
 }
 
-// The subtests of a test that fails would fail this one too, so it runs in a process of its own.
+// The subtests of a test that fails would fail it too, so it runs in a separate process.
 func TestDatabasesWhereThereAreNone(t *testing.T) {
 	if os.Getenv("ONELANE_TEST_DATABASES") != "" {
 		testutil.Databases(t, func(*testing.T, *gorm.DB) {})

@@ -17,8 +17,8 @@ import (
 // documented are the packages that users import.
 var documented = []string{"core", "idempotency", "ginlock", "grpclock", "gormlock", "testutil"}
 
-// ownExample are the results of functions that users begin with. Each such function has an example
-// of its own, as has each that returns an error. The others, options among them, are used in one.
+// ownExample are the results of functions that users begin with. Each such function has its own
+// example, as has each that returns an error. The others, options among them, are used in one.
 var ownExample = []string{
 	"Backend", "core.Backend", "core.Opener", "*Claims", "gin.HandlerFunc", "grpc.UnaryServerInterceptor",
 	"grpc.StreamServerInterceptor", "grpc.UnaryClientInterceptor", "gorm.Plugin", "func(*gorm.DB) *gorm.DB", "error",
@@ -140,8 +140,8 @@ func calledByOthers(typ *doc.Type, f *doc.Func) bool {
 	return f.Name == "String" || strings.HasPrefix(f.Doc, f.Name+" implements ")
 }
 
-// Each function that a user calls is shown in an example that runs, and an entry point in one of
-// its own.
+// Each function that a user calls is shown in an example that runs, and an entry point in its own
+// example.
 func TestGodoc_EveryEntryPointHasAnExample(t *testing.T) {
 	for _, folder := range documented {
 		t.Run(folder, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"github.com/onelane/onelane/testutil/internal/server"
 )
 
-// recorder is a testing.TB whose failure is looked at instead of failing the test.
+// recorder is a testing.TB that records a failure instead of failing the test.
 type recorder struct {
 	testing.TB
 	fatal, log string

@@ -70,8 +70,8 @@ func refused(t *testing.T, client *clientv3.Client, advice string) {
 	}
 }
 
-// A user needs the permission on the keys, and no other. Without it, or without the right password,
-// Acquire fails at once and says what to do.
+// A user needs only the permission on the keys. Without it, or without the right password, Acquire
+// fails at once and says what to do.
 func TestAuth(t *testing.T) {
 	t.Parallel()
 	etcd := testutil.Etcd(t, "--bcrypt-cost", "4")
@@ -103,7 +103,7 @@ func TestAuth(t *testing.T) {
 	refused(t, service, "check the client's Username and Password")
 }
 
-// Both sides show certificates of the same authority. A client without one is not let in.
+// Both sides show certificates of the same authority. etcd refuses a client without one.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)

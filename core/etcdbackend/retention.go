@@ -25,7 +25,7 @@ const writesPerLease = 256
 type class struct {
 	turn   chan struct{} // has one element while nobody uses what follows
 	id     clientv3.LeaseID
-	sent   time.Time // before the lease was asked for
+	sent   time.Time // before the request for the lease
 	writes int       // that got the lease
 }
 
@@ -33,7 +33,7 @@ type class struct {
 type attached struct {
 	class *class
 	id    clientv3.LeaseID
-	sent  time.Time     // before the lease was asked for
+	sent  time.Time     // before the request for the lease
 	ttl   time.Duration // of the lease
 }
 

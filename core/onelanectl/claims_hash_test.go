@@ -11,8 +11,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// A gRPC method is keyed by the field document.sha256, and the client sends a hash. The key in the
-// log then ends like the key of a lock that is shown with a hash.
+// The key of a gRPC method is the field document.sha256, and the client sends a hash. The key in
+// the log then ends like the key of a lock that is shown with a hash.
 func TestClaims_KeyThatEndsWithAHash(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/onelane/onelane/core"
 )
 
-// A machine of a quorum is switched off: nothing answers and nothing refuses the connection. ls
-// shows what the others have, and says that one is missing.
+// A machine of a quorum is off: nothing answers and nothing refuses the connection. ls shows what
+// the others have, and reports the missing one.
 func TestList_AMasterIsSwitchedOff(t *testing.T) {
 	t.Parallel()
 	_, cs, locker := quorum(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// statistic returns a number of INFO stats.
+// statistic returns one figure of INFO stats.
 func statistic(t testing.TB, c *redis.Client, name string) int {
 	t.Helper()
 	info, err := c.InfoMap(t.Context(), "stats").Result()
@@ -116,7 +116,7 @@ func TestBatch_DeadlinesOnAHungNode(t *testing.T) {
 				within("Acquire", func(ctx context.Context) error { _, err := l.Acquire(ctx, fmt.Sprint("new:", i)); return err })
 				within("Release", held[i].Release)
 				gaveUp.Add(1)
-				canceled.Go(func() { // a call on the wire notices its deadline, and one that waits also that it was canceled
+				canceled.Go(func() { // a call on the wire notices its deadline, a waiting one its cancellation, too
 					ctx, cancel := context.WithCancel(context.Background())
 					time.AfterFunc(50*time.Millisecond, func() { cancel(); gaveUp.Done() })
 					_, err := l.Acquire(ctx, fmt.Sprint("canceled:", i))

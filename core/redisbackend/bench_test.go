@@ -35,7 +35,7 @@ func BenchmarkOwnKeys(b *testing.B) {
 	}
 }
 
-// each runs fn in a number of goroutines, each with a key of its own.
+// each runs fn in several goroutines, each with its own key.
 func each(b *testing.B, name string, callers int, fn func(key string) error) {
 	b.Run(name, func(b *testing.B) {
 		b.ReportAllocs()
@@ -55,7 +55,7 @@ func each(b *testing.B, name string, callers int, fn func(key string) error) {
 	})
 }
 
-// BenchmarkHotKey has one hot key. The counter has no lock of its own and must come out exact.
+// BenchmarkHotKey has one hot key. The counter has no mutex and must come out exact.
 func BenchmarkHotKey(b *testing.B) {
 	l := locker(b, one(testutil.Redis(b).Client()))
 	n := 0

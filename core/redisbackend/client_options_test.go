@@ -22,7 +22,7 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, network, addr)
 }
 
-// The table of docs/backends.md has each option that a go-redis client can have, and no other.
+// The table of docs/backends.md has exactly the options that a go-redis client can have.
 func TestClientOptions_AllInTheTable(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"../../docs/backends.md", "../../docs/zh-CN/backends.md"} {

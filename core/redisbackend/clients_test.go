@@ -65,7 +65,7 @@ func TestLostReply_ThenRefused(t *testing.T) {
 	eventually(t, "the key is free", func() bool { return status(t, direct, "k") == core.Free })
 }
 
-// A proxy that answers with an error of its own may have passed the call on.
+// A proxy that answers with its own error may have passed the call on.
 func TestProxyError_IsNoProofThatNothingRan(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

@@ -69,8 +69,8 @@ func TestConnection_StaysAfterReadOnly(t *testing.T) {
 	}
 }
 
-// A connect ends with its context, also in a handshake. The backend may be closed then, or the dial has
-// taken most of the time.
+// A connect ends with its context, even in a handshake. The backend may be closed then, or the dial
+// has taken most of the time.
 func TestConnection_HandshakeEndsWithConnect(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()

@@ -137,7 +137,7 @@ func TestInterop_ForeignValueHidden(t *testing.T) {
 	hidden("an orphan's error", err.Error())
 }
 
-// An error that Redis answers is an answer, also from a client whose errors have no type.
+// An error that Redis answers is an answer, even from a client whose errors have no type.
 func TestQuorum_AnswersOfRedigoExcludeNoNode(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)

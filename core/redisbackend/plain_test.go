@@ -155,7 +155,7 @@ func TestTokens_CounterExpired(t *testing.T) {
 	}
 }
 
-// A seal without a token is known by its owner: another one's is no success of ours.
+// The owner tells a seal without a token: the seal of another owner is no success of ours.
 func TestSeal_WithoutTokenIsKnownByItsOwner(t *testing.T) {
 	t.Parallel()
 	b := open(t, one(testutil.Redis(t).Client()))
@@ -433,7 +433,7 @@ func TestRelease_AsksForWaiters(t *testing.T) {
 	}
 }
 
-// A proxy that closes the connection on a command that it does not know is asked once.
+// A proxy that closes the connection on a command that it does not know gets the command once.
 func TestRelease_ProxyClosesOnUnknownCommand(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, testutil.Redis(t).Client())

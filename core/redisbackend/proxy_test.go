@@ -184,7 +184,7 @@ func TestLostReplies_AreCleanedUp(t *testing.T) {
 
 const childVar = "ONELANE_REDISBACKEND_CHILD_"
 
-// startChild starts this test binary as a process of its own with a job; see TestMain.
+// startChild starts this test binary as a separate process with a job; see TestMain.
 func startChild(t testing.TB, job string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()

@@ -41,7 +41,8 @@ func (n *refusing) Do(ctx context.Context, commands ...*command) (<-chan struct{
 
 var _ driver.Conn = (*refusing)(nil)
 
-// A node that answers an error to "again" is not asked in a tight loop until the lease ends (rule 8).
+// Callers do not ask a node that answers an error to "again" in a tight loop until the lease ends
+// (rule 8).
 func TestQuorum_AgainIsRefused(t *testing.T) {
 	for _, text := range []string{
 		"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",

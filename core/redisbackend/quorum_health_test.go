@@ -36,7 +36,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// A node that keeps not answering is asked once per cool-down, and has its vote again when it answers.
+// A node that keeps not answering gets one call per cool-down, and has its vote again when it
+// answers.
 func TestHealth_HungNodeIsExcluded(t *testing.T) {
 	t.Parallel()
 	phases(t, func(q *quorum, nodes []*scripted) {
@@ -112,7 +113,7 @@ func TestHealth_HungNodeIsExcluded(t *testing.T) {
 	})
 }
 
-// If too few nodes are left, those that do not answer are asked all the same.
+// If too few nodes are left, callers ask those that do not answer, too.
 func TestHealth_NeededNodesAreAsked(t *testing.T) {
 	t.Parallel()
 	phases(t, func(q *quorum, nodes []*scripted) {
@@ -135,7 +136,7 @@ func TestHealth_NeededNodesAreAsked(t *testing.T) {
 	})
 }
 
-// exclude lets a node hang until it is not asked any more, and answer again after that.
+// exclude lets a node hang until nobody asks it any more, and answer again after that.
 func exclude(t *testing.T, q *quorum, nodes []*scripted, i int) {
 	q.nodes[i].latency.fixed = 60 * time.Millisecond
 	nodes[i].hang(true)
@@ -155,7 +156,7 @@ func exclude(t *testing.T, q *quorum, nodes []*scripted, i int) {
 	nodes[i].hang(false)
 }
 
-// An excluded node is asked if the others have no majority: one of them has just started.
+// Callers ask an excluded node if the others have no majority: one of them has just started.
 func TestHealth_ExcludedAndRestarted(t *testing.T) {
 	t.Parallel()
 	phases(t, func(q *quorum, nodes []*scripted) {

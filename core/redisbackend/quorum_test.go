@@ -146,8 +146,8 @@ func TestQuorum_TryAcquireHasAWinner(t *testing.T) {
 	}
 }
 
-// A caller whose clock is off gets no key, also a known one: tokens could go back when nodes forget
-// what they promised.
+// A caller whose clock is off gets no key, not even a known one: tokens could go back when nodes
+// forget what they promised.
 func TestQuorum_WrongClock(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.Cluster(t, 3)

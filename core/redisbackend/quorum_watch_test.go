@@ -10,7 +10,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// Waiters on a quorum hear of a release, also while one node hangs. Two Lockers are two processes.
+// Waiters on a quorum hear of a release, even while one node hangs. Two Lockers are two processes.
 func TestQuorum_WaiterHearsTheRelease(t *testing.T) {
 	t.Parallel()
 	for _, hung := range []bool{false, true} {

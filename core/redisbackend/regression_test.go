@@ -427,7 +427,7 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 	}
 }
 
-// Close ends everything, also while Redis hangs and calls wait; a Release after it still works.
+// Close ends everything, even while Redis hangs and calls wait; a Release after it still works.
 func TestRegression_CloseWhileHung(t *testing.T) {
 	node := testutil.Redis(t)
 	client := node.Client()

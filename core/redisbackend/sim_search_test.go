@@ -80,7 +80,7 @@ type simHold struct {
 	over  bool
 }
 
-// simulate runs a seed in a bubble of its own.
+// simulate runs a seed in its own bubble.
 func simulate(t *testing.T, l *simLua, seed uint64, nodes int, f simFaults, prepare func(*simWorld)) (run *simRun) {
 	synctest.Test(t, func(*testing.T) {
 		r := rand.New(rand.NewPCG(seed, uint64(nodes)))

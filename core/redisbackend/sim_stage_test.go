@@ -107,7 +107,7 @@ func (s *simStage) renew(q *quorum, g *core.Grant, h *simHold, ttl time.Duration
 	return err
 }
 
-// ask runs a script on one node, as a message of its own, and returns the status and the number.
+// ask runs a script on one node, as a separate message, and returns the status and the number.
 func (s *simStage) ask(node int, sc *script, owner string, args ...any) (status int64, number uint64) {
 	texts := make([]string, len(args))
 	for i, a := range args {

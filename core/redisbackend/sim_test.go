@@ -19,7 +19,7 @@ import (
 // In the simulation, clients call Acquire, Extend and Release of the package's own quorum, in fake
 // time. Its 3 or 5 simulated nodes run the package's own scripts. Messages are lost, late and
 // repeated. Links are cut, and clocks differ. Nodes restart with their data, with none, or with old
-// data. Callers give up and processes die, also in the middle of a call.
+// data. Callers give up and processes die, even in the middle of a call.
 //
 //	ONELANE_LONG=1 go test -run 'TestSimulation$' ./core/redisbackend                 # as in .ci/run
 //	ONELANE_SIM_SEEDS=100000 go test -run 'TestSimulation$' -v ./core/redisbackend   # more seeds, from ONELANE_SIM_FIRST on

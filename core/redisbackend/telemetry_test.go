@@ -130,7 +130,7 @@ func subscriptionDown(t *testing.T, node *testutil.Node, o core.Opener) {
 	<-waited
 }
 
-// A user that may not subscribe polls, and that is seen.
+// A user that may not subscribe polls, and telemetry shows that.
 func TestMetrics_SubscriptionRefused(t *testing.T) {
 	t.Parallel()
 	node := testutil.Redis(t)

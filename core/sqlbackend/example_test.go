@@ -14,7 +14,7 @@ import (
 	"github.com/onelane/onelane/core/sqlbackend"
 )
 
-// memoryDB is a database in memory. Each connection to it would be a database of its own.
+// memoryDB is a database in memory. Each connection to it would be a separate database.
 func memoryDB() *sql.DB {
 	db, err := sql.Open(sqlite.DriverName, "file::memory:") // sql.Open("pgx", dsn) in a service
 	if err != nil {

@@ -48,7 +48,7 @@ type attempt struct {
 	*backend
 	core.Request
 	path     string
-	adopting bool // what the latest write takes is an orphan, which is to be one again
+	adopting bool // what the latest write takes is an orphan, which must be one again
 }
 
 // run makes the key's node, or looks who has it. While ZooKeeper's watch says that the node is as

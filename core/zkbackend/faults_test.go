@@ -15,8 +15,8 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// Four clients, each with a session of its own, go on through whatever happens to a minority, and
-// after all servers were down. A key has one holder at a time, and its tokens increase.
+// Four clients, each with its own session, go on through whatever happens to a minority, and after
+// all servers were down. A key has one holder at a time, and its tokens increase.
 func TestEnsemble_Faults(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.ZooKeeperEnsemble(t)

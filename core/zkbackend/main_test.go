@@ -61,7 +61,7 @@ func (a *allTests) Fatalf(format string, v ...any) { panic(fmt.Sprintf(format, v
 
 var sharedNode = sync.OnceValue(func() *testutil.ZooKeeperNode { return testutil.ZooKeeper(forAll) })
 
-// shared is a server for tests that leave it as it is, each below a root of its own.
+// shared is a server for tests that leave it as it is, each below its own root.
 func shared(t testing.TB) *testutil.ZooKeeperNode {
 	t.Helper()
 	return sharedNode()
@@ -149,7 +149,7 @@ func acquire(t testing.TB, b core.Backend, r core.Request) (g core.Grant) {
 
 func isUnavailable(err error) bool { return errors.Is(err, core.ErrUnavailable) }
 
-// client is a session of its own, to look at nodes.
+// client is a separate session, to look at nodes.
 func client(t testing.TB, addr string) *zk.Conn {
 	t.Helper()
 	c, events, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogInfo(false))

@@ -55,7 +55,8 @@ func TestOptions_RootsShareNothing(t *testing.T) {
 	}
 }
 
-// Nodes that were made with an identity are for that one only, even after the connection broke.
+// Nodes that were made with an identity are for that identity only, even after the connection
+// broke.
 func TestOptions_Auth(t *testing.T) {
 	t.Parallel()
 	node := shared(t)

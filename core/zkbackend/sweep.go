@@ -74,7 +74,7 @@ func (b *backend) sweepNode(ctx context.Context, path string) error {
 	}
 	if n.state == stateHeld {
 		n.seen, _, _ = b.sightings.See(path, n.zxid, n.seen)
-	} else { // there may be very many, and the clock tells of them
+	} else { // there may be many, and the clock tells of them
 		n.seen = b.sightings.Known(path, n.zxid, n.seen)
 	}
 	if err := b.askTime(ctx, path); err != nil {

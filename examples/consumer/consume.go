@@ -108,7 +108,7 @@ func (c *consumer) charge(ctx context.Context, order string) (Charge, error) {
 	case modeUnprotected:
 		return pay(ctx)
 	case modeAsk:
-		key = order // also for a process that stood still while another one took its order over
+		key = order // even if this process stood still while another one took its order over
 		opts = append(opts, idempotency.RecoverWith(func(ctx context.Context, _ idempotency.Run) (Charge, idempotency.Recovery, error) {
 			charge, err := c.provider.find(ctx, order)
 			c.reached(whileAsking)

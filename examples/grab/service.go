@@ -77,7 +77,7 @@ func (s *service) grab(c *gin.Context) {
 		c.JSON(http.StatusConflict, gin.H{"code": "taken"})
 		return
 	}
-	time.Sleep(time.Millisecond) // a price is looked up, a route is planned
+	time.Sleep(time.Millisecond) // look up a price, a route is planned
 	token, err := s.token(c)
 	if err != nil {
 		ginlock.Fail(c, err)

@@ -48,8 +48,8 @@ func TestBothTransports_RealRedis(t *testing.T) {
 	served(t, func() []string { return []string{"-redis", testutil.Redis(t).Addr()} })
 }
 
-// Without the kit's lines it is seen to break, or the checks would prove nothing. By chance, no two
-// drivers may be at the same order at once: the clients are let loose until they are.
+// Without the kit's lines it must break, or the checks would prove nothing. By chance, no two
+// drivers may be at the same order at once: the clients run again until they are.
 func TestUnguardedBreaks(t *testing.T) {
 	out := ""
 	for range 20 {

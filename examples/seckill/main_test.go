@@ -32,7 +32,8 @@ func runSale(t *testing.T, args ...string) result {
 	return r
 }
 
-// runNaive sells without guards until the sales have gone wrong in each way that is asked for: by chance one may go well.
+// runNaive sells without guards until the sales have gone wrong in each given way: by chance one
+// may go well.
 func runNaive(t *testing.T, oversold, doubled bool, args ...string) {
 	t.Helper()
 	var wrong result

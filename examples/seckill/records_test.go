@@ -9,7 +9,7 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// Several masters keep locks only: the recorded answers are on a Redis of their own.
+// Several masters keep locks only: the recorded answers are on a separate Redis.
 func TestRecords_BesideMasters(t *testing.T) {
 	nodes, records := testutil.Cluster(t, 3), testutil.Redis(t)
 	var masters []string

@@ -66,7 +66,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// newConfig is that of an instance with a Redis and a database of its own.
+// newConfig is that of an instance with its own Redis and database.
 func newConfig(t *testing.T, provider string) (config, *miniredis.Miniredis) {
 	t.Helper()
 	m := miniredis.RunT(t)

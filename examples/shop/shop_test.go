@@ -23,7 +23,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// sale is a shop in this process, with a provider of its own and a clock that tests turn.
+// sale is a shop in this process, with its own provider and a clock that tests turn.
 type sale struct {
 	world
 	shop  *shop
@@ -229,8 +229,8 @@ func TestSweep_LateCharge(t *testing.T) {
 	})
 }
 
-// Redis has lost its records, or the answer is older than they are. The same key is the same order, also
-// if that has the last unit.
+// Redis has lost its records, or the answer is older than they are. The same key is the same order,
+// even if that has the last unit.
 func TestOrder_RecordsLost(t *testing.T) {
 	onSale(t, 2, func(t *testing.T, s *sale) {
 		s.expect(t, "ann", "1", 2, http.StatusCreated)

@@ -8,8 +8,8 @@ import (
 	"github.com/onelane/onelane/gormlock/optimistic"
 )
 
-// TestVersion_DeletedAndRestored: a row that is created anew by its deleted model has a version
-// that no reader of the old row has.
+// TestVersion_DeletedAndRestored: a deleted model creates its row anew, with a version that no
+// reader of the old row has.
 func TestVersion_DeletedAndRestored(t *testing.T) {
 	t.Parallel()
 	versionedDB(t, func(t *testing.T, db *gorm.DB) {

@@ -42,7 +42,7 @@ type Sign struct {
 	Version optimistic.Version
 }
 
-// Rack has a key of its own making.
+// Rack makes its own key.
 type Rack struct {
 	Code    string `gorm:"size:16;primaryKey"`
 	ShopID  *uint

@@ -264,7 +264,7 @@ func TestVersion_SaveSlice(t *testing.T) {
 	})
 }
 
-// TestVersion_DuplicateInASlice: a slice is saved as a whole or not at all, also if the database
+// TestVersion_DuplicateInASlice: a slice is saved as a whole or not at all, even if the database
 // refuses one of its rows. The transaction can go on.
 func TestVersion_DuplicateInASlice(t *testing.T) {
 	t.Parallel()

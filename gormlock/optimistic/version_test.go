@@ -339,7 +339,7 @@ func TestVersion_TableWithoutModel(t *testing.T) {
 	})
 }
 
-// TestVersion_ByConditions: no version is asked for, and what others have read is stale.
+// TestVersion_ByConditions: the statement checks no version, and what others have read is stale.
 func TestVersion_ByConditions(t *testing.T) {
 	t.Parallel()
 	writes := map[string]func(db *gorm.DB, id uint) error{

@@ -26,9 +26,9 @@ import (
 //	// UPDATE stocks SET left = left - 1 WHERE left >= 1 AND sku = 42
 //
 // The database compares and subtracts at once, so Decrement never takes what is not there, with or
-// without a guard or a transaction. Hooks run and updated_at is set as by GORM's Update. Neither a
-// field's permissions nor Select, Omit or a hook can drop the column or the condition. The column
-// is the name of a field or of a column.
+// without a guard or a transaction. Hooks run and updated_at changes as GORM's Update does it.
+// Neither a field's permissions nor Select, Omit or a hook can drop the column or the condition.
+// The column is the name of a field or of a column.
 //
 // The conditions must name one row. If no transaction is open, the UPDATE and its hooks run in one,
 // even with SkipDefaultTransaction. Errors:

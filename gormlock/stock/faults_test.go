@@ -332,8 +332,8 @@ func TestSale_Conflict(t *testing.T) {
 	})
 }
 
-// TestSale_LockFirst: the first statement of each transaction locks the row. Before the very first
-// one, PostgreSQL is asked for its default level.
+// TestSale_LockFirst: the first statement of each transaction locks the row. Before the first one,
+// the sale asks PostgreSQL for its default level.
 func TestSale_LockFirst(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		fresh(t, db, 1000, &Order{})

@@ -92,7 +92,7 @@ func serializable(db *gorm.DB) (*gorm.DB, *isolated) {
 	return isolating(db, nil)
 }
 
-// isolating begins transactions with these options unless others are asked for.
+// isolating begins transactions with these options unless the caller has others.
 func isolating(db *gorm.DB, begins *sql.TxOptions) (*gorm.DB, *isolated) {
 	db = db.Session(&gorm.Session{NewDB: true, Context: context.Background()})
 	inner := db.ConnPool

@@ -161,7 +161,8 @@ func TestSale_InTransaction(t *testing.T) {
 	})
 }
 
-// TestSale_PoolOfOne: one connection is enough, and a transaction of another one is waited for.
+// TestSale_PoolOfOne: one connection is enough, and a sale waits for the transaction of another
+// one.
 func TestSale_PoolOfOne(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		pool, _ := db.DB()
@@ -375,7 +376,7 @@ func TestSale_ClosesMeanwhile(t *testing.T) {
 	})
 }
 
-// TestSale_Restock: a restock by SQL is seen by itself, and a smaller quantity is asked for.
+// TestSale_Restock: a sale sees a restock by SQL without a call, and asks for a smaller quantity.
 func TestSale_Restock(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		fresh(t, db, 3, &Plain{})

@@ -48,7 +48,7 @@ type Stock struct {
 	State     string `gorm:"size:16;default:open"`
 }
 
-// Order is stored for each sale. A note of "bad" is refused by the database.
+// Order is stored for each sale. The database refuses a note of "bad".
 type Order struct {
 	ID    int64  `gorm:"primaryKey"`
 	SKU   int64  `gorm:"uniqueIndex:one"`
@@ -64,8 +64,8 @@ type Plain struct {
 	Buyer int64
 }
 
-// each runs fn on each database, and on MariaDB also as GORM talks to MySQL, which has no RETURNING.
-// The statements of MariaDB are prepared by GORM.
+// each runs fn on each database, and on MariaDB once more as GORM talks to MySQL, which has no
+// RETURNING. GORM prepares the statements of MariaDB.
 func each(t *testing.T, fn func(t *testing.T, db *gorm.DB)) {
 	t.Helper()
 	t.Parallel()
@@ -140,7 +140,7 @@ type told[O any] struct {
 }
 
 // together sells orders in one batch: it locks the row until all of them are in line. The first one
-// is a lone call for an order of its own that waits for the row too.
+// is a lone call for another order that waits for the row too.
 func together[O any](t testing.TB, db *gorm.DB, s *stock.Sale[Stock, O], n func(i int) int64, orders ...*O) []told[O] {
 	t.Helper()
 	all := make([]told[O], len(orders))

@@ -75,7 +75,7 @@ func TestSale_IDStep(t *testing.T) {
 	})
 }
 
-// TestSale_MixedKeys: orders with a key of their own among others.
+// TestSale_MixedKeys: orders with their own key among others.
 func TestSale_MixedKeys(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		fresh(t, db, 1000, &Plain{})
@@ -93,7 +93,7 @@ func TestSale_MixedKeys(t *testing.T) {
 		if all[2].ID != 50 || all[5].ID != 60 {
 			t.Error("a key that was given changed")
 		}
-		// Children with a key of their own among others.
+		// Children with their own key among others.
 		fresh(t, withoutKeys(db), 1000, &Lined{}, &Line{})
 		owners := lined("a", "b", "c", "d")
 		owners[1].Lines[0].ID = 50

@@ -315,7 +315,7 @@ type Part struct {
 	N      int64
 }
 
-// TestSale_Parameters: more parameters than a statement may have, also for children.
+// TestSale_Parameters: more parameters than a statement may have, even for children.
 func TestSale_Parameters(t *testing.T) {
 	each(t, func(t *testing.T, db *gorm.DB) {
 		db = withoutKeys(db)

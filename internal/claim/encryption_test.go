@@ -115,7 +115,7 @@ func TestEncryption_UnreadableTag(t *testing.T) {
 	})
 }
 
-// While encryption is switched on, ReadPlain reads tags and records from before.
+// While encryption is being turned on, ReadPlain reads tags and records from before.
 func TestEncryption_ReadPlain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 	"github.com/onelane/onelane/internal/claim"
 )
 
-// Very many routes do not hide how a request ended. The SDK keeps 2,000 series of an instrument, and
-// counts all further ones as one, without any of their attributes.
-// It is not parallel, because it uses up what the process has for routes.
+// Many thousand routes do not hide how a request ended. The SDK keeps 2,000 series of an
+// instrument, and counts all further ones as one, without any of their attributes. It is not
+// parallel, because it uses up what the process has for routes.
 func TestTelemetry_ManyRoutes(t *testing.T) {
 	t.Cleanup(claim.ForgetRoutes)
 	m := newMeter(t)

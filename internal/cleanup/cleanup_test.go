@@ -234,7 +234,7 @@ func TestQueue_CloseWaitsForTries(t *testing.T) {
 	})
 }
 
-// A key that waits for a repetition is freed once more by Close, at once.
+// Close frees a key that waits for a repetition once more, at once.
 func TestQueue_CloseRepeatsAtOnce(t *testing.T) {
 	run(t, false, func(t *testing.T, q *cleanup.Queue, s *server, _ *log) {
 		q.Add("k", time.Minute, s.free("k"))

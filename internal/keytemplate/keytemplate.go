@@ -70,7 +70,7 @@ func (t Template) String() string { return t.text }
 // Fields returns the names of the fields in their order, with repetitions. It must not be modified.
 func (t Template) Fields() []string { return t.fields }
 
-// Key returns the key for the values of the fields. Each value is escaped as by [core.Join], so
+// Key returns the key for the values of the fields. Each value is escaped as in [core.Join], so
 // different values make different keys. An empty value is an error, because many requests would
 // share its key. An error of value is wrapped with the template and the field.
 func (t Template) Key(value func(field string) (string, error)) (string, error) {

@@ -27,7 +27,7 @@ type Sightings struct {
 type sighting struct {
 	revision int64
 	since    time.Time
-	last     time.Time // when it was seen for the last time
+	last     time.Time // of the last sighting
 	undated  bool      // it is not known how old it is
 }
 

@@ -167,7 +167,7 @@ func TestLater_SlowLog(t *testing.T) {
 	})
 }
 
-// Very many routes do not cost very much memory, and each message is still limited.
+// Many thousand routes cost little memory, and each message is still limited.
 func TestNew_ManyLabels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // on a busy machine, the summaries would come meanwhile
@@ -219,7 +219,7 @@ func TestNew_LabelsOfTheLogger(t *testing.T) {
 	b.want(t, "WARN refused", "WARN refused") // one for each route
 }
 
-// Very many messages do not cost very much memory either, and are limited.
+// Many thousand messages cost little memory, too, and are limited.
 func TestNew_ManyMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // on a busy machine, the summaries would come meanwhile

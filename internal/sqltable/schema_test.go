@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestStatementsIn_Windows: git for Windows writes \r\n into a checkout, also of a vendored copy.
+// TestStatementsIn_Windows: git for Windows writes \r\n into a checkout, even of a vendored copy.
 // MySQL refuses the empty statement that would be left.
 func TestStatementsIn_Windows(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,6 @@
-// Package backendtest is for tests that need no server: [Memory] for those of a service, and
-// [TestBackend] and [TestSealer] for those of a backend. Besides this module it imports only the API of
-// OpenTelemetry.
+// Package backendtest is for tests that need no server. [Memory] is for tests of a service;
+// [TestBackend] and [TestSealer] are for tests of a backend. Besides this module it imports only
+// the API of OpenTelemetry.
 package backendtest
 
 import (

@@ -76,7 +76,7 @@ func (s *suite) acquireCanceled() {
 	key := s.key()
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	for range 50 { // a quick answer may arrive before the end is noticed
+	for range 50 { // a quick answer may arrive before the server notices the end
 		_, err := s.b.Acquire(ctx, s.request(key, long))
 		s.want("Acquire with a canceled context", err, core.ErrUnavailable)
 		if !errors.Is(err, context.Canceled) {

@@ -82,8 +82,8 @@ var wrongBackends = map[string]struct {
 	"around":   {func(b core.Backend) core.Backend { return around{b} }, ""},
 }
 
-// Each wrong backend fails the suite. Its subtests would fail this test too, so they run in a process
-// of their own.
+// Each wrong backend fails the suite. Its subtests would fail this test too, so they run in a
+// separate process.
 func TestTestBackend_FindsWrongBackends(t *testing.T) {
 	if name := os.Getenv("ONELANE_TEST_WRONG"); name != "" {
 		backendtest.TestBackend(t, func(t *testing.T) core.Backend {

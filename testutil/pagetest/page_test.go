@@ -1,5 +1,5 @@
 // Package pagetest looks at the page of examples/seckill in a real browser, and at what its metrics
-// say. It is a module of its own, so that nobody who uses the kit has a browser driver or a query
+// say. It is a separate module, so that nobody who uses the kit has a browser driver or a query
 // engine among its dependencies.
 package pagetest
 
@@ -229,7 +229,7 @@ func TestPage_Keyboard(t *testing.T) {
 	until(t, ctx, over) // there was no other sale, and this one may be too short to be seen running
 }
 
-// A buyer who wants a second order, with a key of its own, is not charged twice.
+// A buyer who wants a second order, with another key, is not charged twice.
 func TestPage_NewOrder(t *testing.T) {
 	address, _ := serve(t)
 	ctx := browser(t, address, desktop)

@@ -13,7 +13,7 @@ import (
 // mutex, and it must come out exact.
 func exclusion(ctx context.Context, p peer, addr string) error {
 	const goroutines, increments = 4, 10
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // for a waiter that nobody wakes, which is not what is looked for here
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // for a waiter that nobody wakes: another test looks for that
 	defer cancel()
 	var c counter
 	var held atomic.Int64

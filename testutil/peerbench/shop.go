@@ -40,7 +40,7 @@ type shopReport struct {
 	Ops        int                    `json:"ops"`
 	Held       int64                  `json:"held"`
 	Sold       int64                  `json:"sold"`  // while it was measured
-	Total      int64                  `json:"total"` // also before
+	Total      int64                  `json:"total"` // before it, too
 	Trips      int64                  `json:"trips"`
 	Statements int                    `json:"statements"`
 	CPU        float64                `json:"cpu"` // in s

@@ -28,8 +28,8 @@ func TestPing_MasterGone(t *testing.T) {
 	eventually(t, "Ping asks the promoted replica", func() bool { return l.Ping(t.Context()) == nil })
 }
 
-// The replica joined after the client had asked for the nodes, and it is promoted by a planned
-// fail-over. The old master goes on to answer, so no connection breaks and rueidis asks nobody.
+// The replica joined after the client had asked for the nodes, and a planned fail-over promotes it.
+// The old master goes on to answer, so no connection breaks and rueidis asks nobody.
 func TestPing_MasterThatTheClientDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	cluster := testutil.RedisCluster(t, 3)

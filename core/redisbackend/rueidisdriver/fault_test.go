@@ -86,7 +86,7 @@ func TestFault_Stopped(t *testing.T) {
 	})
 }
 
-// inTime fails if what should be bounded by the node time-out is not.
+// inTime fails if a call exceeds the node time-out.
 func inTime(t *testing.T, what string, call func()) {
 	t.Helper()
 	began := time.Now()
@@ -169,7 +169,7 @@ func (d *deaf) Read(b []byte) (int, error) {
 	}
 }
 
-// A subscription that goes silent is replaced, even if rueidis has a connection of its own for it.
+// A subscription that goes silent is replaced, even if rueidis has a separate connection for it.
 func TestFault_SilentSubscription(t *testing.T) {
 	t.Parallel()
 	for name, resp2 := range map[string]bool{"RESP2": true, "RESP3": false} {
@@ -307,7 +307,7 @@ func TestFault_Errors(t *testing.T) {
 // A shard that hangs does not touch another.
 func TestFault_OneShardStopped(t *testing.T) {
 	t.Parallel()
-	// The other shards do not notice that one is gone, and do not refuse.
+	// The other shards do not notice the loss of one, and do not refuse.
 	cluster := testutil.RedisCluster(t, 3, "--cluster-node-timeout", "60000", "--cluster-require-full-coverage", "no")
 	b := rueidisdriver.New(clustered(t, cluster))
 	b.NodeTimeout = 20 * time.Second

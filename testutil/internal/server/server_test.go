@@ -233,8 +233,8 @@ func TestDatabaseArgumentsWin(t *testing.T) {
 	}
 }
 
-// needsNoFolder: MySQL starts only if the folder of secure_file_priv exists, and the default one is
-// made by a package's installation. A mysqld that was copied has none.
+// needsNoFolder: MySQL starts only if the folder of secure_file_priv exists, and a package's
+// installation makes the default one. A mysqld that was copied has none.
 func needsNoFolder(t *testing.T, s *Server) {
 	t.Helper()
 	db, err := sql.Open("mysql", s.DSN)
