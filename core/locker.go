@@ -95,14 +95,16 @@ func Default() *Locker { return defaultLocker.Load() }
 // passed. Waiters of one process are served first come, first served.
 //
 // A key has 1 to 512 bytes of UTF-8 without control characters; [Join] makes one of several parts.
+// If ctx carries a lock on the key ([WithLock]), Acquire returns another handle on it at once.
 //
-// If the wait ended, the error is [*TakenError]; it matches ctx's error if ctx ended the wait.
-// Other errors are [*SealedError], [*OrphanedError] and [*UnavailableError]. An error may also
-// match [ErrInvalidKey] or [ErrClosed]. If ctx ended before there was an answer, the error matches
-// ctx's error. An error that matches ctx's error also matches ctx's cause: [ErrLost], for example,
-// if ctx is that of a lost lock. A cause that is another answer about another key is not matched.
-// After an error nothing stays held. If ctx carries a lock on the key ([WithLock]), Acquire returns another handle on it
-// at once.
+// After an error nothing stays held. The errors are:
+//
+//   - [*TakenError]: the wait ended. It matches ctx's error if ctx ended the wait.
+//   - [*SealedError], [*OrphanedError] and [*UnavailableError]. An error may also match
+//     [ErrInvalidKey] or [ErrClosed].
+//   - If ctx ended before there was an answer, the error matches ctx's error. Such an error also
+//     matches ctx's cause: [ErrLost], for example, if ctx is that of a lost lock. A cause that is
+//     another answer about another key is not matched.
 //
 // The lock is renewed for 15 minutes, or for the time of [WithMaxHold], and is lost after that.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {

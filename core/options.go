@@ -139,11 +139,17 @@ func WithToken() AcquireOption { return acquireOption(func(s *settings) { s.toke
 
 // WithOrphan keeps the key from becoming free if the lease ends without Release or Seal. In that
 // case the holder died, hung or lost its connection, and nobody knows how far its work came. The
-// key is then orphaned for the retention, and Acquire returns [*OrphanedError] until somebody
-// adopts the orphan ([Locker.Adopt]), [Locker.Unseal] frees it, or the retention ends. The holder's
-// late [Lock.Release] frees it, too, and its late [Lock.Seal] seals it. A holder whose work may be
-// half done calls [Lock.Lapse], which keeps a later Release from freeing the key. The minimum is
-// 10 ms. With 0 the key becomes free. On a backend that cannot seal, the error matches [ErrNoSeals].
+// key is then orphaned for the retention, and Acquire returns [*OrphanedError]. The orphan ends
+// when:
+//
+//   - somebody adopts it ([Locker.Adopt])
+//   - [Locker.Unseal] frees it
+//   - the retention ends
+//   - the holder's late [Lock.Release] frees it, or its late [Lock.Seal] seals it
+//
+// A holder whose work may be half done calls [Lock.Lapse], which keeps a later Release from freeing
+// the key. The minimum of the retention is 10 ms. With 0 the key becomes free. On a backend that
+// cannot seal, the error matches [ErrNoSeals].
 func WithOrphan(retention time.Duration) AcquireOption {
 	return acquireOption(func(s *settings) { s.orphan = retention })
 }

@@ -13,16 +13,16 @@ const maxValue = 16 << 20
 
 // Seal ends the lock by leaving value under its key for the retention, instead of freeing it. Until
 // the retention ends, or until [Locker.Unseal], Acquire on the key returns [*SealedError] with the
-// value. Seal is one atomic step. All handles on the lock end with it. A lock with [WithOrphan] can
-// still be sealed after its lease ended, as long as its orphan is there.
+// value. Seal is one atomic step. All handles on the lock end with it.
 //
-// If the lock is lost, the error matches [ErrLost] and nothing was sealed. On a backend that cannot
-// seal, the error matches [ErrNoSeals], and the lock is still held. After
-// [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried again with the
-// same value. Nobody gets the key before its lease ends, unless the lock is released. A deferred
-// Release may free the key: call [Lock.Lapse] to prevent that. If ctx has ended before the call,
-// Seal works for up to 100 ms, as Release does. Value must not be modified later; it has at most
-// 16 MiB.
+//   - If the lock is lost, the error matches [ErrLost] and nothing was sealed. A lock with
+//     [WithOrphan] can still be sealed after its lease ended, as long as its orphan is there.
+//   - On a backend that cannot seal, the error matches [ErrNoSeals], and the lock is still held.
+//   - After [*UnavailableError] or ctx's error, the outcome is unknown. Seal may then be tried
+//     again with the same value. Nobody gets the key before its lease ends, unless the lock is
+//     released. A deferred Release may free the key: call [Lock.Lapse] to prevent that.
+//   - If ctx has ended before the call, Seal works for up to 100 ms, as Release does.
+//   - Value must not be modified later; it has at most 16 MiB.
 func (k *Lock) Seal(ctx context.Context, value []byte, retention time.Duration) error {
 	if ctx.Err() == nil {
 		return k.seal(ctx, ctx, value, retention)
