@@ -182,6 +182,7 @@ func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driv
 		return nil, cmp.Or(err, errNoHandshake)
 	}
 	sub.wire.soft = time.Time{} // what follows has the deadlines of go-redis
+	_ = sub.wire.Conn.SetDeadline(time.Time{})
 	c.sub.Store(sub)
 	go sub.receive(heard)
 	return sub, nil

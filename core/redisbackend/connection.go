@@ -13,6 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// keptCommands is how many commands of go-redis a connection keeps for its next pipeline.
+const keptCommands = 64
+
 var (
 	errErrorInside   = errors.New("redisbackend: Redis answered an array with an error inside; check whether a proxy changes answers")
 	errNoReply       = errors.New("redisbackend: go-redis returned no reply")
@@ -31,6 +34,9 @@ type connection struct {
 	dialing atomic.Bool
 	dialed  atomic.Pointer[wire]
 	ready   bool // the handshake was done, including the application's OnConnect
+
+	pipe redis.Pipeliner
+	sent []queued // by the last call, without what it sent
 
 	calls int       // that it sends now, guarded by connections.mu
 	end   time.Time // when it is to be replaced, or zero
@@ -68,6 +74,7 @@ func newConnection(o redis.Options, dial func(context.Context) (net.Conn, error)
 		return nil
 	}
 	cn.client = redis.NewClient(&o)
+	cn.pipe = cn.client.Pipeline()
 	return cn
 }
 
@@ -131,6 +138,7 @@ func (cn *connection) close() { _ = cn.client.Close() }
 func (cn *connection) exec(commands []*command, size int, soft, caller time.Time) (err error) {
 	defer func() { // go-redis panics on an answer of an impossible length
 		if p := recover(); p != nil {
+			cn.sent = nil
 			err = fail(commands, fmt.Errorf("redisbackend: go-redis panicked: %v", p))
 		}
 	}()
@@ -140,24 +148,42 @@ func (cn *connection) exec(commands []*command, size int, soft, caller time.Time
 	}
 	cn.wire.begin(size, soft, caller)
 	ctx := context.Background() // the deadlines of the wire end a call
-	pipe := cn.client.Pipeline()
-	sent := make([]queued, len(commands))
+	sent := cn.unsent(len(commands))
 	for i, c := range commands {
-		sent[i].Cmd = redis.NewCmd(ctx, words(c)...)
-		_ = pipe.Process(ctx, &sent[i]) // it is sent by Exec
+		sent[i].args = words(sent[i].args, c)
+		_ = cn.pipe.Process(ctx, &sent[i]) // it is sent by Exec
 	}
-	_, err = pipe.Exec(ctx)
-	return cn.settle(commands, sent, err)
+	_, err = cn.pipe.Exec(ctx)
+	err = cn.settle(commands, sent, err)
+	for i := range sent {
+		sent[i].forget()
+	}
+	return err
+}
+
+// unsent returns n commands of go-redis. Up to keptCommands of them are used again and again.
+func (cn *connection) unsent(n int) []queued {
+	if n > keptCommands {
+		return make([]queued, n)
+	}
+	if n > len(cn.sent) {
+		cn.sent = make([]queued, n)
+	}
+	return cn.sent[:n]
 }
 
 // queued is a command of a pipeline. It keeps what Redis answered from go-redis, which would close the
 // connection after a READONLY. And at the end of a connection, go-redis would give its error to the
 // commands that were answered before.
 type queued struct {
-	*redis.Cmd
-	answered bool
-	refusal  error // of Redis
+	redis.Cmd // the answer
+	args      []any
+	answered  bool
+	refusal   error // of Redis
 }
+
+// Args implements redis.Cmder.
+func (q *queued) Args() []any { return q.args }
 
 // SetErr implements redis.Cmder.
 func (q *queued) SetErr(err error) {
@@ -168,6 +194,12 @@ func (q *queued) SetErr(err error) {
 	default:
 		q.Cmd.SetErr(err)
 	}
+}
+
+// forget makes q ready for the next command.
+func (q *queued) forget() {
+	clear(q.args)
+	*q = queued{args: q.args[:0]}
 }
 
 // settle takes the replies. err is that of the pipeline.
@@ -208,16 +240,14 @@ func fail(commands []*command, err error) error {
 	return err
 }
 
-// words returns a command as go-redis wants it. A pointer to a text needs no allocation.
-func words(c *command) []any {
-	if c.Script == nil {
-		args := append(make([]any, 0, len(c.Words)), c.Words[0]) // go-redis looks at the name
-		return appendTexts(args, c.Words[1:])
-	}
-	args := make([]any, 0, 3+len(c.Keys)+len(c.Args))
-	if c.Source {
+// words appends a command to args, as go-redis wants it. A pointer to a text needs no allocation.
+func words(args []any, c *command) []any {
+	switch {
+	case c.Script == nil:
+		return appendTexts(append(args, c.Words[0]), c.Words[1:]) // go-redis looks at the name
+	case c.Source:
 		args = append(args, "eval", &c.Script.Src)
-	} else {
+	default:
 		args = append(args, "evalsha", &c.Script.Hash)
 	}
 	return appendTexts(appendTexts(append(args, len(c.Keys)), c.Keys), c.Args)

@@ -27,7 +27,7 @@ const (
 
 	// With crowd calls under way to a near Redis, only crowdConnections are used. Pipelines are deeper
 	// then, and a lock costs less.
-	crowd            = 32
+	crowd            = 6
 	crowdConnections = 2
 	// crowdPatience is how long a call waits for them while others are idle: they may hang.
 	crowdPatience = 10 * time.Millisecond

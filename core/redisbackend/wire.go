@@ -40,7 +40,7 @@ func (w *wire) gone() bool {
 	if !w.readable() {
 		return false
 	}
-	_ = w.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_ = w.Conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 	var b [1]byte
 	_, err := w.Conn.Read(b[:])
 	// After a time-out, there was only a message of TLS, and it has been read. But on a busy
@@ -48,15 +48,18 @@ func (w *wire) gone() bool {
 	return !isTimeout(err) || w.readable()
 }
 
-// begin starts a call. Its deadline is set when it is sent, because go-redis takes deadlines away
-// before.
+// begin starts a call.
 func (w *wire) begin(size int, soft, caller time.Time) {
 	w.soft = soft.Add(time.Duration(size) * (time.Second / slowestWrite))
 	w.hard, w.received, w.wrote = w.soft.Add(flowLimit), 0, false
 	if !caller.IsZero() && caller.Before(w.hard) {
 		w.hard = caller
 	}
+	_ = w.Conn.SetDeadline(w.deadline())
 }
+
+// SetDeadline does nothing. go-redis would take the deadline of begin away with it.
+func (w *wire) SetDeadline(time.Time) error { return nil }
 
 func (w *wire) deadline() time.Time {
 	if w.soft.Before(w.hard) {
@@ -66,10 +69,7 @@ func (w *wire) deadline() time.Time {
 }
 
 func (w *wire) Write(b []byte) (int, error) {
-	if !w.wrote {
-		w.wrote = true
-		_ = w.SetDeadline(w.deadline())
-	}
+	w.wrote = true
 	return w.Conn.Write(b)
 }
 
@@ -81,7 +81,7 @@ func (w *wire) Read(b []byte) (int, error) {
 	if w.received/largeChunk > before/largeChunk {
 		if flowing := time.Now().Add(flowTimeout); flowing.After(w.soft) && !w.soft.IsZero() {
 			w.soft = flowing
-			_ = w.SetReadDeadline(w.deadline())
+			_ = w.Conn.SetReadDeadline(w.deadline())
 		}
 	}
 	return n, err
