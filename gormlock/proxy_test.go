@@ -40,6 +40,7 @@ type proxy struct {
 	chance   atomic.Int32 // Cuts before or after so many of 1000 chunks to a server, of any kind.
 	failure  atomic.Value // A []byte, the error of replace, refuse and interrupt as the driver reads it.
 	all      sync.WaitGroup
+	relays   sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -74,26 +75,29 @@ func startProxy(t *testing.T, upstream string) *proxy {
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		p.cutAll()
 		p.all.Wait()
+		p.cutAll()
 	})
 	return p
 }
 
-// cutAll ends all connections with RST.
+// cutAll ends all connections with RST. A socket that is read is closed by its reader, so cutAll waits
+// for the readers: a driver must not write before the RST.
 func (p *proxy) cutAll() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, c := range p.conns {
 		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 	}
+	p.conns = nil
+	p.mu.Unlock()
+	p.relays.Wait()
 }
 
 func (p *proxy) relay(client, server net.Conn) {
 	var committing atomic.Int32
 	closeBoth := func() { _, _ = client.Close(), server.Close() }
-	p.all.Go(func() {
+	p.relays.Go(func() {
 		defer closeBoth()
 		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
 			if p.do.Load() == lose {
@@ -117,7 +121,7 @@ func (p *proxy) relay(client, server net.Conn) {
 			return p.edited(chunk), committing.Load() != cutBefore && committing.Load() != refuse
 		})
 	})
-	p.all.Go(func() {
+	p.relays.Go(func() {
 		defer closeBoth()
 		copyChunks(server, client, func(chunk []byte) ([]byte, bool) {
 			if p.do.Load() == lose {
