@@ -162,7 +162,7 @@ func (s *suite) orphanEnds() {
 		g := s.acquire(s.orphanRequest(s.key(), ttl, 2*ttl))
 		end := g.asked.Add(g.ttl + 2*ttl)
 		time.Sleep(time.Until(end.Add(-slack)))
-		if time.Now().Before(g.answered.Add(ttl)) {
+		if time.Now().Before(g.answered.Add(g.ttl)) {
 			return false // the lease may have begun so late that it is not yet an orphan
 		}
 		st, err := s.b.Inspect(s.ctx, g.Key)
