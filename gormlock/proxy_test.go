@@ -40,7 +40,6 @@ type proxy struct {
 	chance   atomic.Int32 // Cuts before or after so many of 1000 chunks to a server, of any kind.
 	failure  atomic.Value // A []byte, the error of replace, refuse and interrupt as the driver reads it.
 	all      sync.WaitGroup
-	relays   sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -75,29 +74,26 @@ func startProxy(t *testing.T, upstream string) *proxy {
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		p.all.Wait()
 		p.cutAll()
+		p.all.Wait()
 	})
 	return p
 }
 
-// cutAll ends all connections with RST. A socket that is read is closed by its reader, so cutAll waits
-// for the readers: a driver must not write before the RST.
+// cutAll ends all connections with RST.
 func (p *proxy) cutAll() {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, c := range p.conns {
 		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 	}
-	p.conns = nil
-	p.mu.Unlock()
-	p.relays.Wait()
 }
 
 func (p *proxy) relay(client, server net.Conn) {
 	var committing atomic.Int32
 	closeBoth := func() { _, _ = client.Close(), server.Close() }
-	p.relays.Go(func() {
+	p.all.Go(func() {
 		defer closeBoth()
 		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
 			if p.do.Load() == lose {
@@ -121,7 +117,7 @@ func (p *proxy) relay(client, server net.Conn) {
 			return p.edited(chunk), committing.Load() != cutBefore && committing.Load() != refuse
 		})
 	})
-	p.relays.Go(func() {
+	p.all.Go(func() {
 		defer closeBoth()
 		copyChunks(server, client, func(chunk []byte) ([]byte, bool) {
 			if p.do.Load() == lose {
