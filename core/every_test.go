@@ -188,7 +188,7 @@ func TestEvery_OneRunPerSlot(t *testing.T) {
 	})
 }
 
-// Another runner follows one that dies within its TTL, and its slot runs again unless it may run at
+// If a runner dies, another one follows within the TTL, and the slot runs again unless it may run at
 // most once. The slots after it keep their times.
 func TestEvery_RunnerDies(t *testing.T) {
 	t.Parallel()

@@ -36,7 +36,7 @@ type connection struct {
 	ready   bool // the handshake was done, including the application's OnConnect
 
 	pipe redis.Pipeliner
-	sent []queued // by the last call, without what it sent
+	sent []queued // the commands of the last call, empty again
 
 	calls int       // that it sends now, guarded by connections.mu
 	end   time.Time // when it is to be replaced, or zero
@@ -244,7 +244,7 @@ func fail(commands []*command, err error) error {
 func words(args []any, c *command) []any {
 	switch {
 	case c.Script == nil:
-		return appendTexts(append(args, c.Words[0]), c.Words[1:]) // go-redis looks at the name
+		return appendTexts(args, c.Words)
 	case c.Source:
 		args = append(args, "eval", &c.Script.Src)
 	default:

@@ -155,7 +155,7 @@ func TestTokens_CounterExpired(t *testing.T) {
 	}
 }
 
-// The owner tells a seal without a token: the seal of another owner is no success of ours.
+// A seal without a token is recognized by its owner: the seal of another owner is no success of ours.
 func TestSeal_WithoutTokenIsKnownByItsOwner(t *testing.T) {
 	t.Parallel()
 	b := open(t, one(testutil.Redis(t).Client()))
