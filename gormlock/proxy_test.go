@@ -39,11 +39,12 @@ type proxy struct {
 	do       atomic.Int32
 	chance   atomic.Int32 // Cuts before or after so many of 1000 chunks to a server, of any kind.
 	failure  atomic.Value // A []byte, the error of replace, refuse and interrupt as the driver reads it.
-	all      sync.WaitGroup
+	accepts  sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn
-	edit  [2]string // a text in what clients send, and what to forward instead, of the same length
+	pairs []*sync.WaitGroup // of the two readers of each pair of conns
+	edit  [2]string         // a text in what clients send, and what to forward instead, of the same length
 }
 
 func startProxy(t *testing.T, upstream string) *proxy {
@@ -51,7 +52,7 @@ func startProxy(t *testing.T, upstream string) *proxy {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, "Listen", err)
 	p := &proxy{listener: l, upstream: upstream}
-	p.all.Go(func() {
+	p.accepts.Go(func() {
 		for {
 			client, err := l.Accept()
 			if err != nil {
@@ -66,34 +67,41 @@ func startProxy(t *testing.T, upstream string) *proxy {
 				_ = client.Close()
 				continue
 			}
+			pair := new(sync.WaitGroup)
 			p.mu.Lock()
 			p.conns = append(p.conns, client, server)
+			p.relay(client, server, pair)
+			p.pairs = append(p.pairs, pair)
 			p.mu.Unlock()
-			p.relay(client, server)
 		}
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
+		p.accepts.Wait()
 		p.cutAll()
-		p.all.Wait()
 	})
 	return p
 }
 
-// cutAll ends all connections with RST.
+// cutAll ends all connections with RST. A socket that is read is closed by its reader, so cutAll waits
+// for the readers: a driver must not write before the RST.
 func (p *proxy) cutAll() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, c := range p.conns {
 		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 	}
+	pairs := p.pairs
+	p.mu.Unlock() // the readers take it
+	for _, pair := range pairs {
+		pair.Wait()
+	}
 }
 
-func (p *proxy) relay(client, server net.Conn) {
+func (p *proxy) relay(client, server net.Conn, pair *sync.WaitGroup) {
 	var committing atomic.Int32
 	closeBoth := func() { _, _ = client.Close(), server.Close() }
-	p.all.Go(func() {
+	pair.Go(func() {
 		defer closeBoth()
 		copyChunks(client, server, func(chunk []byte) ([]byte, bool) {
 			if p.do.Load() == lose {
@@ -117,7 +125,7 @@ func (p *proxy) relay(client, server net.Conn) {
 			return p.edited(chunk), committing.Load() != cutBefore && committing.Load() != refuse
 		})
 	})
-	p.all.Go(func() {
+	pair.Go(func() {
 		defer closeBoth()
 		copyChunks(server, client, func(chunk []byte) ([]byte, bool) {
 			if p.do.Load() == lose {
