@@ -27,6 +27,34 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 	}
 }
 
+// A lifetime is spread by the jitter on both sides, as go-redis does it, and has no end without one.
+func TestClientConn_Lifetimes(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	for _, c := range []struct{ lifetime, jitter, least, most time.Duration }{
+		{200 * ms, 50 * ms, 150 * ms, 250 * ms},
+		{200 * ms, 300 * ms, 0, 400 * ms}, // no more jitter than lifetime
+		{200 * ms, 0, 200 * ms, 200 * ms},
+		{200 * ms, -50 * ms, 200 * ms, 200 * ms},
+		{0, 50 * ms, 0, 0},
+		{-ms, 50 * ms, 0, 0},
+	} {
+		client := redis.NewClient(&redis.Options{ConnMaxLifetime: c.lifetime, ConnMaxLifetimeJitter: c.jitter})
+		conn := &clientConn{options: ownOptions(client.Options())}
+		least, most := conn.life(), conn.life()
+		for range 1000 {
+			life := conn.life()
+			least, most = min(least, life), max(most, life)
+		}
+		if least < c.least || most > c.most || least > c.least+c.least/10+20*ms && c.least != c.most || most < c.most-c.most/10 {
+			t.Errorf("lifetime %v and jitter %v: connections are used for %v to %v, want %v to %v", c.lifetime, c.jitter, least, most, c.least, c.most)
+		}
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // What was answered before a pipeline broke off counts, although go-redis gives all its commands the
 // error. A part of an answer does not count.
 func TestConnection_AnswersBeforeABreak(t *testing.T) {

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 
 	"github.com/onelane/onelane/core"
@@ -84,6 +86,48 @@ func quorum(t testing.TB, nodes testutil.Nodes) redisbackend.Config {
 	return c
 }
 
+// Rueidis does not end the backend's connections after ConnLifetime, because they are dedicated. The package
+// documentation says so.
+func TestBackend_ConnLifetime(t *testing.T) {
+	t.Parallel()
+	node := testutil.Redis(t)
+	admin := node.Client()
+	var lockers []*core.Locker
+	for range 2 {
+		c := client(t, rueidis.ClientOption{InitAddress: []string{node.Addr()}, DisableCache: true, ConnLifetime: 50 * time.Millisecond})
+		lockers = append(lockers, locker(t, patient(c), core.WithOutageWait(0)))
+	}
+	before := connections(t, admin)
+	var all sync.WaitGroup
+	for i := range 4 { // the Lockers wait for each other, too
+		all.Go(func() {
+			for range 100 {
+				k, err := lockers[i/2].Acquire(t.Context(), fmt.Sprint("k", i%2))
+				if err != nil {
+					t.Errorf("Acquire: %v", err)
+					return
+				}
+				time.Sleep(5 * time.Millisecond)
+				ok(t, "Release", k.Release(t.Context()))
+			}
+		})
+	}
+	all.Wait()
+	if made := connections(t, admin) - before; made > 8 { // four each
+		t.Errorf("%d connections were made, want 8 at most", made)
+	}
+}
+
+// connections returns how many connections a server has had so far.
+func connections(t testing.TB, admin *redis.Client) int {
+	t.Helper()
+	_, count, _ := strings.Cut(admin.Info(t.Context(), "stats").Val(), "total_connections_received:")
+	count, _, _ = strings.Cut(count, "\r")
+	n, err := strconv.Atoi(count)
+	ok(t, "total_connections_received", err)
+	return n
+}
+
 // A Config makes more than one backend. The end of one does not touch the connections of another.
 func TestBackend_ConfigUsedTwice(t *testing.T) {
 	t.Parallel()
@@ -94,18 +138,11 @@ func TestBackend_ConfigUsedTwice(t *testing.T) {
 	ok(t, "Release", acquire(t, second, "k").Release(t.Context()))
 	ok(t, "Close", first.Close())
 	admin := node.Client()
-	connections := func() int {
-		_, count, _ := strings.Cut(admin.Info(t.Context(), "stats").Val(), "total_connections_received:")
-		count, _, _ = strings.Cut(count, "\r")
-		n, err := strconv.Atoi(count)
-		ok(t, "total_connections_received", err)
-		return n
-	}
-	before := connections()
+	before := connections(t, admin)
 	for range 10 {
 		ok(t, "Release", acquire(t, second, "k").Release(t.Context()))
 	}
-	if made := connections() - before; made > 2 { // another line may be new
+	if made := connections(t, admin) - before; made > 2 { // another line may be new
 		t.Errorf("%d connections were made for ten locks", made)
 	}
 }

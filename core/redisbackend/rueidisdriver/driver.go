@@ -13,7 +13,8 @@
 // ClientOption.BlockingPoolSize must leave room for them beside the application's blocking
 // commands, or else locks are lost. They are made in the background, with the client's options. The
 // application's other commands do not hold them up, DisableAutoPipelining does not matter, and
-// rueidis sends nothing twice. Concurrent calls share a pipeline.
+// rueidis sends nothing twice. Concurrent calls share a pipeline. ClientOption.ConnLifetime does not
+// end them: rueidis counts it only for connections that nobody uses.
 //
 // Locks do not need client-side caching. DisableCache spares its memory, and its command in the
 // ACL. For a Redis Cluster the ACL needs "+cluster|slots" and +asking. From Redis 8 on rueidis also
