@@ -18,11 +18,11 @@ func (t *transaction) beginLocked(statement context.Context) error {
 	}
 	// Another plugin may have put its pool around ours. Then BEGIN comes back to BeginTx.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(withoutGuards(t.ctx)))
-	t.interrupt = func() { cancel(nil) }
+	t.held.interrupt = func() { cancel(nil) }
 	stop := t.cancelIfEndedLocked(statement, cancel)
 	err := t.sendBeginLocked(ctx)
 	begun := err == nil
-	if begun && t.demand.fenced {
+	if begun && t.held.demand.fenced {
 		if err = t.fenceLocked(ctx); errors.Is(err, ErrFenced) {
 			t.pool.plugin.instruments().refusals.Add(ctx, 1)
 		}
@@ -34,7 +34,7 @@ func (t *transaction) beginLocked(statement context.Context) error {
 		if err != nil && !errors.Is(err, context.Canceled) { // BEGIN may have succeeded at that moment
 			ended = fmt.Errorf("%w: %w", ended, err)
 		}
-		err = guardError(t.demand.keys, ended)
+		err = guardError(t.held.demand.keys, ended)
 	}
 	return undone.Mark(err)
 }
@@ -46,7 +46,7 @@ func (t *transaction) cancelIfEndedLocked(statement context.Context, cancel cont
 	if statement.Done() != t.ctx.Done() {
 		ends = append(ends, statement)
 	}
-	for _, k := range t.locks {
+	for _, k := range t.held.locks {
 		ends = append(ends, k.Context())
 	}
 	stops := make([]func() bool, len(ends))

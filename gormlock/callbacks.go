@@ -20,18 +20,23 @@ type operation struct {
 	steps  []string
 }
 
-// before runs before every statement.
+// before runs before every statement. Most of them have no guard, so it does little for those.
 func (p *plugin) before(db *gorm.DB, op *operation, protected map[string]bool) {
-	if t, _ := transactionOf(db.Statement.ConnPool); t != nil {
+	t, open := transactionOf(db.Statement.ConnPool)
+	if t != nil {
 		db.Statement.ConnPool = t.in(db.Statement.ConnPool)
 	}
-	if db.Error != nil {
-		op.sendSavepoint(db, db.Error)
+	err := db.Error
+	if err == nil {
+		err = p.admit(db, op, protected, t, open)
+	}
+	if op.name == "raw" {
+		sendSavepoint(db, err)
+	}
+	if err == nil || db.Error != nil {
 		return
 	}
-	err := p.admit(db, op, protected)
-	op.sendSavepoint(db, err)
-	if err != nil && op.name == "row" {
+	if op.name == "row" {
 		if rows, _ := db.Get("rows"); rows != true {
 			db.Statement.Dest = failedRow(err) // what Row returns
 		}
@@ -39,31 +44,28 @@ func (p *plugin) before(db *gorm.DB, op *operation, protected map[string]bool) {
 	_ = db.AddError(err)
 }
 
-func (op *operation) sendSavepoint(db *gorm.DB, refused error) {
-	if op.name == "raw" {
-		sendSavepoint(db, refused)
-	}
-}
-
 // admit returns why a statement must not run. If there is no error, the locks of its guards are
-// held and its transaction has begun.
-func (p *plugin) admit(db *gorm.DB, op *operation, protected map[string]bool) error {
+// held and its transaction has begun. t is the transaction that it is in, or nil; open says that there
+// is one, if not ours.
+func (p *plugin) admit(db *gorm.DB, op *operation, protected map[string]bool, t *transaction, open bool) error {
 	s := db.Statement
-	t, open := transactionOf(s.ConnPool)
 	if open && t == nil {
 		if err := unsharded(db); err != nil { // registered after the plugin
 			return err
 		}
 	}
-	if err := p.enter(db, op); err != nil {
-		return err
+	guards, inContext := guardsOf(s), demandOf(s.Context)
+	if len(guards) > 0 || len(inContext.keys) > 0 {
+		if err := p.enter(db, op, inContext, guards); err != nil {
+			return err
+		}
+		t, _ = transactionOf(s.ConnPool)
 	}
-	t, _ = transactionOf(s.ConnPool)
 	if op.writes && len(protected) > 0 && !db.DryRun && !t.guarded() &&
 		slices.ContainsFunc(tablesIn(s), func(table string) bool { return protected[table] }) {
 		return fmt.Errorf("gormlock: table %q: %w", s.Table, ErrUnguarded)
 	}
-	if err := begun(db); err != nil {
+	if err := t.begun(db); err != nil {
 		return err
 	}
 	if op.reads {
@@ -84,57 +86,77 @@ func unsharded(db *gorm.DB) error {
 
 // thenBegun wraps GORM's callback that begins a transaction around a single statement. Without a
 // guard BEGIN is sent at once, as nothing can be locked before it any more. Under a guard the
-// transaction is open already, and GORM begins none.
+// transaction is open already, and GORM begins none. GORM's own callback would copy the statement to
+// find that out.
 func thenBegun(fn func(*gorm.DB)) func(*gorm.DB) {
+	original := gormkeys.IsBegin(fn)
 	return func(db *gorm.DB) {
-		// In an open transaction GORM's callback fails, and would leave its error in the result of
-		// gorm.WithResult.
-		result := db.Statement.Result
-		if _, open := transactionOf(db.Statement.ConnPool); open {
-			db.Statement.Result = nil
+		if t, open := transactionOf(db.Statement.ConnPool); !original || t == nil && !beginSingle(db) {
+			callBegin(db, fn, open)
 		}
-		fn(db)
-		db.Statement.Result = result
 		if db.Error != nil {
 			return
 		}
-		adopt(db)
-		_ = db.AddError(begun(db))
+		_ = db.AddError(adopt(db).begun(db))
 	}
 }
 
-// adopt makes a transaction ours that GORM began around a single statement. In gorm's Connection,
-// and in a session that was made before db.Use, GORM does not begin it through the plugin.
-func adopt(db *gorm.DB) {
+// callBegin calls fn. In an open transaction it fails, and would leave its error in the result of
+// gorm.WithResult.
+func callBegin(db *gorm.DB, fn func(*gorm.DB), open bool) {
+	result := db.Statement.Result
+	if open {
+		db.Statement.Result = nil
+	}
+	fn(db)
+	db.Statement.Result = result
+}
+
+// beginSingle does what GORM's callback does, without its copy of the statement. It reports whether it
+// did.
+func beginSingle(db *gorm.DB) bool {
+	s := db.Statement
+	p, ok := s.ConnPool.(*pool)
+	if !ok || db.Error != nil || db.SkipDefaultTransaction || db.DefaultTransactionTimeout > 0 {
+		return false
+	}
+	c, err := p.BeginTx(s.Context, nil)
+	if db.AddError(err) == nil {
+		s.ConnPool = c
+		gormkeys.MarkStarted(db)
+	}
+	return true
+}
+
+// adopt makes a transaction ours that GORM began around a single statement, and returns it. In gorm's
+// Connection, and in a session that was made before db.Use, GORM does not begin it through the plugin.
+func adopt(db *gorm.DB) *transaction {
 	s := db.Statement
 	t, open := transactionOf(s.ConnPool)
 	if !open {
-		return
+		return nil
 	}
 	if t == nil {
 		if !gormkeys.StartedByGORM(db) {
-			return
+			return nil
 		}
 		p, _ := registered(db)
 		wrapped, err := p.WrapPool(db, db.ConnPool)
 		real, ok := gormkeys.InnerTx(s.ConnPool).(gorm.Tx)
 		if db.AddError(err) != nil || !ok {
-			return
+			return nil
 		}
 		t = newTransaction(s.Context, poolOf(wrapped), nil)
 		t.real = real
 		t.moveLocked(eventBegun, nil) // nobody else has it yet
 	}
 	s.ConnPool = t.in(s.ConnPool)
+	return t
 }
 
-// enter takes the locks that a statement's guards ask for.
-func (p *plugin) enter(db *gorm.DB, op *operation) error {
+// enter takes the locks that the guards of a statement and of its context ask for.
+func (p *plugin) enter(db *gorm.DB, op *operation, inContext demand, guards guards) error {
 	s := db.Statement
-	guards, inContext := guardsOf(s), demandOf(s.Context)
-	if len(guards) == 0 && len(inContext.keys) == 0 {
-		return nil
-	}
 	abandonSingle(db)
 	gormkeys.ForgetStarted(s)
 	// A subquery is a dry run. GORM would drop the error and leave a hole in the SQL that it is

@@ -45,7 +45,7 @@ func (t *transaction) commit() ([]func(ctx context.Context), error) {
 
 // commitLocked sends COMMIT if BEGIN was sent.
 func (t *transaction) commitLocked() error {
-	if t.guarded() || !t.undone.empty() {
+	if t.guarded() || len(t.undone) > 0 {
 		t.closeRowsLocked()
 	}
 	if err := t.standsLocked(); err != nil {
@@ -78,7 +78,7 @@ func (t *transaction) commitGuardedLocked() error {
 			t.moveLocked(eventUnknown, t.unknownLocked(errors.New("the driver panicked")))
 		}
 	}()
-	stop := context.AfterFunc(t.ctx, t.interrupt) // the driver may give up COMMIT when the context ends
+	stop := context.AfterFunc(t.ctx, t.held.interrupt) // the driver may give up COMMIT when the context ends
 	err := t.real.Commit()
 	panicked = false
 	stop()
@@ -100,7 +100,7 @@ func (t *transaction) unknownLocked(err error) error {
 	if ended := t.ctx.Err(); ended != nil && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
-	return guardError(t.demand.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
+	return guardError(t.held.demand.keys, fmt.Errorf("%w; the key stays locked until its lease ends; "+
 		"find out in a transaction with Fenced, or call Once again with its key: %w", ErrCommitUnknown, err))
 }
 

@@ -30,7 +30,7 @@ func (p *pool) BeginTx(ctx context.Context, opts *sql.TxOptions) (gorm.ConnPool,
 	err := ctx.Err()
 	if err == nil {
 		var t *transaction
-		if t, err = p.start(ctx, opts, p.plugin.complete(demandOf(ctx))); err == nil {
+		if t, err = p.start(ctx, opts, demandOf(ctx)); err == nil {
 			return &t.direct, nil
 		}
 	}
@@ -44,7 +44,7 @@ func (p *pool) start(ctx context.Context, opts *sql.TxOptions, d demand) (*trans
 	if len(d.keys) == 0 {
 		return t, nil
 	}
-	return t, t.guard(ctx, d)
+	return t, t.guard(ctx, p.plugin.complete(d))
 }
 
 // in returns t as the connection pool of a statement that had c. Statements stay prepared, and no
@@ -155,7 +155,7 @@ func (t *transaction) watchesRow() bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.silentLocked() && !t.undone.empty()
+	return t.silentLocked() && len(t.undone) > 0
 }
 
 // StmtContext implements gorm.Tx, for statements that another plugin has prepared.
@@ -232,9 +232,8 @@ func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
 
 const evaluateKey = "gormlock:evaluate" // in Statement.Settings: a DryRun that takes the locks
 
-// begun sends BEGIN before the first statement of a transaction and its hooks.
-func begun(db *gorm.DB) error {
-	t, _ := transactionOf(db.Statement.ConnPool)
+// begun sends BEGIN before the first statement of a transaction and its hooks. t may be nil.
+func (t *transaction) begun(db *gorm.DB) error {
 	if t == nil || db.DryRun || t.state() == statePlain {
 		return nil
 	}
@@ -266,5 +265,5 @@ func (t *transaction) staysOpen(s *gorm.Statement) error {
 		return nil
 	}
 	word, _ := firstWord(query)
-	return guardError(t.demand.keys, fmt.Errorf("%s: %w", word, why))
+	return guardError(t.held.demand.keys, fmt.Errorf("%s: %w", word, why))
 }

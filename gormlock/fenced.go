@@ -53,12 +53,12 @@ var errFenceHeld = fmt.Errorf("an earlier holder's transaction, which has the fe
 // registerLocked registers the locks in the transaction that has just begun. ctx ends with a lock.
 func (t *transaction) registerLocked(ctx context.Context) error {
 	if t.opts != nil && t.opts.ReadOnly {
-		return guardError(t.demand.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
+		return guardError(t.held.demand.keys, fmt.Errorf("a read-only transaction cannot be fenced: %w", gorm.ErrInvalidTransaction))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer time.AfterFunc(t.demand.wait, func() { cancel(errFenceHeld) }).Stop()
-	for _, k := range t.locks {
+	defer time.AfterFunc(t.held.demand.wait, func() { cancel(errFenceHeld) }).Stop()
+	for _, k := range t.held.locks {
 		err := registerToken(ctx, t.real, t.pool.dialect, k)
 		if err == nil {
 			continue

@@ -22,19 +22,23 @@ func (t *transaction) guard(statement context.Context, d demand) error {
 	if err := t.usableLocked(); err != nil {
 		return err
 	}
-	held := func(key string) bool { return slices.Contains(t.demand.keys, key) }
+	var now demand
+	if t.held != nil {
+		now = t.held.demand
+	}
+	held := func(key string) bool { return slices.Contains(now.keys, key) }
 	missing := slices.DeleteFunc(slices.Clone(d.keys), held)
 	tooLate := func(keys []string, why string) error {
 		return guardError(keys, fmt.Errorf("%w: the transaction %s", ErrGuardTooLate, why))
 	}
 	switch s := t.state(); {
-	case len(missing) == 0 && d.fenced && !t.demand.fenced && s == stateGuarded:
+	case len(missing) == 0 && d.fenced && !now.fenced && s == stateGuarded:
 		return tooLate(d.keys, "has begun without a fence: put Fenced into the guard it begins with")
 	case len(missing) == 0:
-		t.demand.fenced = t.demand.fenced || d.fenced
+		t.held.demand.fenced = now.fenced || d.fenced
 		return nil
 	case s.holds():
-		return tooLate(missing, "holds "+quoted(t.demand.keys)+" already, and keys must be taken together: name them all where it begins")
+		return tooLate(missing, "holds "+quoted(now.keys)+" already, and keys must be taken together: name them all where it begins")
 	case s == statePlain:
 		return tooLate(missing, "has begun, and may have read or locked already: guard its first statement, or use gormlock.Transaction")
 	}
@@ -55,26 +59,28 @@ func (t *transaction) lockLocked(statement context.Context, d demand) error {
 		return guardError(d.keys, fmt.Errorf(
 			"%w: the context belongs to an open transaction that holds the key; use its tx, not db", core.ErrTaken))
 	}
+	h := new(heldLocks)
+	t.held = h
 	ctx, inTime := t.ctx, func() bool { return true }
 	if statement.Done() != t.ctx.Done() {
-		own, end := t.carried.with(t.ctx)
+		own, end := h.carried.with(t.ctx)
 		ctx, inTime = own, context.AfterFunc(statement, func() { end(context.Cause(statement)) })
 	}
 	var opts []core.AcquireOption
 	if d.fenced {
 		opts = append(opts, core.WithToken())
 	}
-	t.locks, err = locker.AcquireAll(ctx, d.keys, append(opts, core.WithWait(d.wait))...)
+	h.locks, err = locker.AcquireAll(ctx, d.keys, append(opts, core.WithWait(d.wait))...)
 	if ended := statement.Err(); !inTime() && !errors.Is(err, ended) {
 		err = errors.Join(err, ended)
 	}
 	if err != nil {
 		return guardError(d.keys, withoutOutcome(err))
 	}
-	t.demand = d
-	for _, k := range t.locks {
+	h.demand = d
+	for _, k := range h.locks {
 		held := k.Context()
-		t.watches = append(t.watches, context.AfterFunc(held, func() { t.abort(held) }))
+		h.watches = append(h.watches, context.AfterFunc(held, func() { t.abort(held) }))
 	}
 	t.moveLocked(eventLocked, nil)
 	return nil
@@ -90,7 +96,7 @@ func (t *transaction) beside(keys []string) bool {
 		}
 		// If the caller took the lock out of its context (core.WithLock with nil), it waits for the lock.
 		held := func(key string) bool {
-			return slices.Contains(o.demand.keys, key) && t.pool.plugin.carries(t.ctx, key)
+			return slices.Contains(o.held.demand.keys, key) && t.pool.plugin.carries(t.ctx, key)
 		}
 		if o.guarded() && o.pool.shares(t.pool) && slices.ContainsFunc(keys, held) {
 			return true
@@ -104,8 +110,8 @@ func (t *transaction) beside(keys []string) bool {
 func (t *transaction) carry(ctx context.Context) (_ context.Context, end context.CancelCauseFunc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ctx, end = t.carried.with(ctx)
-	for _, k := range t.locks {
+	ctx, end = t.held.carried.with(ctx)
+	for _, k := range t.held.locks {
 		ctx = core.WithLock(ctx, k)
 	}
 	return gormkeys.WithTransaction(ctx, t), end
@@ -115,7 +121,7 @@ func (t *transaction) carry(ctx context.Context) (_ context.Context, end context
 func (t *transaction) withLocks(ctx context.Context) context.Context {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, k := range t.locks {
+	for _, k := range t.held.locks {
 		if !t.pool.plugin.carries(ctx, k.Key()) {
 			ctx = core.WithLock(ctx, k)
 		}
@@ -140,7 +146,7 @@ func Token(tx *gorm.DB) (uint64, error) {
 		return 0, errNoLock
 	}
 	t.mu.Lock()
-	locks := t.locks
+	locks := t.held.locks
 	t.mu.Unlock()
 	if len(locks) != 1 {
 		return 0, errManyLocks

@@ -149,7 +149,8 @@ func notRun(why, err error) error {
 // row.
 func (o *once) claim(tx *gorm.DB) ([]byte, error) {
 	ctx, conn := tx.Statement.Context, tx.Statement.ConnPool
-	err := begun(tx)
+	t, _ := transactionOf(conn)
+	err := t.begun(tx)
 	if err != nil {
 		return nil, err
 	}

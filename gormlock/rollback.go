@@ -25,7 +25,7 @@ func (t *transaction) Rollback() error {
 	switch {
 	case t.cause != nil:
 		return nil
-	case s.final() && (t.real == nil || len(t.locks) > 0):
+	case s.final() && (t.real == nil || t.held != nil && len(t.held.locks) > 0):
 		return sql.ErrTxDone
 	}
 	return t.rollbackLocked(eventRolledBack, nil) // if it ended without locks, the *sql.Tx answers
@@ -34,8 +34,8 @@ func (t *transaction) Rollback() error {
 // rollbackLocked sends ROLLBACK if BEGIN was sent. The locks are released after its answer.
 func (t *transaction) rollbackLocked(e event, cause error) (err error) {
 	if t.real != nil {
-		if t.interrupt != nil { // pgx gives up ROLLBACK then
-			defer time.AfterFunc(rollbackTime, t.interrupt).Stop()
+		if t.held != nil && t.held.interrupt != nil { // pgx gives up ROLLBACK then
+			defer time.AfterFunc(rollbackTime, t.held.interrupt).Stop()
 		}
 		err = t.real.Rollback()
 	}
@@ -63,7 +63,7 @@ func (t *transaction) GiveUp(err error) {
 // abort rolls back when a lock ended, because it was lost or because the context ended. ROLLBACK
 // would wait for a statement that runs, so the contexts end before.
 func (t *transaction) abort(lock context.Context) {
-	t.carried.end(context.Cause(lock))
+	t.held.carried.end(context.Cause(lock))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.usableLocked(); err != nil {

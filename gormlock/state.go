@@ -21,26 +21,32 @@ import (
 // database. Methods whose names end in Locked need it. Order of mutexes: mu, then those of carried
 // and of core.
 type transaction struct {
-	pool    *pool
-	ctx     context.Context
-	opts    *sql.TxOptions
-	direct  connection // of statements that are not prepared
-	carried carried
-	single  *singleTx // Nil unless it was begun for one guarded statement.
+	pool   *pool
+	ctx    context.Context
+	opts   *sql.TxOptions
+	direct connection // of statements that are not prepared
+	single *singleTx  // Nil unless it was begun for one guarded statement.
 
-	mu      sync.Mutex
-	now     atomic.Int32 // The state. Only moveLocked writes it; state reads it without mu.
-	cause   error        // Of stateFailed and stateUnknown.
-	demand  demand       // Whose keys are locked.
-	locks   core.Locks
-	watches []func() bool // Stop watching the locks.
+	mu    sync.Mutex
+	now   atomic.Int32 // The state. Only moveLocked writes it; state reads it without mu.
+	cause error        // Of stateFailed and stateUnknown.
+	held  *heldLocks   // Nil without a guard.
 
-	real      gorm.Tx     // Nil before BEGIN.
-	interrupt func()      // Ends the context of real, under locks.
-	rows      []*sql.Rows // Only their reader sees their errors.
-	answer    error       // The last error of its connection.
-	gone      error       // Why MySQL rolled it back, in statePlain.
-	undone    undoLog     // A rollback takes it back, and COMMIT runs it.
+	real   gorm.Tx     // Nil before BEGIN.
+	rows   []*sql.Rows // Only their reader sees their errors.
+	answer error       // The last error of its connection.
+	gone   error       // Why MySQL rolled it back, in statePlain.
+	undone undoLog     // A rollback takes it back, and COMMIT runs it.
+}
+
+// heldLocks are the locks of a transaction, and what ends with them. Transactions without a guard
+// have none, so that they stay small. It is there before the locks are acquired.
+type heldLocks struct {
+	demand    demand // Whose keys are locked.
+	locks     core.Locks
+	watches   []func() bool // Stop watching the locks.
+	interrupt func()        // Ends the context of the transaction in the database.
+	carried   carried
 }
 
 func newTransaction(ctx context.Context, p *pool, opts *sql.TxOptions) *transaction {
@@ -117,21 +123,25 @@ func (t *transaction) moveLocked(e event, cause error) {
 }
 
 func (t *transaction) endLocked(is state) {
-	for _, stop := range t.watches {
+	h := t.held
+	if h == nil {
+		return
+	}
+	for _, stop := range h.watches {
 		stop()
 	}
 	if is == stateUnknown {
-		for _, k := range t.locks {
+		for _, k := range h.locks {
 			k.Lapse()
 		}
-	} else if err := t.locks.Release(t.ctx); err != nil && !errors.Is(err, core.ErrLost) {
+	} else if err := h.locks.Release(t.ctx); err != nil && !errors.Is(err, core.ErrLost) {
 		// A loss was reported before COMMIT, or came after it.
 		t.pool.log.Warn(t.ctx, "gormlock: the lock on %s was not released; its key is free when its lease ends: %v",
-			quoted(t.demand.keys), err)
+			quoted(h.demand.keys), err)
 	}
-	t.carried.end(t.cause)
-	if t.interrupt != nil {
-		t.interrupt()
+	h.carried.end(t.cause)
+	if h.interrupt != nil {
+		h.interrupt()
 	}
 }
 
@@ -152,9 +162,9 @@ func (t *transaction) usableLocked() error {
 		return nil // the *sql.Tx knows
 	}
 	failed := func(why string, err error) error {
-		return undone.Mark(guardError(t.demand.keys, fmt.Errorf("the transaction is rolled back%s: %w", why, err)))
+		return undone.Mark(guardError(t.held.demand.keys, fmt.Errorf("the transaction is rolled back%s: %w", why, err)))
 	}
-	for _, k := range t.locks {
+	for _, k := range t.held.locks {
 		if err := k.Err(); err != nil {
 			return failed("", err)
 		}

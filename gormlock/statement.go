@@ -42,7 +42,7 @@ func (t *transaction) judgeLocked(err error) {
 	switch t.state() {
 	case stateGuarded:
 		if t.endedLocked(err) {
-			t.failLocked(guardError(t.demand.keys, fmt.Errorf("the database has rolled the transaction back: %w", err)))
+			t.failLocked(guardError(t.held.demand.keys, fmt.Errorf("the database has rolled the transaction back: %w", err)))
 		}
 	case statePlain:
 		if t.endedLocked(err) {
@@ -138,6 +138,9 @@ func (t *transaction) silentLocked() bool {
 func (t *transaction) standsLocked() error {
 	if err := t.usableLocked(); err != nil {
 		return err
+	}
+	if len(t.rows) == 0 {
+		return nil
 	}
 	var errs []error
 	t.rows = slices.DeleteFunc(t.rows, func(r *sql.Rows) bool {

@@ -8,10 +8,7 @@ import (
 // undoLog is what the end of a transaction decides about: the functions of AfterCommit and of
 // OnRollback. Its savepoints stand between them, for ROLLBACK TO. The mutex of the transaction guards
 // it.
-type undoLog struct {
-	entries []undoEntry
-	most    int // beyond it, notes that nobody needs are forgotten
-}
+type undoLog []undoEntry
 
 const fewEntries = 1024
 
@@ -24,37 +21,33 @@ type undoEntry struct {
 }
 
 func (l *undoLog) add(e undoEntry) {
-	if len(l.entries) > max(l.most, fewEntries) {
-		l.entries = slices.DeleteFunc(l.entries, func(e undoEntry) bool { return e.needed != nil && !e.needed() })
-		l.most = 2 * len(l.entries)
+	if n := len(*l); n >= fewEntries && n == cap(*l) { // forget notes that nobody needs
+		*l = slices.DeleteFunc(*l, func(e undoEntry) bool { return e.needed != nil && !e.needed() })
+		*l = slices.Grow(*l, len(*l))
 	}
-	if e.savepoint == "" || len(l.entries) > 0 {
-		l.entries = append(l.entries, e)
+	if e.savepoint == "" || len(*l) > 0 {
+		*l = append(*l, e)
 	}
-}
-
-func (l *undoLog) empty() bool {
-	return len(l.entries) == 0
 }
 
 // rolledBack undoes what came after a savepoint, or all.
 func (l *undoLog) rolledBack(savepoint string) {
-	for i, e := range slices.Backward(l.entries) {
+	for i, e := range slices.Backward(*l) {
 		if e.savepoint != "" && e.savepoint == savepoint {
 			return // it still stands
 		}
 		if e.onRollback != nil {
 			e.onRollback()
 		}
-		l.entries = l.entries[:i]
+		*l = (*l)[:i]
 	}
 }
 
 // released forgets a savepoint and those made after it. The rest stays.
 func (l *undoLog) released(savepoint string) {
-	for i, e := range slices.Backward(l.entries) {
+	for i, e := range slices.Backward(*l) {
 		if e.savepoint != "" {
-			l.entries = slices.Delete(l.entries, i, i+1)
+			*l = slices.Delete(*l, i, i+1)
 		}
 		if e.savepoint == savepoint {
 			return
@@ -64,11 +57,11 @@ func (l *undoLog) released(savepoint string) {
 
 // committed ends the log and returns the functions to call.
 func (l *undoLog) committed() (all []func(ctx context.Context)) {
-	for _, e := range l.entries {
+	for _, e := range *l {
 		if e.afterCommit != nil {
 			all = append(all, e.afterCommit)
 		}
 	}
-	l.entries = nil
+	*l = nil
 	return all
 }

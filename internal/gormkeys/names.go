@@ -2,8 +2,10 @@ package gormkeys
 
 import (
 	"fmt"
+	"reflect"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
 )
 
 // These names of GORM and its plugins are not promised. names_test.go shows what breaks.
@@ -28,6 +30,14 @@ const (
 func StartedByGORM(db *gorm.DB) bool {
 	_, started := db.InstanceGet(startedSetting)
 	return started
+}
+
+// MarkStarted makes GORM end the transaction of this statement, as if GORM had begun it.
+func MarkStarted(db *gorm.DB) { db.InstanceSet(startedSetting, true) }
+
+// IsBegin reports whether fn is GORM's own callback of BeginStep.
+func IsBegin(fn func(*gorm.DB)) bool {
+	return reflect.ValueOf(fn).Pointer() == reflect.ValueOf(callbacks.BeginTransaction).Pointer()
 }
 
 // ForgetStarted deletes what GORM leaves in a statement that is used again. GORM would commit once

@@ -61,6 +61,35 @@ func TestNames_Steps(t *testing.T) {
 	}
 }
 
+// If it breaks, the plugin no longer saves GORM's copy of each statement that is written.
+func TestNames_Begin(t *testing.T) {
+	db := open(t)
+	for _, p := range []interface{ Get(string) func(*gorm.DB) }{db.Callback().Create(), db.Callback().Update(), db.Callback().Delete()} {
+		if !gormkeys.IsBegin(p.Get(gormkeys.BeginStep)) || gormkeys.IsBegin(p.Get(gormkeys.CommitStep)) {
+			t.Error("GORM begins by another function")
+		}
+	}
+}
+
+// If it breaks, GORM does not commit single writes.
+func TestNames_MarkStarted(t *testing.T) {
+	db := open(t)
+	atInsert(t, db, func(db *gorm.DB) {
+		tx := db.Session(&gorm.Session{SkipDefaultTransaction: true}).Begin()
+		db.Statement.ConnPool = tx.Statement.ConnPool
+		gormkeys.MarkStarted(db)
+	})
+	do(t, db.Session(&gorm.Session{NewDB: true}).Callback().Create().Remove(gormkeys.BeginStep))
+	do(t, db.Create(&row{Name: "marked"}).Error)
+	if inner, err := db.DB(); err != nil || inner.Stats().InUse != 0 {
+		t.Errorf("%v, or the transaction is still open", err)
+	}
+	var n int64
+	if do(t, db.Model(&row{}).Where("name = ?", "marked").Count(&n).Error); n != 1 {
+		t.Error("the row is not stored")
+	}
+}
+
 // If it breaks, a hook that panics leaves GORM's transaction open, and a statement that is used again
 // commits twice.
 func TestNames_Started(t *testing.T) {
