@@ -58,9 +58,14 @@ func TestRelease_TellsOfWaiters(t *testing.T) {
 				if w := released(); w != (core.Waiters{}) {
 					t.Errorf("nobody waits: %+v", w)
 				}
-				if w := released(a, b, c, b); w != (core.Waiters{Others: 2, Need: 4 * time.Millisecond}) {
-					t.Errorf("b and c wait: %+v", w)
-				}
+				// On a busy machine they may be forgotten before the release: after 2 s.
+				eventually(t, "b and c wait", func() bool {
+					w := released(a, b, c, b)
+					if w.Others > 2 || w.Need > 4*time.Millisecond {
+						t.Fatalf("b and c wait: %+v", w)
+					}
+					return w == core.Waiters{Others: 2, Need: 4 * time.Millisecond}
+				})
 			}
 		})
 	}
