@@ -15,11 +15,9 @@ import (
 	"github.com/onelane/onelane/testutil"
 )
 
-// Four clients, each with its own session, go on through whatever happens to a minority, and after
-// all servers were down. A key has one holder at a time, and its tokens increase.
-func TestEnsemble_Faults(t *testing.T) {
-	t.Parallel()
-	nodes := testutil.ZooKeeperEnsemble(t)
+// In faults, four clients, each with its own session, go on through whatever happens to a minority,
+// and after all servers were down. A key has one holder at a time, and its tokens increase.
+func faults(t *testing.T, nodes testutil.ZooKeeperNodes) {
 	proxies := make([]*proxy, len(nodes))
 	addrs := make([]string, len(nodes))
 	for i, n := range nodes {

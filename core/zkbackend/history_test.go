@@ -36,7 +36,7 @@ type history struct {
 // clients is how many clients a history has, and pause is the longest between two of a client's holds.
 const (
 	clients = 4
-	pause   = 40 * time.Millisecond
+	pause   = 200 * time.Millisecond
 )
 
 func newHistory() *history { return &history{start: time.Now()} }

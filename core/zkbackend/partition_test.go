@@ -16,12 +16,10 @@ func onServer(n *testutil.ZooKeeperNode) core.Opener {
 	return polled{zkbackend.New([]string{n.Addr()}, zkbackend.WithTimeout(time.Second))}
 }
 
-// A server is cut off from its peers, the leader first and then a follower, and its clients still
-// reach it. The clients of the others go on. A key has one holder at a time, and its tokens
-// increase.
-func TestEnsemble_Partitions(t *testing.T) {
-	t.Parallel()
-	nodes := testutil.ZooKeeperEnsemble(t)
+// In partitions, a server is cut off from its peers, the leader first and then a follower, and its
+// clients still reach it. The clients of the others go on. A key has one holder at a time, and its
+// tokens increase.
+func partitions(t *testing.T, nodes testutil.ZooKeeperNodes) {
 	h := newHistory()
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup

@@ -18,12 +18,17 @@ func TestBackend_OneServer(t *testing.T) {
 	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
 }
 
+// The tests of an ensemble share one, since each has three processes of Java.
 func TestBackend_Ensemble(t *testing.T) {
 	t.Parallel()
 	nodes := testutil.ZooKeeperEnsemble(t)
 	t.Run("Inspect_OtherServer", func(t *testing.T) { inspectElsewhere(t, nodes) })
-	b := open(t, zkbackend.New(nodes.Addrs(), zkbackend.WithTimeout(10*time.Second)))
-	backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
+	t.Run("Suite", func(t *testing.T) {
+		b := open(t, zkbackend.New(nodes.Addrs(), zkbackend.WithTimeout(10*time.Second)))
+		backendtest.TestSealer(t, func(*testing.T) core.Backend { return b })
+	})
+	t.Run("Partitions", func(t *testing.T) { partitions(t, nodes) })
+	t.Run("Faults", func(t *testing.T) { faults(t, nodes) })
 }
 
 // inspectElsewhere checks that what one process was answered, another one sees at once, on another
