@@ -60,7 +60,7 @@ func TestGarbage_NothingStays(t *testing.T) {
 		st, err := fresh.Inspect(t.Context(), "orphan")
 		ok(t, "Close", fresh.Close()) // before it sweeps: other would not see the orphan begin
 		seen = seen || err == nil && st.Status == core.Orphaned
-		time.Sleep(50 * time.Millisecond) // each turn has a session of its own
+		time.Sleep(250 * time.Millisecond) // each turn has a session of its own
 		// A seal that this process did not see begin ends by the leader's clock, a minute later.
 		return !strings.Contains(left, "orphan") && strings.Count(left, "dead") == 2*10+10
 	})
