@@ -229,3 +229,39 @@ func TestNested_RowsOutlive(t *testing.T) {
 		wantIdle(t, db, l, "k")
 	})
 }
+
+// TestNested_Postgres: after an error PostgreSQL refuses the rest of the transaction, or of the nested
+// block that it was in. GORM releases no savepoint, and the server keeps a lock for each.
+func TestNested_Postgres(t *testing.T) {
+	t.Parallel()
+	guarded(t, func(t *testing.T, db *gorm.DB, _ *core.Locker) {
+		if db.Name() != "postgres" {
+			return
+		}
+		put(t, db, 42, 10)
+		wrong := func(tx *gorm.DB) error { return tx.Exec("SELECT 1/0").Error }
+		var locks int
+		ok(t, "after a nested block", gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			if gormlock.Transaction(tx, "k", wrong) == nil {
+				t.Error("1/0 is no error")
+			}
+			for range 20 {
+				if err := gormlock.Transaction(tx, "k", func(tx *gorm.DB) error { return take(tx, 42) }); err != nil {
+					return err
+				}
+			}
+			const held = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND pid = pg_backend_pid()"
+			return errors.Join(take(tx, 42), tx.Raw(held).Scan(&locks).Error)
+		}))
+		if locks < 20 {
+			t.Errorf("%d locks for 20 savepoints: docs/gorm.md says that each has one", locks)
+		}
+		err := gormlock.Transaction(db, "k", func(tx *gorm.DB) error {
+			_ = wrong(tx)
+			return take(tx, 42)
+		})
+		if err == nil {
+			t.Error("the transaction went on after an error")
+		}
+	})
+}
