@@ -24,7 +24,7 @@ func ownKeys(goroutines int) scenario {
 				return nil, err
 			}
 			client := redis.NewClient(&redis.Options{Addr: addr})
-			cs, err := lockers(peers, addr, func(ctx context.Context, d time.Duration, l locker) (sample, error) {
+			cs, err := lockers(slices.Concat(peers, shares), addr, func(ctx context.Context, d time.Duration, l locker) (sample, error) {
 				if _, err := load(ctx, d/8, goroutines, onOwnKey(l)); err != nil { // connections, and the garbage of the one before
 					return nil, err
 				}

@@ -148,7 +148,7 @@ func TestTheCommandWritesATableAndJSON(t *testing.T) {
 	if err := json.Unmarshal(asJSON.Bytes(), &r); err != nil {
 		t.Fatalf("%v in %s", err, &asJSON)
 	}
-	if len(r.Results) != 1 || len(r.Results[0].Rows) != len(peers) || r.Results[0].Rows[0].Median[0] <= 0 {
+	if len(r.Results) != 1 || len(r.Results[0].Rows) != len(peers)+len(shares) || r.Results[0].Rows[0].Median[0] <= 0 {
 		t.Errorf("the JSON is %s", &asJSON)
 	}
 	// The target is about another one.
