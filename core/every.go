@@ -232,8 +232,12 @@ func (j *job) done(ctx context.Context, k *Lock, due time.Time, skipped int64) e
 }
 
 // run runs fn under the lock k. finished reports that the slot is over. It is not if the lock was
-// lost, which is the error, or if the end of ctx stopped fn.
+// lost, which is the error, or if the end of ctx stopped fn. If the lock was lost before, fn does not
+// begin: another instance may run the slot.
 func (j *job) run(ctx context.Context, k *Lock) (finished bool, err error) {
+	if err := k.Err(); err != nil {
+		return false, err
+	}
 	began, outcome := time.Now(), outcomeSucceeded
 	err = j.call(WithLock(k.Context(), k))
 	over := k.Err()
