@@ -17,6 +17,7 @@ import (
 const (
 	firstListenPause   = time.Second // between connections that fail
 	longestListenPause = 30 * time.Second
+	closeTime          = time.Second
 )
 
 var (
@@ -91,15 +92,43 @@ func (l *listener) watch(ctx context.Context, key string) (signals chan struct{}
 func (l *listener) start() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// The statements need the only connection of a pool.
-	if l.deaf || l.open.Err() != nil || l.db.Stats().MaxOpenConnections == 1 {
+	if l.deaf || l.open.Err() != nil {
 		return false
 	}
-	if !l.started {
+	if !l.started && takeRoom(l.db) {
 		l.started = true
-		l.running.Go(l.run)
+		l.running.Go(func() {
+			defer leaveRoom(l.db)
+			l.run()
+		})
 	}
+	return l.started
+}
+
+// rooms are how many listeners of this process each pool has.
+var rooms = struct {
+	mu    sync.Mutex
+	taken map[*sql.DB]int
+}{taken: make(map[*sql.DB]int)}
+
+// takeRoom reports whether one more listener may have a connection of a pool. The statements need the
+// last one.
+func takeRoom(db *sql.DB) bool {
+	rooms.mu.Lock()
+	defer rooms.mu.Unlock()
+	if most := db.Stats().MaxOpenConnections; most > 0 && rooms.taken[db] >= most-1 {
+		return false
+	}
+	rooms.taken[db]++
 	return true
+}
+
+func leaveRoom(db *sql.DB) {
+	rooms.mu.Lock()
+	defer rooms.mu.Unlock()
+	if rooms.taken[db]--; rooms.taken[db] == 0 {
+		delete(rooms.taken, db)
+	}
 }
 
 // hearing reports whether signals come now.
@@ -165,7 +194,11 @@ func (l *listener) listen() (heard bool, err error) {
 			heard = true
 			err = l.hear(c.Conn())
 		}
-		return driver.ErrBadConn // as it listens, it is of no use to others
+		// As it listens, it is of no use to others. A pool below database/sql would keep it.
+		closing, cancel := context.WithTimeout(context.Background(), closeTime)
+		defer cancel()
+		_ = c.Conn().Close(closing)
+		return driver.ErrBadConn
 	})
 	return heard, err
 }
