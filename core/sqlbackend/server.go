@@ -5,8 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/onelane/onelane/internal/sqlerr"
 	"github.com/onelane/onelane/internal/sqltable"
 )
 
@@ -53,6 +55,10 @@ func ask(ctx context.Context, db *sql.DB) (s server, err error) {
 		var n int
 		if err := conn.QueryRowContext(ctx, "SELECT 1").Scan(&n); err != nil {
 			return s, fmt.Errorf("asking which database this is: %w", err)
+		}
+		// A time-out of the server, for example, says nothing about its kind.
+		if i := slices.IndexFunc(errs, sqlerr.Unavailable); i >= 0 {
+			return s, fmt.Errorf("asking which database this is: %w", errs[i])
 		}
 		return s, fmt.Errorf("%w; it calls itself %q: %w", errUnknown, version, errors.Join(errs...))
 	}
