@@ -41,9 +41,9 @@ const (
 FROM onelane_locks WHERE name = ?`
 
 	insertRow = `INSERT INTO onelane_locks (name, state, owner, token, fence, acquired_at, expires_at, orphan)
-VALUES (?, 1, ?, {now}, {now} + 63, {now}, {now} + ?, ?) {conflict}`
+VALUES (?, 1, ?, {start}, {start} + 63, {now}, {now} + ?, ?) {conflict}`
 
-	takeRow = `UPDATE onelane_locks SET state = 1, owner = ?, token = {greatest}(fence + 1, {now}), fence = {greatest}(fence + 1, {now}) + 63,
+	takeRow = `UPDATE onelane_locks SET state = 1, owner = ?, token = {greatest}(fence + 1, {start}), fence = {greatest}(fence + 1, {start}) + 63,
 value = NULL, acquired_at = {now}, expires_at = {now} + ?, orphan = ?{unwaited}
 WHERE name = ? AND (state = 0 OR expires_at + orphan <= {now} OR state = 1 AND expires_at <= {now} AND owner = ?)`
 
@@ -65,13 +65,15 @@ WHERE name = ? AND (state = 2 OR state = 1 AND expires_at <= {now})`
 SELECT CASE WHEN waited THEN CAST(pg_notify('onelane_locks', ?) AS text) END FROM changed`
 )
 
-// sqlOf writes a statement for the database. Only PostgreSQL has the column waited.
+// sqlOf writes a statement for the database. Only PostgreSQL has the column waited, and a clock that
+// may go back within a statement: {start} is the same time in all of it.
 func sqlOf(d sqltable.Dialect, statement string) string {
-	waited, unwaited := "0", ""
+	waited, unwaited, start := "0", "", "{now}"
 	if d.Name == sqltable.Postgres {
 		waited, unwaited = "waited", ", waited = FALSE"
+		start = "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000000 AS BIGINT)"
 	}
-	return d.SQL(strings.NewReplacer("{waited}", waited, "{unwaited}", unwaited).Replace(statement))
+	return d.SQL(strings.NewReplacer("{waited}", waited, "{unwaited}", unwaited, "{start}", start).Replace(statement))
 }
 
 // row is what the table says about a key now.
