@@ -32,7 +32,11 @@ var columns = map[string]int64{
 //     wrong holder
 //   - a column that is missing or too short: MySQL may truncate silently
 func Migrate(ctx context.Context, db *sql.DB) error {
-	s, err := ask(ctx, db)
+	var s server
+	err := sqltable.Retry(ctx, func() (err error) {
+		s, err = ask(ctx, db)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("sqlbackend: Migrate: %w", err)
 	}

@@ -33,14 +33,16 @@ func Migrate(ctx context.Context, c Conn, d Dialect, schema, table string, lengt
 			}
 		}
 		err := Repeat(ctx, migrateTries, madeAtOnce, func() error {
-			_, err := c.ExecContext(ctx, s)
-			return err
+			return Repeat(ctx, ConflictTries, sqlerr.SQLiteBusy, func() error {
+				_, err := c.ExecContext(ctx, s)
+				return err
+			})
 		})
 		if err != nil {
 			return err
 		}
 	}
-	return checkColumns(ctx, c, d, table, lengths)
+	return Repeat(ctx, ConflictTries, sqlerr.SQLiteBusy, func() error { return checkColumns(ctx, c, d, table, lengths) })
 }
 
 // statementsIn splits a schema. A checkout on Windows may end its lines with \r\n.
