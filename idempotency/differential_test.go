@@ -34,7 +34,7 @@ import (
 //	ONELANE_DIFF_SEED=42 go test -run 'TestDifferential$' -v ./idempotency # one, in detail
 const (
 	diffSeeds     = 8000
-	diffSeedsFast = 300
+	diffSeedsFast = 100
 )
 
 // exchange is what the client and the handler of a request saw, by name.

@@ -100,7 +100,7 @@ func bounded(t *testing.T, node *testutil.Node, client *redis.Client) {
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
-			for began := time.Now(); time.Since(began) < limit && t.Context().Err() == nil; time.Sleep(5 * time.Millisecond) {
+			for began := time.Now(); time.Since(began) < limit && t.Context().Err() == nil; time.Sleep(15 * time.Millisecond) {
 				ok(t, "Do", l.Do(t.Context(), fmt.Sprint("k", i), func(context.Context) error { return nil }))
 			}
 		})

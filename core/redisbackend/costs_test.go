@@ -154,21 +154,22 @@ func renewing(t testing.TB, n int, ttl time.Duration) (share float64, renewed, l
 	return share, renewed, missed.Load(), over.Load()
 }
 
-func TestCosts_TenThousandLocksRenew(t *testing.T) {
-	locks := 10_000
-	if race {
-		locks = 1000
+// Ten thousand locks renew in the gate. The share of a core for fewer of them would be noise.
+func TestCosts_LocksRenew(t *testing.T) {
+	locks := 1000
+	if long && !race {
+		locks = 10_000
 	}
 	for range 5 {
 		share, renewed, late, _ := renewing(t, locks, 10*time.Second)
 		// A machine that is busy with other things renews fewer of them.
 		share *= float64(locks) / float64(max(renewed, 1))
 		t.Logf("%d held locks: %.1f %% of a core to renew all of them, %d renewed, %d late", locks, 100*share, renewed, late)
-		if 2*renewed >= int64(locks) && (race || share < 0.3) {
+		if 2*renewed >= int64(locks) && (locks < 10_000 || share < 0.3) {
 			return
 		}
 	}
-	t.Errorf("want %d locks renewed with less than 30 %% of a core, at least once", locks)
+	t.Errorf("want half of %d locks renewed in a third of their TTL, at least once, and 10,000 with less than 30 %% of a core", locks)
 }
 
 func BenchmarkRenewing(b *testing.B) {

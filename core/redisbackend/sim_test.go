@@ -26,7 +26,7 @@ import (
 //	ONELANE_SIM_SEED=42 go test -run 'TestSimulation$' -v ./core/redisbackend        # one, in detail
 const (
 	simSeeds     = 5000
-	simSeedsFast = 300
+	simSeedsFast = 100
 )
 
 // simConfigs are what a seed may be about. In all of them no two clients may hold the key at once,
