@@ -149,7 +149,7 @@ func newJob(ctx context.Context, l *Locker, name string, interval time.Duration,
 	case j.grace < 0:
 		return nil, fmt.Errorf("core: every %q: WithMisfireGrace must be between %v and %v", name, minTTL, maxDuration)
 	}
-	j.record = record{locker: l, keys: [2]string{Join("every", name, "last"), Join("every", name, "last2")}}
+	j.record = record{locker: l, keys: [2]string{Join("every", name, "last"), Join("every", name, "last2")}, newest: 1}
 	for _, key := range []string{name, j.lock, j.record.keys[0], j.record.keys[1]} {
 		if _, err := backendKey(l.prefix, key); err != nil {
 			return nil, fmt.Errorf("core: every %q: %w", name, err)

@@ -46,3 +46,60 @@ func TestEvery_LockLostBeforeRun(t *testing.T) {
 		}
 	})
 }
+
+// late is a place whose process stands still before its nth Unseal of a record, which it sends in the end.
+type late struct {
+	place
+	n    int // until then
+	ends chan struct{}
+}
+
+func (p *late) Unseal(ctx context.Context, key string) error {
+	if p.n--; p.n == 0 {
+		p.away.Store(true)
+		go func() {
+			<-p.ends
+			if err := p.MemoryBackend.Unseal(context.Background(), key); err != nil {
+				panic(err)
+			}
+		}()
+	}
+	return p.place.Unseal(ctx, key)
+}
+
+// A process that stood still unseals what another instance has recorded since. The last slot runs again, and
+// the others keep their times.
+func TestEvery_LateUnseal(t *testing.T) {
+	t.Parallel()
+	for n := 2; n <= 4; n++ { // of the first record alone there is none before
+		for _, later := range []time.Duration{15 * time.Second, 75 * time.Second, 135 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				b, j := backendtest.Memory(), newJob()
+				p := &late{n: n, ends: make(chan struct{})}
+				p.MemoryBackend = b
+				stop := every(locker(t, p), j.run(t, time.Second))
+				for !p.away.Load() {
+					time.Sleep(time.Second)
+				}
+				other := every(locker(t, b), j.run(t, time.Second))
+				time.Sleep(later)
+				close(p.ends)
+				time.Sleep(5 * time.Second)
+				third := every(locker(t, b), j.run(t, time.Second)) // it looks at once
+				time.Sleep(3 * minute)
+				stopped(t, stop)
+				stopped(t, other)
+				stopped(t, third)
+				again := 0
+				for _, at := range j.seen() {
+					if at%minute > 3*time.Second {
+						again++
+					}
+				}
+				if again > 2 { // the slot that was not recorded, and the one whose record went
+					t.Errorf("the %d. Unseal came %v late: runs at %v", n, later, j.seen())
+				}
+			})
+		}
+	}
+}

@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -17,16 +15,18 @@ import (
 // left of it, by the backend's clock. It is never changed, since the age would change, too.
 const recordKept = 3 * 366 * 24 * time.Hour
 
-// record is the last slot of a job. It is a seal, whose value has an id, the instance that ran the
-// slot, and how long after its time it was recorded. It is written under the lock of the job. One
-// call of Every uses it.
+// record is the last slot of a job. It is a seal, whose value has a number that goes up with each slot.
+// After it come how long after its time the slot was recorded, an id, and the instance that ran the slot. It
+// is written under the lock of the job. One call of Every uses it.
 //
-// A seal cannot be replaced in one step, so two keys take turns. If both are sealed, the first one
-// counts.
+// A seal cannot be replaced in one step, so two keys take turns, and the larger number counts. A process
+// that stood still may unseal a key later than another one sealed it. Then the slot before counts, and runs
+// are still due at the same times.
 type record struct {
 	locker *Locker
 	keys   [2]string
-	second bool // the second key has the record
+	newest int   // which key has the record
+	number int64 // of the record, or 0 if there is none
 
 	// When this process first saw the record with that id, and its age then. A backend that does not
 	// count for a moment, or sets its clock back, cannot make it younger.
@@ -37,31 +37,39 @@ type record struct {
 
 // read returns when the last slot was due, by this process's monotonic clock.
 func (r *record) read(ctx context.Context) (due time.Time, found bool, err error) {
-	asked := time.Now()
-	st, err := r.locker.Inspect(ctx, r.keys[0])
-	if err != nil {
-		return due, false, err
-	}
-	if r.second = st.Status != Sealed; r.second {
-		asked = time.Now()
-		st, err = r.locker.Inspect(ctx, r.keys[1])
-		if err != nil || st.Status != Sealed {
+	var late, left time.Duration
+	var id string
+	var asked time.Time
+	r.number = 0
+	for i, key := range r.keys {
+		began := time.Now()
+		st, err := r.locker.Inspect(ctx, key)
+		if err != nil {
 			return due, false, err
 		}
+		if st.Status != Sealed {
+			continue
+		}
+		var number, after int64
+		var text, instance string
+		if n, _ := fmt.Sscan(string(st.Value), &number, &after, &text, &instance); n < 3 || number < 1 {
+			return due, false, fmt.Errorf("core: key %q: the value is no record of a job; unseal the key to let the job begin anew", key)
+		}
+		if number > r.number {
+			r.newest, r.number = i, number
+			asked, id, late, left = began, text, time.Duration(after)*time.Microsecond, st.ExpiresIn
+		}
 	}
-	text, rest, _ := strings.Cut(string(st.Value), " ")
-	id, _, ok := strings.Cut(rest, " ")
-	late, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || !ok || id == "" {
-		return due, false, fmt.Errorf("core: key %q: the value is no record of a job; unseal the key to let the job begin anew", r.keys[r.now()])
+	if r.number == 0 {
+		return due, false, nil
 	}
-	age := max(recordKept-st.ExpiresIn, 0)
+	age := max(recordKept-left, 0)
 	if r.id == id {
 		age = max(age, r.age+asked.Sub(r.at))
 	} else {
 		r.id, r.at, r.age = id, asked, age
 	}
-	return asked.Add(-age - time.Duration(late)*time.Microsecond), true, nil
+	return asked.Add(-age - late), true, nil
 }
 
 // write replaces the record while k is held, even if ctx is done. It tries again as long as it can: a
@@ -89,35 +97,22 @@ func (r *record) write(caller context.Context, k *Lock, due time.Time, as Acquir
 	}
 }
 
-// now returns which key has the record.
-func (r *record) now() int {
-	if r.second {
-		return 1
-	}
-	return 0
-}
-
-// replace makes one attempt to write. If the process dies in the middle, the old record counts or the
-// new one.
+// replace makes one attempt to write. If the process dies in the middle, the record before counts.
 func (r *record) replace(ctx context.Context, due time.Time, as AcquireOption) error {
-	old, next := r.keys[r.now()], r.keys[1-r.now()]
-	if err := r.locker.Unseal(ctx, next); err != nil { // another runner may have died in the middle
+	next := 1 - r.newest
+	if err := r.locker.Unseal(ctx, r.keys[next]); err != nil {
 		return err
 	}
-	k, err := r.locker.Acquire(ctx, next, as)
+	k, err := r.locker.Acquire(ctx, r.keys[next], as)
 	if err != nil {
 		return err
 	}
 	id, sealing := rand.Text(), time.Now()
-	value := fmt.Sprintf("%d %s %s", sealing.Sub(due).Microseconds(), id, r.locker.instance)
+	value := fmt.Sprintf("%d %d %s %s", r.number+1, sealing.Sub(due).Microseconds(), id, r.locker.instance)
 	if err := k.Seal(ctx, []byte(value), recordKept); err != nil {
 		return errors.Join(err, k.Release(ctx))
 	}
-	// The first key counts now. The second one counts when the first is unsealed.
-	if err := r.locker.Unseal(ctx, old); err != nil && !r.second {
-		return err
-	}
-	r.second = !r.second
+	r.newest, r.number = next, r.number+1
 	r.id, r.at, r.age = id, sealing, 0
 	return nil
 }
