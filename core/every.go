@@ -77,9 +77,9 @@ func WithAtMostOnce() EveryOption {
 // Every returns another error than ctx's only if it cannot work: for a bad name, interval or
 // option, after [Locker.Close], and on a backend without seals.
 //
-// The key of the lock is Join("every", name). The record is in turns under Join("every", name,
-// "last") and Join("every", name, "last2"). [Locker.Unseal] of both makes the job begin anew, with
-// a slot that begins within a minute.
+// The key of the lock is Join("every", name). The records of the last two slots are under
+// Join("every", name, "last") and Join("every", name, "last2"). [Locker.Unseal] of both makes the
+// job begin anew, with a slot that begins within a minute.
 func Every(ctx context.Context, l *Locker, name string, interval time.Duration, fn func(context.Context) error, opts ...EveryOption) error {
 	j, err := newJob(ctx, l, name, interval, fn, opts)
 	if err != nil {

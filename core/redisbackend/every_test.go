@@ -35,14 +35,18 @@ func runJob(addr string) {
 		}
 	}
 	err = core.Every(ctx, l, "report", jobInterval, func(ctx context.Context) error {
-		st, err := l.Inspect(context.WithoutCancel(ctx), "every:report:last")
-		if err == nil && st.Status != core.Sealed {
-			st, err = l.Inspect(context.WithoutCancel(ctx), "every:report:last2")
+		record, newest := "", 0
+		for _, key := range []string{"every:report:last", "every:report:last2"} {
+			st, err := l.Inspect(context.WithoutCancel(ctx), key)
+			if err != nil {
+				panic(err)
+			}
+			number := 0
+			if _, err := fmt.Sscan(string(st.Value), &number); err == nil && number > newest {
+				record, newest = string(st.Value), number
+			}
 		}
-		if err != nil {
-			panic(err)
-		}
-		say("begin", string(st.Value))
+		say("begin", record)
 		if client.GetDel(context.Background(), "hang").Val() != "" {
 			say("hang", "")
 			select {}

@@ -31,3 +31,6 @@ func Lanes[Row, Order any](s *Sale[Row, Order]) int {
 	defer s.mu.Unlock()
 	return len(s.lanes)
 }
+
+// Duplicate reports whether the database refused a row because of a unique index.
+var Duplicate = duplicate

@@ -19,7 +19,19 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/onelane/onelane/gormlock/stock"
+	"github.com/onelane/onelane/gormlock/testdata/sqlite3"
 )
+
+// mattn's driver has the whole code in a field of its own. A repeat that is not recognized is an ordinary
+// refusal.
+func TestDuplicate_MattnsError(t *testing.T) {
+	t.Parallel()
+	for code, repeat := range map[sqlite3.ErrNoExtended]bool{2067: true, 1555: true, 787: false, 1299: false} {
+		if got := stock.Duplicate(sqlite3.Error{Code: 19, ExtendedCode: code}); got != repeat {
+			t.Errorf("code %d: a repeat is %v, want %v", code, got, repeat)
+		}
+	}
+}
 
 // TestSale_ProbePlan: on a table without statistics, and with plans from when it was empty, only
 // the unique index answers the look for duplicates.

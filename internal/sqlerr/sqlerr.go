@@ -160,8 +160,8 @@ const (
 	SQLiteConstraint = 19
 )
 
-// SQLiteCode finds the result code in the error of an SQLite driver: a method Code, as
-// modernc.org's has one, or a field, as mattn's has.
+// SQLiteCode finds the result code in the error of an SQLite driver. That of modernc.org has a method
+// Code. mattn's has fields, and the one named Code has the primary code only.
 func SQLiteCode(err error) (code int, ok bool) {
 	InTree(err, func(err error) bool {
 		v := reflect.Indirect(reflect.ValueOf(err))
@@ -171,8 +171,12 @@ func SQLiteCode(err error) (code int, ok bool) {
 		}
 		if c, has := err.(interface{ Code() int }); has {
 			code, ok = c.Code(), true
-		} else if f := v.FieldByName("Code"); f.IsValid() && f.CanInt() {
-			code, ok = int(f.Int()), true
+			return true
+		}
+		for _, name := range []string{"ExtendedCode", "Code"} {
+			if f := v.FieldByName(name); !ok && f.IsValid() && f.CanInt() && f.Int() != 0 {
+				code, ok = int(f.Int()), true
+			}
 		}
 		return ok
 	})
