@@ -51,8 +51,8 @@ func (r *record) read(ctx context.Context) (due time.Time, found bool, err error
 			continue
 		}
 		var number, after int64
-		var text, instance string
-		if n, _ := fmt.Sscan(string(st.Value), &number, &after, &text, &instance); n < 3 || number < 1 {
+		var text string
+		if _, err := fmt.Sscan(string(st.Value), &number, &after, &text); err != nil || number < 1 {
 			return due, false, fmt.Errorf("core: key %q: the value is no record of a job; unseal the key to let the job begin anew", key)
 		}
 		if number > r.number {
