@@ -34,3 +34,13 @@ func (l *Locker) JoinAndQuit(n int) (join, quit func()) {
 			l.leave(q, waiters[0])
 		}
 }
+
+// Alarms returns how many leases of l are to be renewed or watched.
+func (l *Locker) Alarms() int {
+	l.alarms.mu.Lock()
+	defer l.alarms.mu.Unlock()
+	return len(l.alarms.due)
+}
+
+// Detach is the context of a clean-up.
+var Detach = detach

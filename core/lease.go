@@ -17,7 +17,7 @@ import (
 const suspendedBy = 2 * time.Second
 
 // lease is what the backend granted to this process for one key. Local holders have it one after
-// the other. One timer renews it and notices its end.
+// the other. An alarm renews it and notices its end.
 type lease struct {
 	locker  *Locker
 	key     string // as the caller wrote it
@@ -37,8 +37,11 @@ type lease struct {
 	handed  uint64
 	minted  uint64 // handed when the tokens were minted
 	hold    *hold
-	timer   *time.Timer
 	renewAt time.Time
+
+	// Guarded by alarms.mu.
+	due   time.Duration
+	place int // 0 if no alarm is set
 
 	// The first holder's, here so that most locks cost one allocation less each.
 	firstHold hold
@@ -73,13 +76,13 @@ func newLease(w *waiter, g Grant, sent time.Time) *lease {
 	return s
 }
 
-// first makes the first holder of the lease and starts the timer.
+// first makes the first holder of the lease and sets the alarm.
 func (s *lease) first(w *waiter) *Lock {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.newHold(w, &s.firstHold, &s.firstLock, now)
-	s.timer = time.AfterFunc(s.next().Sub(now), s.tick)
+	s.locker.alarms.set(s, s.next())
 	return &s.firstLock
 }
 
@@ -127,12 +130,20 @@ func (s *lease) exclusive(ctx context.Context, fn func() error) error {
 	return fn()
 }
 
+// over reports whether the hold is known to be over.
+func (s *lease) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hold.ended != nil
+}
+
 // expire notices that the lease ended. s.mu is held.
-func (s *lease) expire(h *hold) {
+func (s *lease) expire(h *hold) { s.expireAt(h, time.Now()) }
+
+func (s *lease) expireAt(h *hold, now time.Time) {
 	if h.ended != nil {
 		return
 	}
-	now := time.Now()
 	ahead := s.wallAhead(now)
 	if now.Add(ahead).Before(s.grant.Deadline) && ahead <= suspendedBy {
 		return
@@ -188,7 +199,7 @@ func (s *lease) reportLoss(reason string, err error) {
 // s.mu is held.
 func (s *lease) finish(h *hold, reason string, why error) {
 	h.ended = why
-	s.timer.Stop()
+	s.locker.alarms.stop(s)
 	s.locker.telemetry.over(h, reason)
 	cause := why
 	if errors.Is(why, ErrReleased) {
@@ -227,8 +238,7 @@ func (s *lease) takenBy(key string) *TakenError {
 // be left: an extended lease would block the others for longer than the next holder chose. A holder
 // without renewal gets its own lease, which lasts its whole TTL. crowded reports whether others
 // wait, too. s.mu is held.
-func (s *lease) handOver(h *hold) (done, crowded bool) {
-	now := time.Now()
+func (s *lease) handOver(h *hold, now time.Time) (done, crowded bool) {
 	left := s.grant.Deadline.Sub(now)
 	if h.ended != nil || h.sealing || s.noRenew || left < s.ttl/renewPart || left > s.ttl || len(s.slot) > 0 {
 		return false, false
@@ -242,7 +252,7 @@ func (s *lease) handOver(h *hold) (done, crowded bool) {
 	s.handed++
 	k := new(Lock)
 	s.newHold(w, new(hold), k, now)
-	s.timer.Reset(s.next().Sub(now))
+	s.locker.alarms.set(s, s.next())
 	w.ready <- delivery{lock: k}
 	return true, crowded
 }

@@ -160,8 +160,13 @@ func (l *Locker) promote(q *queue) {
 	}
 }
 
-// leaveAlone returns how long the key is left to other processes, or less than 0.
-func (q *queue) leaveAlone() time.Duration { return time.Until(q.standBack) }
+// leaveAlone returns how long the key is left to other processes, or at most 0.
+func (q *queue) leaveAlone() time.Duration {
+	if q.standBack.IsZero() {
+		return 0
+	}
+	return time.Until(q.standBack)
+}
 
 // forget removes an empty queue whose time to stand back is over.
 func (l *Locker) forget(q *queue) {

@@ -10,9 +10,6 @@ import (
 	"github.com/onelane/onelane/internal/loglimit"
 )
 
-// releaseGrace is how long a release works if its context is done or ends sooner.
-const releaseGrace = 100 * time.Millisecond
-
 // Release frees the key, or hands it to the next waiter of this process. If ctx is done, Release
 // works for up to 100 ms. If Release could not free the key, it is cleaned up in the background, or
 // the lease ends. Only the last of several handles on one lock frees the key. After a Seal, Release
@@ -84,7 +81,8 @@ func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 	if k.released {
 		return false, false, nil, k.errReleased()
 	}
-	s.expire(h)
+	now := time.Now()
+	s.expireAt(h, now)
 	k.released = true
 	if k.cancel != nil {
 		k.cancel(nil)
@@ -97,7 +95,7 @@ func (k *Lock) giveUp() (last, crowded bool, lost, err error) {
 		}
 		return false, false, nil, h.ended
 	}
-	if done, crowded := s.handOver(h); done {
+	if done, crowded := s.handOver(h, now); done {
 		return false, crowded, nil, nil
 	}
 	if lost = h.ended; lost == nil {
@@ -172,22 +170,6 @@ func (s *lease) freeLater() {
 	}
 }
 
-// detach returns a context for clean-up. It does not end with ctx, but keeps ctx's deadline if that
-// is at least releaseGrace away.
-func detach(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	switch {
-	case ctx.Done() == nil:
-		return ctx, func() {}
-	case ctx.Err() == nil && !ok:
-		return context.WithoutCancel(ctx), func() {}
-	}
-	if soonest := time.Now().Add(releaseGrace); ctx.Err() != nil || deadline.Before(soonest) {
-		deadline = soonest
-	}
-	return context.WithDeadline(context.WithoutCancel(ctx), deadline)
-}
-
 // Lapse gives the lock up without freeing the key. Nothing renews it any more, and nobody gets the
 // key before its lease ends. Then the lock is lost, and its context is canceled with that cause.
 // The key is free, or orphaned if the lock has [WithOrphan]. It is for a holder that cannot know
@@ -215,7 +197,7 @@ func (k *Lock) lapse() error {
 	k.released, h.lapsed = true, true
 	if h.ended == nil {
 		s.noRenew = true
-		s.timer.Reset(time.Until(s.next()))
+		s.locker.alarms.set(s, s.next())
 	}
 	return h.ended
 }

@@ -14,7 +14,7 @@ const (
 	retryPart = 10
 )
 
-// next returns when the timer has something to do. s.mu is held.
+// next returns when there is something to do. s.mu is held.
 func (s *lease) next() time.Time {
 	if s.noRenew || s.renewAt.After(s.grant.Deadline) || s.renewAt.After(s.hold.until()) {
 		return s.grant.Deadline
@@ -22,7 +22,7 @@ func (s *lease) next() time.Time {
 	return s.renewAt
 }
 
-// tick runs when the timer fires.
+// tick runs when the lease is due.
 func (s *lease) tick() {
 	due, ok := s.renewalDue()
 	if !ok {
@@ -54,7 +54,7 @@ func (s *lease) tick() {
 	}
 }
 
-// renewalDue reports whether the lease must be renewed now. If not, the timer is set anew, or the
+// renewalDue reports whether the lease must be renewed now. If not, the alarm is set anew, or the
 // hold is over.
 func (s *lease) renewalDue() (due time.Time, ok bool) {
 	s.mu.Lock()
@@ -62,13 +62,13 @@ func (s *lease) renewalDue() (due time.Time, ok bool) {
 	if s.expire(s.hold); s.hold.ended != nil {
 		return due, false
 	}
-	if wait := time.Until(s.next()); wait > 0 {
-		s.timer.Reset(wait)
+	if next := s.next(); time.Now().Before(next) {
+		s.locker.alarms.set(s, next)
 		return due, false
 	}
-	// Until the answer is here, the timer only watches the deadline.
+	// Until the answer is here, the alarm only watches the deadline.
 	due, s.renewAt = s.renewAt, s.grant.Deadline
-	s.timer.Reset(time.Until(s.grant.Deadline))
+	s.locker.alarms.set(s, s.grant.Deadline)
 	return due, true
 }
 
@@ -83,7 +83,7 @@ func (s *lease) reschedule(pause time.Duration) {
 	if pause > 0 {
 		s.renewAt = time.Now().Add(pause)
 	}
-	s.timer.Reset(time.Until(s.next()))
+	s.locker.alarms.set(s, s.next())
 }
 
 func (s *lease) renew() error {

@@ -28,7 +28,8 @@ type waiter struct {
 	traced    context.Context
 	key, name string // as the caller and the backend write it
 	class     *class
-	counted   bool // as a waiter
+	began     time.Time // the call
+	counted   bool      // as a waiter
 	settings
 
 	// Made when the waiter joins a queue behind others. Guarded by Locker.mu, except ready.
@@ -59,7 +60,6 @@ func (s *settings) limit(ctx context.Context, began time.Time) (context.Context,
 
 // acquire waits for its turn in the queue and then for the key.
 func (w *waiter) acquire() (*Lock, error) {
-	began := time.Now()
 	q, head, err := w.locker.join(w, true)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (w *waiter) acquire() (*Lock, error) {
 			return k, err
 		}
 	}
-	ctx, cancel := w.limit(w.traced, began)
+	ctx, cancel := w.limit(w.traced, w.began)
 	defer cancel()
 	return w.acquireAsHead(ctx, q)
 }
@@ -149,7 +149,7 @@ func (w *waiter) granted(q *queue, g Grant, sent time.Time) (*Lock, error) {
 	s := newLease(w, g, sent)
 	k := s.first(w)
 	closed := l.acquired(q, s)
-	if k.Err() != nil { // lost before it was in the queue
+	if s.over() { // lost before it was in the queue
 		l.leaseOver(s, Waiters{})
 	}
 	switch {

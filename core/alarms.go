@@ -1,0 +1,90 @@
+package core
+
+import (
+	"container/heap"
+	"sync"
+	"time"
+)
+
+// alarms calls tick for each lease that is due. It has one timer of the runtime for all leases of a
+// Locker: most locks are released long before they are due. To start and stop a timer for each of
+// them would wake the threads that wait for the network.
+type alarms struct {
+	mu    sync.Mutex
+	began time.Time
+	due   dueLeases
+	timer *time.Timer   // nil before the first lease
+	armed bool          // the timer is going to fire
+	at    time.Duration // when it does, since began. That may be too early, and never is too late.
+}
+
+// set makes s due at a time, instead of the time that was set before.
+func (a *alarms) set(s *lease, at time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s.due = at.Sub(a.began); s.place == 0 {
+		heap.Push(&a.due, s)
+	} else {
+		heap.Fix(&a.due, s.place-1)
+	}
+	a.arm()
+}
+
+// stop makes s not due any more. A call of tick may be under way.
+func (a *alarms) stop(s *lease) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s.place > 0 {
+		heap.Remove(&a.due, s.place-1)
+	}
+}
+
+// ring runs when the timer fires.
+func (a *alarms) ring() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.armed = false
+	for now := time.Since(a.began); len(a.due) > 0 && a.due[0].due <= now; {
+		go heap.Pop(&a.due).(*lease).tick()
+	}
+	a.arm()
+}
+
+// arm sets the timer for the first lease. a.mu is held.
+func (a *alarms) arm() {
+	if len(a.due) == 0 || a.armed && a.at <= a.due[0].due {
+		return
+	}
+	a.armed, a.at = true, a.due[0].due
+	if wait := a.at - time.Since(a.began); a.timer == nil {
+		a.timer = time.AfterFunc(wait, a.ring)
+	} else {
+		a.timer.Reset(wait)
+	}
+}
+
+// dueLeases is a heap for [container/heap]. A lease knows its place in it, beginning with 1.
+type dueLeases []*lease
+
+func (d dueLeases) Len() int           { return len(d) }
+func (d dueLeases) Less(i, j int) bool { return d[i].due < d[j].due }
+
+func (d dueLeases) Swap(i, j int) {
+	d[i], d[j] = d[j], d[i]
+	d[i].place, d[j].place = i+1, j+1
+}
+
+func (d *dueLeases) Push(x any) {
+	s := x.(*lease)
+	*d = append(*d, s)
+	s.place = len(*d)
+}
+
+func (d *dueLeases) Pop() any {
+	last := len(*d) - 1
+	s := (*d)[last]
+	(*d)[last] = nil
+	*d = (*d)[:last]
+	s.place = 0
+	return s
+}
