@@ -2,6 +2,7 @@ package etcdbackend_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,6 +76,9 @@ func (h *history) process(client int, l *core.Locker, key string, stop <-chan st
 		h.add(client, hold{ended: true, token: token}, begun, end.Add(1))
 		_ = k.Release(ctx)
 		cancel()
+		if !check.Long {
+			time.Sleep(rand.N(100 * time.Millisecond)) // tests beside this one need the processors, too
+		}
 	}
 }
 
@@ -103,15 +107,16 @@ func (h *history) check() {
 	}
 }
 
-// during runs processes on one key while fault does its work. They get locks before and after it.
-func during(t *testing.T, client func() *clientv3.Client, fault func()) {
+// during runs processes on one key while fault does its work, each with its client. They get locks
+// before and after it.
+func during(t *testing.T, clients []*clientv3.Client, key string, fault func()) {
 	t.Helper()
 	h := newHistory(t)
 	stop := make(chan struct{})
 	var all sync.WaitGroup
-	for i := range 4 {
-		l := hasty(t, client(), core.WithTTL(2*time.Second), core.WithOutageWait(time.Minute))
-		all.Go(func() { h.process(i, l, "k", stop) })
+	for i, client := range clients {
+		l := hasty(t, client, core.WithTTL(2*time.Second), core.WithOutageWait(time.Minute))
+		all.Go(func() { h.process(i, l, key, stop) })
 	}
 	more := func(when string) {
 		t.Helper()

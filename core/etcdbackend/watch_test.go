@@ -119,29 +119,6 @@ func TestWatch_WakesWaiter(t *testing.T) {
 	eventually(t, "no watch is left", func() bool { return watchers(t, etcd) == "0" })
 }
 
-// A watch through a member that is cut off ends, so that its waiter looks for itself.
-func TestWatch_MemberCutOff(t *testing.T) {
-	t.Parallel()
-	etcd := testutil.EtcdCluster(t)
-	if etcd == nil {
-		return
-	}
-	member := others(etcd, etcd.Leader())[0]
-	b := open(t, member.Client())
-	changed, stop, err := b.Watch(t.Context(), "k")
-	ok(t, "Watch", err)
-	defer stop()
-	member.Isolate()
-	select {
-	case _, more := <-changed:
-		if more {
-			t.Error("a signal, and the watch goes on")
-		}
-	case <-time.After(30 * time.Second):
-		t.Error("the watch did not end")
-	}
-}
-
 // A holder whose key is gone hears of it with its next renewal.
 func TestLocker_LostLease(t *testing.T) {
 	t.Parallel()

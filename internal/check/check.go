@@ -47,13 +47,15 @@ func Ended(t testing.TB, what string, err, over error) {
 	}
 }
 
-// Eventually polls for what happens in the background.
+// Eventually polls for what happens in the background, less often the longer it takes.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
+	for begun := time.Now(); !done(); {
+		waited := time.Since(begun)
+		if waited > Patience {
 			t.Fatalf("%s: it did not happen within %v", what, Patience)
 		}
+		time.Sleep(min(max(waited/16, 5*time.Millisecond), 50*time.Millisecond))
 	}
 }
 

@@ -162,7 +162,7 @@ func (s *Server) launch(ctx context.Context) error {
 	s.mu.Lock()
 	s.process = p
 	s.mu.Unlock()
-	for {
+	for begun := time.Now(); ; {
 		err := s.spec.ready(ctx, s, p.pid())
 		if err == nil {
 			return nil
@@ -176,7 +176,7 @@ func (s *Server) launch(ctx context.Context) error {
 			return fmt.Errorf("server: %s ended while starting (%v); its log ends:\n%s", s.spec.kind, p.err, log)
 		case <-ctx.Done():
 			return fmt.Errorf("server: %s did not answer: %w (last: %v); its log ends:\n%s", s.spec.kind, ctx.Err(), err, p.log())
-		case <-time.After(pollEvery):
+		case <-time.After(max(time.Since(begun)/16, pollEvery)): // each answer costs a slow server time
 		}
 	}
 }
