@@ -159,7 +159,7 @@ func TestRedisCluster_HungShard(t *testing.T) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				_, _ = l.TryAcquire(ctx, hung[i%len(hung)])
-				time.Sleep(10 * time.Millisecond)
+				time.Sleep(50 * time.Millisecond)
 			}
 		})
 	}
@@ -170,6 +170,7 @@ func TestRedisCluster_HungShard(t *testing.T) {
 			err = h.Release(t.Context())
 		}
 		ok(t, "a lock on a healthy shard", err)
+		time.Sleep(5 * time.Millisecond)
 	}
 	cancel()
 	cluster.Nodes[1].Cont()

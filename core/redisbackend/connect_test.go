@@ -92,7 +92,7 @@ func bounded(t *testing.T, node *testutil.Node, client *redis.Client) {
 	t.Helper()
 	l, admin := locker(t, one(client), core.WithOutageWait(time.Minute)), node.Client()
 	held := acquire(t, l, "held", core.WithTTL(3*time.Second))
-	limit := 10 * time.Second
+	limit := 5 * time.Second
 	if long {
 		limit = 125 * time.Second
 	}

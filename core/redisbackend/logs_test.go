@@ -130,7 +130,7 @@ func requests(ctx context.Context, l *core.Locker, name string, n int, all *sync
 // faults, and prints what was logged.
 func TestLogs_InFaults(t *testing.T) {
 	t.Parallel()
-	length, locks, longest := 4*time.Second, 60, 500*time.Millisecond
+	length, locks, longest := 3*time.Second, 40, 500*time.Millisecond
 	if text := os.Getenv(faultsVar); text != "" {
 		d, err := time.ParseDuration(text)
 		ok(t, faultsVar, err)

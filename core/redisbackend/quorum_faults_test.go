@@ -32,7 +32,7 @@ func hasVote(t *testing.T, b core.Backend, node *testutil.Node) {
 			return false
 		}
 		granted := false
-		for end := time.Now().Add(100 * time.Millisecond); !granted && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(100 * time.Millisecond); !granted && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 			granted = client.Get(t.Context(), r.Key).Val() == redisbackend.QuorumMark+r.Owner
 		}
 		release(t, b, g)

@@ -417,9 +417,9 @@ func TestRegression_MixedVerbsOverBadConnections(t *testing.T) {
 				}
 			})
 			if long {
-				time.Sleep(8 * time.Second)
+				time.Sleep(10 * time.Second)
 			}
-			time.Sleep(4 * time.Second)
+			time.Sleep(2 * time.Second)
 			close(stop)
 			all.Wait()
 			faults.Wait()

@@ -144,7 +144,11 @@ func wakeModel(t *testing.T, seed uint64, rash, deaf bool) (longest time.Duratio
 // sleeps for half a second at least.
 func TestWatch_NoReleaseIsMissed(t *testing.T) {
 	t.Parallel()
-	const seeds, soon = 100, 100 * time.Millisecond
+	const soon = 100 * time.Millisecond
+	seeds := 30
+	if long {
+		seeds = 100
+	}
 	for _, c := range []struct {
 		name       string
 		rash, deaf bool
