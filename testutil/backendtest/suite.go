@@ -218,10 +218,12 @@ func (s *suite) want(what string, err, target error) {
 
 func (s *suite) await(what string, done func() bool) {
 	s.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(look) {
-		if time.Now().After(end) {
+	for begun := time.Now(); !done(); {
+		waited := time.Since(begun)
+		if waited > patience {
 			s.Fatalf("%s: not within %v", what, patience)
 		}
+		time.Sleep(min(max(waited/16, look), 5*look))
 	}
 }
 
