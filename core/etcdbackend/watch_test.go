@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -25,8 +26,11 @@ import (
 //	ONELANE_ABANDONED=100000 go run ./testutil/servers -only etcd go test -v -run AbandonedWaits ./core/etcdbackend
 func abandoned(t *testing.T) int {
 	text, set := os.LookupEnv("ONELANE_ABANDONED")
-	if !set {
+	switch {
+	case !set && check.Long:
 		return 1500
+	case !set:
+		return 600
 	}
 	n, err := strconv.Atoi(text)
 	ok(t, "ONELANE_ABANDONED", err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onelane/onelane/core"
 	"github.com/onelane/onelane/core/zkbackend"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil"
 )
 
@@ -84,10 +85,15 @@ func watchesOf(t *testing.T, node *testutil.ZooKeeperNode) int {
 	return n
 }
 
-// Waits that are given up leave one watch for each key, until its holder renews or releases it.
+// Waits that are given up leave one watch for each key, until its holder renews or releases it. Not
+// parallel: it counts all watches of the server.
 func TestWatch_AbandonedWaitsLeaveNothing(t *testing.T) {
-	const keys, waits = 20, 100_000
-	node := testutil.ZooKeeper(t)
+	const keys = 20
+	waits, most := 50_000, int64(2<<20)
+	if check.Long {
+		waits, most = 2*waits, 2*most
+	}
+	node := shared(t)
 	holder, waiter := open(t, at(t, node.Addr())), open(t, at(t, node.Addr()))
 	grants := make([]core.Grant, keys)
 	wait := func(i int) {
@@ -108,7 +114,7 @@ func TestWatch_AbandonedWaitsLeaveNothing(t *testing.T) {
 	if n := watchesOf(t, node); n > keys {
 		t.Errorf("ZooKeeper keeps %d watches for %d keys", n, keys)
 	}
-	if grown := int64(heap()) - int64(before); grown > 4<<20 {
+	if grown := int64(heap()) - int64(before); grown > most {
 		t.Errorf("%d waits leave %d bytes", waits, grown)
 	}
 	if n := runtime.NumGoroutine(); n > goroutines+8 {
@@ -144,10 +150,10 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// A renewal wakes no waiter, and the release that follows does.
+// A renewal wakes no waiter, and the release that follows does. Not parallel: it counts all watches
+// of the server.
 func TestWatch_RenewalIsNoSignal(t *testing.T) {
-	t.Parallel()
-	node := testutil.ZooKeeper(t)
+	node := shared(t)
 	holder, waiter := open(t, at(t, node.Addr())), open(t, at(t, node.Addr()))
 	g, err := holder.Acquire(t.Context(), request("k", time.Hour))
 	ok(t, "Acquire", err)
