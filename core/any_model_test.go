@@ -24,7 +24,10 @@ import (
 // no wake-up is lost, and nothing stays in memory.
 func TestAcquireAny_Model(t *testing.T) {
 	t.Parallel()
-	rounds := 30
+	rounds := 15
+	if long {
+		rounds = 30
+	}
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
 		rounds = n
 	}

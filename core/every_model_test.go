@@ -209,7 +209,7 @@ func (s *timetable) live(b *backendtest.MemoryBackend, m *meters, end <-chan str
 // Instances come, are cut off, stop and die at random. No two run at a time, and no recorded slot
 // runs again. A slot runs again only if something happened to its run. Each slot runs or is counted.
 func TestEvery_Model(t *testing.T) {
-	seeds := uint64(30)
+	seeds := uint64(15)
 	if long {
 		seeds = 300
 	}

@@ -116,7 +116,10 @@ func (b chaos) Watch(ctx context.Context, key string) (<-chan struct{}, func(), 
 // TestModel does everything at random. It checks one holder at a time, growing tokens, error classes, and that
 // nothing stays in memory.
 func TestModel(t *testing.T) {
-	rounds := 20
+	rounds := 10
+	if long {
+		rounds = 20
+	}
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
 		rounds = n
 	}
