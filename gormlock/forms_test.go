@@ -101,7 +101,8 @@ func waysOfForms() []way {
 }
 
 // compareForms runs each form of a chapter without the plugin and in each way with it. What was
-// read, what is in the tables and the error must be the same.
+// read, what is in the tables and the error must be the same. By default MariaDB and PostgreSQL have
+// one way without a block and one with it: what the ways add to a form is the same on each database.
 func compareForms(t *testing.T, c chapter) {
 	t.Helper()
 	t.Parallel()
@@ -123,7 +124,10 @@ func compareForms(t *testing.T, c chapter) {
 		}
 		s := newStage(t, plain, c)
 		ways, without := waysOfForms(), waysOfForms()[:2]
-		if plain.PrepareStmt { // what is around a transaction is the same for each of its ways
+		switch {
+		case !long && plain.Name() != "sqlite":
+			ways = slices.DeleteFunc(ways, func(w way) bool { return w.name != "WithGuard" && w.name != "Transaction" })
+		case plain.PrepareStmt: // what is around a transaction is the same for each of its ways
 			ways = slices.DeleteFunc(ways, func(w way) bool {
 				return w.name == "no guard, block" || w.name == "Guard" || w.name == "WithGuard, by hand"
 			})
@@ -209,7 +213,8 @@ func (s *stage) run(t *testing.T, db *gorm.DB, f form, w way) outcomeOfForm {
 	n := &notes{}
 	err := w.run(db, func(db *gorm.DB) error { return f.run(db, n) })
 	o := outcomeOfForm{notes: n.lines, err: err, tables: map[string]string{}}
-	ok(t, "put back", s.db.Connection(func(db *gorm.DB) error {
+	bare := s.db.Session(&gorm.Session{SkipDefaultTransaction: true})
+	ok(t, "put back", bare.Connection(func(db *gorm.DB) error {
 		for _, table := range s.tables {
 			now := fmt.Sprint(s.read(t, table))
 			if now == s.before[table] {
@@ -217,8 +222,8 @@ func (s *stage) run(t *testing.T, db *gorm.DB, f form, w way) outcomeOfForm {
 			}
 			o.changed, o.tables[table] = true, now
 			err := db.Exec("DELETE FROM ?", clause.Table{Name: table}).Error
-			for _, row := range s.rows[table] {
-				err = errors.Join(err, db.Table(table).Create(maps.Clone(row)).Error)
+			if rows := copiesOf(s.rows[table]); len(rows) > 0 {
+				err = errors.Join(err, db.Table(table).Create(rows).Error)
 			}
 			if err != nil {
 				return err
@@ -227,6 +232,13 @@ func (s *stage) run(t *testing.T, db *gorm.DB, f form, w way) outcomeOfForm {
 		return nil
 	}))
 	return o
+}
+
+func copiesOf(rows []map[string]any) (copies []map[string]any) {
+	for _, row := range rows {
+		copies = append(copies, maps.Clone(row))
+	}
+	return copies
 }
 
 // copyOf returns a pointer to a copy of what p points to: GORM writes into its models.
