@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -125,19 +126,10 @@ func TestBadUse(t *testing.T) {
 	}
 }
 
-func TestEnvironmentArgumentsAndInput(t *testing.T) {
-	flags, kinds := available(t)
-	if len(kinds) == 0 {
-		return
-	}
-	cmd := servers(t, append(flags, "sh", "-c", `printf '%s\n' "$@"; env; cat`, "sh",
-		"redis=$ONELANE_REDIS", "mysql:${ONELANE_MYSQL_DSN}", "postgres:$ONELANE_POSTGRES_DSN", "$HOME")...)
-	cmd.Stdin = strings.NewReader("input\n")
-	got := output(t, cmd)
-	if got.status != 0 || got.stderr != "" {
-		t.Fatalf("got %+v", got)
-	}
-	lines := strings.Split(got.stdout, "\n")
+// wantEnvironment checks what a command was given: its arguments, its environment and its input.
+func wantEnvironment(t *testing.T, stdout string, kinds []server.Kind) {
+	t.Helper()
+	lines := strings.Split(stdout, "\n")
 	has := func(line string) {
 		t.Helper()
 		for _, l := range lines {
@@ -145,15 +137,16 @@ func TestEnvironmentArgumentsAndInput(t *testing.T) {
 				return
 			}
 		}
-		t.Errorf("no line %q in:\n%s", line, got.stdout)
+		t.Errorf("no line %q in:\n%s", line, stdout)
 	}
 	value := func(name string) string {
+		t.Helper()
 		for _, l := range lines {
 			if v, ok := strings.CutPrefix(l, name+"="); ok {
 				return v
 			}
 		}
-		t.Errorf("no variable %s in:\n%s", name, got.stdout)
+		t.Errorf("no variable %s in:\n%s", name, stdout)
 		return ""
 	}
 	has("$HOME")
@@ -198,6 +191,7 @@ const addresses = `for v in "$ONELANE_REDIS" "$ONELANE_MYSQL_DSN" "$ONELANE_POST
 done
 `
 
+// The command has the servers in its environment, and they end with it.
 func TestServersEndWithTheCommand(t *testing.T) {
 	flags, kinds := available(t)
 	if len(kinds) == 0 {
@@ -212,19 +206,29 @@ func TestServersEndWithTheCommand(t *testing.T) {
 	if err := os.Chmod(tmp, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := servers(t, append(flags, "sh", "-c", addresses+"sleep 60 & echo $! >&2")...)
+	const ours, child = "addresses", "child="
+	cmd := servers(t, append(flags, "sh", "-c", `printf '%s\n' "$@"; env; cat; echo `+ours+"\n"+addresses+
+		"sleep 60 & echo "+child+"$!", "sh",
+		"redis=$ONELANE_REDIS", "mysql:${ONELANE_MYSQL_DSN}", "postgres:$ONELANE_POSTGRES_DSN", "$HOME")...)
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
+	cmd.Stdin = strings.NewReader("input\n")
 	got := output(t, cmd)
-	answering, silent := answers(got.stdout)
+	environment, rest, _ := strings.Cut(got.stdout, "\n"+ours+"\n")
+	addrs, sleeper, started := strings.Cut(rest, child)
+	if got.status != 0 || got.stderr != "" || !started {
+		t.Fatalf("got %+v", got)
+	}
+	wantEnvironment(t, environment, kinds)
+	answering, silent := answers(addrs)
 	if len(answering) > 0 || len(silent) != len(kinds) {
 		t.Errorf("after the command: %v answer, %v are silent; want %d servers, all silent", answering, silent, len(kinds))
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 		t.Errorf("they left %v, %v", left, err)
 	}
-	pid := 0
-	for _, digit := range strings.TrimSpace(got.stderr) {
-		pid = pid*10 + int(digit-'0')
+	pid, err := strconv.Atoi(strings.TrimSpace(sleeper))
+	if err != nil {
+		t.Fatal(err)
 	}
 	gone := func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH || zombie(pid) }
 	for i := 0; !gone(); i++ {

@@ -44,7 +44,7 @@ func each(t *testing.T, fn func(t *testing.T, kind Kind)) {
 func begin(t *testing.T, kind Kind) *Server {
 	t.Helper()
 	began := time.Now()
-	s, err := StartWith(t.Context(), kind, []string{"ONELANE_TEST_OWN=yes"})
+	s, err := StartWith(t.Context(), kind, []string{"ONELANE_TEST_OWN=yes"}, databaseArguments[kind].args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +52,8 @@ func begin(t *testing.T, kind Kind) *Server {
 	t.Logf("%s answered after %v", kind, time.Since(began).Round(time.Millisecond))
 	return s
 }
+
+var drivers = map[Kind]string{MySQL: "mysql", Postgres: "pgx"}
 
 // ask talks to the server as a user of its address would.
 func ask(kind Kind, s *Server) error {
@@ -79,8 +81,7 @@ func ask(kind Kind, s *Server) error {
 		}
 		return err
 	}
-	driver := map[Kind]string{MySQL: "mysql", Postgres: "pgx"}[kind]
-	db, err := sql.Open(driver, s.DSN)
+	db, err := sql.Open(drivers[kind], s.DSN)
 	if err != nil {
 		return err
 	}
@@ -105,7 +106,8 @@ func mustAnswer(t *testing.T, kind Kind, s *Server) {
 // onLinux checks what only Linux shows of a server that runs.
 var onLinux = func(*testing.T, Kind, *Server) {}
 
-// A server starts, is killed, restarts and stops. Databases take a second to start: they do it once.
+// A server starts with its arguments, is killed, restarts and stops. Databases take a second to
+// start: they do it once.
 func TestServer_Life(t *testing.T) {
 	each(t, func(t *testing.T, kind Kind) {
 		s := begin(t, kind)
@@ -114,6 +116,7 @@ func TestServer_Life(t *testing.T) {
 			t.Fatal("a running server has no pid")
 		}
 		onLinux(t, kind, s)
+		argumentsWin(t, kind, s)
 		if kind == MySQL {
 			needsNoFolder(t, s)
 		}
@@ -194,42 +197,32 @@ func TestRedisArgumentsWin(t *testing.T) {
 	}
 }
 
-func TestDatabaseArgumentsWin(t *testing.T) {
-	for _, c := range []struct {
-		kind        Kind
-		start       func(ctx context.Context, args ...string) (*Server, error)
-		args        []string
-		driver, ask string
-	}{
-		{MySQL, StartMariaDB, []string{"--log-bin=bin", "--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1"}, "mysql",
-			"SELECT @@log_bin = 1 AND @@sync_binlog = 1 AND @@innodb_flush_log_at_trx_commit = 1"},
-		{Postgres, StartPostgres, []string{"-c", "fsync=on", "-c", "full_page_writes=on"}, "pgx",
-			"SELECT count(*) = 2 FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'on'"},
-	} {
-		t.Run(string(c.kind), func(t *testing.T) {
-			t.Parallel()
-			if _, err := Find(c.kind); err != nil {
-				if Required() {
-					t.Fatal(err)
-				}
-				t.Log(err)
-				return
-			}
-			s, err := c.start(t.Context(), c.args...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Stop()
-			db, err := sql.Open(c.driver, s.DSN)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer db.Close()
-			var so bool
-			if err := db.QueryRowContext(t.Context(), c.ask).Scan(&so); err != nil || !so {
-				t.Errorf("%s with %v: it has them is %v, %v", c.kind, c.args, so, err)
-			}
-		})
+// databaseArguments are arguments of our own defaults, and a query for whether they won.
+var databaseArguments = map[Kind]struct {
+	args []string
+	ask  string
+}{
+	MySQL: {[]string{"--log-bin=bin", "--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1"},
+		"SELECT @@log_bin = 1 AND @@sync_binlog = 1 AND @@innodb_flush_log_at_trx_commit = 1"},
+	Postgres: {[]string{"-c", "fsync=on", "-c", "full_page_writes=on"},
+		"SELECT count(*) = 2 FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'on'"},
+}
+
+// argumentsWin checks that a database has its arguments.
+func argumentsWin(t *testing.T, kind Kind, s *Server) {
+	t.Helper()
+	c, isDatabase := databaseArguments[kind]
+	if !isDatabase {
+		return
+	}
+	db, err := sql.Open(drivers[kind], s.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var so bool
+	if err := db.QueryRowContext(t.Context(), c.ask).Scan(&so); err != nil || !so {
+		t.Errorf("%s with %v: it has them is %v, %v", kind, c.args, so, err)
 	}
 }
 
