@@ -25,6 +25,7 @@ import (
 const idempotencyKey = "Idempotency-Key"
 
 func TestMain(m *testing.M) {
+	check.Parallel(8)
 	gin.SetMode(gin.ReleaseMode)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	check.Main(m)

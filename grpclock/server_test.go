@@ -45,6 +45,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	check.Parallel(8)
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	check.Main(m)
 }
@@ -236,12 +237,14 @@ func later(call func() answer) <-chan answer {
 // until asks again until ok.
 func until(t testing.TB, call func() answer, ok func(answer) bool) answer {
 	t.Helper()
-	for end := time.Now().Add(check.Patience); ; time.Sleep(5 * time.Millisecond) {
+	pause := 5 * time.Millisecond // more and more of it: a wait for the end of a lease is long
+	for end := time.Now().Add(check.Patience); ; time.Sleep(pause) {
 		if a := call(); ok(a) {
 			return a
 		} else if time.Now().After(end) {
 			t.Fatalf("still %v, %v after %v", a.order, a.err, check.Patience)
 		}
+		pause = min(2*pause, 80*time.Millisecond)
 	}
 }
 
