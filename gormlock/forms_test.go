@@ -102,7 +102,7 @@ func waysOfForms() []way {
 
 // compareForms runs each form of a chapter without the plugin and in each way with it. What was
 // read, what is in the tables and the error must be the same. By default MariaDB and PostgreSQL have
-// one way without a block and one with it: what the ways add to a form is the same on each database.
+// one way without a block and one with it. The other ways add the same to a form on each database.
 func compareForms(t *testing.T, c chapter) {
 	t.Helper()
 	t.Parallel()

