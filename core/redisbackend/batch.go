@@ -187,15 +187,18 @@ func (c *connections) nextBatch() []*call {
 	return batch
 }
 
-// run sends a batch, and then what gathered meanwhile.
+// run sends a batch, and then what gathered meanwhile, as long as calls wait. A goroutine for each
+// batch would have to make its stack larger each time.
 func (c *connections) run(cn *connection, batch []*call) {
-	err := c.sendBatch(cn, batch)
-	c.put(cn, err)
-	for _, w := range batch {
-		if w.err == nil {
-			w.err = w.commands[0].Err
+	for batch != nil {
+		next := c.next(cn, c.sendBatch(cn, batch))
+		for _, w := range batch {
+			if w.err == nil {
+				w.err = w.commands[0].Err
+			}
+			close(w.done)
 		}
-		close(w.done)
+		batch = next
 	}
 }
 

@@ -135,8 +135,16 @@ func (c *connections) take(now time.Time) *connection {
 	return nil
 }
 
-// put gives a connection back after a call that ended with err. If calls wait, it sends them.
+// put gives a connection back after a call that ended with err. If calls wait, they are sent.
 func (c *connections) put(cn *connection, err error) {
+	if batch := c.next(cn, err); batch != nil {
+		go c.run(cn, batch)
+	}
+}
+
+// next returns the calls to send on a connection after a call that ended with err. If no call waits,
+// it gives the connection back and returns nil.
+func (c *connections) next(cn *connection, err error) []*call {
 	c.mu.Lock()
 	c.flying -= cn.calls
 	cn.calls = 0
@@ -145,15 +153,14 @@ func (c *connections) put(cn *connection, err error) {
 		c.relieveLocked()
 		c.mu.Unlock()
 		c.drop(cn)
-		return
+		return nil
 	}
 	if !c.crowdedLocked(1) {
 		if batch := c.nextBatch(); batch != nil {
 			c.heard = time.Now()
 			c.useLocked(cn, len(batch))
 			c.mu.Unlock()
-			go c.run(cn, batch)
-			return
+			return batch
 		}
 	}
 	keep := c.keep(cn)
@@ -162,6 +169,7 @@ func (c *connections) put(cn *connection, err error) {
 	if !keep {
 		c.drop(cn)
 	}
+	return nil
 }
 
 // drop ends a connection. Its client makes another one later, because go-redis' metrics keep the names
