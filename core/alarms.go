@@ -6,9 +6,13 @@ import (
 	"time"
 )
 
-// alarms calls tick for each lease that is due. It has one timer of the runtime for all leases of a
-// Locker: most locks are released long before they are due. To start and stop a timer for each of
-// them would wake the threads that wait for the network.
+// manyAlarms is how many alarms a Locker has. Thousands of leases are due at once when a process stood
+// still. With a single one, other callers would wait for its mutex behind all of them.
+const manyAlarms = 16
+
+// alarms calls tick for each of its leases that is due. One timer of the runtime serves many leases:
+// most locks are released long before they are due. To start and stop a timer for each of them would
+// wake the threads that wait for the network.
 type alarms struct {
 	mu    sync.Mutex
 	began time.Time
@@ -22,7 +26,7 @@ type alarms struct {
 func (a *alarms) set(s *lease, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s.due = at.Sub(a.began); s.place == 0 {
+	if s.due = max(at.Sub(a.began), 0); s.place == 0 { // a zero time is long ago
 		heap.Push(&a.due, s)
 	} else {
 		heap.Fix(&a.due, s.place-1)
@@ -36,6 +40,16 @@ func (a *alarms) stop(s *lease) {
 	defer a.mu.Unlock()
 	if s.place > 0 {
 		heap.Remove(&a.due, s.place-1)
+	}
+}
+
+// close ends the timer, unless a lease still needs it.
+func (a *alarms) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.due) == 0 && a.timer != nil {
+		a.timer.Stop()
+		a.armed = false
 	}
 }
 

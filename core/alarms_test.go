@@ -1,22 +1,27 @@
 package core_test
 
 import (
+	"context"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/onelane/onelane/core"
+	"github.com/onelane/onelane/internal/check"
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
 // One timer serves all leases of a Locker. So each of them must be renewed in time, whatever the others do.
 func TestAlarms_ManyLeases(t *testing.T) {
-	seeds := uint64(5)
+	seeds := uint64(2)
 	if long {
-		seeds = 50
+		seeds = 10
 	}
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
@@ -55,4 +60,54 @@ func TestAlarms_ManyLeases(t *testing.T) {
 			}
 		})
 	}
+}
+
+// longAgo is a Backend that grants some leases without a deadline.
+type longAgo struct{ core.Sealer }
+
+func (b longAgo) Acquire(ctx context.Context, r core.Request) (core.Grant, error) {
+	g, err := b.Sealer.Acquire(ctx, r)
+	if strings.Contains(r.Key, "long ago") {
+		g.Deadline = time.Time{}
+	}
+	return g, err
+}
+
+// A lease that ended long ago is lost, and the others are renewed.
+func TestAlarms_LeaseThatEndedLongAgo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := locker(t, longAgo{backendtest.Memory()})
+		time.Sleep(time.Millisecond)
+		var others []*core.Lock
+		for i := range 40 { // with each alarm
+			want(t, "the lock", acquire(t, l, strconv.Itoa(i)+" long ago").Err(), core.ErrLost)
+		}
+		for i := range 40 {
+			others = append(others, acquire(t, l, strconv.Itoa(i)))
+		}
+		time.Sleep(time.Minute)
+		for _, k := range others {
+			ok(t, "another lock", k.Err())
+		}
+		if n := l.Alarms(); n != len(others) {
+			t.Errorf("%d alarms are set for %d locks", n, len(others))
+		}
+	})
+}
+
+// A Locker that is closed, and has no locks, is not kept until they would have been renewed.
+func TestAlarms_ClosedLockerIsGarbage(t *testing.T) {
+	closed := func() weak.Pointer[core.Locker] {
+		l, err := core.New(opener{backendtest.Memory()}, core.WithTTL(24*time.Hour))
+		ok(t, "New", err)
+		k, err := l.Acquire(t.Context(), "k")
+		ok(t, "Acquire", err)
+		ok(t, "Release", k.Release(t.Context()))
+		ok(t, "Close", l.Close())
+		return weak.Make(l)
+	}()
+	check.Eventually(t, "the Locker is garbage", func() bool {
+		runtime.GC()
+		return closed.Value() == nil
+	})
 }

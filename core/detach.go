@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -66,14 +67,19 @@ func (d *detached) Value(key any) any {
 	return d.Context.Value(key)
 }
 
+// String implements [fmt.Stringer]. Package fmt would read the fields while others write them.
+func (d *detached) String() string { return fmt.Sprintf("%v.detached(%v)", d.Context, d.end) }
+
 func (d *detached) withTimer() context.Context {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.timed == nil {
+	switch {
+	case d.timed != nil:
+	case d.over:
+		d.timed, d.stop = context.WithCancel(d.Context)
+		d.stop()
+	default:
 		d.timed, d.stop = context.WithDeadline(d.Context, d.end)
-		if d.over {
-			d.stop()
-		}
 	}
 	return d.timed
 }

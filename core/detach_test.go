@@ -3,6 +3,9 @@ package core_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,4 +77,34 @@ func TestDetach_Cancel(t *testing.T) {
 		t.Errorf("after cancel, and nobody waited: %v", ctx.Err())
 	}
 	<-ctx.Done()
+}
+
+func TestDetach_CancelAndThenTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancelCaller, cancel := detached(t)
+		defer cancelCaller()
+		cancel()
+		time.Sleep(2 * time.Second)
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			t.Errorf("canceled before its deadline: %v", ctx.Err())
+		}
+	})
+}
+
+// Package fmt may write a context while others use it.
+func TestDetach_String(t *testing.T) {
+	ctx, cancelCaller, cancel := detached(t)
+	defer cancelCaller()
+	defer cancel()
+	var all sync.WaitGroup
+	all.Go(func() {
+		for range 100 {
+			_ = fmt.Sprint(ctx)
+		}
+	})
+	all.Go(func() { ctx.Done() })
+	all.Wait()
+	if text := fmt.Sprint(ctx); !strings.Contains(text, "detached") {
+		t.Errorf("it is written as %q", text)
+	}
 }

@@ -36,10 +36,14 @@ func (l *Locker) JoinAndQuit(n int) (join, quit func()) {
 }
 
 // Alarms returns how many leases of l are to be renewed or watched.
-func (l *Locker) Alarms() int {
-	l.alarms.mu.Lock()
-	defer l.alarms.mu.Unlock()
-	return len(l.alarms.due)
+func (l *Locker) Alarms() (n int) {
+	for i := range l.alarms {
+		a := &l.alarms[i]
+		a.mu.Lock()
+		n += len(a.due)
+		a.mu.Unlock()
+	}
+	return n
 }
 
 // Detach is the context of a clean-up.

@@ -39,6 +39,7 @@ type lease struct {
 	hold    *hold
 	renewAt time.Time
 
+	alarms *alarms
 	// Guarded by alarms.mu.
 	due   time.Duration
 	place int // 0 if no alarm is set
@@ -71,6 +72,7 @@ func newLease(w *waiter, g Grant, sent time.Time) *lease {
 	s := &lease{
 		locker: w.locker, key: w.key, ttl: w.ttl, orphan: w.orphan, tag: w.tag, class: w.class, noRenew: w.maxHold == 0,
 		asOf: sent, grant: g, slot: make(chan struct{}, 1),
+		alarms: &w.locker.alarms[w.locker.leases.Add(1)%manyAlarms],
 	}
 	s.renewAt = s.renewalLocked()
 	return s
@@ -82,7 +84,7 @@ func (s *lease) first(w *waiter) *Lock {
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.newHold(w, &s.firstHold, &s.firstLock, now)
-	s.locker.alarms.set(s, s.next())
+	s.alarms.set(s, s.next())
 	return &s.firstLock
 }
 
@@ -199,7 +201,7 @@ func (s *lease) reportLoss(reason string, err error) {
 // s.mu is held.
 func (s *lease) finish(h *hold, reason string, why error) {
 	h.ended = why
-	s.locker.alarms.stop(s)
+	s.alarms.stop(s)
 	s.locker.telemetry.over(h, reason)
 	cause := why
 	if errors.Is(why, ErrReleased) {
@@ -252,7 +254,7 @@ func (s *lease) handOver(h *hold, now time.Time) (done, crowded bool) {
 	s.handed++
 	k := new(Lock)
 	s.newHold(w, new(hold), k, now)
-	s.locker.alarms.set(s, s.next())
+	s.alarms.set(s, s.next())
 	w.ready <- delivery{lock: k}
 	return true, crowded
 }

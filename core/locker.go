@@ -40,7 +40,8 @@ type Locker struct {
 	id   string
 	trip atomic.Int64
 
-	alarms alarms // of the leases
+	alarms [manyAlarms]alarms // of the leases
+	leases atomic.Uint64      // made so far
 
 	done chan struct{} // closed by Close, which holds mu
 }
@@ -48,6 +49,8 @@ type Locker struct {
 // New returns a Locker on the backend that o opens, for example redisbackend.New(client). It
 // returns an error for bad options and for a backend that cannot work. It does not talk to the
 // backend. Close the Locker when the process ends.
+//
+// In a test with [testing/synctest], make the Locker inside of the bubble: it has timers.
 func New(o Opener, opts ...Option) (*Locker, error) {
 	if o == nil {
 		return nil, errors.New("core: New needs a backend, for example redisbackend.New(client)")
@@ -64,7 +67,9 @@ func New(o Opener, opts ...Option) (*Locker, error) {
 		b = own // it embeds another backend, whose Open returned only the inner one
 	}
 	l := &Locker{id: rand.Text(), began: time.Now(), backend: b, config: *c, queues: make(map[string]*queue), anys: make(map[anyID]*anyQueue), done: make(chan struct{})}
-	l.alarms.began = l.began
+	for i := range l.alarms {
+		l.alarms[i].began = l.began
+	}
 	l.sealer, _ = b.(Sealer)
 	l.leasesOnly = l.sealer == nil
 	if err := l.settings.valid(); err != nil { // WithOrphan as a default
@@ -311,6 +316,9 @@ func (l *Locker) Close() error {
 	l.mu.Unlock()
 	for _, s := range held {
 		s.abandon()
+	}
+	for i := range l.alarms {
+		l.alarms[i].close()
 	}
 	err := l.backend.Close()
 	loglimit.Flush(l.logger)

@@ -63,12 +63,12 @@ func (s *lease) renewalDue() (due time.Time, ok bool) {
 		return due, false
 	}
 	if next := s.next(); time.Now().Before(next) {
-		s.locker.alarms.set(s, next)
+		s.alarms.set(s, next)
 		return due, false
 	}
 	// Until the answer is here, the alarm only watches the deadline.
 	due, s.renewAt = s.renewAt, s.grant.Deadline
-	s.locker.alarms.set(s, s.grant.Deadline)
+	s.alarms.set(s, s.grant.Deadline)
 	return due, true
 }
 
@@ -83,7 +83,7 @@ func (s *lease) reschedule(pause time.Duration) {
 	if pause > 0 {
 		s.renewAt = time.Now().Add(pause)
 	}
-	s.locker.alarms.set(s, s.next())
+	s.alarms.set(s, s.next())
 }
 
 func (s *lease) renew() error {
