@@ -31,7 +31,7 @@ func (a *alarms) set(s *lease, at time.Time) {
 	} else {
 		heap.Fix(&a.due, s.place-1)
 	}
-	a.arm()
+	a.armLocked()
 }
 
 // stop makes s not due any more. A call of tick may be under way.
@@ -61,11 +61,11 @@ func (a *alarms) ring() {
 	for now := time.Since(a.began); len(a.due) > 0 && a.due[0].due <= now; {
 		go heap.Pop(&a.due).(*lease).tick()
 	}
-	a.arm()
+	a.armLocked()
 }
 
-// arm sets the timer for the first lease. a.mu is held.
-func (a *alarms) arm() {
+// armLocked sets the timer for the first lease.
+func (a *alarms) armLocked() {
 	if len(a.due) == 0 || a.armed && a.at <= a.due[0].due {
 		return
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/onelane/onelane/testutil/backendtest"
 )
 
-// One timer serves all leases of a Locker. So each of them must be renewed in time, whatever the others do.
+// Many leases share a timer. Each of them is renewed in time, whatever becomes of the others.
 func TestAlarms_ManyLeases(t *testing.T) {
 	seeds := uint64(2)
 	if long {

@@ -100,7 +100,7 @@ func (l *Locker) acquireAny(ctx, traced context.Context, keys []string, opts []A
 }
 
 func (l *Locker) newWaiter(ctx context.Context, key, name string, s settings) *waiter {
-	return &waiter{locker: l, ctx: ctx, traced: ctx, key: key, name: name, class: l.telemetry.classes.find(key), began: time.Now(), settings: s}
+	return &waiter{locker: l, ctx: ctx, traced: ctx, key: key, name: name, class: l.telemetry.classes.find(key), settings: s}
 }
 
 // awaitAny gets one of keys that no lock of the caller is on. one makes the waiter for a key.

@@ -84,7 +84,7 @@ func (s *lease) first(w *waiter) *Lock {
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.newHold(w, &s.firstHold, &s.firstLock, now)
-	s.alarms.set(s, s.next())
+	s.alarms.set(s, s.nextLocked())
 	return &s.firstLock
 }
 
@@ -254,7 +254,7 @@ func (s *lease) handOver(h *hold, now time.Time) (done, crowded bool) {
 	s.handed++
 	k := new(Lock)
 	s.newHold(w, new(hold), k, now)
-	s.alarms.set(s, s.next())
+	s.alarms.set(s, s.nextLocked())
 	w.ready <- delivery{lock: k}
 	return true, crowded
 }

@@ -256,7 +256,7 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 		if err := k.over(); err != nil { // it ended during the call to the backend
 			return err
 		}
-		s.alarms.set(s, s.next())
+		s.alarms.set(s, s.nextLocked())
 		return nil
 	})
 	return callerError(ctx, s.key, err)

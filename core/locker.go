@@ -145,7 +145,7 @@ func (l *Locker) Adopt(ctx context.Context, orphan *OrphanedError, opts ...Acqui
 func (l *Locker) acquire(caller, ctx context.Context, key string, opts []AcquireOption, try bool) (*Lock, error) {
 	began, class := time.Now(), l.telemetry.classes.find(key)
 	traced, span := l.telemetry.start(ctx, "onelane.acquire", key)
-	k, err := l.acquireTraced(ctx, traced, key, class, began, opts, try)
+	k, err := l.acquireTraced(ctx, traced, key, class, opts, try)
 	theirs := acquireError(caller, key, err)
 	l.telemetry.acquired(caller, span, class, began, k, measured(began, err, theirs))
 	return k, theirs
@@ -153,12 +153,12 @@ func (l *Locker) acquire(caller, ctx context.Context, key string, opts []Acquire
 
 // acquireTraced calls the backend with traced, a child of ctx. The lock's own context is a child of
 // ctx and not of traced, because the span ends before the lock is used.
-func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class, began time.Time, opts []AcquireOption, try bool) (*Lock, error) {
+func (l *Locker) acquireTraced(ctx, traced context.Context, key string, c *class, opts []AcquireOption, try bool) (*Lock, error) {
 	name, err := backendKey(l.prefix, key)
 	if err != nil {
 		return nil, err
 	}
-	w := &waiter{locker: l, ctx: ctx, traced: traced, key: key, name: name, class: c, began: began, settings: l.settings}
+	w := &waiter{locker: l, ctx: ctx, traced: traced, key: key, name: name, class: c, settings: l.settings}
 	if err := w.apply(opts); err != nil {
 		return nil, err
 	}

@@ -197,7 +197,7 @@ func (k *Lock) lapse() error {
 	k.released, h.lapsed = true, true
 	if h.ended == nil {
 		s.noRenew = true
-		s.alarms.set(s, s.next())
+		s.alarms.set(s, s.nextLocked())
 	}
 	return h.ended
 }

@@ -14,8 +14,8 @@ const (
 	retryPart = 10
 )
 
-// next returns when there is something to do. s.mu is held.
-func (s *lease) next() time.Time {
+// nextLocked returns when there is something to do.
+func (s *lease) nextLocked() time.Time {
 	if s.noRenew || s.renewAt.After(s.grant.Deadline) || s.renewAt.After(s.hold.until()) {
 		return s.grant.Deadline
 	}
@@ -62,7 +62,7 @@ func (s *lease) renewalDue() (due time.Time, ok bool) {
 	if s.expire(s.hold); s.hold.ended != nil {
 		return due, false
 	}
-	if next := s.next(); time.Now().Before(next) {
+	if next := s.nextLocked(); time.Now().Before(next) {
 		s.alarms.set(s, next)
 		return due, false
 	}
@@ -83,7 +83,7 @@ func (s *lease) reschedule(pause time.Duration) {
 	if pause > 0 {
 		s.renewAt = time.Now().Add(pause)
 	}
-	s.alarms.set(s, s.next())
+	s.alarms.set(s, s.nextLocked())
 }
 
 func (s *lease) renew() error {

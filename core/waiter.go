@@ -28,8 +28,7 @@ type waiter struct {
 	traced    context.Context
 	key, name string // as the caller and the backend write it
 	class     *class
-	began     time.Time // the call
-	counted   bool      // as a waiter
+	counted   bool // as a waiter
 	settings
 
 	// Made when the waiter joins a queue behind others. Guarded by Locker.mu, except ready.
@@ -60,6 +59,7 @@ func (s *settings) limit(ctx context.Context, began time.Time) (context.Context,
 
 // acquire waits for its turn in the queue and then for the key.
 func (w *waiter) acquire() (*Lock, error) {
+	began := time.Now()
 	q, head, err := w.locker.join(w, true)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (w *waiter) acquire() (*Lock, error) {
 			return k, err
 		}
 	}
-	ctx, cancel := w.limit(w.traced, w.began)
+	ctx, cancel := w.limit(w.traced, began)
 	defer cancel()
 	return w.acquireAsHead(ctx, q)
 }

@@ -197,7 +197,7 @@ func TestRedisArgumentsWin(t *testing.T) {
 	}
 }
 
-// databaseArguments are arguments of our own defaults, and a query for whether they won.
+// databaseArguments contradict our defaults. The query asks whether the arguments won.
 var databaseArguments = map[Kind]struct {
 	args []string
 	ask  string
