@@ -2,6 +2,7 @@ package redisbackend_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -96,9 +97,11 @@ func TestRegression_QuorumGhostOfRetriedAcquire(t *testing.T) {
 }
 
 // release releases a key. If a busy machine answers too late, the release goes on in the background.
+// The lease may also end while the machine stands still.
 func release(t testing.TB, b core.Backend, g core.Grant) {
 	t.Helper()
-	if _, err := b.Release(t.Context(), g); err != nil {
+	_, err := b.Release(t.Context(), g)
+	if err != nil && (!errors.Is(err, core.ErrLost) || time.Now().Before(g.Deadline)) {
 		want(t, "Release", err, core.ErrUnavailable)
 	}
 }
