@@ -193,7 +193,7 @@ func TestReplicas_CallerLeavesSooner(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
 		err := k.Extend(ctx, time.Hour)
-		if ctx.Err() != nil { // a busy machine read the answer too late
+		if end, _ := ctx.Deadline(); !time.Now().Before(end) { // a busy machine read the answer too late
 			wantEnded(t, "Extend", err, context.DeadlineExceeded)
 			continue
 		}
