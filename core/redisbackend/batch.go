@@ -15,6 +15,8 @@ const (
 	largestBatch = 256
 	// longestShared is the size of a call that still shares a pipeline.
 	longestShared = 16 << 10
+	// slowestWrite is how many bytes a second a large value is given time for.
+	slowestWrite = 4 << 20
 )
 
 // errReplica ends a connection, and the idle ones with it. See driver.FromReplica. A new connection
@@ -242,10 +244,11 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 	limit := c.latency.timeout() + patience
 	commands = c.replicas.withWait(commands, patience)
 	cn.used = now
-	err := cn.exec(commands, size, now.Add(limit), caller)
+	end := now.Add(limit).Add(time.Duration(size) * (time.Second / slowestWrite)) // limit may be the longest duration
+	err := cn.Exec(commands, end, caller)
 	switch {
 	case err == nil:
-		if c.replicas == nil && size <= longestShared && cn.wire.received <= longestShared {
+		if c.replicas == nil && size <= longestShared && answerSize(commands) <= longestShared {
 			c.latency.answered(time.Since(now))
 		}
 	case isTimeout(err) && (caller.IsZero() || now.Add(limit).Before(caller)):
@@ -267,10 +270,10 @@ func (c *connections) exec(cn *connection, commands []*command, size int, caller
 
 // allowed asks the application's Limiter, once for each pipeline. A call that it refuses was not sent.
 func (c *connections) allowed() error {
-	if c.limiter == nil {
+	if c.node.Limiter == nil {
 		return nil
 	}
-	if err := recovered("Limiter", c.limiter.Allow); err != nil {
+	if err := recovered("Limiter", c.node.Limiter.Allow); err != nil {
 		return notSent(err)
 	}
 	return nil
@@ -278,14 +281,30 @@ func (c *connections) allowed() error {
 
 // report tells the Limiter how a pipeline ended. An answer of any kind is no failure.
 func (c *connections) report(err error) {
-	if c.limiter != nil {
-		_ = recovered("Limiter", func() error { c.limiter.ReportResult(err); return nil })
+	if c.node.Limiter != nil {
+		_ = recovered("Limiter", func() error { c.node.Limiter.ReportResult(err); return nil })
 	}
 }
 
 func sizeOf(commands []*command) (size int) {
 	for _, c := range commands {
 		size += c.Size()
+	}
+	return size
+}
+
+// answerSize returns about how many bytes the replies have.
+func answerSize(commands []*command) (size int) {
+	for _, c := range commands {
+		switch v := c.Value.(type) {
+		case string:
+			size += len(v)
+		case []any:
+			for _, field := range v {
+				text, _ := field.(string)
+				size += len(text)
+			}
+		}
 	}
 	return size
 }

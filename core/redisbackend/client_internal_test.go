@@ -17,8 +17,7 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"a", "b"} {
 		client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: name, SentinelAddrs: []string{name + ":26379"}})
-		c := &clientConn{options: ownOptions(client.Options())}
-		if life := c.life(); life != followTime {
+		if life := lifeOf(newClientNode(client)); life != followTime {
 			t.Errorf("connections of master %s are used for %v, want %v", name, life, followTime)
 		}
 		if err := client.Close(); err != nil {
@@ -28,7 +27,7 @@ func TestSentinel_ClientOfGoRedisIsRecognized(t *testing.T) {
 }
 
 // A lifetime is spread by the jitter on both sides, as go-redis does it, and has no end without one.
-func TestClientConn_Lifetimes(t *testing.T) {
+func TestClientNode_Lifetimes(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
 	for _, c := range []struct{ lifetime, jitter, least, most time.Duration }{
@@ -40,10 +39,10 @@ func TestClientConn_Lifetimes(t *testing.T) {
 		{-ms, 50 * ms, 0, 0},
 	} {
 		client := redis.NewClient(&redis.Options{ConnMaxLifetime: c.lifetime, ConnMaxLifetimeJitter: c.jitter})
-		conn := &clientConn{options: ownOptions(client.Options())}
-		least, most := conn.life(), conn.life()
+		node := newClientNode(client)
+		least, most := lifeOf(node), lifeOf(node)
 		for range 1000 {
-			life := conn.life()
+			life := lifeOf(node)
 			least, most = min(least, life), max(most, life)
 		}
 		if least < c.least || most > c.most || least > c.least+c.least/10+20*ms && c.least != c.most || most < c.most-c.most/10 {
@@ -72,7 +71,7 @@ func TestConnection_AnswersBeforeABreak(t *testing.T) {
 	} {
 		cn := answering(t, reply)
 		commands := []*command{driver.Plain("a"), driver.Plain("b"), driver.Plain("c"), driver.Plain("d")}
-		err := cn.exec(commands, 0, time.Now().Add(time.Minute), time.Time{})
+		err := cn.Exec(commands, time.Now().Add(time.Minute), time.Time{})
 		if isIntact(err) {
 			t.Errorf("%q: the connection's error is %v", reply, err)
 		}

@@ -113,11 +113,11 @@ func (s *server) observed(env core.Environment, nodes func() []*node) (core.Back
 // cluster returns the Redis Cluster of the configuration, or nil.
 func (c Config) cluster(env core.Environment, id string) *cluster {
 	if c.driver.Cluster != nil {
-		return newCluster(c.driver.Cluster, func(d driver.Node) *node { return c.driverNode(d, env, id, c.sharded()) })
+		return newCluster(c.driver.Cluster, func(d driver.Node) *node { return c.openNode(d, env, id, c.sharded()) })
 	}
 	if len(c.Clients) == 1 {
 		if client, ok := c.Clients[0].(*redis.ClusterClient); ok {
-			return newClientCluster(client, func(master *redis.Client) *node { return c.clientNode(master, env, id, c.sharded()) })
+			return newClientCluster(client, func(master *redis.Client) *node { return c.openNode(newClientNode(master), env, id, c.sharded()) })
 		}
 	}
 	return nil
@@ -137,7 +137,7 @@ func (c Config) sharded() bool {
 // nodes makes the nodes of the configuration.
 func (c Config) nodes(env core.Environment, id string) (nodes []*node) {
 	for _, client := range c.Clients {
-		nodes = append(nodes, c.clientNode(client.(*redis.Client), env, id, false))
+		nodes = append(nodes, c.openNode(newClientNode(client.(*redis.Client)), env, id, false))
 	}
 	for i, pool := range c.Pools {
 		// The latency of a pool is not known: calls may have to connect.
@@ -147,30 +147,22 @@ func (c Config) nodes(env core.Environment, id string) (nodes []*node) {
 		nodes = append(nodes, n)
 	}
 	for _, made := range c.driver.Nodes {
-		nodes = append(nodes, c.driverNode(made(), env, id, false))
+		nodes = append(nodes, c.openNode(made(), env, id, false))
 	}
 	return nodes
 }
 
-// clientNode makes the node of a go-redis client.
-func (c Config) clientNode(client *redis.Client, env core.Environment, id string, sharded bool) *node {
+// openNode makes the node of a client library.
+func (c Config) openNode(d driver.Node, env core.Environment, id string, sharded bool) *node {
 	l, most := newLatency(c.timeout()), callConnections
 	if c.count() > 1 {
 		most = quorumConnections
 	}
-	conn := newClientConn(client, l, nil, most)
-	n := newNode(conn, l, env)
+	n := newNode(newNodeConn(d, l, nil, most), l, env)
 	n.selfTimed = true
 	if c.Replicas > 0 {
-		n.confirming = newClientConn(client, l, &replicas{c.Replicas, c.ReplicaTimeout}, callConnections)
+		n.confirming = newNodeConn(d, l, &replicas{c.Replicas, c.ReplicaTimeout}, callConnections)
 	}
-	n.listen(conn.listen, id, sharded)
-	return n
-}
-
-// driverNode makes the node of another client library.
-func (c Config) driverNode(d driver.Node, env core.Environment, id string, sharded bool) *node {
-	n := newNode(d.Conn, newLatency(c.timeout()), env)
 	n.listen(d.Listen, id, sharded)
 	return n
 }
@@ -217,7 +209,7 @@ func (c Config) valid() error {
 	}
 	seen := make(map[string]int)
 	for i, made := range c.driver.Nodes {
-		if err := once(seen, i, made().Conn.Address()); err != nil {
+		if err := once(seen, i, made().Address()); err != nil {
 			return err
 		}
 	}

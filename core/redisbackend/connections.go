@@ -1,13 +1,12 @@
 package redisbackend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
@@ -16,6 +15,9 @@ const (
 	// connectWait is how long a call waits for the first connection, or NodeTimeout if that is longer.
 	// Dialing goes on without the call.
 	connectWait = time.Second
+
+	// longestConnect bounds a connect if the client library has no limit.
+	longestConnect = 30 * time.Second
 
 	// A dial that failed is not repeated before firstDialPause, then longer, up to longestDialPause.
 	firstDialPause   = 5 * time.Millisecond
@@ -44,26 +46,33 @@ var (
 // notSent says that a call had no effect, because it was not sent.
 func notSent(cause error) error { return driver.NotSent(cause) }
 
+// connection is a connection of a client library, with what connections notes of it.
+type connection struct {
+	driver.Connection
+	calls int       // that it sends now, guarded by connections.mu
+	end   time.Time // when it is to be replaced, or zero
+	made  time.Time
+	used  time.Time
+}
+
+// old reports whether cn was to be replaced before t.
+func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
+
 // connections are up to max connections to one Redis, or more over a slow link. They are made in
 // the background: a call that is given up does not end a dial. Calls that find all of them busy
 // wait, and share a pipeline.
 type connections struct {
-	open         func() *connection // makes a client, which is not connected
-	dial         func(*connection, context.Context) error
-	connectLimit time.Duration        // of a connect
-	life         func() time.Duration // of a connection, 0 for no limit; nil for none
-	latency      *latency
+	node    driver.Node
+	latency *latency
 	// replicas makes each pipeline end with WAIT, or is nil.
-	replicas  *replicas
-	limiter   redis.Limiter // of the application, or nil
-	idleLimit time.Duration // of a connection that is still used; with 0 or less any is
-	max       int
-	done      context.Context
-	stop      context.CancelFunc
+	replicas *replicas
+	max      int
+	done     context.Context
+	stop     context.CancelFunc
 
 	mu      sync.Mutex
 	idle    []*connection // the last used one at the end
-	spare   []*connection // clients whose connection has ended
+	spare   []*connection // disconnected
 	live    int           // connections that are idle or in use
 	flying  int           // calls that connections send now
 	dialing int
@@ -82,8 +91,9 @@ type connections struct {
 	pause  time.Duration
 }
 
-func newConnections(open func() *connection, l *latency, most int) *connections {
-	c := &connections{open: open, dial: (*connection).connect, connectLimit: longestConnect, latency: l, max: most}
+func newConnections(d driver.Node, l *latency, r *replicas, most int) *connections {
+	d.ConnectLimit = cmp.Or(d.ConnectLimit, longestConnect)
+	c := &connections{node: d, latency: l, replicas: r, max: most}
 	c.done, c.stop = context.WithCancel(context.Background())
 	return c
 }
@@ -120,7 +130,7 @@ func (c *connections) take(now time.Time) *connection {
 		cn := c.idle[last]
 		c.idle[last] = nil
 		c.idle = c.idle[:last]
-		if cn.old(c.fresh) || c.idleLimit > 0 && now.Sub(cn.used) >= c.idleLimit {
+		if cn.old(c.fresh) || c.node.IdleLimit > 0 && now.Sub(cn.used) >= c.node.IdleLimit {
 			c.forget(1)
 			go c.drop(cn)
 			continue
@@ -172,16 +182,13 @@ func (c *connections) next(cn *connection, err error) []*call {
 	return nil
 }
 
-// drop ends a connection. Its client makes another one later, because go-redis' metrics keep the names
-// of each client's pools.
+// drop ends a connection. Another one takes its place later.
 func (c *connections) drop(cn *connection) {
-	if cn.wire != nil {
-		_ = cn.wire.Close()
-	}
+	cn.Disconnect()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		cn.close()
+		cn.Close()
 		return
 	}
 	c.spare = append(c.spare, cn)
@@ -308,7 +315,7 @@ func (c *connections) connect() {
 	if ctx.Err() != nil {
 		ctx = context.Background() // a late release
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.connectLimit)
+	ctx, cancel := context.WithTimeout(ctx, c.node.ConnectLimit)
 	defer cancel()
 	c.mu.Lock()
 	var cn *connection
@@ -317,10 +324,10 @@ func (c *connections) connect() {
 	}
 	c.mu.Unlock()
 	if cn == nil {
-		cn = c.open()
+		cn = &connection{Connection: c.node.Open()}
 	}
 	began := time.Now()
-	err := c.dial(cn, ctx)
+	err := cn.Connect(ctx)
 	c.mu.Lock()
 	c.dialing--
 	now := time.Now()
@@ -337,10 +344,8 @@ func (c *connections) connect() {
 	}
 	c.live++
 	cn.made, cn.used, cn.end = now, now, time.Time{}
-	if c.life != nil {
-		if life := c.life(); life > 0 {
-			cn.end = now.Add(life)
-		}
+	if life := lifeOf(c.node); life > 0 {
+		cn.end = now.Add(life)
 	}
 	c.failed, c.pause, c.retry, c.fresh = nil, 0, time.Time{}, now
 	c.pruneLocked()
@@ -375,6 +380,6 @@ func (c *connections) close() {
 	}
 	c.mu.Unlock()
 	for _, cn := range unused {
-		cn.close()
+		cn.Close()
 	}
 }

@@ -6,17 +6,31 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
+
+// connecting is a connection that a test connects. It sends nothing.
+type connecting func(context.Context) error
+
+func (c connecting) Connect(ctx context.Context) error           { return c(ctx) }
+func (c connecting) Exec([]*command, time.Time, time.Time) error { return nil }
+func (c connecting) Disconnect()                                 {}
+func (c connecting) Close()                                      {}
+
+// nodeOf returns a node whose connections are all cn.
+func nodeOf(cn driver.Connection) driver.Node {
+	return driver.Node{Open: func() driver.Connection { return cn }}
+}
 
 // The last connection breaks long after it was made, while another one is being made. A call waits for
 // that one.
 func TestConnections_LastOneBreaksWhileDialing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConnections(func() *connection { return new(connection) }, newLatency(time.Second), 2)
-		c.dial = func(*connection, context.Context) error {
+		c := newConnections(nodeOf(connecting(func(context.Context) error {
 			time.Sleep(connectWait / 2)
 			return nil
-		}
+		})), newLatency(time.Second), nil, 2)
 		first := make(chan *connection, 1)
 		get := func() *connection {
 			c.mu.Lock()
@@ -69,7 +83,7 @@ func TestConnections_Crowd(t *testing.T) {
 		{near, crowd, 2, 1, false}, // one beside that which is free now
 		{far, crowd, 2, 0, false},
 	} {
-		conns := newConnections(nil, c.l, 4)
+		conns := newConnections(driver.Node{}, c.l, nil, 4)
 		conns.live, conns.flying, conns.idle = 4, c.flying, make([]*connection, c.idle)
 		if got := conns.crowdedLocked(c.self); got != c.want {
 			t.Errorf("%d calls, %d of 4 idle, beside %d: %v", c.flying, c.idle, c.self, got)
@@ -80,17 +94,17 @@ func TestConnections_Crowd(t *testing.T) {
 // crowded returns connections of which two send many calls, and one is idle. No other one can be made.
 // One more call waits; its caller does not, so that it is taken but not sent.
 func crowded() (c *connections, using []*connection, waits *call) {
-	c = newConnections(func() *connection { return new(connection) }, newLatency(time.Minute), 4)
+	hangs := connecting(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	c = newConnections(nodeOf(hangs), newLatency(time.Minute), nil, 4)
 	c.latency.answered(farAway / 2)
-	c.dial = func(_ *connection, ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	using = []*connection{new(connection), new(connection)}
+	using = []*connection{{Connection: hangs}, {Connection: hangs}}
 	for _, cn := range using {
 		c.useLocked(cn, crowd)
 	}
-	c.live, c.idle = 3, []*connection{{made: now, used: now}}
+	c.live, c.idle = 3, []*connection{{Connection: hangs, made: now, used: now}}
 	waits = &call{caller: now, done: make(chan struct{})}
 	_ = c.enqueue(waits, now)
 	return c, using, waits

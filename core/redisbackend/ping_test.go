@@ -177,34 +177,42 @@ func TestPing_Forbidden(t *testing.T) {
 	}
 }
 
-// lateConn answers after its caller has gone.
-type lateConn struct{ written chan struct{} }
-
-func (c *lateConn) Do(ctx context.Context, commands ...*driver.Command) (<-chan struct{}, error) {
-	late := make(chan struct{})
-	go func() {
-		<-ctx.Done()
-		for _, cmd := range commands {
-			cmd.Value, cmd.Err = nil, errors.New("late")
-		}
-		close(late)
-		c.written <- struct{}{}
-	}()
-	<-ctx.Done()
-	return late, ctx.Err()
+// lateConnection answers after its caller has gone.
+type lateConnection struct {
+	sent, written, ended chan struct{}
+	gone                 <-chan struct{}
 }
 
-func (c *lateConn) Address() string { return "late" }
-func (c *lateConn) Close() error    { return nil }
+func (c *lateConnection) Connect(context.Context) error { return nil }
+
+func (c *lateConnection) Exec(commands []*driver.Command, _, _ time.Time) error {
+	close(c.sent)
+	<-c.gone
+	for _, cmd := range commands {
+		cmd.Value, cmd.Err = nil, errors.New("late")
+	}
+	close(c.written)
+	<-c.ended
+	return nil
+}
+
+func (c *lateConnection) Disconnect() {}
+func (c *lateConnection) Close()      {}
 
 // A call that was given up may still write its replies. If Ping reads them, the race detector fails
 // the test.
 func TestPing_GivenUp(t *testing.T) {
 	t.Parallel()
-	conn := &lateConn{written: make(chan struct{}, 1)}
-	b := open(t, redisbackend.Drive(driver.Driver{Nodes: []func() driver.Node{func() driver.Node { return driver.Node{Conn: conn} }}}))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	want(t, "Ping", b.Ping(ctx), context.DeadlineExceeded)
-	<-conn.written
+	ctx, cancel := context.WithCancel(t.Context())
+	cn := &lateConnection{make(chan struct{}), make(chan struct{}), make(chan struct{}), ctx.Done()}
+	b := open(t, redisbackend.Drive(driver.Driver{Nodes: []func() driver.Node{func() driver.Node {
+		return driver.Node{Address: func() string { return "late" }, Open: func() driver.Connection { return cn }}
+	}}}))
+	go func() {
+		<-cn.sent
+		cancel()
+	}()
+	want(t, "Ping", b.Ping(ctx), context.Canceled)
+	<-cn.written
+	close(cn.ended)
 }

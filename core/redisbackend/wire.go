@@ -12,8 +12,6 @@ const (
 	// flowTimeout is how long a large reply may pause, and flowLimit how long it may take.
 	flowTimeout = 250 * time.Millisecond
 	flowLimit   = 30 * time.Second
-	// slowestWrite is how many bytes a second a large value is given time for.
-	slowestWrite = 4 << 20
 )
 
 // wire is a network connection whose deadlines the backend sets. go-redis sets none.
@@ -48,10 +46,9 @@ func (w *wire) gone() bool {
 	return !isTimeout(err) || w.readable()
 }
 
-// begin starts a call.
-func (w *wire) begin(size int, soft, caller time.Time) {
-	w.soft = soft.Add(time.Duration(size) * (time.Second / slowestWrite))
-	w.hard, w.received, w.wrote = w.soft.Add(flowLimit), 0, false
+// begin starts a call. caller is the deadline of the caller, or zero.
+func (w *wire) begin(soft, caller time.Time) {
+	w.soft, w.hard, w.received, w.wrote = soft, soft.Add(flowLimit), 0, false
 	if !caller.IsZero() && caller.Before(w.hard) {
 		w.hard = caller
 	}

@@ -94,14 +94,13 @@ func (c *cluster) Masters(ctx context.Context) ([]string, error) {
 
 // Node implements driver.Cluster.
 func (c *cluster) Node(address string) driver.Node {
-	return openConn(false, func() string { return address }, func() (rueidis.DedicatedClient, func(), error) {
+	return openNode(false, func() string { return address }, func() (rueidis.Client, error) {
 		node := c.client.Nodes()[address]
 		if node == nil {
-			return nil, nil, fmt.Errorf("rueidisdriver: the client does not know the master at %s yet", address)
+			return nil, fmt.Errorf("rueidisdriver: the client does not know the master at %s yet", address)
 		}
-		one, release := node.Dedicate()
-		return one, release, nil
-	}).node()
+		return node, nil
+	})
 }
 
 // Reload implements driver.Cluster.
@@ -246,7 +245,7 @@ type asking struct{ client rueidis.Client }
 // Do implements driver.Conn. The client may connect first, and ignores ctx then: a call that is
 // given up goes on with copies.
 func (a asking) Do(ctx context.Context, commands ...*driver.Command) (<-chan struct{}, error) {
-	if hasEnded(ctx) {
+	if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && !time.Now().Before(end) {
 		return nil, driver.NotSent(cmp.Or(ctx.Err(), context.DeadlineExceeded))
 	}
 	copies, over := make([]driver.Command, len(commands)), make(chan struct{})

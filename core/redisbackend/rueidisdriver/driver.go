@@ -8,19 +8,21 @@
 // returns: change a field of it, such as NodeTimeout. Services on rueidis and on go-redis can share
 // keys, and wake each other's waiters.
 //
-// For each Redis, the backend has up to four connections of its own from the client's pool for
-// blocking commands. Two are for calls, one is for renewals and one for wake-ups.
-// ClientOption.BlockingPoolSize must leave room for them beside the application's blocking
-// commands, or else locks are lost. They are made in the background, with the client's options. The
-// application's other commands do not hold them up, DisableAutoPipelining does not matter, and
-// rueidis sends nothing twice. Concurrent calls share a pipeline. ClientOption.ConnLifetime does not
-// end them: rueidis counts it only for connections that nobody uses.
+// For each Redis, the backend has connections of its own from the client's pool for blocking
+// commands. Up to four are for calls, or one to each master of a quorum. Up to two are for renewals,
+// and one is for wake-ups. Over a slow link, calls and renewals get up to four times as many.
+// Config.Replicas doubles their number. ClientOption.BlockingPoolSize must leave room for them beside
+// the application's blocking commands, or else locks are lost. They are made in the background, with
+// the client's options. The application's other commands do not hold them up, DisableAutoPipelining
+// does not matter, and rueidis sends nothing twice. Calls that find all connections busy share a
+// pipeline. ClientOption.ConnLifetime does not end them: rueidis counts it only for connections that
+// nobody uses. Those of a Sentinel client are replaced every 3 s.
 //
 // Locks do not need client-side caching. DisableCache spares its memory, and its command in the
 // ACL. For a Redis Cluster the ACL needs "+cluster|slots" and +asking. From Redis 8 on rueidis also
-// sends CLUSTER SHARDS, which needs "+cluster|shards". With RingScaleEachConn below 8, a call to a Redis
-// that hangs can take longer than NodeTimeout. A seal of megabytes needs a longer NodeTimeout over
-// a slow link.
+// sends CLUSTER SHARDS, which needs "+cluster|shards". No call takes longer than
+// ClientOption.ConnWriteTimeout, which is 10 s by default. To read a seal of megabytes over a slow
+// link, set a longer NodeTimeout: rueidis does not show that a reply is on its way.
 package rueidisdriver
 
 import (
@@ -46,7 +48,7 @@ func newDriver(clients []rueidis.Client) (d driver.Driver) {
 		}
 		switch {
 		case client.Mode() != rueidis.ClientModeCluster:
-			d.Nodes = append(d.Nodes, func() driver.Node { return newConn(client).node() })
+			d.Nodes = append(d.Nodes, func() driver.Node { return newNode(client) })
 		case len(clients) == 1:
 			d.Cluster = newCluster(client)
 		default:

@@ -14,15 +14,15 @@ import (
 
 // pubSub is a pub/sub connection.
 type pubSub struct {
-	wire *wire
+	*dedicated
 
 	mu    sync.Mutex
 	heard func(driver.Event) // nil after the last event
 }
 
-func newPubSub(w *wire, heard func(driver.Event)) *pubSub {
-	s := &pubSub{wire: w, heard: heard}
-	over := w.client.SetPubSubHooks(rueidis.PubSubHooks{
+func newPubSub(d *dedicated, heard func(driver.Event)) *pubSub {
+	s := &pubSub{dedicated: d, heard: heard}
+	over := d.client.SetPubSubHooks(rueidis.PubSubHooks{
 		OnMessage: func(m rueidis.PubSubMessage) {
 			s.pass(driver.Event{Kind: "message", Channel: m.Channel, Payload: m.Message})
 		},
@@ -50,20 +50,20 @@ func (s *pubSub) pass(e driver.Event) {
 
 func (s *pubSub) Subscribe(ctx context.Context, sharded bool, channels ...string) error {
 	if sharded {
-		return s.send(ctx, s.wire.client.B().Ssubscribe().Channel(channels...).Build())
+		return s.send(ctx, s.client.B().Ssubscribe().Channel(channels...).Build())
 	}
-	return s.send(ctx, s.wire.client.B().Subscribe().Channel(channels...).Build())
+	return s.send(ctx, s.client.B().Subscribe().Channel(channels...).Build())
 }
 
 func (s *pubSub) Unsubscribe(ctx context.Context, sharded bool, channels ...string) error {
 	if sharded {
-		return s.send(ctx, s.wire.client.B().Sunsubscribe().Channel(channels...).Build())
+		return s.send(ctx, s.client.B().Sunsubscribe().Channel(channels...).Build())
 	}
-	return s.send(ctx, s.wire.client.B().Unsubscribe().Channel(channels...).Build())
+	return s.send(ctx, s.client.B().Unsubscribe().Channel(channels...).Build())
 }
 
 func (s *pubSub) send(ctx context.Context, c rueidis.Completed) error {
-	err := s.wire.client.Do(ctx, c).Error()
+	err := s.client.Do(ctx, c).Error()
 	if refused, is := rueidis.IsRedisErr(err); is && !refused.IsNil() {
 		return replyError(err)
 	}
@@ -83,4 +83,4 @@ func (s *pubSub) Ping(ctx context.Context) error {
 	return err
 }
 
-func (s *pubSub) Close() { s.wire.close() }
+func (s *pubSub) Close() { s.close() }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 )
@@ -19,12 +20,49 @@ type Driver struct {
 	Err     error // why the clients cannot be used
 }
 
-// Node is one Redis, or the master that Sentinel names.
+// Node is one Redis, or the master that Sentinel names. Only Address, Open and Listen must be set.
 type Node struct {
-	Conn Conn
+	// Address names the Redis in errors and logs.
+	Address func() string
+	// Open makes a connection, which is not connected yet.
+	Open func() Connection
 	// Listen opens a pub/sub connection and passes on what comes: one event after the other, until
 	// one has an error. A connection that was opened has such an event in the end.
 	Listen func(ctx context.Context, heard func(Event)) (PubSub, error)
+	// Close frees what is neither a Connection nor a PubSub. It may be called more than once.
+	Close func()
+
+	// Follows says that Open may lead to another server later. Connections are replaced often.
+	Follows bool
+	// ConnectLimit bounds Connect. With 0 it is 30 s.
+	ConnectLimit time.Duration
+	// Life returns how long a new connection is used, or 0 for no limit.
+	Life func() time.Duration
+	// IdleLimit is after how long without a call a connection is replaced.
+	IdleLimit time.Duration
+	Limiter   Limiter
+}
+
+// Connection is one connection to Redis. One goroutine at a time uses it.
+type Connection interface {
+	// Connect dials, authenticates, and waits for a first answer. That may be an error of the ACL.
+	// Connect ends with ctx. After Disconnect it makes a new connection.
+	Connect(ctx context.Context) error
+	// Exec sends commands together and sets the reply or the error of each. It ends at the time
+	// end. While a large reply comes, it may go on, but never after the deadline of the callers; a
+	// zero deadline is none. The result is the connection's error. The connection is not used again
+	// then. If the error matches ErrNotSent, the commands have no effect.
+	Exec(commands []*Command, end, callers time.Time) error
+	// Disconnect ends the connection, and does not wait for that.
+	Disconnect()
+	// Close is the last call.
+	Close()
+}
+
+// Limiter is the application's. Allow is asked before each pipeline.
+type Limiter interface {
+	Allow() error
+	ReportResult(err error)
 }
 
 // Conn sends commands to one Redis, for many callers at once.

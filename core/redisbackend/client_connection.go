@@ -25,9 +25,9 @@ var (
 	errNoConnection  = fmt.Errorf("redisbackend: the connection was closed: %w", io.EOF)
 )
 
-// connection is an ordinary client of go-redis that has one connection. One goroutine at a time uses
-// it. It connects in connect only, so that no call waits for a handshake.
-type connection struct {
+// clientConnection is an ordinary client of go-redis that has one connection. One goroutine at a time uses
+// it. It connects in Connect only, so that no call waits for a handshake.
+type clientConnection struct {
 	client *redis.Client
 	wire   *wire // of the last connect that succeeded, or nil
 
@@ -37,16 +37,11 @@ type connection struct {
 
 	pipe redis.Pipeliner
 	sent []queued // the commands of the last call, empty again
-
-	calls int       // that it sends now, guarded by connections.mu
-	end   time.Time // when it is to be replaced, or zero
-	made  time.Time
-	used  time.Time
 }
 
-// newConnection makes a client that connects by dial, within limit.
-func newConnection(o redis.Options, dial func(context.Context) (net.Conn, error), limit time.Duration) *connection {
-	cn := new(connection)
+// newClientConnection makes a client that connects by dial, within limit.
+func newClientConnection(o redis.Options, dial func(context.Context) (net.Conn, error), limit time.Duration) *clientConnection {
+	cn := new(clientConnection)
 	o.ConnMaxIdleTime, o.ConnMaxLifetime, o.ConnMaxLifetimeJitter = -1, 0, 0 // connections replaces it
 	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		if !cn.dialing.Load() {
@@ -59,7 +54,7 @@ func newConnection(o redis.Options, dial func(context.Context) (net.Conn, error)
 			return failed(err), nil
 		}
 		w := newWire(conn)
-		w.begin(0, time.Now().Add(limit), time.Time{}) // the handshake
+		w.begin(time.Now().Add(limit), time.Time{}) // the handshake
 		cn.dialed.Store(w)
 		return w, nil
 	}
@@ -78,8 +73,8 @@ func newConnection(o redis.Options, dial func(context.Context) (net.Conn, error)
 	return cn
 }
 
-// connect dials, authenticates and asks for a first answer.
-func (cn *connection) connect(ctx context.Context) error {
+// Connect implements driver.Connection.
+func (cn *clientConnection) Connect(ctx context.Context) error {
 	if cn.wire != nil {
 		_ = cn.wire.Close()
 		_ = cn.client.Ping(ctx) // go-redis notices that
@@ -91,7 +86,7 @@ func (cn *connection) connect(ctx context.Context) error {
 	defer cn.boundedBy(ctx)()
 	if w := cn.dialed.Load(); w != nil { // it came when the last connect was given up
 		if end, ok := ctx.Deadline(); ok {
-			w.begin(0, end, time.Time{})
+			w.begin(end, time.Time{})
 		}
 	}
 	// A server that forbids PING answers, too. If SELECT or OnConnect fails, PING returns that error:
@@ -119,7 +114,7 @@ func (cn *connection) connect(ctx context.Context) error {
 
 // boundedBy ends a handshake with ctx, until the returned function is called. go-redis notices ctx only
 // while it dials.
-func (cn *connection) boundedBy(ctx context.Context) (stop func() bool) {
+func (cn *clientConnection) boundedBy(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		if w := cn.dialed.Load(); w != nil {
 			_ = w.Close()
@@ -127,15 +122,19 @@ func (cn *connection) boundedBy(ctx context.Context) (stop func() bool) {
 	})
 }
 
-// old reports whether cn was to be replaced before t.
-func (cn *connection) old(t time.Time) bool { return !cn.end.IsZero() && t.After(cn.end) }
+// Disconnect implements driver.Connection. The client makes the next connection, too, because
+// go-redis' metrics keep the names of each client's pools.
+func (cn *clientConnection) Disconnect() {
+	if cn.wire != nil {
+		_ = cn.wire.Close()
+	}
+}
 
-// close ends the connection and its client.
-func (cn *connection) close() { _ = cn.client.Close() }
+// Close implements driver.Connection.
+func (cn *clientConnection) Close() { _ = cn.client.Close() }
 
-// exec sends commands and reads their replies into them. It takes until soft, but longer if a large
-// value is on its way, and never longer than the caller waits. The error is the connection's.
-func (cn *connection) exec(commands []*command, size int, soft, caller time.Time) (err error) {
+// Exec implements driver.Connection.
+func (cn *clientConnection) Exec(commands []*command, end, callers time.Time) (err error) {
 	defer func() { // go-redis panics on an answer of an impossible length
 		if p := recover(); p != nil {
 			cn.sent = nil
@@ -146,7 +145,7 @@ func (cn *connection) exec(commands []*command, size int, soft, caller time.Time
 		// Release, sent over it and then again, could not tell its own first try from a lost lock.
 		return fail(commands, notSent(errNoConnection))
 	}
-	cn.wire.begin(size, soft, caller)
+	cn.wire.begin(end, callers)
 	ctx := context.Background() // the deadlines of the wire end a call
 	sent := cn.unsent(len(commands))
 	for i, c := range commands {
@@ -162,7 +161,7 @@ func (cn *connection) exec(commands []*command, size int, soft, caller time.Time
 }
 
 // unsent returns n commands of go-redis. Up to keptCommands of them are used again and again.
-func (cn *connection) unsent(n int) []queued {
+func (cn *clientConnection) unsent(n int) []queued {
 	if n > keptCommands {
 		return make([]queued, n)
 	}
@@ -203,7 +202,7 @@ func (q *queued) forget() {
 }
 
 // settle takes the replies. err is that of the pipeline.
-func (cn *connection) settle(commands []*command, sent []queued, err error) error {
+func (cn *clientConnection) settle(commands []*command, sent []queued, err error) error {
 	if err != nil && !cn.wire.wrote {
 		return fail(commands, notSent(fmt.Errorf("%w: %w", errNoConnection, err)))
 	}

@@ -20,10 +20,10 @@ func pipeOptions() redis.Options {
 }
 
 // answering returns a connection whose server answers the handshake, then each write with a reply, and leaves.
-func answering(t *testing.T, replies ...string) *connection {
+func answering(t *testing.T, replies ...string) *clientConnection {
 	t.Helper()
 	ours, theirs := net.Pipe()
-	cn := newConnection(pipeOptions(), func(context.Context) (net.Conn, error) { return ours, nil }, time.Minute)
+	cn := newClientConnection(pipeOptions(), func(context.Context) (net.Conn, error) { return ours, nil }, time.Minute)
 	go func() {
 		b := make([]byte, 4096)
 		for _, reply := range append([]string{"-ERR unknown command\r\n", "+PONG\r\n"}, replies...) {
@@ -32,8 +32,8 @@ func answering(t *testing.T, replies ...string) *connection {
 		}
 		_ = theirs.Close()
 	}()
-	t.Cleanup(cn.close)
-	if err := cn.connect(t.Context()); err != nil {
+	t.Cleanup(cn.Close)
+	if err := cn.Connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return cn
@@ -44,7 +44,7 @@ func TestConnection_ImpossibleLength(t *testing.T) {
 	t.Parallel()
 	for _, reply := range []string{"*9223372036854775807\r\n", "$9223372036854775807\r\n"} {
 		cn, c := answering(t, reply), driver.Plain("get", "k")
-		if err := cn.exec([]*command{c}, 0, time.Now().Add(time.Minute), time.Time{}); isIntact(err) || isIntact(c.Err) {
+		if err := cn.Exec([]*command{c}, time.Now().Add(time.Minute), time.Time{}); isIntact(err) || isIntact(c.Err) {
 			t.Errorf("%q: the call's error is %v, the connection's %v", reply, c.Err, err)
 		}
 		if !cn.wire.closed.Load() {
@@ -60,7 +60,7 @@ func TestConnection_StaysAfterReadOnly(t *testing.T) {
 	cn := answering(t, "-READONLY You can't write against a read only replica.\r\n", "+value\r\n")
 	for _, want := range []string{"READONLY", ""} {
 		c := driver.Plain("get", "k")
-		if err := cn.exec([]*command{c}, 0, time.Now().Add(time.Minute), time.Time{}); err != nil {
+		if err := cn.Exec([]*command{c}, time.Now().Add(time.Minute), time.Time{}); err != nil {
 			t.Errorf("the connection's error is %v", err)
 		}
 		if hasCode(c.Err, "READONLY") != (want != "") || c.Err == nil && c.Value != "value" {
@@ -69,21 +69,21 @@ func TestConnection_StaysAfterReadOnly(t *testing.T) {
 	}
 }
 
-// A connect ends with its context, even in a handshake. The backend may be closed then, or the dial
+// Connect ends with its context, even in a handshake. The backend may be closed then, or the dial
 // has taken most of the time.
 func TestConnection_HandshakeEndsWithConnect(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
-	cn := newConnection(pipeOptions(), func(context.Context) (net.Conn, error) { return ours, nil }, 10*time.Second)
+	cn := newClientConnection(pipeOptions(), func(context.Context) (net.Conn, error) { return ours, nil }, 10*time.Second)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		_, _ = theirs.Read(make([]byte, 4096)) // there is no answer
 		cancel()
 	}()
-	if err := cn.connect(ctx); !errors.Is(err, context.Canceled) || isTimeout(err) {
-		t.Errorf("connect went on: %v", err)
+	if err := cn.Connect(ctx); !errors.Is(err, context.Canceled) || isTimeout(err) {
+		t.Errorf("Connect went on: %v", err)
 	}
-	cn.close()
+	cn.Close()
 }
 
 // A Dialer returns neither a connection nor an error.
@@ -91,12 +91,13 @@ func TestConnection_DialerReturnsNothing(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, nil }})
 	defer client.Close()
-	c := newClientConn(client, newLatency(time.Second), nil, 1)
+	node := newClientNode(client)
+	c := newNodeConn(node, newLatency(time.Second), nil, 1)
 	defer c.Close()
 	if _, err := c.Do(t.Context(), driver.Plain("ping")); err == nil {
 		t.Error("a call has no error")
 	}
-	if _, err := c.listen(t.Context(), func(driver.Event) {}); err == nil {
+	if _, err := node.Listen(t.Context(), func(driver.Event) {}); err == nil {
 		t.Error("listen has no error")
 	}
 }
@@ -116,10 +117,10 @@ func TestConnection_CredentialsPanic(t *testing.T) {
 		o := pipeOptions()
 		o.StreamingCredentialsProvider = p
 		careful(&o)
-		cn := newConnection(o, func(context.Context) (net.Conn, error) { return ours, nil }, time.Minute)
-		if err := cn.connect(t.Context()); err == nil {
-			t.Error("connect has no error")
+		cn := newClientConnection(o, func(context.Context) (net.Conn, error) { return ours, nil }, time.Minute)
+		if err := cn.Connect(t.Context()); err == nil {
+			t.Error("Connect has no error")
 		}
-		cn.close()
+		cn.Close()
 	}
 }

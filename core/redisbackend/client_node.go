@@ -15,25 +15,9 @@ import (
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
 )
 
-const (
-	// callConnections is how many connections to one Redis a backend has at most for its calls.
-	// Those for renewals are renewalConnections, and never wait behind other calls. A quorum has
-	// one to each master, because each call goes to all of them.
-	callConnections    = 4
-	quorumConnections  = 1
-	renewalConnections = 2
-
-	// followTime is how long a connection that Sentinel chose is used before the next one asks
-	// Sentinel again. A master that was replaced may go on to answer us.
-	followTime = 3 * time.Second
-
-	// longestConnect bounds a handshake if the client has no DialTimeout.
-	longestConnect = 30 * time.Second
-
-	// goRedisNoDeadlines is what go-redis takes for a time-out that it never sets: the wire has
-	// the deadlines.
-	goRedisNoDeadlines = -2
-)
+// goRedisNoDeadlines is what go-redis takes for a time-out that it never sets: the wire has the
+// deadlines.
+const goRedisNoDeadlines = -2
 
 // sentinelAddr returns the address that go-redis gives to all Sentinel clients. go-redis does not
 // promise it, so a client is asked. With a wrong one, connections to a master that was replaced
@@ -44,34 +28,28 @@ var sentinelAddr = sync.OnceValue(func() string {
 	return client.Options().Addr
 })
 
-// clientConn reaches one Redis over clients of its own, each with one connection and the options of
-// the application's client. It does not use that client's connection pool: the application may
-// exhaust it.
-type clientConn struct {
-	options  redis.Options
-	calls    *connections
-	renewals *connections
-	listens  *connection                  // of the waiters
-	sub      atomic.Pointer[clientPubSub] // the last one
-	remote   atomic.Pointer[string]       // where the last connection for calls went
+// clientNode makes connections to one Redis by clients of its own, each with one connection and the
+// options of the application's client. It does not use that client's connection pool: the application
+// may exhaust it.
+type clientNode struct {
+	options redis.Options
+	listens *clientConnection            // of the waiters
+	sub     atomic.Pointer[clientPubSub] // the last one
+	remote  atomic.Pointer[string]       // where the last connection for calls went
 }
 
-func newClientConn(client *redis.Client, l *latency, r *replicas, most int) *clientConn {
-	c := &clientConn{options: ownOptions(client.Options())}
-	limiter := client.Options().Limiter
-	c.calls, c.renewals = c.newConnections(l, r, limiter, most), c.newConnections(l, r, limiter, renewalConnections)
+func newClientNode(client *redis.Client) driver.Node {
+	c := &clientNode{options: ownOptions(client.Options())}
 	listens := c.options
 	listens.ContextTimeoutEnabled, listens.ReadTimeout, listens.WriteTimeout = true, -1, -1
-	c.listens = newConnection(listens, c.dial, c.connectTimeout())
-	return c
+	c.listens = newClientConnection(listens, c.dial, c.connectTimeout())
+	return driver.Node{Address: c.address, Open: c.open, Listen: c.listen, Close: c.listens.Close,
+		Follows: c.options.Addr == sentinelAddr(), ConnectLimit: c.connectTimeout(), Life: c.life,
+		IdleLimit: c.options.ConnMaxIdleTime, Limiter: client.Options().Limiter}
 }
 
-func (c *clientConn) newConnections(l *latency, r *replicas, limiter redis.Limiter, most int) *connections {
-	open := func() *connection { return newConnection(c.options, c.dialCalls, c.connectTimeout()) }
-	made := newConnections(open, l, most)
-	made.connectLimit, made.life = c.connectTimeout(), c.life
-	made.replicas, made.limiter, made.idleLimit = r, limiter, c.options.ConnMaxIdleTime
-	return made
+func (c *clientNode) open() driver.Connection {
+	return newClientConnection(c.options, c.dialCalls, c.connectTimeout())
 }
 
 // ownOptions returns those of a client's options that its server and its network need.
@@ -96,7 +74,7 @@ func ownOptions(o *redis.Options) redis.Options {
 }
 
 // dialCalls makes a connection for calls or renewals.
-func (c *clientConn) dialCalls(ctx context.Context) (net.Conn, error) {
+func (c *clientNode) dialCalls(ctx context.Context) (net.Conn, error) {
 	conn, err := c.dial(ctx)
 	if err == nil && conn.RemoteAddr() != nil { // the connection of a Dialer may have no address
 		c.leads(conn.RemoteAddr().String())
@@ -104,7 +82,7 @@ func (c *clientConn) dialCalls(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-func (c *clientConn) dial(ctx context.Context) (conn net.Conn, err error) {
+func (c *clientNode) dial(ctx context.Context) (conn net.Conn, err error) {
 	err = recovered("Dialer", func() (err error) {
 		if conn, err = c.options.Dialer(ctx, c.options.Network, c.options.Addr); err == nil && conn == nil {
 			err = errNilConnection
@@ -115,7 +93,7 @@ func (c *clientConn) dial(ctx context.Context) (conn net.Conn, err error) {
 }
 
 // connectTimeout bounds dialing and the handshake. go-redis has a negative DialTimeout for none.
-func (c *clientConn) connectTimeout() time.Duration {
+func (c *clientNode) connectTimeout() time.Duration {
 	if c.options.DialTimeout < 0 {
 		return longestConnect
 	}
@@ -123,7 +101,7 @@ func (c *clientConn) connectTimeout() time.Duration {
 }
 
 // leads notes where a new connection went. A subscription to another server hears nothing any more.
-func (c *clientConn) leads(addr string) {
+func (c *clientNode) leads(addr string) {
 	before := c.remote.Swap(&addr)
 	if before == nil || *before == addr || c.options.Addr != sentinelAddr() {
 		return
@@ -133,41 +111,24 @@ func (c *clientConn) leads(addr string) {
 	}
 }
 
-// life returns how long a connection is used, or 0 for no limit.
-func (c *clientConn) life() time.Duration {
+// life returns how long the options let a connection be used, or 0 for no limit.
+func (c *clientNode) life() time.Duration {
 	life := max(c.options.ConnMaxLifetime, 0)
 	if spread := min(c.options.ConnMaxLifetimeJitter, life); spread > 0 {
 		life += rand.N(2*spread) - spread
 	}
-	if c.options.Addr == sentinelAddr() && (life == 0 || life > followTime) {
-		return followTime
-	}
 	return life
 }
 
-func (c *clientConn) Address() string {
+func (c *clientNode) address() string {
 	if remote := c.remote.Load(); remote != nil && c.options.Addr == sentinelAddr() {
 		return *remote
 	}
 	return c.options.Addr
 }
 
-func (c *clientConn) Do(ctx context.Context, commands ...*command) (<-chan struct{}, error) {
-	if commands[0].Renewal {
-		return c.renewals.do(ctx, commands...)
-	}
-	return c.calls.do(ctx, commands...)
-}
-
-func (c *clientConn) Close() error {
-	c.calls.close()
-	c.renewals.close()
-	_ = c.listens.client.Close() // the second Close of a backend has nothing to close
-	return nil
-}
-
 // listen opens a pub/sub connection.
-func (c *clientConn) listen(ctx context.Context, heard func(driver.Event)) (driver.PubSub, error) {
+func (c *clientNode) listen(ctx context.Context, heard func(driver.Event)) (driver.PubSub, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.connectTimeout())
 	defer cancel()
 	// go-redis would make another connection, and subscribe, without the waiters' session.
