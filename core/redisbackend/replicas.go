@@ -53,9 +53,7 @@ func (c Config) validReplicas(ttl time.Duration) error {
 		return fmt.Errorf("ReplicaTimeout is %v without Replicas; set both", c.ReplicaTimeout)
 	case len(c.Pools) > 0:
 		return errors.New("WAIT must follow the write on its connection, which redsync pools cannot do; with Replicas, use New and a go-redis client")
-	case c.driver.Cluster != nil || len(c.driver.Nodes) > 0:
-		return errors.New("WAIT must follow the write on its connection; with Replicas, use New and a go-redis client")
-	case len(c.Clients) > 1:
+	case c.count() > 1:
 		return errors.New("the masters of a quorum are independent, and a majority of them decides; Replicas is for one Redis with replicas")
 	case c.ReplicaTimeout <= 0:
 		return fmt.Errorf("ReplicaTimeout %v must be positive if Replicas is set", c.ReplicaTimeout)

@@ -3,6 +3,7 @@ package rueidisdriver_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -19,6 +20,8 @@ func TestNew_BadClients(t *testing.T) {
 	shards := clustered(t, testutil.RedisCluster(t, 3))
 	mixed := rueidisdriver.New(one)
 	mixed.Clients = redisbackend.New(node.Client()).Clients
+	confirmed := rueidisdriver.New(one, single(t, testutil.Redis(t).Addr()), single(t, testutil.Redis(t).Addr()))
+	confirmed.Replicas, confirmed.ReplicaTimeout = 1, time.Second
 	for says, b := range map[string]core.Opener{
 		"at least one":        rueidisdriver.New(),
 		"client 1 is nil":     rueidisdriver.New(nil),
@@ -27,6 +30,7 @@ func TestNew_BadClients(t *testing.T) {
 		"are one Redis":       rueidisdriver.New(one, again, one),
 		"of a Redis Cluster":  rueidisdriver.New(one, shards, one),
 		"Clients or Pools":    mixed,
+		"Replicas is for one": confirmed,
 		"node time-out -1ns ": func() redisbackend.Config { b := rueidisdriver.New(one); b.NodeTimeout = -1; return b }(),
 	} {
 		if _, err := core.New(b); err == nil || !strings.Contains(err.Error(), says) || !strings.HasPrefix(err.Error(), "redisbackend: ") {
