@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"time"
 
 	"github.com/onelane/onelane/core/redisbackend/internal/driver"
@@ -193,14 +194,17 @@ func (c *connections) nextBatch() []*call {
 // batch would have to make its stack larger each time.
 func (c *connections) run(cn *connection, batch []*call) {
 	for batch != nil {
-		next := c.next(cn, c.sendBatch(cn, batch))
+		err := c.sendBatch(cn, batch)
 		for _, w := range batch {
 			if w.err == nil {
 				w.err = w.commands[0].Err
 			}
 			close(w.done)
 		}
-		batch = next
+		if len(batch) > 1 {
+			runtime.Gosched() // those that were answered may have another call, which goes along
+		}
+		batch = c.next(cn, err)
 	}
 }
 
