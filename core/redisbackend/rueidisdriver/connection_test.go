@@ -48,8 +48,8 @@ func connected(t *testing.T, client rueidis.Client) driver.Connection {
 
 func soon(d time.Duration) time.Time { return time.Now().Add(d) }
 
-// A call ends at the deadline of its callers, also if another goroutine reads. What follows on the
-// connection has no time-out itself: it is sent again on another one.
+// A call ends at the deadline of its callers, even if another goroutine reads. A later call on the
+// connection is before its own deadline, so the engine sends it again on another one.
 func TestConnection_Deadline(t *testing.T) {
 	t.Parallel()
 	for name, always := range map[string]bool{"alone": false, "AlwaysPipelining": true} {
